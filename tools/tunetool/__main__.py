@@ -1,0 +1,5 @@
+"""``python -m tunetool``."""
+
+from tunetool.cli.main import main
+
+main()

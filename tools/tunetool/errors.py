@@ -1,0 +1,46 @@
+"""Errors that people read, and the exit codes of contract 3 (docs/reference/exit-codes.md)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process says when it ends."""
+
+    OK = 0
+    """It holds, or the work asked for was done completely."""
+    FALLS_SHORT = 1
+    """Something was judged and falls short."""
+    USAGE = 2
+    """The call itself was wrong; nothing was done."""
+    NOT_JUDGED = 3
+    """Something could not be judged, and nothing that was judged falls short."""
+    INTERRUPTED = 130
+    """Ctrl-C or SIGTERM, after cleaning up."""
+
+
+class TunetoolError(Exception):
+    """One line that names the thing in backticks, and a hint that says what to do.
+
+    ``exit_code`` is what the command ends with when nobody catches the error.
+    """
+
+    exit_code = ExitCode.NOT_JUDGED
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageProblem(TunetoolError):
+    """The call was wrong: unreadable input, an impossible value. Raised before any work is done."""
+
+    exit_code = ExitCode.USAGE
+
+
+class CannotJudge(TunetoolError):
+    """The work could not be done or could not be judged (busy, unproven, missing program)."""
+
+    exit_code = ExitCode.NOT_JUDGED
