@@ -1,0 +1,240 @@
+"""Is the node still what its manifest says? Reads /proc and /sys only: no process, no I/O on the drives, no root."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+from .arrays import DEAD_STATES, Array, find, read_arrays
+from .drives import Drive, read_drives
+from .geometry import geometry_of_mount
+from .memory import HugePages, memlock_limit, read_hugepages, shm_bytes
+from .mounts import Mount, mount_at, read_mounts
+from .units import format_size_binary
+
+PASS, FAIL, SKIP, UNKNOWN = "pass", "fail", "skip", "unknown"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question with its answer. ``remedy`` is empty unless the check failed or could not be answered."""
+
+    id: str
+    status: str
+    expected: str
+    found: str
+    remedy: str = ""
+
+
+def run_checks(manifest: Mapping[str, Any], root: str = "/") -> list[Check]:
+    """Every configuration check, in the order in which one thing rests on another."""
+    drives = {drive.name: drive for drive in read_drives(root)}
+    array = find(read_arrays(root), manifest["array"]["uuid"])
+    mounts = read_mounts(root)
+    mount = mount_at(manifest["filesystem"]["mount_point"], mounts)
+    checks = _array_checks(manifest["array"], array, drives)
+    checks += _filesystem_checks(manifest["filesystem"], array, mount, root)
+    checks += _memory_checks(manifest["memory"], root)
+    checks.append(_offload_check(manifest, mount, root))
+    checks.append(
+        _check(
+            "node.reboot",
+            not manifest["reboot_required"],
+            "no reboot pending",
+            "a reboot is required" if manifest["reboot_required"] else "no reboot pending",
+            "reboot the node, then run `site.yml` again",
+        )
+    )
+    return checks
+
+
+def _check(identity: str, holds: bool, expected: str, found: str, remedy: str) -> Check:
+    return Check(identity, PASS if holds else FAIL, expected, found, "" if holds else remedy)
+
+
+def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mapping[str, Drive]) -> list[Check]:
+    name = "array `%s`" % wanted["name"]
+    if array is None:
+        present = {drive.serial for drive in drives.values()}
+        gone = [member["serial"] for member in wanted["members"] if member["serial"] not in present]
+        remedy = (
+            "drives missing: %s; reseat or replace them" % ", ".join("`%s`" % serial for serial in gone)
+            if gone
+            else "run `mdadm --assemble --scan`, then `site.yml`"
+        )
+        return [Check("array.assembled", FAIL, "%s with UUID %s" % (name, wanted["uuid"]), "not assembled", remedy)]
+    checks = [
+        _check("array.assembled", True, "%s with UUID %s" % (name, wanted["uuid"]), "`%s`" % array.device, ""),
+        _check(
+            "array.state",
+            array.state not in DEAD_STATES,
+            "an active array",
+            "state `%s`" % array.state,
+            "a RAID0 cannot lose a drive: replace it and rebuild the scratch",
+        ),
+        _check(
+            "array.name",
+            array.name == wanted["name"],
+            wanted["name"],
+            str(array.name),
+            "rebuild the initramfs after mdadm.conf: run `site.yml`, then reboot",
+        ),
+        _check("array.level", array.level == wanted["level"], wanted["level"], array.level, "run `site.yml`"),
+        _check(
+            "array.chunk",
+            array.chunk_bytes == wanted["chunk_bytes"],
+            format_size_binary(wanted["chunk_bytes"]),
+            format_size_binary(array.chunk_bytes),
+            "the array was made anew with another chunk: run `site.yml`",
+        ),
+    ]
+    return checks + [_members_check(wanted, array, drives)]
+
+
+def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str, Drive]) -> Check:
+    expected = [member["serial"] for member in wanted["members"]]
+    found = [drives[name].serial for name in array.members if name is not None and name in drives]
+    gone = [serial for serial in expected if serial not in found]
+    strange = [serial for serial in found if serial not in expected]
+    text = "%d of %d members" % (len(expected) - len(gone), len(expected))
+    if gone:
+        text += "; missing %s" % ", ".join("`%s`" % serial for serial in gone)
+    if strange:
+        text += "; unknown %s" % ", ".join("`%s`" % serial for serial in strange)
+    return _check(
+        "array.members",
+        not gone and not strange,
+        "%d members by serial" % len(expected),
+        text,
+        "reseat or replace the drive named; a RAID0 has no repair in place, its data is lost",
+    )
+
+
+def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mount | None, root: str) -> list[Check]:
+    point = wanted["mount_point"]
+    expected = "UUID %s at `%s`" % (wanted["uuid"], point)
+    if mount is None:
+        return [
+            Check(
+                "filesystem.mounted",
+                FAIL,
+                expected,
+                "`%s` is not a mount point: what is written there lands on the root file system" % point,
+                "run `mount %s`; if it fails, look at the array first" % point,
+            )
+        ]
+    same = array is not None and mount.device_number == array.device_number
+    uuid_ok = _uuid_is(wanted["uuid"], array, root) if same else False
+    checks = [
+        _check(
+            "filesystem.mounted",
+            same and uuid_ok and mount.fs_type == wanted["type"],
+            expected,
+            "%s from `%s`" % (mount.fs_type, mount.source) + ("" if uuid_ok else ", another file system"),
+            "unmount what hides `%s`, then run `mount %s`" % (point, point),
+        ),
+    ]
+    missing = [option for option in wanted["mount_options"] if not _has_option(mount, option)]
+    checks.append(
+        _check(
+            "filesystem.options",
+            not missing,
+            ",".join(wanted["mount_options"]),
+            "missing %s" % ", ".join("`%s`" % option for option in missing) if missing else "all set",
+            "run `site.yml`, or unmount and mount `%s`" % point,
+        )
+    )
+    geometry = geometry_of_mount(mount.options)
+    stripe = (wanted["data_su_bytes"], wanted["data_su_bytes"] * wanted["data_sw"])
+    checks.append(
+        _check(
+            "filesystem.geometry",
+            geometry == stripe,
+            "stripe unit %s, width %s" % tuple(format_size_binary(value) for value in stripe),
+            "stripe unit %s, width %s" % tuple(format_size_binary(value) for value in geometry)
+            if geometry
+            else "no stripe geometry",
+            "the file system does not fit the array: its data must move, then rebuild the scratch",
+        )
+    )
+    return checks
+
+
+def _uuid_is(uuid: str, array: Array | None, root: str) -> bool:
+    try:
+        return (
+            array is not None
+            and os.path.basename(os.readlink(os.path.join(root, "dev/disk/by-uuid", uuid))) == array.device
+        )
+    except OSError:
+        return False
+
+
+# Options that mount(8) and systemd use up: they never show in the mount table.
+_NOT_SHOWN = ("nofail", "defaults", "auto", "noauto", "_netdev")
+
+
+def shown_options(options: list[str]) -> list[str]:
+    """Those of an fstab entry's options that the kernel shows for the mount."""
+    return [option for option in options if option not in _NOT_SHOWN and not option.startswith("x-")]
+
+
+def _has_option(mount: Mount, option: str) -> bool:
+    return option in mount.options
+
+
+def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:
+    checks = []
+    for entry in wanted["hugepages"]:
+        pool = HugePages(entry["size_kib"], entry["count"], entry["numa_node"])
+        found = read_hugepages(pool, root)
+        where = "" if pool.numa_node is None else " on NUMA node %d" % pool.numa_node
+        checks.append(
+            _check(
+                "memory.hugepages",
+                found is not None and found >= pool.count,
+                "%d pages of %s%s" % (pool.count, format_size_binary(pool.size_kib * 1024), where),
+                "%s pages" % found,
+                "memory is fragmented or taken: reboot the node",
+            )
+        )
+    if wanted["shm_bytes"] is not None:
+        size = shm_bytes(root)
+        checks.append(
+            _check(
+                "memory.shm",
+                size is not None and size >= wanted["shm_bytes"],
+                format_size_binary(wanted["shm_bytes"]),
+                format_size_binary(size) if size is not None else "no tmpfs at /dev/shm",
+                "run `mount -o remount /dev/shm`",
+            )
+        )
+    if wanted["memlock"] is not None:
+        checks.append(_memlock_check(wanted["memlock"], root))
+    return checks
+
+
+def _memlock_check(wanted: str, root: str) -> Check:
+    found = memlock_limit(root)
+    expected = "unlimited" if wanted == "unlimited" else format_size_binary(int(wanted) * 1024)
+    if found is None:
+        return Check("memory.memlock", UNKNOWN, expected, "no limit shown", "is /proc mounted?")
+    enough = found == "unlimited" or (wanted != "unlimited" and int(found) >= int(wanted) * 1024)
+    return _check(
+        "memory.memlock",
+        enough,
+        expected,
+        "unlimited" if found == "unlimited" else format_size_binary(int(found)),
+        "log in again, or restart the service: limits reach new sessions only",
+    )
+
+
+def _offload_check(manifest: Mapping[str, Any], mount: Mount | None, root: str) -> Check:
+    path = manifest["offload_dir"]
+    if path is None:
+        return Check("offload.directory", SKIP, "none asked for", "none")
+    if mount is None:
+        return Check("offload.directory", UNKNOWN, "`%s`" % path, "its file system is not mounted", "mount it first")
+    exists = os.path.isdir(os.path.join(root, path.lstrip("/")))
+    return _check("offload.directory", exists, "`%s`" % path, "a directory" if exists else "missing", "run `site.yml`")

@@ -1,0 +1,51 @@
+"""Running the system's own programs: argument lists, bounded time, one error line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import Sequence
+
+
+class CommandError(Exception):
+    """A program that is missing, failed or did not end. The message names it and quotes its last words."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(argv: Sequence[str], accept: Sequence[int] = (0,), timeout: float = 300.0) -> Result:
+    """Run ``argv`` without a shell and without input, in the C locale.
+
+    ``timeout`` is in seconds. An exit status outside ``accept`` raises ``CommandError``.
+    """
+    # A login without /sbin on its PATH (an ordinary user, some cron) must still find mdadm and wipefs.
+    path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
+    try:
+        done = subprocess.run(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            env=dict(os.environ, LC_ALL="C", PATH=path),
+        )
+    except FileNotFoundError:
+        raise CommandError("`%s` is not installed" % argv[0]) from None
+    except subprocess.TimeoutExpired:
+        raise CommandError("`%s` did not end within %g s" % (" ".join(argv), timeout)) from None
+    if done.returncode not in accept:
+        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+        raise CommandError(
+            "`%s` failed with exit status %d: %s" % (" ".join(argv), done.returncode, "; ".join(lines[-3:]))
+        )
+    return Result(done.returncode, done.stdout, done.stderr)

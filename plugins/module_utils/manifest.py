@@ -1,0 +1,195 @@
+"""The manifest, /etc/tunetool/node.json: what was built (contract 1). Read, checked and written here alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping
+
+from .files import replace_file
+
+MANIFEST_PATH = "/etc/tunetool/node.json"
+SCHEMA_NAME = "tunetool.manifest/1"
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_TEXT_OR_NULL: dict[str, Any] = {"type": ["string", "null"]}
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+_COUNT_OR_NULL: dict[str, Any] = {"type": ["integer", "null"], "minimum": 0}
+_RATE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
+
+
+def _object(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name not in optional],
+        "additionalProperties": False,
+    }
+
+
+SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$id": SCHEMA_NAME,
+    "title": "What tunetool built on this node",
+    **_object(
+        {
+            "schema": {"const": SCHEMA_NAME, "type": "string"},
+            "profile": dict(_TEXT, description="Name of the inventory's hardware profile, such as h100"),
+            "array": _object(
+                {
+                    "uuid": _TEXT,
+                    "name": _TEXT,
+                    "level": {"type": "string", "enum": ["raid0"]},
+                    "chunk_bytes": _COUNT,
+                    "members": {
+                        "type": "array",
+                        "description": "By slot",
+                        "items": _object(
+                            {
+                                "serial": _TEXT,
+                                "model": _TEXT,
+                                "by_id": _TEXT_OR_NULL,
+                                "size_bytes": _COUNT,
+                                "pci_address": _TEXT_OR_NULL,
+                                "numa_node": _COUNT_OR_NULL,
+                            }
+                        ),
+                    },
+                }
+            ),
+            "filesystem": _object(
+                {
+                    "uuid": _TEXT,
+                    "type": {"type": "string", "enum": ["xfs"]},
+                    "mount_point": _TEXT,
+                    "data_su_bytes": _COUNT,
+                    "data_sw": dict(_COUNT, description="Data members in a stripe"),
+                    "log_su_bytes": _COUNT,
+                    "mount_options": {"type": "array", "items": _TEXT},
+                }
+            ),
+            "memory": _object(
+                {
+                    "hugepages": {
+                        "type": "array",
+                        "items": _object({"size_kib": _COUNT, "numa_node": _COUNT_OR_NULL, "count": _COUNT}),
+                    },
+                    "shm_bytes": dict(_COUNT_OR_NULL, description="null: left as the distribution has it"),
+                    "memlock": dict(_TEXT_OR_NULL, description="unlimited, or KiB; null: left as it was"),
+                }
+            ),
+            "gds": _object(
+                {
+                    "mode": {"type": "string", "enum": ["nvidia-fs", "p2pdma", "compat", "off"]},
+                    "reasons": {"type": "array", "items": _TEXT},
+                }
+            ),
+            "offload_dir": _TEXT_OR_NULL,
+            "expect": dict(
+                _object({"read": _RATE, "write": _RATE}, optional=("read", "write")),
+                description="Bytes per second; a direction that is not judged is left out",
+            ),
+            "reboot_required": {"type": "boolean"},
+            "tool_version": _TEXT,
+        }
+    ),
+}
+
+
+class ManifestError(Exception):
+    """The manifest cannot be used. ``hint`` says what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def load(path: str = MANIFEST_PATH) -> dict[str, Any]:
+    """The manifest, checked against its schema.
+
+    Raises ``FileNotFoundError`` when there is none, ``ManifestError`` when it is damaged or of another version.
+    """
+    try:
+        with open(path, encoding="utf-8") as stream:
+            document = json.load(stream)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ManifestError("`%s` cannot be read: %s" % (path, error), "run `site.yml` on this node") from error
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != SCHEMA_NAME:
+        raise ManifestError(
+            "`%s` has schema `%s`, this version reads `%s`" % (path, found, SCHEMA_NAME),
+            "use the tunetool version that wrote it, or run `site.yml` of this version on the node",
+        )
+    problems = validate(document)
+    if problems:
+        raise ManifestError("`%s` is not a manifest: %s" % (path, problems[0]), "run `site.yml` on this node")
+    return dict(document)
+
+
+def dump(document: Mapping[str, Any]) -> str:
+    """The manifest as text, keys in the schema's order."""
+    return json.dumps(document, indent=2) + "\n"
+
+
+def write(document: Mapping[str, Any], path: str = MANIFEST_PATH) -> None:
+    """Write it by rename, mode 0644. Raises ``ManifestError`` rather than write what ``load`` would refuse."""
+    problems = validate(document)
+    if problems:
+        raise ManifestError("the manifest would be invalid: %s" % problems[0], "this is a fault of tunetool")
+    replace_file(path, dump(document), mode=0o644)
+
+
+def validate(document: object) -> list[str]:
+    """Problems of a document against ``SCHEMA``, each with its place; empty when there is none."""
+    return _problems(document, SCHEMA, "manifest")
+
+
+_TYPES: dict[str, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+}
+
+
+def _problems(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
+    """The part of JSON Schema that ``SCHEMA`` uses: nodes have no library to do it for us."""
+    allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if not any(_is(value, name) for name in allowed):
+        return ["%s is not of type %s" % (place, " or ".join(allowed))]
+    found = []
+    if "const" in schema and value != schema["const"]:
+        found.append("%s is not `%s`" % (place, schema["const"]))
+    if "enum" in schema and value not in schema["enum"]:
+        found.append("%s is `%s`, not one of %s" % (place, value, ", ".join(schema["enum"])))
+    if "minimum" in schema and value is not None and value < schema["minimum"]:
+        found.append("%s is below %s" % (place, schema["minimum"]))
+    if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
+        found.append("%s is not above %s" % (place, schema["exclusiveMinimum"]))
+    if isinstance(value, dict):
+        found += _object_problems(value, schema, place)
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            found += _problems(item, schema["items"], "%s[%d]" % (place, index))
+    return found
+
+
+def _object_problems(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
+    properties = schema["properties"]
+    found = ["%s.%s is missing" % (place, name) for name in schema["required"] if name not in value]
+    found += ["%s.%s is unknown" % (place, name) for name in value if name not in properties]
+    for name, item in value.items():
+        if name in properties:
+            found += _problems(item, properties[name], "%s.%s" % (place, name))
+    return found
+
+
+def _is(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    return isinstance(value, _TYPES[name])

@@ -1,0 +1,98 @@
+"""Huge pages, /dev/shm and locked memory: read, and rendered to the files that make them last."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from dataclasses import dataclass
+from typing import Sequence
+
+from .files import read_int, read_text
+from .mounts import mount_at, read_mounts
+
+TMPFILES_PATH = "/etc/tmpfiles.d/60-tunetool-hugepages.conf"
+LIMITS_PATH = "/etc/security/limits.d/60-tunetool-memlock.conf"
+SYSTEMD_PATHS = (
+    "/etc/systemd/system.conf.d/60-tunetool-memlock.conf",
+    "/etc/systemd/user.conf.d/60-tunetool-memlock.conf",
+)
+_HEADER = "# Written by tunetool (role host_memory); changes here are lost at its next run.\n"
+
+
+@dataclass(frozen=True)
+class HugePages:
+    """A pool: ``count`` pages of ``size_kib`` on one NUMA node, or over all of them when ``numa_node`` is None."""
+
+    size_kib: int
+    count: int
+    numa_node: int | None = None
+
+    @property
+    def path(self) -> str:
+        """The sysfs file that sizes the pool (kernel: Documentation/admin-guide/mm/hugetlbpage.rst)."""
+        base = "/sys/kernel/mm" if self.numa_node is None else "/sys/devices/system/node/node%d" % self.numa_node
+        return "%s/hugepages/hugepages-%dkB/nr_hugepages" % (base, self.size_kib)
+
+    @property
+    def bytes(self) -> int:
+        """RAM that the pool takes from everyone else."""
+        return self.size_kib * 1024 * self.count
+
+
+def read_hugepages(pool: HugePages, root: str = "/") -> int | None:
+    """Pages that the pool has now; None when the kernel has no such pool."""
+    return read_int(os.path.join(root, pool.path.lstrip("/")))
+
+
+def hugepage_sizes(root: str = "/") -> list[int]:
+    """Page sizes in KiB that this kernel offers."""
+    names = glob.glob(os.path.join(root, "sys/kernel/mm/hugepages/hugepages-*kB"))
+    return sorted(int(re.sub(r"\D", "", os.path.basename(name))) for name in names)
+
+
+def memory_total(root: str = "/") -> int:
+    """MemTotal in bytes; 0 when /proc is not there."""
+    match = re.search(r"^MemTotal:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else 0
+
+
+def render_tmpfiles(pools: Sequence[HugePages]) -> str:
+    """tmpfiles.d lines: unlike vm.nr_hugepages they reach every page size and NUMA node, at every boot."""
+    lines = ["w %s - - - - %d\n" % (pool.path, pool.count) for pool in pools]
+    return _HEADER + "".join(lines)
+
+
+def render_limits(memlock: str) -> str:
+    """limits.d for logins. ``*`` does not cover root, so root has its own lines (limits.conf(5))."""
+    rows = ["%s %s memlock %s\n" % (who, kind, memlock) for who in ("*", "root") for kind in ("soft", "hard")]
+    return _HEADER + "".join(rows)
+
+
+def render_systemd(memlock: str) -> str:
+    """system.conf.d and user.conf.d for services, which never pass through PAM's limits."""
+    value = "infinity" if memlock == "unlimited" else str(int(memlock) * 1024)
+    return _HEADER + "[Manager]\nDefaultLimitMEMLOCK=%s\n" % value
+
+
+def shm_bytes(root: str = "/") -> int | None:
+    """Size of the tmpfs at /dev/shm; None when none is mounted there.
+
+    tmpfs shows ``size=`` in KiB, and leaves it out at its default of half the RAM (kernel:
+    Documentation/filesystems/tmpfs.rst).
+    """
+    mount = mount_at("/dev/shm", read_mounts(root))
+    if mount is None or mount.fs_type != "tmpfs":
+        return None
+    for option in mount.options:
+        match = re.match(r"size=(\d+)k$", option)
+        if match:
+            return int(match.group(1)) * 1024
+    return memory_total(root) // 2
+
+
+def memlock_limit(root: str = "/") -> str | None:
+    """Soft limit of this process on locked memory: ``unlimited`` or bytes."""
+    text = read_text(os.path.join(root, "proc/self/limits")) or ""
+    match = re.search(r"^Max locked memory\s+(\S+)", text, re.MULTILINE)
+    return match.group(1) if match else None

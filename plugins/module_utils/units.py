@@ -1,0 +1,102 @@
+"""Sizes in bytes and bandwidths in bytes per second, as people write them.
+
+Units are case-sensitive and decimal or binary as written: ``50GB`` is 50e9 bytes, ``46.6GiB`` is
+46.6 * 2**30. Bits (``Gbps``, ``Gb/s``, ``gbps``) are refused, because a factor of eight hides in one letter.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FACTORS = {
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "PB": 10**15,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "PiB": 2**50,
+}
+_NUMBER = r"(?P<number>[0-9]+(?:\.[0-9]+)?)"
+_QUANTITY = re.compile(r"^" + _NUMBER + r"\s*(?P<unit>[A-Za-z/]*)$")
+_BITS = re.compile(r"^(?P<prefix>[kKmMgGtT]i?)?(?:b|bit|bits)(?:ps|/s)$|^[kmgt]bps$")
+
+
+class UnitError(ValueError):
+    """A quantity that cannot be read. ``hint`` says what to write instead."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def parse_size(text: str) -> int:
+    """Bytes from ``3.84TB``, ``4GiB``, ``256MiB`` or ``512B``.
+
+    A bare ``0`` is zero; any other number without a unit raises ``UnitError``, as does a negative one.
+    """
+    number, unit = _split(text, example="`3.84TB` or `4GiB`")
+    if unit == "" and number == 0:
+        return 0
+    if unit not in _FACTORS:
+        raise UnitError("`%s` is not a size" % text, "write a size with its unit, such as `3.84TB` or `4GiB`")
+    return round(number * _FACTORS[unit])
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second from ``50GBps``, ``50GB/s`` or ``46.6GiB/s``. Zero and negative values are refused."""
+    number, unit = _split(text, example="`50GBps`")
+    if unit == "":
+        raise UnitError("`%s` has no unit" % text, "write a bandwidth with its unit, such as `%gGBps`" % (number or 50))
+    if _BITS.match(unit):
+        raise UnitError(
+            "`%s` is in bits" % text,
+            "bits; did you mean `%s` or `%s`?" % (_bits_as_bytes(number, unit), "%gGBps" % number),
+        )
+    for suffix in ("/s", "ps"):
+        if unit.endswith(suffix) and unit[: -len(suffix)] in _FACTORS:
+            if number <= 0:
+                raise UnitError("`%s` is not above zero" % text, "expect a positive bandwidth, such as `50GBps`")
+            return number * _FACTORS[unit[: -len(suffix)]]
+    raise UnitError("`%s` is not a bandwidth" % text, "use `50GBps`, `50GB/s` or `46.6GiB/s`")
+
+
+def _split(text: str, example: str) -> tuple[float, str]:
+    match = _QUANTITY.match(text.strip())
+    if not match:
+        raise UnitError("`%s` is not a quantity" % text, "write a number and a unit, such as %s" % example)
+    return float(match.group("number")), match.group("unit")
+
+
+def _bits_as_bytes(number: float, unit: str) -> str:
+    return "%g%sBps" % (number / 8, unit[0].upper() if unit[0] in "kKmMgGtT" else "")
+
+
+def format_size(count: float) -> str:
+    """``3.84 TB``: decimal, as drives are sold."""
+    return _scaled(count, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def format_size_binary(count: float) -> str:
+    """``1 MiB``: binary, as chunks and memory are counted."""
+    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def format_bandwidth(rate: float) -> str:
+    """``50.0 GB/s (46.6 GiB/s)``: both, because published figures use either."""
+    return "%.4g GB/s (%.4g GiB/s)" % (rate / 1e9, rate / 2**30)
+
+
+def _scaled(count: float, step: int, units: tuple[str, ...]) -> str:
+    value = float(count)
+    for unit in units[:-1]:
+        if abs(value) < step:
+            return "%.4g %s" % (value, unit)
+        value /= step
+    return "%.4g %s" % (value, units[-1])

@@ -1,0 +1,141 @@
+"""What is done about an array, and how it is remembered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunetool.node.arrays import Array, Superblock, Wanted, conf_with_array, decide, parse_examine
+
+UUID = "2d1e0b40:129b6514:c5540f43:066bc3a1"
+NAMES = tuple(f"nvme{number}n1" for number in range(1, 9))
+WANTED = Wanted("nvme_raid0", "raid0", 2**20, NAMES)
+SUPERBLOCKS = {
+    name: Superblock(name, UUID, "nvme_raid0", "raid0", 8, 2**20, slot) for slot, name in enumerate(NAMES)
+}
+ASSEMBLED = Array("md127", UUID, "nvme_raid0", "raid0", 2**20, 8, "clean", NAMES, "9:127")
+
+
+def test_blank_members_become_an_array() -> None:
+    assert decide(WANTED, {}, []).action == "create"
+
+
+def test_the_same_array_is_kept() -> None:
+    assert decide(WANTED, SUPERBLOCKS, [ASSEMBLED]).action == "keep"
+
+
+def test_an_array_that_is_not_assembled_is_assembled() -> None:
+    assert decide(WANTED, SUPERBLOCKS, []).action == "assemble"
+    assert decide(WANTED, SUPERBLOCKS, [replace(ASSEMBLED, state="inactive", members=())]).action == "assemble"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"level": "raid5"}, "level: expected raid0, found raid5"),
+        ({"chunk_bytes": 2**19}, "chunk: expected 1048576 bytes, found 524288"),
+        ({"raid_disks": 9}, "members: expected 8, found 9"),
+        ({"name": "data"}, "name: expected `nvme_raid0`, found `data`"),
+    ],
+)
+def test_another_array_is_refused_by_name_of_the_difference(changes: dict[str, object], reason: str) -> None:
+    found = {name: replace(superblock, **changes) for name, superblock in SUPERBLOCKS.items()}  # type: ignore[arg-type]
+    step = decide(WANTED, found, [])
+    assert (step.action, step.reasons) == ("refuse", (reason,))
+
+
+def test_a_blank_drive_among_members_is_refused() -> None:
+    found = {name: superblock for name, superblock in SUPERBLOCKS.items() if name != "nvme3n1"}
+    step = decide(WANTED, found, [])
+    assert step.action == "refuse"
+    assert step.reasons[0].startswith("nvme3n1: no superblock")
+
+
+def test_members_of_two_arrays_are_refused() -> None:
+    found = dict(SUPERBLOCKS, nvme3n1=replace(SUPERBLOCKS["nvme3n1"], uuid="0:0:0:0"))
+    assert decide(WANTED, found, []).action == "refuse"
+
+
+def test_a_broken_array_is_refused() -> None:
+    step = decide(WANTED, SUPERBLOCKS, [replace(ASSEMBLED, state="broken")])
+    assert step.action == "refuse"
+    assert "broken" in step.reasons[0]
+
+
+def test_a_second_array_of_our_name_is_refused() -> None:
+    step = decide(WANTED, {}, [replace(ASSEMBLED, members=("sda", "sdb"))])
+    assert step.action == "refuse"
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.booleans())
+def test_nothing_is_created_over_a_superblock(present: set[str], assembled: bool) -> None:
+    found = {name: SUPERBLOCKS[name] for name in present}
+    step = decide(WANTED, found, [ASSEMBLED] if assembled else [])
+    assert (step.action == "create") == (not present and not assembled)
+
+
+EXAMINE = """/dev/nvme1n1:
+          Magic : a92b4efc
+        Version : 1.2
+    Feature Map : 0x0
+     Array UUID : 2d1e0b40:129b6514:c5540f43:066bc3a1
+           Name : node1:nvme_raid0  (local to host node1)
+  Creation Time : Sat Nov 21 09:12:01 2026
+     Raid Level : raid0
+   Raid Devices : 8
+
+ Avail Dev Size : 8382464 sectors (4.00 GiB 4.29 GB)
+    Data Offset : 6144 sectors
+   Super Offset : 8 sectors
+   Unused Space : before=6064 sectors, after=0 sectors
+          State : clean
+    Device UUID : 39e1a7a1:2b1b3a1f:9c8d3f0e:4a1e0b7c
+
+    Update Time : Sat Nov 21 09:12:01 2026
+  Bad Block Log : 512 entries available at offset 8 sectors
+       Checksum : 9d3d0d19 - correct
+         Events : 0
+
+     Chunk Size : 1024K
+
+   Device Role : Active device 3
+   Array State : AAAAAAAA ('A' == active, '.' == missing, 'R' == replacing)
+/dev/nvme2n1:
+   MBR Magic : aa55
+Partition[0] :      8386560 sectors at         2048 (type 83)
+"""
+
+
+def test_examine_is_read_and_a_partition_table_is_no_superblock() -> None:
+    assert parse_examine(EXAMINE) == {
+        "nvme1n1": Superblock("nvme1n1", UUID, "nvme_raid0", "raid0", 8, 2**20, 3),
+    }
+
+
+LINE = f"ARRAY /dev/md/nvme_raid0 metadata=1.2 UUID={UUID}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", LINE + "\n"),
+        ("MAILADDR root\n", f"MAILADDR root\n{LINE}\n"),
+        (f"HOMEHOST <system>\n{LINE}\nMAILADDR root\n", f"HOMEHOST <system>\n{LINE}\nMAILADDR root\n"),
+        (f"ARRAY /dev/md/nvme_raid0 UUID=0:0:0:0\nARRAY /dev/md127 UUID={UUID}\n", LINE + "\n"),
+        ("ARRAY /dev/md/root UUID=1:1:1:1\n", f"ARRAY /dev/md/root UUID=1:1:1:1\n{LINE}\n"),
+        ("# ARRAY /dev/md/nvme_raid0\n", f"# ARRAY /dev/md/nvme_raid0\n{LINE}\n"),
+    ],
+)
+def test_mdadm_conf_gets_one_line(before: str, after: str) -> None:
+    assert conf_with_array(before, "nvme_raid0", UUID) == after
+
+
+@given(st.lists(st.sampled_from(["MAILADDR root", "", "# x", "ARRAY /dev/md/other UUID=1:1:1:1", LINE])))
+def test_mdadm_conf_settles_at_once_and_keeps_foreign_lines(lines: list[str]) -> None:
+    before = "".join(line + "\n" for line in lines)
+    once = conf_with_array(before, "nvme_raid0", UUID)
+    assert conf_with_array(once, "nvme_raid0", UUID) == once
+    assert [line for line in once.splitlines() if line != LINE] == [line for line in lines if line != LINE]

@@ -1,0 +1,128 @@
+"""Geometry, fstab, memory files and mounts: what is computed, parsed and rendered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunetool.node.files import content, replace_file
+from tunetool.node.fstab import FstabConflict, escape, with_entry
+from tunetool.node.geometry import Geometry, differences, geometry_of_mount, parse_xfs_info, wanted_geometry
+from tunetool.node.initramfs import stale_images
+from tunetool.node.memory import HugePages, render_limits, render_systemd, render_tmpfiles
+from tunetool.node.mounts import mount_at, mount_holding, parse_fstab, parse_mountinfo, unescape
+
+XFS_INFO = """meta-data=/dev/md127               isize=512    agcount=16, agsize=523776 blks
+         =                       sectsz=512   attr=2, projid32bit=1
+         =                       crc=1        finobt=1, sparse=1, rmapbt=0
+         =                       reflink=1    bigtime=1 inobtcount=1 nrext64=0
+data     =                       bsize=4096   blocks=8380416, imaxpct=25
+         =                       sunit=256    swidth=2048 blks
+naming   =version 2              bsize=4096   ascii-ci=0, ftype=1
+log      =internal log           bsize=4096   blocks=16384, version=2
+         =                       sectsz=512   sunit=64 blks, lazy-count=1
+realtime =none                   extsz=4096   blocks=0, rtextents=0
+"""
+
+
+def test_geometry_of_eight_members() -> None:
+    assert wanted_geometry(2**20, 8) == Geometry(2**20, 8, 256 * 1024)
+    assert wanted_geometry(2**17, 4) == Geometry(2**17, 4, 2**17)
+
+
+def test_xfs_info_is_read_back() -> None:
+    assert parse_xfs_info(XFS_INFO) == wanted_geometry(2**20, 8)
+    assert differences(wanted_geometry(2**19, 8), parse_xfs_info(XFS_INFO)) == [
+        "data stripe unit: expected 524288 bytes, found 1048576"
+    ]
+
+
+def test_no_geometry_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no geometry"):
+        parse_xfs_info("xfs_info: not an XFS filesystem")
+
+
+def test_mountinfo_shows_the_stripe_in_sectors() -> None:
+    assert geometry_of_mount(("rw", "sunit=2048", "swidth=16384")) == (2**20, 2**23)
+    assert geometry_of_mount(("rw", "noatime")) is None
+
+
+MOUNTINFO = r"""22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+30 22 0:25 / /dev/shm rw,nosuid,nodev shared:4 - tmpfs tmpfs rw,size=524288k
+40 22 9:127 / /mnt/nvme_raid0 rw,noatime - xfs /dev/md127 rw,attr2,logbufs=8,sunit=2048,swidth=16384,noquota
+41 22 8:1 / /mnt/with\040blank rw - ext4 /dev/sda1 rw
+42 40 0:50 / /mnt/nvme_raid0 rw - tmpfs tmpfs rw
+"""
+
+
+def test_a_later_mount_hides_the_earlier() -> None:
+    mounts = parse_mountinfo(MOUNTINFO)
+    top = mount_at("/mnt/nvme_raid0", mounts)
+    assert top is not None
+    assert top.fs_type == "tmpfs"
+    assert mount_at("/mnt/with blank", mounts) is not None
+    holding = mount_holding("/mnt/nvme_raid0x/file", mounts)
+    assert holding is not None
+    assert holding.mount_point == "/"
+
+
+def test_fstab_gets_one_line_and_keeps_the_rest() -> None:
+    before = "# static\nUUID=1 / ext4 defaults 0 1\n"
+    after = with_entry(before, "UUID=2", "/mnt/nvme_raid0", "xfs", "noatime,nofail")
+    assert after == before + "UUID=2 /mnt/nvme_raid0 xfs noatime,nofail 0 0\n"
+    assert with_entry(after, "UUID=2", "/mnt/nvme_raid0", "xfs", "noatime,nofail") == after
+    changed = with_entry(after, "UUID=2", "/mnt/nvme_raid0", "xfs", "nofail")
+    assert changed == before + "UUID=2 /mnt/nvme_raid0 xfs nofail 0 0\n"
+
+
+def test_somebody_elses_entry_is_not_replaced() -> None:
+    with pytest.raises(FstabConflict, match="line 1 mounts `/dev/sdb1`"):
+        with_entry("/dev/sdb1 /mnt/nvme_raid0 ext4 defaults 0 2\n", "UUID=2", "/mnt/nvme_raid0", "xfs", "nofail")
+    twice = "UUID=2 /m xfs a 0 0\nUUID=2 /m xfs a 0 0\n"
+    with pytest.raises(FstabConflict, match="twice"):
+        with_entry(twice, "UUID=2", "/m", "xfs", "a")
+
+
+@given(st.text(alphabet="az09 \t\\#.-_é", min_size=1))
+def test_a_mount_point_survives_fstab(name: str) -> None:
+    path = "/mnt/x" + name
+    entries = parse_fstab(with_entry("", "UUID=2", path, "xfs", "nofail"))
+    assert unescape(escape(path)) == path
+    assert [entry.mount_point for entry in entries] == [path]
+
+
+def test_memory_files() -> None:
+    pools = [HugePages(2048, 4096), HugePages(1048576, 8, 1)]
+    assert render_tmpfiles(pools).splitlines()[1:] == [
+        "w /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages - - - - 4096",
+        "w /sys/devices/system/node/node1/hugepages/hugepages-1048576kB/nr_hugepages - - - - 8",
+    ]
+    assert "root hard memlock unlimited\n" in render_limits("unlimited")
+    assert render_systemd("unlimited").endswith("DefaultLimitMEMLOCK=infinity\n")
+    assert render_systemd("1024").endswith("DefaultLimitMEMLOCK=1048576\n")
+
+
+def test_a_replaced_file_keeps_its_mode_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "fstab"
+    replace_file(str(path), "one\n")
+    assert path.stat().st_mode & 0o777 == 0o644
+    path.chmod(0o600)
+    replace_file(str(path), "two\n")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert content(str(path)) == "two\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_initramfs_older_than_mdadm_conf_is_stale(tmp_path: Path) -> None:
+    (tmp_path / "boot").mkdir()
+    (tmp_path / "etc/mdadm").mkdir(parents=True)
+    conf, image = tmp_path / "etc/mdadm/mdadm.conf", tmp_path / "boot/initrd.img-6.1.0-31-cloud-amd64"
+    image.touch()
+    conf.touch()
+    assert stale_images("/etc/mdadm/mdadm.conf", str(tmp_path)) == [str(image)]
+    os.utime(image, ns=(conf.stat().st_mtime_ns + 1, conf.stat().st_mtime_ns + 1))
+    assert stale_images("/etc/mdadm/mdadm.conf", str(tmp_path)) == []

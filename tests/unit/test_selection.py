@@ -1,0 +1,223 @@
+"""Which drives are taken, and what the table says of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunetool.node.contents import Signature, UnreadableDevice, parse_signatures
+from tunetool.node.drives import Drive, Link
+from tunetool.node.selection import IGNORE, KEEP, REFUSE, TAKE, Criteria, Selection, select, table
+
+SIZE = 3_840_755_982_336
+CRITERIA = Criteria(count=8, size_bytes=3_840_000_000_000, transport="pcie")
+NAME = "nvme_raid0"
+
+
+def drive(number: int, **changes: object) -> Drive:
+    plain = Drive(
+        name=f"nvme{number}n1",
+        serial=f"S{number:03}",
+        model="SAMSUNG MZWLO3T8HCLS-00A07",
+        firmware="OPPA3B5Q",
+        size_bytes=SIZE,
+        lba_bytes=512,
+        metadata_bytes=0,
+        transport="pcie",
+        pci_address=f"0000:{number:02x}:00.0",
+        numa_node=number // 4,
+        by_id=None,
+        link=Link(32.0, 4, 32.0, 4),
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+EIGHT = [drive(number) for number in range(1, 9)]
+BOOT = drive(0, uses=("mounted at `/` (partition nvme0n1p2)",), partitions=("nvme0n1p1", "nvme0n1p2"))
+
+
+def pick(
+    drives: list[Drive],
+    signatures: dict[str, list[Signature]] | None = None,
+    criteria: Criteria = CRITERIA,
+    unreadable: dict[str, str] | None = None,
+) -> Selection:
+    return select(drives, signatures or {}, criteria, NAME, unreadable)
+
+
+def verdict(selection: Selection, serial: str) -> tuple[str, str]:
+    row = next(row for row in selection.decisions if row.drive.serial == serial)
+    return row.verdict, row.reason
+
+
+def member(name: str, array: str = f"node1:{NAME}") -> Signature:
+    return Signature(name, "linux_raid_member", array, "2d1e0b40-129b-6514-0000-000000000000")
+
+
+def test_eight_blank_drives_are_taken_and_the_boot_drive_of_the_same_kind_is_not() -> None:
+    selection = pick([BOOT, *EIGHT])
+    assert [row.serial for row in selection.selected] == [row.serial for row in EIGHT]
+    assert verdict(selection, "S000") == (REFUSE, "mounted at `/` (partition nvme0n1p2)")
+
+
+def test_seven_drives_are_refused_with_a_table_of_all() -> None:
+    selection = pick([BOOT, *EIGHT[:7]])
+    assert selection.selected == ()
+    assert selection.problem == "8 drives asked for, 7 usable"
+    text = table(selection.decisions)
+    assert all(row.serial in text for row in [BOOT, *EIGHT[:7]])
+
+
+def test_nine_usable_drives_are_ambiguous() -> None:
+    selection = pick([*EIGHT, drive(9)])
+    assert selection.selected == ()
+    assert selection.problem == "8 drives asked for, 9 match"
+    assert "nvme_drives_serials" in (selection.hint or "")
+
+
+def test_serials_single_out_eight_of_nine() -> None:
+    wanted = Criteria(count=8, serials=tuple(row.serial for row in EIGHT))
+    selection = pick([drive(9), *EIGHT], criteria=wanted)
+    assert [row.serial for row in selection.selected] == [row.serial for row in EIGHT]
+    assert verdict(selection, "S009")[0] == IGNORE
+
+
+def test_a_serial_that_is_not_there_is_named() -> None:
+    wanted = Criteria(count=8, serials=(*(row.serial for row in EIGHT[:7]), "GONE"))
+    assert pick(EIGHT, criteria=wanted).problem == "serials not present: `GONE`"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"uses": ("mounted at `/data`",)}, "mounted at `/data`"),
+        ({"uses": ("active swap",)}, "active swap"),
+        ({"uses": ("member of `md0`",)}, "member of `md0`"),
+        ({"partitions": ("nvme3n1p1",)}, "has partitions nvme3n1p1"),
+        ({"serial": ""}, "has no serial number"),
+        ({"serial": "S004"}, "serial `S004` is on 2 drives"),
+        ({"metadata_bytes": 8}, "is formatted with 8 metadata bytes per block"),
+    ],
+)
+def test_a_drive_with_a_problem_is_refused(changes: dict[str, object], reason: str) -> None:
+    drives = [replace(row, **changes) if row.name == "nvme3n1" else row for row in EIGHT]  # type: ignore[arg-type]
+    selection = pick(drives)
+    assert selection.selected == ()
+    row = next(row for row in selection.decisions if row.drive.name == "nvme3n1")
+    assert (row.verdict, row.reason) == (REFUSE, reason)
+
+
+@pytest.mark.parametrize(
+    "kind", ["ext4", "xfs", "btrfs", "LVM2_member", "zfs_member", "crypto_LUKS", "swap", "gpt", "dos", "ddf_raid_member"]
+)
+def test_a_drive_that_holds_anything_is_refused(kind: str) -> None:
+    selection = pick(EIGHT, {"nvme3n1": [Signature("nvme3n1", kind, "data", None)]})
+    assert selection.selected == ()
+    assert verdict(selection, "S003") == (REFUSE, f"holds {kind} label `data`")
+
+
+def test_what_a_partition_holds_is_said_with_its_name() -> None:
+    drives = [replace(row, partitions=("nvme3n1p1",)) if row.serial == "S003" else row for row in EIGHT]
+    selection = pick(drives, {"nvme3n1": [Signature("nvme3n1p1", "xfs", None, "abc")]})
+    assert verdict(selection, "S003") == (REFUSE, "holds xfs UUID abc (on nvme3n1p1)")
+
+
+def test_a_drive_that_cannot_be_read_is_never_blank() -> None:
+    selection = pick(EIGHT, unreadable={"nvme3n1": "cannot be read: input/output error"})
+    assert selection.selected == ()
+    assert verdict(selection, "S003")[0] == REFUSE
+
+
+def test_members_of_our_array_are_kept_even_while_mounted() -> None:
+    drives = [
+        replace(row, uses=("member of `md127`", "mounted at `/mnt/nvme_raid0` (through md127)")) for row in EIGHT
+    ]
+    selection = pick([BOOT, *drives], {row.name: [member(row.name)] for row in drives})
+    assert len(selection.selected) == 8
+    assert {row.verdict for row in selection.decisions if row.drive.serial != "S000"} == {KEEP}
+
+
+def test_members_of_a_foreign_array_are_refused() -> None:
+    selection = pick(EIGHT, {"nvme3n1": [member("nvme3n1", "other:data")]})
+    assert verdict(selection, "S003")[0] == REFUSE
+
+
+def test_our_name_does_not_excuse_a_second_signature() -> None:
+    selection = pick(EIGHT, {"nvme3n1": [member("nvme3n1"), Signature("nvme3n1", "ext4", None, None)]})
+    assert verdict(selection, "S003") == (REFUSE, "holds ext4")
+
+
+def test_a_spare_is_left_alone_when_the_array_is_complete() -> None:
+    selection = pick([*EIGHT, drive(9)], {row.name: [member(row.name)] for row in EIGHT})
+    assert [row.serial for row in selection.selected] == [row.serial for row in EIGHT]
+    assert verdict(selection, "S009")[0] == IGNORE
+
+
+def test_a_drive_of_another_size_is_named_when_the_inventory_asks_for_a_size() -> None:
+    drives = [replace(row, size_bytes=SIZE // 2) if row.serial == "S003" else row for row in EIGHT]
+    selection = pick(drives)
+    assert selection.selected == ()
+    assert verdict(selection, "S003") == (IGNORE, "size 1.92 TB is not 3.84 TB")
+
+
+@pytest.mark.parametrize(("field", "value"), [("size_bytes", SIZE - 512), ("lba_bytes", 4096)])
+def test_unequal_members_are_refused_by_serial(field: str, value: int) -> None:
+    drives = [replace(row, **{field: value}) if row.serial == "S003" else row for row in EIGHT]  # type: ignore[arg-type]
+    selection = pick(drives, criteria=Criteria(count=8))
+    assert selection.selected == ()
+    assert selection.problem == "the drives are not alike: `S003`"
+    assert verdict(selection, "S003")[0] == REFUSE
+
+
+def test_model_is_a_glob_and_case_counts() -> None:
+    assert len(pick(EIGHT, criteria=Criteria(count=8, model="SAMSUNG MZWLO3T8*")).selected) == 8
+    assert pick(EIGHT, criteria=Criteria(count=8, model="samsung*")).selected == ()
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.booleans(), st.booleans(), st.integers(min_value=0, max_value=11)), max_size=12
+    ),
+    st.integers(min_value=1, max_value=12),
+)
+def test_nothing_in_use_or_with_contents_is_ever_selected(rows: list[tuple[bool, bool, bool, int]], count: int) -> None:
+    drives, signatures = [], {}
+    for number, (used, holds, split, serial) in enumerate(rows):
+        drives.append(
+            drive(
+                number,
+                serial=f"S{serial}",
+                uses=("mounted at `/x`",) if used else (),
+                partitions=("p1",) if split else (),
+            )
+        )
+        if holds:
+            signatures[f"nvme{number}n1"] = [Signature(f"nvme{number}n1", "ext4", None, None)]
+    selection = pick(drives, signatures, Criteria(count=count))
+    serials = [row.serial for row in selection.selected]
+    assert len(serials) == len(set(serials))
+    assert len(serials) in (0, count)
+    for chosen in selection.selected:
+        assert not chosen.uses
+        assert not chosen.partitions
+        assert chosen.name not in signatures
+
+
+def test_wipefs_output_is_read() -> None:
+    text = """{"signatures": [
+      {"device": "/dev/nvme3n1", "offset": "0x438", "type": "ext4", "uuid": "11", "label": null},
+      {"device": "nvme4n1p1", "offset": "0x1000", "type": "linux_raid_member", "uuid": "22", "label": "n:r"}]}"""
+    assert parse_signatures(text) == [
+        Signature("nvme3n1", "ext4", None, "11"),
+        Signature("nvme4n1p1", "linux_raid_member", "n:r", "22"),
+    ]
+    assert parse_signatures("\n") == []
+
+
+@pytest.mark.parametrize("text", ["garbage", "{}", '{"signatures": [{}]}', '{"signatures": 3}'])
+def test_what_wipefs_never_prints_is_no_blank_drive(text: str) -> None:
+    with pytest.raises(UnreadableDevice):
+        parse_signatures(text)
