@@ -1,0 +1,79 @@
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Check every role's variables on the control machine, before a node is touched."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.action import ActionBase
+
+COLLECTION = Path(__file__).resolve().parents[2]
+RESULT = "result"
+"""Every role leaves ``<role>_result`` behind; that is no variable of the owner's."""
+
+PLAY_VARIABLES = frozenset(
+    {"verify_allow_busy", "verify_duration", "verify_expect", "verify_judge", "verify_level", "verify_target"}
+)
+"""Variables of playbooks/verify.yml, which has no role to document them."""
+
+
+def role_options() -> dict[str, dict[str, Any]]:
+    """Options of the entry point ``main`` by role."""
+    loader = DataLoader()
+    found = {}
+    for path in sorted(COLLECTION.glob("roles/*/meta/argument_specs.yml")):
+        document = loader.load_from_file(str(path))
+        found[path.parents[1].name] = document["argument_specs"]["main"].get("options") or {}
+    return found
+
+
+def unknown_variables(names: list[str], options: dict[str, dict[str, Any]]) -> list[str]:
+    """One line for each name under a project prefix that is no variable of ours."""
+    known = {name for variables in options.values() for name in variables} | PLAY_VARIABLES
+    prefixes = tuple(f"{role}_" for role in options) + ("verify_",)
+    results = {f"{role}_{RESULT}" for role in options} | {"verify_result"}
+    problems = []
+    for name in sorted(names):
+        if not name.startswith(prefixes) or name in known or name in results:
+            continue
+        near = difflib.get_close_matches(name, sorted(known), n=1)
+        problems.append(
+            f"`{name}` is not a variable of this collection" + (f"; did you mean `{near[0]}`?" if near else "")
+        )
+    return problems
+
+
+class ActionModule(ActionBase):
+    """Validates; never connects."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return ok, or a failure with one line per problem."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        options = role_options()
+        problems = unknown_variables([str(name) for name in variables], options)
+        for role, spec in options.items():
+            given = {}
+            for name in spec:
+                if name not in variables:
+                    continue
+                try:
+                    given[name] = self._templar.template(variables[name])
+                except AnsibleError as error:
+                    problems.append(f"`{name}` cannot be evaluated: {error}")
+            validation = ArgumentSpecValidator(spec).validate(given)
+            problems += [f"role {role}: {message}" for message in validation.error_messages]
+        if problems:
+            result["failed"] = True
+            result["msg"] = "; ".join(problems) + ". hint: docs/reference/roles.md lists every variable"
+        result["changed"] = False
+        return result

@@ -1,0 +1,164 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: write the manifest of what was built, then check the node against it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: node_manifest
+short_description: Write /etc/tunetool/node.json and check the node against it
+version_added: "0.1.0"
+description:
+  - Writes what was built, by serial and UUID, atomically and last, so that a run that was cut leaves no manifest of
+    something that does not exist.
+  - Then runs the configuration checks of C(tunetool verify --level config) and fails with those that do not hold.
+options:
+  profile:
+    description: Name of the hardware profile.
+    type: str
+    required: true
+  array:
+    description: RV(array) as tunetool.node.raid_array returned it.
+    type: dict
+    required: true
+  members:
+    description: The selected drives as tunetool.node.nvme_drives returned them.
+    type: list
+    elements: dict
+    required: true
+  filesystem:
+    description: RV(filesystem) as tunetool.node.scratch_filesystem returned it.
+    type: dict
+    required: true
+  memory:
+    description: RV(memory) as tunetool.node.host_memory returned it.
+    type: dict
+    required: true
+  offload_dir:
+    description: The offload directory; empty for none.
+    type: str
+    default: ""
+  expect_read:
+    description: Sequential read that C(tunetool verify) expects, such as V(50GBps); empty for none.
+    type: str
+    default: ""
+  expect_write:
+    description: Sequential write that C(tunetool verify) expects, such as V(25GBps); empty for none.
+    type: str
+    default: ""
+  tool_version:
+    description: Version of the collection that built the node.
+    type: str
+    required: true
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: Says whether the manifest would change; runs no checks on what is not built yet.
+    support: full
+  diff_mode:
+    description: Shows the manifest before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Write the manifest
+  tunetool.node.node_manifest:
+    profile: h100
+    array: "{{ raid_array_result.array }}"
+    members: "{{ nvme_drives_result.selected }}"
+    filesystem: "{{ scratch_filesystem_result.filesystem }}"
+    memory: "{{ host_memory_result.memory }}"
+    expect_read: 50GBps
+    tool_version: 0.1.0
+"""
+
+RETURN = r"""
+checks:
+  description: Every configuration check with its status, expected and found.
+  returned: when the manifest was written or kept
+  type: list
+  elements: dict
+"""
+
+from dataclasses import asdict  # noqa: E402  (Ansible wants the documentation first)
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+from ..module_utils.checks import FAIL, run_checks  # noqa: E402
+from ..module_utils.files import content  # noqa: E402
+from ..module_utils.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, write  # noqa: E402
+from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
+
+
+def main() -> None:
+    """Render, write, check."""
+    module = AnsibleModule(
+        argument_spec={
+            "profile": {"type": "str", "required": True},
+            "array": {"type": "dict", "required": True},
+            "members": {"type": "list", "elements": "dict", "required": True},
+            "filesystem": {"type": "dict", "required": True},
+            "memory": {"type": "dict", "required": True},
+            "offload_dir": {"type": "str", "default": ""},
+            "expect_read": {"type": "str", "default": ""},
+            "expect_write": {"type": "str", "default": ""},
+            "tool_version": {"type": "str", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params
+    expect = {}
+    try:
+        for direction in ("read", "write"):
+            if wanted["expect_" + direction]:
+                expect[direction] = parse_bandwidth(wanted["expect_" + direction])
+    except UnitError as error:
+        module.fail_json(msg="tunetool_expect: %s. hint: %s" % (error.message, error.hint))
+    document = {
+        "schema": SCHEMA_NAME,
+        "profile": wanted["profile"],
+        "array": dict(wanted["array"], members=wanted["members"]),
+        "filesystem": wanted["filesystem"],
+        "memory": wanted["memory"],
+        # The role gpudirect_storage decides this once it exists; until then nothing was set up, which is "off".
+        "gds": {"mode": "off", "reasons": ["not set up by this version of tunetool"]},
+        "offload_dir": wanted["offload_dir"] or None,
+        "expect": expect,
+        "reboot_required": False,
+        "tool_version": wanted["tool_version"],
+    }
+    before, after = content(MANIFEST_PATH), dump(document)
+    result = {
+        "changed": before != after,
+        "diff": {
+            "before_header": MANIFEST_PATH,
+            "after_header": MANIFEST_PATH,
+            "before": before,
+            "after": after,
+        },
+    }
+    if module.check_mode:
+        module.exit_json(**result)
+    try:
+        if before != after:
+            write(document)
+    except ManifestError as error:
+        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), **result)
+    checks = run_checks(document)
+    failed = [check for check in checks if check.status == FAIL and check.id not in SESSION_CHECKS]
+    result["checks"] = [asdict(check) for check in checks]
+    if failed:
+        lines = ["%s: expected %s, found %s. hint: %s" % (c.id, c.expected, c.found, c.remedy) for c in failed]
+        module.fail_json(msg="built, but not as asked:\n" + "\n".join(lines), **result)
+    module.exit_json(**result)
+
+
+SESSION_CHECKS = ("memory.memlock",)
+"""The limit of this very login, which began before the limit was set: the next one is judged by `verify`."""
+
+
+if __name__ == "__main__":
+    main()

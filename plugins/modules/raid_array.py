@@ -1,0 +1,261 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: one RAID0 array over named drives, remembered by mdadm.conf and the initramfs."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: raid_array
+short_description: Make, assemble or keep one md RAID0 array over drives named by serial
+version_added: "0.1.0"
+description:
+  - Creates the array when every member is blank, assembles it when every member already belongs to it, keeps it
+    when it runs as asked. Anything between is refused with each difference named; nothing is ever rebuilt or wiped.
+  - Members are asked for signatures again in the same step in which the array is created.
+  - Then writes the array into mdadm.conf by UUID and rebuilds an initramfs that is older than that file, in this
+    order, so that the array has its name after a reboot.
+options:
+  name:
+    description: Name of the array, C(/dev/md/NAME).
+    type: str
+    required: true
+  level:
+    description: RAID level.
+    type: str
+    choices: [raid0]
+    default: raid0
+  chunk:
+    description: Chunk size, such as V(1MiB).
+    type: str
+    default: 1MiB
+  serials:
+    description: Serial numbers of the members, in slot order.
+    type: list
+    elements: str
+    required: true
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: Says what would be done without doing it.
+    support: full
+  diff_mode:
+    description: Shows the array, mdadm.conf and the initramfs before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Stripe the chosen drives
+  tunetool.node.raid_array:
+    name: nvme_raid0
+    chunk: 1MiB
+    serials: "{{ nvme_drives_result.selected | map(attribute='serial') }}"
+"""
+
+RETURN = r"""
+action:
+  description: What was done about the array (keep, assemble, create).
+  returned: success
+  type: str
+array:
+  description: The array as the manifest holds it, without its members. C(uuid) is null where check mode predicts it.
+  returned: success
+  type: dict
+initramfs_rebuilt:
+  description: Images that were (or would be) rebuilt.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import re  # noqa: E402  (Ansible wants the documentation first)
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+from ..module_utils.arrays import (  # noqa: E402
+    Array,
+    Step,
+    Wanted,
+    conf_with_array,
+    decide,
+    examine,
+    find,
+    read_arrays,
+)
+from ..module_utils.commands import CommandError, run  # noqa: E402
+from ..module_utils.contents import UnreadableDevice, claim_problem, read_signatures  # noqa: E402
+from ..module_utils.drives import Drive, read_drives  # noqa: E402
+from ..module_utils.files import content, replace_file  # noqa: E402
+from ..module_utils.initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images  # noqa: E402
+from ..module_utils.units import UnitError, parse_size  # noqa: E402
+
+CHUNK_MIN = 4096
+"""md wants whole pages, and a power of two for RAID0 on older kernels (md(4))."""
+
+
+def members_by_serial(module: AnsibleModule, serials: list[str]) -> list[Drive]:
+    """The drives in the order asked for; the run ends here when one is absent or a serial is not unique."""
+    drives = read_drives()
+    chosen = []
+    for serial in serials:
+        found = [drive for drive in drives if drive.serial == serial]
+        if len(found) != 1:
+            module.fail_json(msg="serial `%s` is on %d drives. hint: every member needs its own" % (serial, len(found)))
+        chosen.append(found[0])
+    return chosen
+
+
+def refuse_unless_blank(module: AnsibleModule, members: list[Drive]) -> None:
+    """The last look before md writes to the drives: whatever was true earlier in the run may no longer be."""
+    for drive in members:
+        problem = "; ".join(drive.uses) or claim_problem(drive.path)
+        if drive.partitions:
+            problem = "has partitions " + ", ".join(drive.partitions)
+        if problem:
+            module.fail_json(msg="drive `%s` (%s) %s. hint: nothing was changed" % (drive.serial, drive.name, problem))
+    signatures = read_signatures([drive.name for drive in members])
+    if signatures:
+        serial = {drive.name: drive.serial for drive in members}[signatures[0].device]
+        module.fail_json(
+            msg="drive `%s` (%s) holds %s. hint: nothing was changed" % (serial, signatures[0].device, signatures[0])
+        )
+
+
+def create(name: str, chunk: int, members: list[Drive]) -> None:
+    """Create the array. Without --run: should mdadm itself see something on a drive, it asks, and nobody answers."""
+    run(
+        ["mdadm", "--create", "/dev/md/" + name, "--level=0", "--metadata=1.2", "--name=" + name]
+        + ["--chunk=%dK" % (chunk // 1024), "--raid-devices=%d" % len(members)]
+        + [drive.path for drive in members]
+    )
+
+
+def assemble(name: str, uuid: str, members: list[Drive]) -> None:
+    """Assemble an array whose members are all there; md itself refuses members that do not fit."""
+    run(["mdadm", "--assemble", "/dev/md/" + name, "--uuid=" + uuid] + [drive.path for drive in members])
+
+
+def settled(uuid_or_member: str) -> Array | None:
+    """The array once udev has named it: found by UUID, or by a member's kernel name right after creation."""
+    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+    arrays = read_arrays()
+    return find(arrays, uuid_or_member) or next((array for array in arrays if uuid_or_member in array.members), None)
+
+
+def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive]) -> Array:
+    """Carry out a step and read back what came of it."""
+    if step.action == "create":
+        refuse_unless_blank(module, members)
+        create(wanted.name, wanted.chunk_bytes, members)
+    elif step.action == "assemble":
+        assemble(wanted.name, str(step.uuid), members)
+    array = settled(step.uuid or wanted.members[0])
+    if array is None or array.uuid is None:
+        module.fail_json(msg="array `%s` did not appear. hint: see `dmesg | grep md`" % wanted.name)
+        raise AssertionError  # fail_json does not return
+    found = (array.level, array.chunk_bytes, set(array.members))
+    if found != (wanted.level, wanted.chunk_bytes, set(wanted.members)):
+        module.fail_json(
+            msg="array `%s` came out as %s, chunk %d, members %s. hint: look at `mdadm --detail %s`"
+            % (wanted.name, array.level, array.chunk_bytes, ", ".join(map(str, array.members)), array.path)
+        )
+    return array
+
+
+def main() -> None:
+    """Compare, act in order, report."""
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "level": {"type": "str", "choices": ["raid0"], "default": "raid0"},
+            "chunk": {"type": "str", "default": "1MiB"},
+            "serials": {"type": "list", "elements": "str", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    name = module.params["name"]
+    if not re.match(r"^[A-Za-z][A-Za-z0-9_.-]{0,30}$", name) or name.startswith("md"):
+        module.fail_json(msg="`%s` cannot name an array. hint: letters, digits, `_`, `.`, `-`; not `md...`" % name)
+    try:
+        chunk = parse_size(module.params["chunk"])
+    except UnitError as error:
+        module.fail_json(msg="raid_array_chunk: %s. hint: %s" % (error.message, error.hint))
+    if chunk < CHUNK_MIN or chunk & (chunk - 1):
+        module.fail_json(msg="chunk `%s` is not a power of two from 4KiB. hint: use `1MiB`" % module.params["chunk"])
+    members = members_by_serial(module, module.params["serials"])
+    wanted = Wanted(name, module.params["level"], chunk, tuple(drive.name for drive in members))
+    try:
+        result = converge(module, wanted, members)
+    except (CommandError, UnreadableDevice) as error:
+        module.fail_json(msg="array `%s`: %s" % (name, error))
+    else:
+        module.exit_json(**result)
+
+
+def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dict[str, object]:
+    """The whole job; returns the module's result."""
+    step = decide(wanted, examine(wanted.members), read_arrays())
+    if step.action == "refuse":
+        module.fail_json(
+            msg="array `%s` is not as asked: %s. hint: nothing was changed; move its data away and clear the "
+            "drives yourself, or ask for what is there" % (wanted.name, "; ".join(step.reasons)),
+            changed=False,
+        )
+    if not module.check_mode:
+        array = apply(module, wanted, step, members)
+        uuid = str(array.uuid)
+    else:
+        if step.action == "create":
+            refuse_unless_blank(module, members)
+        uuid = step.uuid or "(new)"
+    conf = mdadm_conf_path()
+    before = content(conf)
+    after = conf_with_array(before, wanted.name, uuid)
+    if after != before and not module.check_mode:
+        replace_file(conf, after)
+    stale = images() if after != before and module.check_mode else stale_images(conf)
+    if rebuild_command() is None:
+        stale = []
+    if stale and not module.check_mode:
+        rebuild()
+    if stale and not module.check_mode and stale_images(conf):
+        module.fail_json(msg="the initramfs is still older than `%s`. hint: rebuild it by hand" % conf)
+    return {
+        "changed": step.action != "keep" or after != before or bool(stale),
+        "action": step.action,
+        "initramfs_rebuilt": stale,
+        "array": {
+            "uuid": None if uuid == "(new)" else uuid,
+            "name": wanted.name,
+            "level": wanted.level,
+            "chunk_bytes": wanted.chunk_bytes,
+        },
+        "diff": [
+            {
+                "before_header": "array %s" % wanted.name,
+                "after_header": "array %s" % wanted.name,
+                "before": "" if step.action == "create" else describe(wanted, members),
+                "after": describe(wanted, members),
+            },
+            {"before_header": conf, "after_header": conf, "before": before, "after": after},
+            {
+                "before_header": "initramfs",
+                "after_header": "initramfs",
+                "before": "".join("%s: older than %s\n" % (path, conf) for path in stale),
+                "after": "".join("%s: rebuilt\n" % path for path in stale),
+            },
+        ],
+    }
+
+
+def describe(wanted: Wanted, members: list[Drive]) -> str:
+    """The array as lines, for the diff."""
+    lines = ["level %s, chunk %d bytes" % (wanted.level, wanted.chunk_bytes)]
+    lines += ["slot %d: %s %s" % (slot, drive.serial, drive.model) for slot, drive in enumerate(members)]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

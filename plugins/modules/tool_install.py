@@ -1,0 +1,166 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: tunetool in a venv of its own, from an archive of wheels, without a registry and without pip."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: tool_install
+short_description: Install tunetool on the node from a wheelhouse archive
+version_added: "0.1.0"
+description:
+  - Makes C(PREFIX/venv-KEY) from the archive's wheels alone, with the pip that lies among them, then points
+    C(PREFIX/bin/tunetool) at it in one rename and removes older venvs. A run that was cut leaves the old one in use.
+options:
+  archive:
+    description: The archive, on the node.
+    type: path
+    required: true
+  key:
+    description: Hash of the archive's inputs.
+    type: str
+    required: true
+  prefix:
+    description: Directory that belongs to tunetool.
+    type: path
+    default: /opt/tunetool
+  python:
+    description: Interpreter, 3.10 or newer.
+    type: path
+    default: /usr/bin/python3
+  link:
+    description: Where the program is put on everyone's PATH; empty for nowhere.
+    type: str
+    default: /usr/local/bin/tunetool
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: Says whether it would install.
+    support: full
+  diff_mode:
+    description: Shows the key before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Install tunetool
+  tunetool.node.tool_install:
+    archive: /opt/tunetool/wheelhouse.tar
+    key: "{{ tunetool_wheelhouse.key }}"
+"""
+
+RETURN = r"""
+executable:
+  description: The program.
+  returned: success
+  type: str
+"""
+
+import os  # noqa: E402  (Ansible wants the documentation first)
+import shutil  # noqa: E402
+import tarfile  # noqa: E402
+import tempfile  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+from ..module_utils.commands import CommandError, run  # noqa: E402
+
+
+def installed_key(program: str) -> str | None:
+    """The key that the link PREFIX/bin/tunetool leads to, when what it leads to exists."""
+    if not os.path.exists(program):
+        return None
+    parts = os.readlink(program).split(os.sep) if os.path.islink(program) else []
+    return next((part[len("venv-") :] for part in parts if part.startswith("venv-")), None)
+
+
+def install(python: str, archive: str, venv: str) -> None:
+    """A venv without pip, filled by the pip that came in the archive."""
+    shutil.rmtree(venv, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="tunetool-") as wheels:
+        with tarfile.open(archive) as tar:
+            for member in tar.getmembers():
+                # Our own archive; still, nothing but plain files by plain names comes out of it.
+                if not member.isfile() or os.sep in member.name or not member.name.endswith(".whl"):
+                    raise CommandError("`%s` holds `%s`, which is no wheel" % (archive, member.name))
+                tar.extract(member, wheels)
+        names = sorted(os.listdir(wheels))
+        pip = next((name for name in names if name.startswith("pip-")), None)
+        own = next((name for name in names if name.startswith("tunetool-")), None)
+        if pip is None or own is None:
+            raise CommandError("`%s` holds no tunetool or no pip" % archive)
+        run([python, "-m", "venv", "--without-pip", venv])
+        run(
+            [os.path.join(venv, "bin/python"), os.path.join(wheels, pip, "pip"), "--disable-pip-version-check"]
+            + ["install", "--quiet", "--no-index", "--no-cache-dir", "--find-links", wheels]
+            + ["--root-user-action=ignore", os.path.join(wheels, own)],
+            timeout=900,
+        )
+    run([os.path.join(venv, "bin/tunetool"), "--version"])
+
+
+def point(link: str, target: str) -> bool:
+    """Make ``link`` a symbolic link to ``target`` in one rename; true when it was something else."""
+    if os.path.islink(link) and os.readlink(link) == target:
+        return False
+    os.makedirs(os.path.dirname(link), exist_ok=True)
+    temporary = link + ".new"
+    if os.path.lexists(temporary):
+        os.unlink(temporary)
+    os.symlink(target, temporary)
+    os.replace(temporary, link)
+    return True
+
+
+def main() -> None:
+    """Compare keys, install, switch, clean."""
+    module = AnsibleModule(
+        argument_spec={
+            "archive": {"type": "path", "required": True},
+            "key": {"type": "str", "required": True, "no_log": False},
+            "prefix": {"type": "path", "default": "/opt/tunetool"},
+            "python": {"type": "path", "default": "/usr/bin/python3"},
+            "link": {"type": "str", "default": "/usr/local/bin/tunetool"},
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params
+    prefix, key, link = wanted["prefix"], wanted["key"], wanted["link"]
+    program = os.path.join(prefix, "bin/tunetool")
+    if link and os.path.lexists(link) and not os.path.islink(link):
+        module.fail_json(msg="`%s` is a file of somebody else's. hint: set `tunetool_link` to ''" % link)
+    before = installed_key(program)
+    linked = not link or (os.path.islink(link) and os.readlink(link) == program)
+    result = {
+        "changed": before != key or not linked,
+        "executable": program,
+        "diff": {"before": "%s\n" % before if before else "", "after": "%s\n" % key},
+    }
+    if module.check_mode or not result["changed"]:
+        module.exit_json(**result)
+    try:
+        if before != key:
+            version = run([wanted["python"], "-c", "import sys; print(sys.version_info >= (3, 10))"]).stdout.strip()
+            if version != "True":
+                raise CommandError("`%s` is older than Python 3.10" % wanted["python"])
+            venv = os.path.join(prefix, "venv-" + key)
+            install(wanted["python"], wanted["archive"], venv)
+            point(program, os.path.join("..", "venv-" + key, "bin/tunetool"))
+        if link:
+            point(link, program)
+        for name in os.listdir(prefix):
+            if name.startswith("venv-") and name != "venv-" + key:
+                shutil.rmtree(os.path.join(prefix, name))
+    except CommandError as error:
+        module.fail_json(
+            msg="tunetool cannot be installed: %s. hint: set `tunetool_python` to a Python of 3.10 or newer, and "
+            "`tunetool_python_versions` to its version" % error
+        )
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

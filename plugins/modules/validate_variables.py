@@ -1,0 +1,40 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: documentation of the action plugin of the same name, which runs on the control machine."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: validate_variables
+short_description: Check the variables of all roles, and refuse unknown ones, before anything is touched
+version_added: "0.1.0"
+description:
+  - Reads the argument_specs of every role of this collection and validates the host's variables against them.
+  - Refuses variables that begin with a role's name but that no role knows, naming the nearest one. A misspelt
+    variable would else leave its default in force without a word.
+  - Runs on the control machine; no connection to the node is made.
+options: {}
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: Changes nothing in either mode.
+    support: full
+  diff_mode:
+    description: Changes nothing.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Check all variables
+  tunetool.node.validate_variables:
+"""
+
+RETURN = r""" # """
+
+if __name__ == "__main__":
+    from ansible.module_utils.basic import AnsibleModule
+
+    AnsibleModule(argument_spec={}, supports_check_mode=True).fail_json(msg="this runs as an action plugin")

@@ -1,0 +1,179 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: an archive of wheels, built on the control machine, from which nodes install without a registry."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: wheelhouse
+short_description: Build the archive of wheels that nodes install tunetool from
+version_added: "0.1.0"
+description:
+  - Run it on the control machine (C(delegate_to=localhost)). Builds the package's wheel from the collection's own
+    sources and downloads its dependencies as locked in constraints.txt, for the nodes' Python, with this machine's pip.
+  - The archive is kept under a key of its inputs, and built again only when one of them changes.
+options:
+  source:
+    description: Directory with pyproject.toml and constraints.txt.
+    type: path
+    required: true
+  python_versions:
+    description: Python versions of the nodes, such as V(3.11).
+    type: list
+    elements: str
+    required: true
+  machines:
+    description: Machine types of the nodes, as C(uname -m) names them.
+    type: list
+    elements: str
+    default: [x86_64]
+  cache_dir:
+    description: Where archives are kept; the user's cache directory when left out.
+    type: path
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: Builds nothing; says whether it would.
+    support: full
+  diff_mode:
+    description: An archive has no difference to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Build the wheelhouse
+  tunetool.node.wheelhouse:
+    source: "{{ playbook_dir }}"
+    python_versions: ["3.11"]
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+archive:
+  description: Path of the archive on the control machine.
+  returned: success
+  type: str
+key:
+  description: Hash of its inputs.
+  returned: success
+  type: str
+"""
+
+import contextlib  # noqa: E402  (Ansible wants the documentation first)
+import fcntl  # noqa: E402
+import hashlib  # noqa: E402
+import os  # noqa: E402
+import shutil  # noqa: E402
+import sys  # noqa: E402
+import tarfile  # noqa: E402
+import tempfile  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+from ..module_utils.commands import CommandError, run  # noqa: E402
+
+# Oldest glibc first: pip takes any of them. RHEL 9, Debian 12 and Ubuntu 22.04 all have 2.28 or newer.
+PLATFORMS = ("manylinux_2_17_%s", "manylinux2014_%s", "manylinux_2_28_%s")
+
+
+def input_files(source: str) -> list[str]:
+    """Every file that decides what the package's wheel holds, and the lock."""
+    files = [os.path.join(source, name) for name in ("pyproject.toml", "constraints.txt", "LICENSE", "README.md")]
+    for top in ("tools/tunetool", "plugins/module_utils"):
+        for directory, names, entries in os.walk(os.path.join(source, top)):
+            names[:] = [name for name in names if name != "__pycache__"]
+            files += [os.path.join(directory, entry) for entry in entries if not entry.endswith(".pyc")]
+    return sorted(files)
+
+
+def key_of(source: str, versions: list[str], machines: list[str]) -> str:
+    """Hash over names and contents of all inputs."""
+    digest = hashlib.sha256(repr(("wheelhouse/1", sorted(versions), sorted(machines))).encode())
+    for path in input_files(source):
+        digest.update(os.path.relpath(path, source).encode() + b"\0")
+        with open(path, "rb") as stream:
+            digest.update(hashlib.sha256(stream.read()).digest())
+    return digest.hexdigest()[:16]
+
+
+def build(source: str, versions: list[str], machines: list[str], directory: str) -> None:
+    """Wheels of the package and of all that it needs, for each Python version and machine type."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    run(pip + ["wheel", "--no-deps", "--wheel-dir", directory, source], timeout=600)
+    wheel = next(name for name in os.listdir(directory) if name.startswith("tunetool-"))
+    for version in versions:
+        for machine in machines:
+            platforms = [argument for form in PLATFORMS for argument in ("--platform", form % machine)]
+            run(
+                pip
+                + ["download", "--only-binary=:all:", "--implementation", "cp", "--python-version", version]
+                + platforms
+                + ["--constraint", os.path.join(source, "constraints.txt"), "--dest", directory]
+                + [os.path.join(directory, wheel) + "[node]"],
+                timeout=900,
+            )
+
+
+def pack(directory: str, archive: str) -> None:
+    """One tar of the wheels, put in its place by rename."""
+    temporary = archive + ".new"
+    with tarfile.open(temporary, "w") as tar:
+        for name in sorted(os.listdir(directory)):
+            tar.add(os.path.join(directory, name), arcname=name)
+    os.replace(temporary, archive)
+
+
+@contextlib.contextmanager
+def only_builder(cache: str):  # type: ignore[no-untyped-def]  # collections.abc is not worth an import here
+    """Two runs at once on one control machine build one after the other."""
+    with open(os.path.join(cache, "lock"), "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> None:
+    """Look for the archive under its key; build it when it is not there."""
+    module = AnsibleModule(
+        argument_spec={
+            "source": {"type": "path", "required": True},
+            "python_versions": {"type": "list", "elements": "str", "required": True},
+            "machines": {"type": "list", "elements": "str", "default": ["x86_64"]},
+            "cache_dir": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params
+    source = wanted["source"]
+    for name in ("pyproject.toml", "constraints.txt"):
+        if not os.path.exists(os.path.join(source, name)):
+            module.fail_json(msg="`%s` has no %s. hint: it is not a copy of this collection" % (source, name))
+    cache = wanted["cache_dir"] or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tunetool", "wheelhouse"
+    )
+    key = key_of(source, wanted["python_versions"], wanted["machines"])
+    archive = os.path.join(cache, "wheelhouse-%s.tar" % key)
+    if os.path.exists(archive) or module.check_mode:
+        # Never "changed": the control machine's cache is no part of any node.
+        module.exit_json(changed=False, archive=archive, key=key, built=False)
+    os.makedirs(cache, exist_ok=True)
+    with only_builder(cache):
+        if not os.path.exists(archive):
+            directory = tempfile.mkdtemp(prefix="build-", dir=cache)
+            try:
+                build(source, wanted["python_versions"], wanted["machines"], directory)
+                pack(directory, archive)
+            except CommandError as error:
+                module.fail_json(
+                    msg="the wheelhouse cannot be built: %s. hint: this machine's pip needs a package index" % error
+                )
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+    module.exit_json(changed=False, archive=archive, key=key, built=True)
+
+
+if __name__ == "__main__":
+    main()
