@@ -13,9 +13,7 @@ from tunetool.node.arrays import Array, Superblock, Wanted, conf_with_array, dec
 UUID = "2d1e0b40:129b6514:c5540f43:066bc3a1"
 NAMES = tuple(f"nvme{number}n1" for number in range(1, 9))
 WANTED = Wanted("nvme_raid0", "raid0", 2**20, NAMES)
-SUPERBLOCKS = {
-    name: Superblock(name, UUID, "nvme_raid0", "raid0", 8, 2**20, slot) for slot, name in enumerate(NAMES)
-}
+SUPERBLOCKS = {name: Superblock(name, UUID, "nvme_raid0", "raid0", 8, 2**20, slot) for slot, name in enumerate(NAMES)}
 ASSEMBLED = Array("md127", UUID, "nvme_raid0", "raid0", 2**20, 8, "clean", NAMES, "9:127")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tunetool.node.contents import Signature, UnreadableDevice, parse_signatures
 from tunetool.node.drives import Drive, Link
-from tunetool.node.selection import IGNORE, KEEP, REFUSE, TAKE, Criteria, Selection, select, table
+from tunetool.node.selection import IGNORE, KEEP, REFUSE, Criteria, Selection, select, table
 
 SIZE = 3_840_755_982_336
 CRITERIA = Criteria(count=8, size_bytes=3_840_000_000_000, transport="pcie")
@@ -111,7 +111,8 @@ def test_a_drive_with_a_problem_is_refused(changes: dict[str, object], reason: s
 
 
 @pytest.mark.parametrize(
-    "kind", ["ext4", "xfs", "btrfs", "LVM2_member", "zfs_member", "crypto_LUKS", "swap", "gpt", "dos", "ddf_raid_member"]
+    "kind",
+    ["ext4", "xfs", "btrfs", "LVM2_member", "zfs_member", "crypto_LUKS", "swap", "gpt", "dos", "ddf_raid_member"],
 )
 def test_a_drive_that_holds_anything_is_refused(kind: str) -> None:
     selection = pick(EIGHT, {"nvme3n1": [Signature("nvme3n1", kind, "data", None)]})
@@ -132,9 +133,7 @@ def test_a_drive_that_cannot_be_read_is_never_blank() -> None:
 
 
 def test_members_of_our_array_are_kept_even_while_mounted() -> None:
-    drives = [
-        replace(row, uses=("member of `md127`", "mounted at `/mnt/nvme_raid0` (through md127)")) for row in EIGHT
-    ]
+    drives = [replace(row, uses=("member of `md127`", "mounted at `/mnt/nvme_raid0` (through md127)")) for row in EIGHT]
     selection = pick([BOOT, *drives], {row.name: [member(row.name)] for row in drives})
     assert len(selection.selected) == 8
     assert {row.verdict for row in selection.decisions if row.drive.serial != "S000"} == {KEEP}

@@ -1,0 +1,28 @@
+# Every target sets up what it needs by itself; `make setup` is called by all of them and is quick when done.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup check test test-all rehearse bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+setup:  ## .venv with the tool and ansible-playbook, the collection link, hooks
+	@tools/dev/setup.sh
+
+check: setup  ## lint and unit tests: the fast part, for every edit
+	@.venv/bin/python tools/dev/groups.py lint unit
+
+test: ## everything that must hold
+	@tools/dev/setup.sh --timed --lab
+	@.venv/bin/python tools/dev/groups.py --setup-timed lint unit measurement node
+
+test-all: ## the same and what exceeds its time box
+	@tools/dev/setup.sh --timed --lab
+	@.venv/bin/python tools/dev/groups.py --setup-timed --slow lint unit measurement node
+
+rehearse: ## a virtual node with eight blank drives: built, verified, judged
+	@tools/dev/setup.sh --lab
+	@tools/dev/rehearse.sh
+
+clean: ## .venv and what tests left; never the cached image
+	@rm -rf .venv .ansible build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

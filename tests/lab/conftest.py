@@ -1,0 +1,129 @@
+"""A lab of its own for these tests: its nodes, state and inventory never meet those of `make rehearse`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunetool.lab.guest import marker as marker_bytes
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+POINT = "/mnt/nvme_raid0"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.node)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command said; ``text`` is both streams, for messages that may be on either."""
+
+    code: int
+    stdout: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The commands a user types, on this lab."""
+
+    state: Path
+    inventory: Path
+
+    def run(self, *command: str, timeout: float = 900) -> Done:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PATH": f"{BIN}:{os.environ['PATH']}",
+                "TUNETOOL_LAB_DIR": str(self.state),
+                "ANSIBLE_NOCOLOR": "1",
+                "NO_COLOR": "1",
+                "COLUMNS": "200",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
+        print(f"$ {' '.join(command)}  -> {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return Done(done.returncode, done.stdout, done.stdout + done.stderr)
+
+    def tool(self, *arguments: str) -> Done:
+        return self.run("tunetool", *arguments)
+
+    def lab(self, *arguments: str) -> Done:
+        done = self.tool("lab", *arguments)
+        assert done.code == 0, done.text
+        return done
+
+    def site(self, *arguments: str) -> Done:
+        return self.run("ansible-playbook", "site.yml", "-i", str(self.inventory), *arguments)
+
+    def verify(self, *arguments: str) -> Done:
+        return self.tool("verify", "-i", str(self.inventory), "--runs-dir", str(self.state / "runs"), *arguments)
+
+    def ssh(self, node: str, command: str) -> str:
+        done = self.tool("lab", "ssh", node, "--", command)
+        assert done.code == 0, done.text
+        return done.stdout.strip()
+
+    def reset(self, node: str) -> None:
+        self.lab("reset", node)
+        # The port may be another one now.
+        self.lab("inventory", "--output", str(self.inventory / "hosts.yml"))
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """Records of that kind, oldest first."""
+        found = sorted((self.state / "runs").glob(f"*-{kind}-*/record.json"), key=lambda path: path.stat().st_mtime)
+        return [json.loads(path.read_text()) for path in found]
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One node, up for the whole session, gone after it whatever happened."""
+    inventory = tmp_path_factory.mktemp("inventory")
+    (inventory / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
+    lab = Lab(tmp_path_factory.mktemp("lab"), inventory)
+    try:
+        lab.lab("up", "--nodes", "1")
+        lab.lab("inventory", "--output", str(inventory / "hosts.yml"))
+        yield lab
+    finally:
+        lab.tool("lab", "down")
+
+
+@pytest.fixture
+def marker(lab: Lab) -> Iterator[None]:
+    """The ninth drive is mounted and its marker is as it was, after whatever the test did."""
+    yield
+    expected = hashlib.sha256(marker_bytes("LAB1SYS")).hexdigest()
+    text = lab.ssh("node1", "sha256sum < /srv/system/MARKER; findmnt -no SOURCE /srv/system")
+    assert text.split()[0] == expected
+    assert text.split()[-1].startswith("/dev/nvme")
+
+
+def changed_tasks(output: str) -> list[str]:
+    """Names of tasks that changed something, from ansible-playbook's output."""
+    task, found = "", []
+    for line in output.splitlines():
+        if line.startswith("TASK ["):
+            task = line[6 : line.rindex("]")]
+        elif line.startswith("changed:"):
+            found.append(task)
+    return found

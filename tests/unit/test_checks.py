@@ -1,0 +1,184 @@
+"""The configuration checks on recorded machines: one as built, one with a drive pulled out under its mount."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machines import RECORDED, lay_out
+from tunetool.node import manifest as manifests
+from tunetool.node.arrays import read_arrays
+from tunetool.node.checks import Check, run_checks
+from tunetool.node.drives import read_drives
+
+MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
+POINT = MANIFEST["filesystem"]["mount_point"]
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    root = lay_out("built", tmp_path)
+    (root / MANIFEST["offload_dir"].lstrip("/")).mkdir(parents=True)
+    return root
+
+
+def failed(checks: list[Check]) -> dict[str, Check]:
+    return {check.id: check for check in checks if check.status != "pass"}
+
+
+def edit(root: Path, path: str, change: Callable[[str], str]) -> None:
+    target = root / path
+    target.write_text(change(target.read_text()))
+
+
+def without_line(word: str) -> Callable[[str], str]:
+    return lambda text: "".join(line + "\n" for line in text.splitlines() if word not in line)
+
+
+def test_drives_are_read_with_their_users(built: Path) -> None:
+    drives = {drive.serial: drive for drive in read_drives(str(built))}
+    assert len(drives) == 9
+    assert drives["LAB1SYS"].name == "nvme0n1"
+    assert drives["LAB1SYS"].uses == ("mounted at `/srv/system`",)
+    data = drives["LAB1NV3"]
+    assert data.uses == ("member of `md127`", f"mounted at `{POINT}` (through md127)")
+    assert data.arrays == ("md127",)
+    assert data.by_id == "/dev/disk/by-id/nvme-QEMU_NVMe_Ctrl_LAB1NV3"
+    assert (data.size_bytes, data.lba_bytes, data.metadata_bytes, data.transport) == (2**32, 512, 0, "pcie")
+    assert data.numa_node is None
+    assert data.link.current_width is not None
+
+
+def test_the_array_is_read_without_mdadm(built: Path) -> None:
+    (array,) = read_arrays(str(built))
+    assert array.uuid == MANIFEST["array"]["uuid"]
+    assert (array.name, array.level, array.chunk_bytes, array.state) == ("nvme_raid0", "raid0", 2**20, "clean")
+    assert len([member for member in array.members if member]) == 8
+
+
+def test_a_node_as_built_passes_every_check(built: Path) -> None:
+    checks = run_checks(MANIFEST, str(built))
+    assert failed(checks) == {}
+    assert {check.id for check in checks} >= {
+        "array.assembled",
+        "array.members",
+        "array.state",
+        "filesystem.mounted",
+        "filesystem.options",
+        "filesystem.geometry",
+        "memory.hugepages",
+        "memory.shm",
+        "memory.memlock",
+        "offload.directory",
+        "node.reboot",
+    }
+
+
+def test_a_lost_drive_is_named_although_md_still_says_clean(tmp_path: Path) -> None:
+    root = lay_out("lost-drive", tmp_path)
+    (array,) = read_arrays(str(root))
+    assert array.state == "clean"
+    check = failed(run_checks(MANIFEST, str(root)))["array.members"]
+    assert check.status == "fail"
+    assert check.found == "7 of 8 members; missing `LAB1NV3`"
+    assert check.remedy
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "identity", "word"),
+    [
+        ("sys/devices/virtual/block/md127/md/array_state", lambda text: "broken\n", "array.state", "broken"),
+        ("sys/devices/virtual/block/md127/md/chunk_size", lambda text: "524288\n", "array.chunk", "512 KiB"),
+        ("proc/self/mountinfo", without_line(POINT), "filesystem.mounted", "not a mount point"),
+        ("proc/self/mountinfo", lambda text: text.replace("9:127 /", "254:1 /"), "filesystem.mounted", "another"),
+        ("proc/self/mountinfo", lambda text: text.replace("noatime", "relatime"), "filesystem.options", "noatime"),
+        ("proc/self/mountinfo", lambda text: text.replace("sunit=2048", "sunit=1024"), "filesystem.geometry", "512"),
+        ("proc/self/mountinfo", lambda text: text.replace("size=524288k", "size=1024k"), "memory.shm", "1 MiB"),
+        (
+            "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+            lambda text: "3\n",
+            "memory.hugepages",
+            "3 pages",
+        ),
+    ],
+)
+def test_each_difference_is_found_by_name(
+    built: Path, path: str, change: Callable[[str], str], identity: str, word: str
+) -> None:
+    edit(built, path, change)
+    check = failed(run_checks(MANIFEST, str(built)))[identity]
+    assert check.status == "fail"
+    assert word in check.found
+    assert check.remedy
+
+
+def test_an_array_that_is_gone_says_which_drives_are(built: Path) -> None:
+    for link in (built / "dev/disk/by-id").glob("md-*"):
+        link.unlink()
+    stranger = json.loads(json.dumps(MANIFEST).replace("LAB1NV3", "GONE"))
+    check = failed(run_checks(stranger, str(built)))["array.assembled"]
+    assert "`GONE`" in check.remedy
+
+
+def test_a_swapped_drive_is_named(built: Path) -> None:
+    stranger = json.loads(json.dumps(MANIFEST).replace("LAB1NV3", "OLD"))
+    check = failed(run_checks(stranger, str(built)))["array.members"]
+    assert check.found == "7 of 8 members; missing `OLD`; unknown `LAB1NV3`"
+
+
+def test_a_pending_reboot_is_no_pass(built: Path) -> None:
+    assert failed(run_checks(dict(MANIFEST, reboot_required=True), str(built)))["node.reboot"].status == "fail"
+
+
+def test_an_empty_machine_raises_nothing(tmp_path: Path) -> None:
+    assert read_drives(str(tmp_path)) == []
+    assert {check.status for check in run_checks(MANIFEST, str(tmp_path))} >= {"fail"}
+
+
+def test_the_manifest_is_read_and_refused(tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    with pytest.raises(FileNotFoundError):
+        manifests.load(str(path))
+    manifests.write(MANIFEST, str(path))
+    assert manifests.load(str(path)) == MANIFEST
+    assert path.stat().st_mode & 0o777 == 0o644
+    for text in ("", "{", "[]", '{"schema": "tunetool.manifest/9"}', '{"schema": "tunetool.manifest/1"}'):
+        path.write_text(text)
+        with pytest.raises(manifests.ManifestError) as caught:
+            manifests.load(str(path))
+        assert caught.value.hint
+    with pytest.raises(manifests.ManifestError):
+        manifests.write({"schema": "tunetool.manifest/1"}, str(path))
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key, item in value.items() for leaf in leaves(item, (*path, key))]
+    if isinstance(value, list):
+        return [leaf for index, item in enumerate(value) for leaf in leaves(item, (*path, index))]
+    return [path]
+
+
+@given(
+    st.sampled_from(leaves(MANIFEST)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-5, 5), st.floats(-1, 1), st.text(max_size=3), st.just([]), st.just({})
+    ),
+)
+def test_our_validator_agrees_with_the_standards(place: tuple[Any, ...], value: Any) -> None:
+    document = json.loads(json.dumps(MANIFEST))
+    parent = document
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = value
+    standard = list(jsonschema.Draft202012Validator(manifests.SCHEMA).iter_errors(document))
+    # JSON Schema counts 1.0 as an integer; what we write never has such a value, and we need not read one.
+    if not (isinstance(value, float) and value.is_integer()):
+        assert bool(manifests.validate(document)) == bool(standard)

@@ -1,0 +1,123 @@
+"""The ways in: site.yml and the playbooks in a clone, and the built collection in an empty path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tunetool import __version__
+
+pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+def ansible(program: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(BIN / program), *arguments],
+        cwd=cwd,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("inventory", ["inventory/h100", "inventory/h200"])
+def test_the_shipped_inventories_pass_as_they_are(inventory: str) -> None:
+    for option in ("--syntax-check", "--list-tasks"):
+        done = ansible("ansible-playbook", "site.yml", "-i", inventory, option)
+        assert done.returncode == 0, done.stderr
+    assert "tunetool.node.raid_array : Make or keep the array" in done.stdout
+
+
+def test_the_playbook_runs_by_itself() -> None:
+    done = ansible("ansible-playbook", "playbooks/provision.yml", "-i", "inventory/h100", "--list-tasks")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        (
+            "nvme_drives_cuont=7",
+            "`nvme_drives_cuont` is not a variable of this collection; did you mean `nvme_drives_count`?",
+        ),
+        ("nvme_drives_count=many", "role nvme_drives:"),
+        ('{"host_memory_hugepages": [{"pages": 3}]}', "role host_memory:"),
+        ("scratch_filesystem_mountpoint=/x", "did you mean `scratch_filesystem_mount_point`?"),
+        ("tunetool_expect=50GBps", "did you mean `tunetool_expect_"),
+    ],
+)
+def test_a_wrong_variable_stops_every_host_before_any_is_touched(variable: str, message: str) -> None:
+    # example.com answers nothing here: had a connection been tried, a host would be unreachable.
+    done = ansible("ansible-playbook", "site.yml", "-i", "inventory/h100", "-e", variable)
+    assert done.returncode == 2
+    assert message in done.stdout.replace("\n", " ") + done.stderr
+    assert "unreachable=1" not in done.stdout
+    assert "Choose the drives" not in done.stdout
+
+
+def test_the_built_collection_works_in_an_empty_path(tmp_path: Path) -> None:
+    built = ansible("ansible-galaxy", "collection", "build", "--output-path", str(tmp_path))
+    assert built.returncode == 0, built.stderr
+    (archive,) = tmp_path.glob("tunetool-node-*.tar.gz")
+    place = tmp_path / "collections"
+    installed = ansible(
+        "ansible-galaxy", "collection", "install", str(archive), "-p", str(place), "--offline", cwd=tmp_path
+    )
+    assert installed.returncode == 0, installed.stderr
+    tree = place / "ansible_collections/tunetool/node"
+    # The role `tunetool` builds the package from the collection's own files.
+    assert (tree / "tools/tunetool/node/drives.py").is_file()
+    assert (tree / "constraints.txt").is_file()
+    assert not (tree / "tests").exists()
+    assert not (tree / ".venv").exists()
+    done = ansible(
+        "ansible-playbook",
+        "tunetool.node.provision",
+        "-i",
+        str(ROOT / "inventory/h100"),
+        "--list-tasks",
+        cwd=tmp_path,
+        ANSIBLE_COLLECTIONS_PATH=str(place),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Make or keep the array" in done.stdout
+
+
+def test_one_version_everywhere() -> None:
+    galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text())
+    role = yaml.safe_load((ROOT / "roles/tunetool/vars/main.yml").read_text())
+    project = (ROOT / "pyproject.toml").read_text()
+    assert galaxy["version"] == role["_tunetool_version"] == __version__
+    assert f'version = "{__version__}"' in project
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_defaults_and_argument_specs_say_the_same() -> None:
+    for role in sorted((ROOT / "roles").iterdir()):
+        defaults = yaml.safe_load((role / "defaults/main.yml").read_text())
+        spec = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
+        assert {name: option.get("default") for name, option in spec.items()} == defaults, role.name
+        assert all(name.startswith(role.name + "_") for name in defaults)
+
+
+def test_help_answers_without_heavy_imports() -> None:
+    code = (
+        "import sys; sys.argv = ['tunetool', '--help']\n"
+        "from tunetool.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'deepspeed', 'pydantic', 'rich', 'jinja2', 'ansible_runner'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "verify" in done.stdout

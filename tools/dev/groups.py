@@ -1,0 +1,163 @@
+"""Run groups of tests inside their time boxes (tests/timeboxes.toml), and print used against allowed.
+
+Every group runs even after one failed, so that one run tells all that is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = ROOT / ".venv/bin"
+NO_TESTS = 5
+"""pytest's exit status when it collected nothing: a fault here, since every group has tests."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One group's row in the table at the end."""
+
+    group: str
+    used: float
+    allowed: float
+    status: str
+
+
+def python_files(*folders: str) -> list[str]:
+    return [str(path.relative_to(ROOT)) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def pytest(*arguments: str) -> list[str]:
+    return [str(VENV / "python"), "-m", "pytest", *arguments]
+
+
+def lint_commands() -> list[list[str]]:
+    scripts = [str(path) for path in [*ROOT.glob("tools/dev/*.sh"), ROOT / ".ci/run"]]
+    commands = [
+        [str(VENV / "ruff"), "format", "--check", "--quiet"],
+        [str(VENV / "ruff"), "check", "--quiet"],
+        [str(VENV / "mypy")],
+        [str(VENV / "yamllint"), "--strict", "."],
+        [str(VENV / "ansible-lint"), "--offline", "-q"],
+    ]
+    if shutil.which("shellcheck"):
+        commands.append(["shellcheck", *scripts])
+    return commands
+
+
+def other_pythons() -> list[list[str]]:
+    """Unit tests on the other supported Pythons that this machine has, and modules compiled by the oldest."""
+    commands = []
+    oldest = find_python("3.9")
+    if oldest:
+        targets = python_files("plugins/module_utils", "plugins/modules")
+        source = "import sys\nfor name in sys.argv[1:]: compile(open(name).read(), name, 'exec')"
+        commands.append([oldest, "-c", source, *targets])
+    for version in ("3.10", "3.12", "3.13"):
+        found = find_python(version)
+        if found:
+            commands.append([sys.executable, str(ROOT / "tools/dev/other_python.py"), found, version])
+    return commands
+
+
+def find_python(version: str) -> str | None:
+    """An interpreter that really answers with that version (pyenv's shims exist and refuse)."""
+    candidates = [shutil.which(f"python{version}")]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates += [str(path / "bin/python") for path in sorted(pyenv.glob(f"{version}.*"))]
+    for candidate in candidates:
+        if candidate is None:
+            continue
+        answer = subprocess.run(
+            [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if answer.stdout.strip() == version:
+            return candidate
+    return None
+
+
+def commands_of(group: str, slow: bool) -> list[list[str]]:
+    marks = [] if slow else ["-m", "not slow"]
+    if group == "lint":
+        return lint_commands()
+    if group == "unit":
+        return [pytest("-q", "tests/unit", *marks), *(other_pythons() if slow else other_pythons()[:1])]
+    if group == "measurement":
+        return [pytest("-q", "--durations=5", "tests/measurement", *marks)]
+    if group == "node":
+        return [pytest("-v", "--durations=0", "tests/lab", *marks)]
+    raise SystemExit(f"error: `{group}` is not a group\nhint: see tests/timeboxes.toml")
+
+
+def run(command: list[str], seconds: float) -> int:
+    """Exit status; 124 when it did not end in time. Its whole process group goes with it."""
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        try:
+            return process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+            return 124
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(timeout=60)
+            raise
+
+
+def run_group(group: str, allowed: float, slow: bool) -> Outcome:
+    print(f"--- {group}", flush=True)
+    started, status = time.monotonic(), "passed"
+    limit = allowed * (10 if slow else 2)
+    for command in commands_of(group, slow):
+        left = limit - (time.monotonic() - started)
+        code = run(command, max(left, 1))
+        if code == NO_TESTS and "pytest" in command:
+            print("error: no tests were collected", flush=True)
+        if code:
+            status = "stopped" if code == 124 else "FAILED"
+            shown = " ".join(command[:6]).replace(str(ROOT) + "/", "")
+            print(f"failed with exit status {code}: {shown}", flush=True)
+            if code == 124:
+                break
+    return Outcome(group, time.monotonic() - started, allowed, status)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("groups", nargs="+")
+    parser.add_argument("--slow", action="store_true", help="also the tests marked slow")
+    parser.add_argument("--setup-timed", action="store_true", help="show what setup.sh --timed took")
+    options = parser.parse_args()
+    boxes = tomllib.loads((ROOT / "tests/timeboxes.toml").read_text())
+    outcomes = []
+    if options.setup_timed:
+        used = float((ROOT / ".venv/.setup-seconds").read_text())
+        outcomes.append(Outcome("setup", used, boxes["setup"]["seconds"], "passed"))
+    for group in options.groups:
+        outcomes.append(run_group(group, boxes[group]["seconds"], options.slow))
+    print(f"\n{'group':<12} {'used':>7} {'allowed':>8}  status")
+    for outcome in outcomes:
+        over = "  over its box" if outcome.used > outcome.allowed and not options.slow else ""
+        print(f"{outcome.group:<12} {outcome.used:>6.0f}s {outcome.allowed:>7.0f}s  {outcome.status}{over}")
+    total = sum(outcome.used for outcome in outcomes)
+    print(f"{'all':<12} {total:>6.0f}s {sum(outcome.allowed for outcome in outcomes):>7.0f}s", flush=True)
+    return 0 if all(outcome.status == "passed" for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Sets up this checkout: the machine's packages where they are missing, .venv, the collection's link.
+#   --lab    also what virtual nodes and fio measurements need
+#   --timed  leave the seconds taken in .venv/.setup-seconds for the table of time boxes
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+started=$SECONDS
+lab=false timed=false
+for argument in "$@"; do
+  case $argument in
+    --lab) lab=true ;;
+    --timed) timed=true ;;
+    *) echo "error: \`$argument\` is not an option of setup.sh" >&2; exit 2 ;;
+  esac
+done
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+packages=()
+python=${PYTHON:-python3}
+command -v "$python" >/dev/null || packages+=(python3)
+"$python" -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
+if $lab; then
+  command -v qemu-system-x86_64 >/dev/null || packages+=(qemu-system-x86)
+  command -v qemu-img >/dev/null || packages+=(qemu-utils)
+  command -v mmdebstrap >/dev/null || packages+=(mmdebstrap)
+  command -v mke2fs >/dev/null || [ -x /sbin/mke2fs ] || packages+=(e2fsprogs)
+  command -v fio >/dev/null || packages+=(fio)
+  command -v ssh >/dev/null || packages+=(openssh-client)
+  command -v shellcheck >/dev/null || packages+=(shellcheck)
+fi
+if [ ${#packages[@]} -gt 0 ]; then
+  echo "installing ${packages[*]}"
+  if ! command -v apt-get >/dev/null; then
+    echo "error: \`apt-get\` is missing" >&2
+    echo "hint: install these by hand: ${packages[*]}" >&2
+    exit 2
+  fi
+  as_root apt-get update -qq
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+fi
+
+# The stamp holds what the venv was made from, so that a changed lock makes it anew and an unchanged one costs nothing.
+key=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
+if [ "$(cat .venv/.stamp 2>/dev/null)" != "$key" ]; then
+  echo "making .venv"
+  [ -x .venv/bin/python ] || "$python" -m venv .venv
+  .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
+    --editable '.[control,dev]'
+  printf '%s' "$key" >.venv/.stamp
+fi
+
+# A clone is its own collection: ansible.cfg looks under .ansible/collections, and this leads back here.
+mkdir -p .ansible/collections/ansible_collections/tunetool
+ln -sfn ../../../.. .ansible/collections/ansible_collections/tunetool/node
+
+if $timed; then echo $((SECONDS - started)) >.venv/.setup-seconds; fi
