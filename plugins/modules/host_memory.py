@@ -82,6 +82,7 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ..module_utils.commands import CommandError, run  # noqa: E402
 from ..module_utils.files import content, replace_file  # noqa: E402
 from ..module_utils.fstab import FstabConflict, with_entry  # noqa: E402
+from ..module_utils.lock import Locked, only_one  # noqa: E402
 from ..module_utils.memory import (  # noqa: E402
     LIMITS_PATH,
     SYSTEMD_PATHS,
@@ -241,12 +242,13 @@ def main() -> None:
     )
     job = Job(module)
     try:
-        pools = job.hugepages()
-        shm = job.shm()
-        memlock = job.memlock()
+        with only_one():
+            pools = job.hugepages()
+            shm = job.shm()
+            memlock = job.memlock()
     except UnitError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), diff=job.diff)
-    except (Refusal, CommandError, FstabConflict) as error:
+    except (Refusal, CommandError, FstabConflict, Locked) as error:
         module.fail_json(msg=str(error), diff=job.diff)
     else:
         module.exit_json(

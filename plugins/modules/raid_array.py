@@ -89,6 +89,7 @@ from ..module_utils.contents import UnreadableDevice, claim_problem, read_signat
 from ..module_utils.drives import Drive, read_drives  # noqa: E402
 from ..module_utils.files import content, replace_file  # noqa: E402
 from ..module_utils.initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images  # noqa: E402
+from ..module_utils.lock import Locked, only_one  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 
 CHUNK_MIN = 4096
@@ -187,8 +188,9 @@ def main() -> None:
     members = members_by_serial(module, module.params["serials"])
     wanted = Wanted(name, module.params["level"], chunk, tuple(drive.name for drive in members))
     try:
-        result = converge(module, wanted, members)
-    except (CommandError, UnreadableDevice) as error:
+        with only_one():
+            result = converge(module, wanted, members)
+    except (CommandError, UnreadableDevice, Locked) as error:
         module.fail_json(msg="array `%s`: %s" % (name, error))
     else:
         module.exit_json(**result)
@@ -196,7 +198,9 @@ def main() -> None:
 
 def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dict[str, object]:
     """The whole job; returns the module's result."""
-    step = decide(wanted, examine(wanted.members), read_arrays())
+    # In check mode on a fresh node mdadm is not there yet; that the members are blank is asked of wipefs below.
+    missing = module.check_mode and module.get_bin_path("mdadm") is None
+    step = decide(wanted, {} if missing else examine(wanted.members), read_arrays())
     if step.action == "refuse":
         module.fail_json(
             msg="array `%s` is not as asked: %s. hint: nothing was changed; move its data away and clear the "

@@ -114,6 +114,7 @@ from ..module_utils.geometry import (  # noqa: E402
     parse_xfs_info,
     wanted_geometry,
 )
+from ..module_utils.lock import Locked, only_one  # noqa: E402
 from ..module_utils.mounts import mount_at, read_mounts  # noqa: E402
 
 FSTAB = "/etc/fstab"
@@ -282,8 +283,25 @@ def problem_with(wanted: dict[str, Any], log_su_bytes: int) -> str | None:
     return None
 
 
+def converge(job: Job) -> tuple[str, str | None]:
+    """Find the array, then make, remember, mount and fill it in this order; returns UUID and offload directory."""
+    name = job.wanted["array"]
+    array = next((array for array in read_arrays() if array.name == name), None)
+    if array is not None:
+        uuid = job.make(array)
+    elif job.check_mode:
+        # On a blank node the array would be new, and so would all that follows.
+        job.note("file system on %s" % name, "", describe(job.geometry))
+        uuid = "(new)"
+    else:
+        raise Refusal("array `%s` is not assembled. hint: run raid_array first" % name)
+    job.remember(uuid)
+    job.mount(array)
+    return uuid, job.offload()
+
+
 def main() -> None:
-    """Find the array, then make, remember, mount and fill it in this order."""
+    """Check the arguments, do the job, report."""
     module = AnsibleModule(
         argument_spec={
             "array": {"type": "str", "required": True},
@@ -308,20 +326,10 @@ def main() -> None:
     problem = problem_with(module.params, job.geometry.log_su_bytes)
     if problem:
         module.fail_json(msg=problem)
-    array = next((array for array in read_arrays() if array.name == module.params["array"]), None)
-    if array is None and not module.check_mode:
-        module.fail_json(msg="array `%s` is not assembled. hint: run raid_array first" % module.params["array"])
     try:
-        if array is None:
-            # Check mode on a blank node: the array would be new, and so would all that follows.
-            job.note("file system on %s" % module.params["array"], "", describe(job.geometry))
-            uuid = "(new)"
-        else:
-            uuid = job.make(array)
-        job.remember(uuid)
-        job.mount(array)
-        offload_dir = job.offload()
-    except (CommandError, UnreadableDevice, Refusal, FstabConflict, ValueError) as error:
+        with only_one():
+            uuid, offload_dir = converge(job)
+    except (CommandError, UnreadableDevice, Refusal, FstabConflict, Locked, ValueError) as error:
         module.fail_json(msg=str(error), diff=job.diff)
     except KeyError as error:
         module.fail_json(msg="offload directory: %s. hint: make the user or group first" % error.args[0])

@@ -67,6 +67,7 @@ import tempfile  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 from ..module_utils.commands import CommandError, run  # noqa: E402
+from ..module_utils.lock import Locked, only_one  # noqa: E402
 
 
 def installed_key(program: str) -> str | None:
@@ -115,6 +116,23 @@ def point(link: str, target: str) -> bool:
     return True
 
 
+def converge(wanted: dict[str, str]) -> None:
+    """Install under the new key unless that is there, switch to it, remove the old ones."""
+    prefix, key, link = wanted["prefix"], wanted["key"], wanted["link"]
+    program = os.path.join(prefix, "bin/tunetool")
+    if installed_key(program) != key:
+        version = run([wanted["python"], "-c", "import sys; print(sys.version_info >= (3, 10))"]).stdout.strip()
+        if version != "True":
+            raise CommandError("`%s` is older than Python 3.10" % wanted["python"])
+        install(wanted["python"], wanted["archive"], os.path.join(prefix, "venv-" + key))
+        point(program, os.path.join("..", "venv-" + key, "bin/tunetool"))
+    if link:
+        point(link, program)
+    for name in os.listdir(prefix):
+        if name.startswith("venv-") and name != "venv-" + key:
+            shutil.rmtree(os.path.join(prefix, name))
+
+
 def main() -> None:
     """Compare keys, install, switch, clean."""
     module = AnsibleModule(
@@ -142,18 +160,10 @@ def main() -> None:
     if module.check_mode or not result["changed"]:
         module.exit_json(**result)
     try:
-        if before != key:
-            version = run([wanted["python"], "-c", "import sys; print(sys.version_info >= (3, 10))"]).stdout.strip()
-            if version != "True":
-                raise CommandError("`%s` is older than Python 3.10" % wanted["python"])
-            venv = os.path.join(prefix, "venv-" + key)
-            install(wanted["python"], wanted["archive"], venv)
-            point(program, os.path.join("..", "venv-" + key, "bin/tunetool"))
-        if link:
-            point(link, program)
-        for name in os.listdir(prefix):
-            if name.startswith("venv-") and name != "venv-" + key:
-                shutil.rmtree(os.path.join(prefix, name))
+        with only_one():
+            converge(wanted)
+    except Locked as error:
+        module.fail_json(msg=str(error))
     except CommandError as error:
         module.fail_json(
             msg="tunetool cannot be installed: %s. hint: set `tunetool_python` to a Python of 3.10 or newer, and "

@@ -13,6 +13,7 @@ from tunetool.node.files import content, replace_file
 from tunetool.node.fstab import FstabConflict, escape, with_entry
 from tunetool.node.geometry import Geometry, differences, geometry_of_mount, parse_xfs_info, wanted_geometry
 from tunetool.node.initramfs import stale_images
+from tunetool.node.lock import Locked, only_one
 from tunetool.node.memory import HugePages, render_limits, render_systemd, render_tmpfiles
 from tunetool.node.mounts import mount_at, mount_holding, parse_fstab, parse_mountinfo, unescape
 
@@ -126,3 +127,11 @@ def test_an_initramfs_older_than_mdadm_conf_is_stale(tmp_path: Path) -> None:
     assert stale_images("/etc/mdadm/mdadm.conf", str(tmp_path)) == [str(image)]
     os.utime(image, ns=(conf.stat().st_mtime_ns + 1, conf.stat().st_mtime_ns + 1))
     assert stale_images("/etc/mdadm/mdadm.conf", str(tmp_path)) == []
+
+
+def test_a_second_run_waits_and_then_names_the_first(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    with only_one(path), pytest.raises(Locked, match=rf"process {os.getpid()}"), only_one(path, patience=0):
+        pass
+    with only_one(path, patience=0):
+        pass

@@ -1,0 +1,43 @@
+"""One change at a time on a node."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from typing import Iterator
+
+LOCK_PATH = "/run/tunetool.lock"
+
+
+class Locked(Exception):
+    """Another run is at work. The message names its process."""
+
+
+@contextlib.contextmanager
+def only_one(path: str = LOCK_PATH, patience: float = 600.0) -> Iterator[None]:
+    """Hold the node's lock; wait ``patience`` seconds for it, then raise ``Locked``.
+
+    A playbook that is interrupted leaves the module it had started running on the node. Without this, the next run
+    would start a second ``update-initramfs`` beside the first, and both write the same file.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    owner = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                    raise Locked(
+                        "another run of tunetool is at work on this node (process %s). hint: wait for it to end" % owner
+                    ) from None
+                time.sleep(1.0)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(handle)
