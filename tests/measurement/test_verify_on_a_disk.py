@@ -1,0 +1,208 @@
+"""`tunetool verify` as a process, with the real fio, on the disk under the temporary directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tunetool.measure.evidence import obstacles
+from tunetool.node.blockstack import read_stack
+from tunetool.record import Record, parse, read
+
+TUNETOOL = [sys.executable, "-m", "tunetool", "verify"]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A directory on a disk that counts. ``tmp_path`` may lie in memory: then the checkout's own file system."""
+    if shutil.which("fio") is None:
+        pytest.fail("these tests need fio on PATH")
+    if not obstacles(read_stack(str(tmp_path))):
+        path = tmp_path / "target"
+        path.mkdir()
+        return path
+    pytest.skip("the temporary directory lies on no disk: set TMPDIR to one")
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    path = Path("/dev/shm") / f"tunetool-test-{os.getpid()}"
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+def verify(target: Path, runs: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TUNETOOL, "--target", str(target), "--runs-dir", str(runs), "--allow-busy", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def only_record(runs: Path) -> Record:
+    (path,) = runs.glob("*/record.json")
+    return read(path)
+
+
+def test_it_passes_with_proof_and_leaves_nothing(disk: Path, tmp_path: Path) -> None:
+    (disk / "theirs").write_text("keep")
+    done = verify(disk, tmp_path / "runs", "--expect", "1MBps,write=1MBps", "--duration", "1s")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("PASS")
+    assert [entry.name for entry in disk.iterdir()] == ["theirs"]
+    record = only_record(tmp_path / "runs")
+    figures = {measurement.name: measurement for measurement in record.measurements}
+    for direction in ("read", "write"):
+        evidence = figures[f"sequential.{direction}"].evidence
+        assert evidence is not None
+        assert evidence.kind == "block"
+        assert 0.98 <= (evidence.ratio or 0) <= 1.02
+        assert figures[f"sequential.{direction}"].parameters["fio_path"] == shutil.which("fio")
+
+
+def test_it_fails_an_expectation_no_disk_meets(disk: Path, tmp_path: Path) -> None:
+    done = verify(disk, tmp_path / "runs", "--expect", "900GBps", "--duration", "1s", "--json", "-")
+    assert done.returncode == 1, done.stderr
+    record = parse(done.stdout, "stdout")
+    assert record.verdict is not None
+    assert record.verdict.status == "fail"
+    assert "is below 900 GB/s" in record.verdict.reasons[0]
+
+
+def test_memory_is_unproven(memory: Path, tmp_path: Path) -> None:
+    done = verify(memory, tmp_path / "runs", "--expect", "1MBps", "--duration", "1s")
+    if done.returncode == 2:
+        pytest.skip("/dev/shm is too small here: " + done.stderr)
+    assert done.returncode == 3
+    assert "tmpfs" in done.stdout
+    assert done.stdout.rstrip().endswith("UNPROVEN")
+    assert list(memory.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_in_the_middle(disk: Path, tmp_path: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [*TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s", "--allow-busy"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(disk.glob(".tunetool-*/data.*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = fios_in(disk)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert children
+    assert list(disk.iterdir()) == []
+    assert fios_in(disk) == []
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_killed_outright_is_cleaned_by_the_next_run(disk: Path, tmp_path: Path) -> None:
+    arguments = [*TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s"]
+    process = subprocess.Popen([*arguments, "--allow-busy"], stderr=subprocess.DEVNULL)
+    while not list(disk.glob(".tunetool-*/data.*")):
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while fios_in(disk) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert fios_in(disk) == []
+    assert len(list(disk.iterdir())) == 1
+    done = verify(disk, tmp_path / "runs", "--expect", "1MBps", "--duration", "1s")
+    assert "was left by a run that died" in done.stderr
+    assert list(disk.iterdir()) == []
+
+
+def test_a_limit_on_file_size_is_named(disk: Path, tmp_path: Path) -> None:
+    limited = ["prlimit", "--fsize=1000000", *TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs")]
+    done = subprocess.run(
+        [*limited, "--expect", "1MBps", "--allow-busy"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3
+    assert "was ended by SIGXFSZ" in done.stdout
+    assert list(disk.iterdir()) == []
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    """One host that is this machine, one that nobody is: 192.0.2.0/24 is reserved for documentation."""
+    pytest.importorskip("ansible_runner")
+    prefix = tmp_path / "prefix/bin"
+    prefix.mkdir(parents=True)
+    program = prefix / "tunetool"
+    # The node's own copy of its record goes where the test's files go.
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tunetool "$@" --runs-dir {tmp_path}/node-runs\n')
+    program.chmod(0o755)
+    common = {"ansible_become": False, "tunetool_prefix": str(prefix.parent)}
+    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    gone = {"ansible_host": "192.0.2.1", "ansible_ssh_common_args": "-o ConnectTimeout=2"}
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps({"all": {"vars": common, "hosts": {"here": here, "gone": gone}}}))
+    return path
+
+
+def test_a_fleet_with_a_host_that_is_gone(disk: Path, tmp_path: Path, inventory: Path) -> None:
+    done = verify(disk, tmp_path / "runs", "-i", str(inventory), "--expect", "1MBps", "--duration", "1s")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "slowest: here" in done.stdout
+    record = only_record(tmp_path / "runs")
+    assert record.kind == "fleet"
+    assert record.hosts is not None
+    statuses = {host.host: host.status for host in record.hosts}
+    assert statuses == {"here": "pass", "gone": "error"}
+    assert list(disk.iterdir()) == []
+
+
+def test_an_interrupted_fleet_leaves_nothing(disk: Path, tmp_path: Path, inventory: Path) -> None:
+    own = tmp_path / "temporary"
+    own.mkdir()
+    arguments = ["-i", str(inventory), "--limit", "here", "--target", str(disk), "--runs-dir", str(tmp_path / "runs")]
+    process = subprocess.Popen(
+        [*TUNETOOL, *arguments, "--duration", "1s", "--allow-busy"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(own)},
+    )
+    deadline = time.monotonic() + 60
+    while not list(disk.glob(".tunetool-*/data.*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert not list(own.glob("tunetool-fleet-*"))
+    assert list((tmp_path / "runs").iterdir()) == []
+    # The node ends its own run by itself and removes its files.
+    deadline = time.monotonic() + 60
+    while list(disk.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert list(disk.iterdir()) == []
+
+
+def fios_in(folder: Path) -> list[int]:
+    """Processes called fio that work below ``folder``."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if (process / "comm").read_text().strip() == "fio" and str(folder) in str((process / "cwd").readlink()):
+                found.append(int(process.name))
+        except (OSError, ValueError):
+            continue
+    return found

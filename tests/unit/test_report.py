@@ -1,0 +1,141 @@
+"""The pages that people read: fixed width, words instead of colours, remedies beside what failed."""
+
+from __future__ import annotations
+
+import io
+from datetime import datetime, timezone
+from pathlib import Path
+
+from rich.console import Console
+
+from tunetool.record import (
+    CheckResult,
+    Confidence,
+    Evidence,
+    Expectation,
+    FleetHost,
+    Measurement,
+    Node,
+    Record,
+    Status,
+    Verdict,
+)
+from tunetool.report.progress import BarProgress, PlainProgress
+from tunetool.report.table import WIDTH, print_fleet, print_fleet_verdict, print_verdict, slowest
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+
+
+def figure(direction: str, value: float) -> Measurement:
+    return Measurement(
+        name=f"sequential.{direction}",
+        layer="filesystem",
+        engine="fio 3.33",
+        medium="md RAID0 (8 x nvme)",
+        quantity="bandwidth",
+        unit="B/s",
+        better="higher",
+        value=value,
+        samples=[value],
+        confidence=Confidence(low=value * 0.99, high=value * 1.01, method="range of 3 samples"),
+        parameters={"direction": direction, "sample_seconds": 10.0},
+        evidence=Evidence(kind="block", device="md0", claimed_bytes=100, counted_bytes=100, ratio=1.0003),
+    )
+
+
+def record(read: float = 51.2e9, status: Status = "fail", host: str = "n1") -> Record:
+    balance = CheckResult(
+        id="drives.balance",
+        status="fail",
+        expected="no member over 3x slower than the median of the others",
+        found="`S3Z9NX0K` 8.3x slower to read than the median of the other 7",
+        remedy="look at `/dev/nvme3n1`: `nvme smart-log`; replace it if it stays slow " + "and so on " * 9,
+    )
+    return Record(
+        kind="verify",
+        id="00" * 16,
+        started=NOW,
+        finished=NOW,
+        node=Node(host=host),
+        command=[],
+        target="/mnt/scratch",
+        expectations=[Expectation(name="sequential.read", value=50e9, source="--expect", status=status)],
+        measurements=[figure("read", read), figure("write", 26e9)],
+        checks=[balance],
+        verdict=Verdict(status=status, reasons=[f"drives.balance: {balance.found}", "it is slow: " + "because " * 30]),
+    )
+
+
+def text_of(page: Record, width: int = WIDTH) -> str:
+    stream = io.StringIO()
+    print_verdict(
+        page, Path("/var/lib/tunetool/runs/x/record.json"), Console(file=stream, width=width, highlight=False)
+    )
+    return stream.getvalue()
+
+
+def test_both_units_range_evidence_medium_and_which_is_judged() -> None:
+    text = text_of(record())
+    row = next(line for line in text.splitlines() if line.startswith("read"))
+    for wanted in ("51.20", "47.68", "50.69", "51.71", "50.00", "block 1.0003", "FAIL"):
+        assert wanted in row, text
+    assert "not judged" in next(line for line in text.splitlines() if line.startswith("write"))
+    assert "expectation (--expect): sequential read of at least 50 GB/s (46.57 GiB/s)" in text
+    assert "(8 x nvme)" in text
+
+
+def test_what_failed_with_its_remedy_and_the_word_last() -> None:
+    text = text_of(record())
+    assert "FAIL    drives.balance: `S3Z9NX0K` 8.3x slower" in text
+    assert text.count("8.3x slower") == 1
+    assert "- it is slow: because" in text
+    assert "remedy: look at `/dev/nvme3n1`" in text
+    assert text.rstrip().splitlines()[-2:] == ["record: /var/lib/tunetool/runs/x/record.json", "FAIL"]
+
+
+def test_it_is_never_wider_than_a_hundred_columns() -> None:
+    assert max(len(line.rstrip()) for line in text_of(record()).splitlines()) <= WIDTH
+
+
+def test_no_escape_sequences_into_a_pipe() -> None:
+    assert "\x1b" not in text_of(record())
+
+
+def test_without_a_manifest_it_says_so() -> None:
+    assert "configuration checks: skipped, there is no manifest" in text_of(record())
+
+
+def fleet() -> list[tuple[FleetHost, Record | None]]:
+    return [
+        (FleetHost(host="n1", record_id="1", status="pass"), record(51e9, "pass")),
+        (FleetHost(host="n2", record_id="2", status="fail", reasons=["slow " * 40]), record(40e9)),
+        (FleetHost(host="gone", status="error", reasons=["unreachable"]), None),
+    ]
+
+
+def test_fleet_table() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=WIDTH, highlight=False)
+    hosts = fleet()
+    print_fleet(hosts, console)
+    page = record().model_copy(update={"kind": "fleet", "verdict": Verdict(status="fail", reasons=[])})
+    print_fleet_verdict(page, Path("/runs/f/record.json"), console)
+    lines = stream.getvalue().splitlines()
+    assert any(line.startswith("gone") and "ERROR" in line and "unreachable" in line for line in lines)
+    assert "slowest: n2, sequential read 40 GB/s (37.25 GiB/s)" in lines
+    assert lines[-1] == "FAIL"
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_the_slowest_of_none() -> None:
+    assert slowest(fleet()[2:]) is None
+
+
+def test_progress_goes_to_stderr(capsys) -> None:  # type: ignore[no-untyped-def]
+    for progress in (PlainProgress(), BarProgress()):
+        progress.say("a [bold]line[/bold] as it is")
+        with progress.step("/mnt/x: [read]-1", 5) as tick:
+            tick()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("a [bold]line[/bold] as it is") == 2

@@ -1,0 +1,174 @@
+"""The verdict: no way to a pass but through a judgement, and contract 3's precedence."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunetool.errors import ExitCode
+from tunetool.measure.statistics import estimate
+from tunetool.record import CheckResult, Confidence, Evidence, Expectation, Measurement, Status
+from tunetool.verdict import Case, exit_code, judge, judged_expectations, worst
+
+RATES = st.floats(min_value=1.0, max_value=1e12)
+STATUSES = st.sampled_from(get_args(Status))
+CHECK_STATUSES = st.sampled_from(["pass", "fail", "skip", "unknown"])
+
+
+def figure(*samples: float, name: str = "sequential.read", kind: str = "block") -> Measurement:
+    found = estimate(samples)
+    return Measurement(
+        name=name,
+        layer="filesystem",
+        engine="fio 3.33",
+        medium="disk",
+        quantity="bandwidth",
+        unit="B/s",
+        better="higher",
+        value=found.value,
+        samples=list(samples),
+        confidence=Confidence(low=found.low, high=found.high, method=found.method),
+        evidence=Evidence.model_validate({"kind": kind, "ratio": 1.0}),
+    )
+
+
+def wanted(value: float, name: str = "sequential.read") -> Expectation:
+    return Expectation(name=name, value=value, source="--expect")
+
+
+def check(status: str, identity: str = "array.chunk") -> CheckResult:
+    return CheckResult.model_validate(
+        {"id": identity, "status": status, "expected": "1 MiB", "found": "512 KiB", "remedy": "run `site.yml`"}
+    )
+
+
+@given(st.lists(RATES, min_size=1, max_size=9), RATES)
+def test_never_a_pass_with_a_sample_below(samples: list[float], limit: float) -> None:
+    status = judge(Case(measurements=[figure(*samples)], expectations=[wanted(limit)])).status
+    assert (status == "pass") == (min(samples) >= limit)
+    assert (status == "fail") == (max(samples) < limit)
+
+
+@given(
+    st.lists(RATES, max_size=3),
+    st.lists(RATES, max_size=2),
+    st.lists(CHECK_STATUSES, max_size=4),
+    st.lists(st.just("reason"), max_size=1),
+    st.lists(st.just("reason"), max_size=1),
+    st.booleans(),
+)
+def test_a_pass_needs_something_judged_and_nothing_against_it(
+    samples: list[float], limits: list[float], checks: list[str], doubts: list[str], errors: list[str], measured: bool
+) -> None:
+    names = ["sequential.read", "sequential.write"]
+    case = Case(
+        measurements=[figure(*samples, name=name) for name in names if samples],
+        expectations=[wanted(limit, name) for limit, name in zip(limits, names, strict=False)],
+        checks=[check(status) for status in checks],
+        doubts=doubts,
+        errors=errors,
+        measured=measured,
+    )
+    verdict = judge(case)
+    if verdict.status == "pass":
+        assert not errors
+        assert not {"fail", "unknown"} & set(checks)
+        assert (limits and samples and not doubts) if measured else "pass" in checks
+    else:
+        assert verdict.reasons
+    if "fail" in checks:
+        assert verdict.status == "fail"
+    judged = judged_expectations(case)
+    assert len(judged) == len(limits)
+    if verdict.status == "pass" and measured:
+        assert {expectation.status for expectation in judged} == {"pass"}
+
+
+@given(st.lists(STATUSES))
+def test_precedence(statuses: list[Status]) -> None:
+    code = exit_code(statuses)
+    if "fail" in statuses:
+        assert code is ExitCode.FALLS_SHORT
+    elif statuses and set(statuses) == {"pass"}:
+        assert code is ExitCode.OK
+    else:
+        assert code is ExitCode.NOT_JUDGED
+    assert exit_code([worst(statuses)]) is code
+
+
+def test_exactly_the_expectation_is_enough() -> None:
+    assert judge(Case(measurements=[figure(50e9)], expectations=[wanted(50e9)])).status == "pass"
+
+
+def test_without_expectation_nothing_is_judged() -> None:
+    verdict = judge(Case(measurements=[figure(50e9)], checks=[check("pass")]))
+    assert verdict.status == "unproven"
+    assert verdict.reasons[0].startswith("no expectation")
+
+
+def test_a_failed_check_fails_a_fast_node_and_tells_the_remedy() -> None:
+    verdict = judge(Case(measurements=[figure(60e9)], expectations=[wanted(50e9)], checks=[check("fail")]))
+    assert verdict.status == "fail"
+    assert verdict.reasons == ["array.chunk: 512 KiB, expected 1 MiB: run `site.yml`"]
+
+
+def test_bytes_that_nothing_proves_are_neither_pass_nor_fail() -> None:
+    for samples in ((60e9,), (1e9,)):
+        for case in (
+            Case(measurements=[figure(*samples)], expectations=[wanted(50e9)], unproven={"sequential.read": "why"}),
+            Case(measurements=[figure(*samples, kind="memory")], expectations=[wanted(50e9)]),
+            Case(measurements=[figure(*samples, kind="none")], expectations=[wanted(50e9)]),
+            Case(measurements=[figure(*samples)], expectations=[wanted(50e9)], doubts=["tmpfs"]),
+        ):
+            assert judge(case).status == "unproven"
+
+
+def test_a_shortfall_outranks_what_could_not_be_judged() -> None:
+    case = Case(
+        measurements=[figure(60e9), figure(1e9, name="sequential.write")],
+        expectations=[wanted(50e9), wanted(25e9, "sequential.write")],
+        unproven={"sequential.read": "other I/O"},
+    )
+    verdict = judge(case)
+    assert verdict.status == "fail"
+    assert len(verdict.reasons) == 2
+
+
+def test_the_reason_names_the_ceiling_when_the_links_cannot_carry_it() -> None:
+    ceiling = figure(31.5e9, name="ceiling.link")
+    verdict = judge(Case(measurements=[figure(30e9), ceiling], expectations=[wanted(50e9)]))
+    assert "links carry 31.5 GB/s" in verdict.reasons[0]
+
+
+def test_a_ceiling_that_was_exceeded_explains_nothing() -> None:
+    ceiling = figure(2e9, name="ceiling.link")
+    verdict = judge(Case(measurements=[figure(5e9), ceiling], expectations=[wanted(50e9)]))
+    assert verdict.status == "fail"
+    assert "links carry" not in verdict.reasons[0]
+
+
+def test_the_reason_points_to_the_check_that_explains_it() -> None:
+    checks = [check("fail", "drives.balance")]
+    verdict = judge(Case(measurements=[figure(8e9)], expectations=[wanted(50e9)], checks=checks))
+    assert any("see drives.balance" in reason for reason in verdict.reasons)
+
+
+def test_a_spread_over_the_expectation_is_unstable() -> None:
+    verdict = judge(Case(measurements=[figure(49e9, 51e9, 52e9)], expectations=[wanted(50e9)]))
+    assert verdict.status == "unstable"
+    assert "49 to 52" in verdict.reasons[0]
+
+
+def test_configuration_alone() -> None:
+    assert judge(Case(checks=[check("pass"), check("skip")], measured=False)).status == "pass"
+    assert judge(Case(checks=[check("pass"), check("unknown")], measured=False)).status == "unproven"
+    assert judge(Case(checks=[check("skip")], measured=False)).status == "unproven"
+    assert judge(Case(measured=False)).status == "unproven"
+
+
+def test_what_was_not_measured_is_an_error() -> None:
+    verdict = judge(Case(expectations=[wanted(50e9)]))
+    assert (verdict.status, verdict.reasons) == ("error", ["sequential read was not measured"])
+    assert judge(Case(expectations=[wanted(50e9)], errors=["`fio` is not on PATH"])).reasons == ["`fio` is not on PATH"]

@@ -1,0 +1,464 @@
+"""One node from call to record: bad calls, fake fio programs, manifests. No real I/O: that is tests/measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunetool import verify as verify_module
+from tunetool.cli.main import main
+from tunetool.cli.verify import parse_duration, parse_expectations
+from tunetool.errors import UsageProblem
+from tunetool.measure import busy, sequential
+from tunetool.node.blockstack import BlockStack, Counters, Leaf
+from tunetool.node.checks import Check
+from tunetool.node.mounts import Mount
+from tunetool.record import Record, read
+from tunetool.report.progress import PlainProgress
+from tunetool.verify import Request, Result, verify
+
+GB = 10**9
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(autouse=True)
+def _no_manifest_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(verify_module, "MANIFEST_PATH", str(tmp_path / "no-manifest.json"))
+    monkeypatch.setattr(busy, "lock_directory", lambda environment, is_root: tmp_path / "locks")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    path = tmp_path / "target"
+    path.mkdir()
+    (path / "theirs").write_text("keep")
+    return path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The program as a shell calls it."""
+    monkeypatch.setattr(sys, "argv", ["tunetool", "verify", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def listing(path: Path) -> list[str]:
+    return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
+
+
+# --- calls that are wrong -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--expect", "banana"],
+        ["--expect", "50"],
+        ["--expect", "50Gbps"],
+        ["--expect", "50gbps"],
+        ["--expect", "-5GBps"],
+        ["--expect", "0GBps"],
+        ["--expect", "read=-5GBps"],
+        ["--expect", ""],
+        ["--expect", "9" * 400 + "GBps"],
+        ["--expect", "sideways=5GBps"],
+        ["--expect", "5GBps", "--expect", "read=6GBps"],
+        ["--expect", "write=5GBps,write=6GBps"],
+        ["--expect", "1GBps", "--target", "{missing}"],
+        ["--expect", "1GBps", "--target", "{file}"],
+        ["--expect", "1GBps", "--target", ""],
+        ["--expect", "1GBps"],
+        ["--target", "{target}", "--duration", "10"],
+        ["--target", "{target}", "--duration", "0s"],
+        ["--target", "{target}", "--duration", "banana"],
+        ["--target", "{target}", "--level", "banana"],
+        ["--target", "{target}", "--manifest", "{missing}"],
+        ["--target", "{target}", "--manifest", "{file}"],
+        ["--target", "{target}", "--json", "{missing}/record.json"],
+        ["--target", "{target}", "--json", "{target}"],
+        ["--target", "{target}", "--limit", "n1"],
+        ["--target", "{target}", "--forks", "2"],
+        ["-i", "{missing}"],
+        ["-i", "{file}", "--manifest", "{file}"],
+        ["-i", "{file}", "--forks", "0"],
+        ["--target", "{target}", "banana"],
+    ],
+)
+def test_a_wrong_call(
+    arguments: list[str],
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("not an inventory, not a manifest")
+    places = {"{missing}": str(tmp_path / "missing"), "{file}": str(file), "{target}": str(target)}
+    before = listing(tmp_path)
+    for name, place in places.items():
+        arguments = [argument.replace(name, place) for argument in arguments]
+    code = call(monkeypatch, "--runs-dir", str(tmp_path / "runs"), *arguments)
+    captured = capsys.readouterr()
+    assert code == 2, captured.err
+    error, hint = captured.err.splitlines()
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
+    assert captured.out == ""
+    assert listing(tmp_path) == before
+
+
+def test_too_little_space_and_no_permission(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = listing(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(verify_module, "free_bytes", lambda path: GB)
+        assert call(monkeypatch, "--target", str(target), "--runs-dir", str(tmp_path / "runs")) == 2
+        assert "has too little space: 1 GB free" in capsys.readouterr().err
+    monkeypatch.setattr("os.access", lambda *arguments, **options: False)
+    assert call(monkeypatch, "--target", str(target), "--runs-dir", str(tmp_path / "runs")) == 2
+    assert f"`{target}` is not writable" in capsys.readouterr().err
+    assert listing(tmp_path) == before
+
+
+def test_expectations() -> None:
+    assert parse_expectations(("50GBps",)) == {"read": 50e9}
+    assert parse_expectations(("write=25GB/s",)) == {"write": 25e9}
+    assert parse_expectations(("read=50GBps, write=1GiB/s",)) == {"read": 50e9, "write": 2.0**30}
+    assert parse_expectations(("50GBps", "write=25GBps")) == {"read": 50e9, "write": 25e9}
+    assert parse_expectations(()) == {}
+
+
+def test_durations() -> None:
+    assert [parse_duration(text) for text in ("1s", "10s", "1.5s", "2m")] == [1, 10, 1.5, 120]
+    for text in ("0.5s", "2000m", "10ms", "-1s", "1e3s", " s"):
+        with pytest.raises(UsageProblem):
+            parse_duration(text)
+
+
+# --- a node of our making -------------------------------------------------------------------------------------
+
+
+def stack_on(directory: str, mount_point: str = "/mnt/scratch") -> BlockStack:
+    mount = Mount("9:0", mount_point, "/", "xfs", "/dev/md0", ("rw",))
+    leaves = tuple(Leaf(f"nvme{n}n1", "nvme", f"SER{n}", True, (f"nvme{n}n1",)) for n in range(4))
+    return BlockStack(
+        directory, mount, "xfs", "md0", "9:0", "md RAID0 (4 x nvme)", leaves, redundant=False, in_memory=False
+    )
+
+
+def fake_fio(folder: Path, body: str) -> dict[str, str]:
+    """A program called fio; the environment that finds it."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "fio"
+    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo fio-3.33 && exit\n{body}\n')
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def claims(read: float = 4.0, write: float = 2.0) -> str:
+    """Body of a fake fio that claims so many GB in one second."""
+    sides = {
+        name: {"io_bytes": int(amount * GB), "runtime": 1000, "clat_ns": {"percentile": {"50.000000": 5000}}}
+        for name, amount in (("read", read), ("write", write))
+    }
+    document = json.dumps({"jobs": [{"error": 0, **sides}]})
+    return f"cat <<'END'\n{document}\nEND"
+
+
+class Drives:
+    """Counters that answer as if fio's bytes had arrived, ``factor`` times over."""
+
+    def __init__(self, factor: list[float], slow: str | None = None) -> None:
+        self.factor, self.slow = factor, slow
+        self.calls = 0
+        self.sectors = {"read": 0.0, "write": 0.0}
+
+    def snapshot(self, stack: BlockStack) -> dict[str, Counters]:
+        if self.calls % 2:
+            run = min(self.calls // 2, len(self.factor) - 1)
+            self.sectors["read"] += 4 * GB / 512 / 4 * self.factor[run]
+            self.sectors["write"] += 2 * GB / 512 / 4 * self.factor[run]
+        self.calls += 1
+        counted = {}
+        for leaf in stack.leaves:
+            milliseconds = self.calls * 1000 * (8 if leaf.name == self.slow else 1)
+            read, write = int(self.sectors["read"]), int(self.sectors["write"])
+            ios = self.calls * 1000
+            counted[leaf.name] = Counters(ios, read, milliseconds, ios, write, milliseconds, self.calls)
+        return counted
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path) -> Any:
+    """Run ``verify`` on a target with four drives; what they count and what fio says is the test's choice."""
+
+    def run(
+        body: str | None = None,
+        factor: tuple[float, ...] = (1.0,),
+        slow: str | None = None,
+        environment: dict[str, str] | None = None,
+        mount_point: str = "/mnt/scratch",
+        **options: Any,
+    ) -> Result:
+        monkeypatch.setattr(verify_module, "read_stack", lambda path: stack_on(path, mount_point))
+        monkeypatch.setattr(verify_module, "free_bytes", lambda path: 10**14)
+        monkeypatch.setattr(sequential, "snapshot", Drives(list(factor), slow).snapshot)
+        found = fake_fio(tmp_path / "bin", claims() if body is None else body)
+        before = listing(target)
+        request = Request(**{"target": target, "runs_dir": tmp_path / "runs", "allow_busy": True, **options})
+        result = verify(request, PlainProgress(), {**found, **(environment or {})})
+        assert listing(target) == before
+        return result
+
+    return run
+
+
+def record_of(result: Result) -> Record:
+    assert result.record is not None
+    assert result.path is not None
+    assert read(result.path).verdict == result.record.verdict
+    return result.record
+
+
+def reasons(result: Result) -> str:
+    verdict = record_of(result).verdict
+    assert verdict is not None
+    return " | ".join(verdict.reasons)
+
+
+def test_it_holds(node: Any) -> None:
+    result = node(expect={"read": 4e9, "write": 2e9})
+    assert result.code == 0, reasons(result)
+    record = record_of(result)
+    figures = {measurement.name: measurement for measurement in record.measurements}
+    read_figure = figures["sequential.read"]
+    assert read_figure.value == 4e9
+    assert read_figure.medium == "md RAID0 (4 x nvme)"
+    assert read_figure.evidence is not None
+    assert read_figure.evidence.ratio == pytest.approx(1.0)
+    assert str(read_figure.parameters["fio_path"]).endswith("/bin/fio")
+    assert record.tolerance == 0
+    assert [expectation.status for expectation in record.expectations] == ["pass", "pass"]
+    assert result.path.parent.joinpath("fio-read-1.json").exists()
+
+
+def test_it_falls_short(node: Any) -> None:
+    result = node(expect={"write": 2.1e9})
+    assert result.code == 1
+    assert "sequential write 2 GB/s" in reasons(result)
+
+
+def test_no_expectation(node: Any) -> None:
+    result = node()
+    assert result.code == 3
+    assert "no expectation" in reasons(result)
+
+
+def test_bytes_that_never_arrived(node: Any) -> None:
+    result = node(factor=(0.5,), expect={"read": 1e9})
+    assert result.code == 3
+    assert "counted only 0.500" in reasons(result)
+    assert record_of(result).measurements[0].parameters["repeated_samples"] == 0
+
+
+def test_a_neighbour_is_waited_out(node: Any) -> None:
+    # probe, layout, then the write samples: two of them are disturbed.
+    result = node(factor=(1, 1, 1.5, 1.5, 1), expect={"read": 1e9, "write": 1e9})
+    assert result.code == 0, reasons(result)
+    write = next(m for m in record_of(result).measurements if m.name == "sequential.write")
+    assert write.parameters["repeated_samples"] == 2
+
+
+def test_a_neighbour_that_stays_is_named(node: Any) -> None:
+    result = node(factor=(1.5,), expect={"read": 1e9})
+    assert result.code == 3
+    assert "2 GB more" in reasons(result)
+
+
+def test_a_slow_member_fails_the_node(node: Any) -> None:
+    result = node(slow="nvme2n1", expect={"read": 1e9})
+    assert result.code == 1
+    assert "`SER2` 8.0x slower" in reasons(result)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo rubbish", "did not print a result"),
+        ("exit 0", "did not print a result"),
+        ('echo \'{"jobs": [{"error": 5}]}\'', "reports an error"),
+        (claims(read=0, write=0), "moved 0 bytes"),
+        ("echo 'fio: broken' >&2; exit 7", "exit status 7: fio: broken"),
+        ("kill -XFSZ $$", "SIGXFSZ"),
+    ],
+)
+def test_a_fio_that_does_not_deliver(node: Any, body: str, said: str) -> None:
+    result = node(body=body, expect={"read": 1e9})
+    assert result.code == 3
+    verdict = record_of(result).verdict
+    assert verdict is not None
+    assert verdict.status == "error"
+    assert said in reasons(result)
+
+
+def test_no_fio_on_path(node: Any, tmp_path: Path) -> None:
+    result = node(environment={"PATH": str(tmp_path)}, expect={"read": 1e9})
+    assert result.code == 3
+    assert "`fio` is not on PATH; install it" in reasons(result)
+
+
+def test_preloaded_code_makes_it_unproven(node: Any) -> None:
+    result = node(environment={"LD_PRELOAD": "/x.so"}, expect={"read": 1e9})
+    assert result.code == 3
+    assert "`LD_PRELOAD` was set" in reasons(result)
+
+
+def test_busy(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy, "look", lambda stack, tick: ["process 1 (`job`) uses a GPU"])
+    result = node(expect={"read": 1e9}, allow_busy=False)
+    assert result.code == 3
+    assert "busy: process 1" in reasons(result)
+    assert [m for m in record_of(result).measurements if m.name.startswith("sequential")] == []
+
+
+def test_dry_run_writes_nothing(node: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = node(dry_run=True)
+    assert (result.code, result.record) == (0, None)
+    assert not (tmp_path / "runs").exists()
+    assert "removed afterwards" in capsys.readouterr().err
+
+
+# --- with a manifest ------------------------------------------------------------------------------------------
+
+
+def manifest(tmp_path: Path, mount_point: Path | str, **expect: float) -> Path:
+    member = {"serial": "S", "model": "M", "by_id": None, "size_bytes": 1, "pci_address": None, "numa_node": None}
+    document = {
+        "schema": "tunetool.manifest/1",
+        "profile": "h100",
+        "array": {"uuid": "a", "name": "scratch", "level": "raid0", "chunk_bytes": 2**20, "members": [member]},
+        "filesystem": {
+            "uuid": "f",
+            "type": "xfs",
+            "mount_point": str(mount_point),
+            "data_su_bytes": 2**20,
+            "data_sw": 8,
+            "log_su_bytes": 2**18,
+            "mount_options": ["noatime"],
+        },
+        "memory": {"hugepages": [], "shm_bytes": None, "memlock": None},
+        "gds": {"mode": "off", "reasons": []},
+        "offload_dir": None,
+        "expect": expect,
+        "reboot_required": False,
+        "tool_version": "0.1.0",
+    }
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def answer(**statuses: str) -> None:
+        found = [
+            Check(name.replace("_", "."), status, "as built", "otherwise", "run `site.yml`")
+            for name, status in {"filesystem_mounted": "pass", **statuses}.items()
+        ]
+        monkeypatch.setattr(verify_module, "run_checks", lambda document: found)
+
+    answer()
+    return answer
+
+
+def test_the_manifest_gives_target_and_expectations(node: Any, checks: Any, tmp_path: Path, target: Path) -> None:
+    path = manifest(tmp_path, target, read=4e9, write=9e9)
+    result = node(target=None, manifest=path, mount_point=str(target))
+    assert result.code == 1
+    assert "sequential write" in reasons(result)
+    assert {expectation.source for expectation in record_of(result).expectations} == {str(path)}
+
+
+def test_a_given_expectation_replaces_the_manifest_s(node: Any, checks: Any, tmp_path: Path, target: Path) -> None:
+    path = manifest(tmp_path, target, read=4e9, write=9e9)
+    result = node(target=None, manifest=path, mount_point=str(target), expect={"read": 4e9})
+    assert result.code == 0, reasons(result)
+
+
+def test_nothing_is_written_to_a_bare_mount_point(node: Any, checks: Any, tmp_path: Path, target: Path) -> None:
+    checks(filesystem_mounted="fail")
+    result = node(body="touch written; exit 1", target=None, manifest=manifest(tmp_path, target, read=4e9))
+    assert result.code == 1
+    assert "was not measured: see filesystem.mounted" in reasons(result)
+    assert record_of(result).target is None
+
+
+def test_another_file_system_than_the_manifest_s(node: Any, checks: Any, tmp_path: Path) -> None:
+    path = manifest(tmp_path, "/mnt/scratch", read=1e9)
+    result = node(manifest=path, mount_point="/elsewhere")
+    assert result.code == 3
+    assert "is not on the manifest's file system" in reasons(result)
+    assert node(manifest=path, mount_point="/elsewhere", expect={"read": 1e9}).code == 0
+
+
+def test_a_failed_check_fails_a_fast_node(node: Any, checks: Any, tmp_path: Path) -> None:
+    checks(memory_shm="fail")
+    assert node(manifest=manifest(tmp_path, "/mnt/scratch", read=1e9)).code == 1
+
+
+@pytest.mark.parametrize(("status", "code"), [("pass", 0), ("fail", 1), ("unknown", 3), ("skip", 0)])
+def test_configuration_only(node: Any, checks: Any, tmp_path: Path, status: str, code: int) -> None:
+    checks(memory_shm=status)
+    result = node(body="exit 9", level="config", manifest=manifest(tmp_path, "/mnt/scratch", read=1e15))
+    assert result.code == code
+
+
+def test_configuration_only_without_a_manifest(node: Any) -> None:
+    result = node(level="config")
+    assert result.code == 3
+    assert "there is no manifest" in reasons(result)
+
+
+# --- as a shell sees it ---------------------------------------------------------------------------------------
+
+
+def test_json_alone_on_stdout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy.json"
+    for where in ("-", str(copy)):
+        code = call(monkeypatch, "--level", "config", "--runs-dir", str(tmp_path / "runs"), "--json", where)
+        assert code == 3
+    output = capsys.readouterr().out
+    document, _ = json.JSONDecoder().raw_decode(output)
+    assert document["kind"] == "verify"
+    assert document["command"][:2] == ["tunetool", "verify"]
+    assert read(copy).kind == "verify"
+    assert os.environ.get("NO_COLOR") is None or "\x1b" not in output
+
+
+def test_interrupted(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(request: Request, progress: object) -> Result:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify_module, "verify", interrupt)
+    assert call(monkeypatch, "--target", str(target), "--runs-dir", str(tmp_path / "runs")) == 130
+    assert "interrupted" in capsys.readouterr().err

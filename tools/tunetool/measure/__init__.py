@@ -1,0 +1,1 @@
+"""Measuring: sampling, evidence, and the drivers of the programs that move the bytes."""

@@ -1,0 +1,106 @@
+"""Is somebody at work here? One run at a time on a device, and none while a job uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from tunetool.errors import CannotJudge
+from tunetool.node.blockstack import BlockStack, Counters, CountersChanged, difference, snapshot
+from tunetool.node.units import format_size
+
+LOOK_SECONDS = 1.0
+QUIET_BYTES = 8 * 10**6
+QUIET_IOS = 500
+"""In one second. Journals and logs of an idle system stay below; a job that reads its data does not."""
+
+_ALLOW = "wait until it is done, or pass `--allow-busy` to measure beside it"
+
+
+def lock_directory(environment: Mapping[str, str], is_root: bool) -> Path:
+    """Where locks lie: the same place for everyone who may measure the same device."""
+    if is_root:
+        return Path("/run/lock")
+    own = environment.get("XDG_RUNTIME_DIR")
+    # Last resort, a directory of this user's: a lock file of somebody else's could not be opened.
+    return Path(own) if own else Path(tempfile.gettempdir()) / f"tunetool-{os.geteuid()}"
+
+
+@contextlib.contextmanager
+def device_lock(key: str, directory: Path) -> Iterator[None]:
+    """Hold the lock of one device. Raises ``CannotJudge`` at once when another run holds it.
+
+    The lock file stays: removing it would let two runs lock two files of one name.
+    """
+    path = directory / f"tunetool-{re.sub(r'[^A-Za-z0-9]', '-', key)}.lock"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # /run/lock is world-writable: never follow a link that somebody put there.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CannotJudge(f"`{path}` cannot be locked: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotJudge(
+                f"busy: another tunetool run is measuring (`{path}` is locked)", "wait until it is done"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def look(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> list[str]:
+    """Who is at work: one line for each busy device, one for each GPU process."""
+    return [*busy_devices(stack, tick, sleep), *gpu_processes()]
+
+
+def busy_devices(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> list[str]:
+    """Watch the drives for a second."""
+    if not stack.leaves:
+        return []
+    try:
+        before = snapshot(stack)
+        for _ in range(5):
+            sleep(LOOK_SECONDS / 5)
+            tick()
+        change = difference(snapshot(stack), before)
+    except CountersChanged as error:
+        raise CannotJudge(f"the drives change under the measurement: {error}", "see `dmesg | tail`") from None
+    return [line for leaf in stack.leaves if (line := _activity(leaf.name, change[leaf.name]))]
+
+
+def _activity(name: str, change: Counters) -> str | None:
+    moved = change.moved_bytes("read") + change.moved_bytes("write")
+    ios = change.read_ios + change.write_ios
+    if moved <= QUIET_BYTES and ios <= QUIET_IOS:
+        return None
+    return f"`{name}` moved {format_size(moved)} in {ios} requests within a second"
+
+
+def gpu_processes() -> list[str]:
+    """Processes that compute on a GPU of this node; none where there is no working nvidia-smi."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, errors="replace", timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode != 0:
+        return []
+    lines = [line.split(",", 1) for line in done.stdout.splitlines() if re.match(r"\s*\d+\s*,", line)]
+    return [f"process {pid.strip()} (`{name.strip()}`) uses a GPU" for pid, name in lines]
+
+
+def refuse(found: list[str]) -> None:
+    """Stop with ``busy`` when somebody is at work."""
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise CannotJudge(f"busy: {found[0]}{more}", _ALLOW)

@@ -1,0 +1,77 @@
+"""Did the bytes that a program claims reach the drives? Counters before and after answer, not the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tunetool.measure.fio import Direction
+from tunetool.node.blockstack import BlockStack, Counters
+from tunetool.node.units import format_size
+
+LOWEST, HIGHEST = 0.98, 1.02
+"""Ratio of counted to claimed bytes that proves a sample. A file system's own metadata stays far inside."""
+
+REPEATS = 3
+"""How many samples of one direction may be taken again because something else used the drives meanwhile."""
+
+Judgement = Literal["proven", "other-io", "missing"]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One sample's claim, and what each device counted meanwhile."""
+
+    claimed_bytes: int
+    counted_bytes: int
+    devices: Mapping[str, Counters]
+
+    @property
+    def ratio(self) -> float:
+        """Counted bytes for each claimed one."""
+        return self.counted_bytes / self.claimed_bytes
+
+    @property
+    def judgement(self) -> Judgement:
+        """Whether the claim holds; ``other-io`` is worth another try, ``missing`` never is."""
+        if self.ratio < LOWEST:
+            return "missing"
+        return "proven" if self.ratio <= HIGHEST else "other-io"
+
+
+def count(stack: BlockStack, direction: Direction, claimed: int, devices: Mapping[str, Counters]) -> Counted:
+    """Hold a claim against the devices of ``stack`` that count for it."""
+    counted = sum(devices[name].moved_bytes(direction) for name in stack.counts)
+    return Counted(claimed, counted, devices)
+
+
+def obstacles(stack: BlockStack) -> list[str]:
+    """Why no sample on this stack can be proven, known beforehand; each with its cure."""
+    if stack.in_memory:
+        return [f"`{stack.directory}` lies on {stack.medium}, in memory: choose a directory on drives"]
+    if not stack.counts:
+        return [
+            f"`{stack.directory}` lies on {stack.medium}, which has no block device whose counters could prove "
+            "the bytes: choose a directory on drives"
+        ]
+    return [
+        f"`{leaf.name}` counts nothing: run `echo 1 > /sys/block/{leaf.name}/queue/iostats`"
+        for leaf in stack.leaves
+        if not leaf.iostats
+    ]
+
+
+def explain(stack: BlockStack, direction: Direction, sample: Counted) -> str:
+    """Why ``sample`` proves nothing."""
+    devices = ", ".join(f"`{name}`" for name in stack.counts)
+    if sample.judgement == "missing":
+        return (
+            f"{devices} counted only {sample.ratio:.3f} of the {format_size(sample.claimed_bytes)} that fio claims "
+            f"to {direction}: the rest never reached a drive"
+        )
+    foreign = format_size(sample.counted_bytes - sample.claimed_bytes)
+    return (
+        f"{devices} counted {foreign} more than fio's {direction}s, {REPEATS} repeats included: something else uses "
+        "the drives; stop it (see `pidstat -d 1`) and verify again"
+    )

@@ -1,0 +1,146 @@
+"""From fio's samples to the record's measurements, and to the reasons why a figure proves nothing."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from tunetool.measure.balance import service_times
+from tunetool.measure.evidence import Counted, explain
+from tunetool.measure.fio import Direction, Fio
+from tunetool.measure.sequential import Plan, Results, Sample
+from tunetool.measure.statistics import estimate
+from tunetool.node.blockstack import BlockStack
+from tunetool.record import Confidence, Evidence, Measurement, Scalar
+
+NAMES: dict[Direction, str] = {"read": "sequential.read", "write": "sequential.write"}
+CEILING = "ceiling.link"
+
+
+def bandwidths(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> list[Measurement]:
+    """The sequential figures of every direction that was measured to its end."""
+    return [
+        _bandwidth(direction, samples, stack, fio, shape, results)
+        for direction, samples in sorted(results.samples.items())
+        if len(samples) == shape.samples
+    ]
+
+
+def _bandwidth(
+    direction: Direction,
+    samples: list[Sample],
+    stack: BlockStack,
+    fio: Fio,
+    shape: Plan,
+    results: Results,
+) -> Measurement:
+    values = [sample.outcome.bandwidth for sample in samples]
+    found = estimate(values)
+    middle = min(samples, key=lambda sample: abs(sample.outcome.bandwidth - found.value))
+    parameters: dict[str, Scalar] = {
+        "direction": direction,
+        "block_bytes": 2**20,
+        "queue_depth": 32,
+        "jobs": shape.jobs,
+        "io_engine": "libaio",
+        "direct": results.direct,
+        "file_bytes": results.file_bytes,
+        "sample_seconds": shape.duration,
+        "repeated_samples": results.repeated.get(direction, 0),
+        "fio_path": fio.path,
+    }
+    return Measurement(
+        name=NAMES[direction],
+        layer="filesystem",
+        engine=f"fio {fio.version}",
+        medium=stack.medium,
+        quantity="bandwidth",
+        unit="B/s",
+        better="higher",
+        value=found.value,
+        samples=values,
+        confidence=Confidence(low=found.low, high=found.high, method=found.method),
+        percentiles=middle.outcome.percentiles or None,
+        parameters=parameters,
+        evidence=_evidence(stack, samples),
+    )
+
+
+def _evidence(stack: BlockStack, samples: list[Sample]) -> Evidence:
+    counted = [sample.counted for sample in samples if sample.counted is not None]
+    claimed = sum(sample.outcome.claimed_bytes for sample in samples)
+    if not counted:
+        return Evidence(kind="memory" if stack.in_memory else "none", claimed_bytes=claimed)
+    total = sum(sample.counted_bytes for sample in counted)
+    return Evidence(
+        kind="memory" if stack.in_memory else "block",
+        device=", ".join(stack.counts),
+        claimed_bytes=claimed,
+        counted_bytes=total,
+        ratio=total / claimed,
+    )
+
+
+def service_time_figures(stack: BlockStack, results: Results) -> list[Measurement]:
+    """What each drive took for a request: the figures behind the check ``drives.balance``."""
+    found = []
+    for direction, counted in counted_samples(results).items():
+        rounds = [service_times(sample, direction) for sample in counted]
+        for leaf in stack.leaves:
+            values = [times[leaf.name] for times in rounds if leaf.name in times]
+            if values:
+                found.append(
+                    Measurement(
+                        name=f"drive.{direction}_time",
+                        layer="device",
+                        engine="block device counters",
+                        medium="nvme disk" if leaf.kind == "nvme" else "disk",
+                        quantity="latency",
+                        unit="s",
+                        better="lower",
+                        value=median(values),
+                        samples=values,
+                        parameters={"direction": direction, "device": leaf.name, "serial": leaf.serial or ""},
+                    )
+                )
+    return found
+
+
+def ceiling_figure(stack: BlockStack, value: float) -> Measurement:
+    """The links' ceiling, computed."""
+    return Measurement(
+        name=CEILING,
+        layer="link",
+        engine="computed from negotiated PCIe speed and width",
+        medium=stack.medium,
+        quantity="bandwidth",
+        unit="B/s",
+        better="higher",
+        value=value,
+        parameters={"drives": len(stack.leaves)},
+    )
+
+
+def counted_samples(results: Results) -> dict[Direction, list[Counted]]:
+    """By direction, what the drives counted in each sample that was kept."""
+    return {
+        direction: [sample.counted for sample in samples if sample.counted is not None]
+        for direction, samples in results.samples.items()
+    }
+
+
+def unproven(stack: BlockStack, results: Results) -> dict[str, str]:
+    """By measurement name, why its samples prove nothing; empty when the counters agree."""
+    reasons = {}
+    for direction, counted in counted_samples(results).items():
+        bad = [sample for sample in counted if sample.judgement != "proven"]
+        if bad:
+            # A claim that the drives deny weighs more than a neighbour's traffic.
+            worst = min(bad, key=lambda sample: (sample.judgement != "missing", -abs(sample.ratio - 1)))
+            reasons[NAMES[direction]] = explain(stack, direction, worst)
+    if not results.direct:
+        for direction in results.samples:
+            reasons.setdefault(
+                NAMES[direction],
+                f"the file system of `{stack.directory}` takes no direct I/O: the page cache answers",
+            )
+    return reasons

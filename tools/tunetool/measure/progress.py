@@ -1,0 +1,20 @@
+"""What a measurement tells the person who waits for it. The faces are in tunetool.report.progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Where progress goes: a terminal, a log, nowhere."""
+
+    def say(self, line: str) -> None:
+        """One line for people."""
+
+    def step(self, name: str, seconds: float) -> AbstractContextManager[Callable[[], None]]:
+        """A step that is expected to take ``seconds``. Whoever does the step calls what it is handed, often.
+
+        A call instead of a thread that redraws: fio is started by fork, which threads make unsafe.
+        """

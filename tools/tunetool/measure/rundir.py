@@ -1,0 +1,93 @@
+"""The directory of a run inside the target: made, marked with its owner, gone afterwards whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tunetool.errors import UsageProblem
+
+PREFIX = ".tunetool-"
+_OWNER = "owner.json"
+_UNMARKED_GRACE = 3600.0
+"""Seconds for which a directory without its mark may still be one that is just being made."""
+
+
+@contextlib.contextmanager
+def run_directory(target: Path, run_id: str) -> Iterator[Path]:
+    """``target/.tunetool-<id>``, mode 0700. Raises ``UsageProblem`` when it cannot be made."""
+    path = target / (PREFIX + run_id[:12])
+    try:
+        try:
+            path.mkdir(mode=0o700)
+            (path / _OWNER).write_text(json.dumps(_identity(os.getpid())))
+        except OSError as error:
+            raise UsageProblem(
+                f"`{target}` is not writable: {error.strerror}",
+                "run as a user who may write there, or choose another `--target`",
+            ) from None
+        yield path
+    finally:
+        _remove(path)
+
+
+def stale_directories(target: Path) -> list[Path]:
+    """Directories here that runs of this host and user left behind when they died."""
+    found = []
+    for path in sorted(target.glob(PREFIX + "*")):
+        with contextlib.suppress(OSError, ValueError):
+            if path.is_symlink() or path.stat().st_uid != os.geteuid():
+                continue
+            if _is_dead(path):
+                found.append(path)
+    return found
+
+
+def remove_stale(paths: Sequence[Path]) -> None:
+    """Delete what ``stale_directories`` found."""
+    for path in paths:
+        _remove(path)
+
+
+def _identity(pid: int) -> dict[str, object]:
+    # A pid alone comes back after a reboot or a few days: with boot and start time it is one process.
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {"host": socket.gethostname(), "boot": boot, "pid": pid, "start": _start_ticks(pid)}
+
+
+def _start_ticks(pid: int) -> int:
+    # Field 22 of /proc/PID/stat; the name in field 2 may hold blanks and parentheses itself.
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def _is_dead(path: Path) -> bool:
+    try:
+        owner = json.loads((path / _OWNER).read_text())
+        pid = int(owner["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return time.time() - path.stat().st_mtime > _UNMARKED_GRACE
+    if owner.get("host") != socket.gethostname():
+        return False
+    try:
+        return bool(owner != _identity(pid))
+    except OSError:
+        return True
+
+
+def _remove(path: Path) -> None:
+    # A second Ctrl-C while files of many GB are unlinked must not leave the rest.
+    for _ in range(3):
+        try:
+            shutil.rmtree(path, ignore_errors=False)
+            return
+        except KeyboardInterrupt:
+            continue
+        except FileNotFoundError:
+            return

@@ -1,0 +1,322 @@
+"""The record, contract 2: what was measured, with its proof. Every later command reads this, never text.
+
+``python -m tunetool.record`` prints the JSON Schema; docs/reference/record.schema.json is that output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tunetool.errors import UsageProblem
+
+SCHEMA_NAME: Literal["tunetool.record/1"] = "tunetool.record/1"
+
+Scalar = str | int | float | bool
+CheckStatus = Literal["pass", "fail", "skip", "unknown"]
+Status = Literal["pass", "fail", "unstable", "unproven", "error"]
+
+
+class _Model(BaseModel):
+    # Unknown keys are refused: a misspelt key that is silently dropped would be a figure that silently vanishes.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Link(_Model):
+    """A PCIe link as negotiated and as possible."""
+
+    current_speed_gts: float | None = None
+    current_width: int | None = None
+    max_speed_gts: float | None = None
+    max_width: int | None = None
+
+
+class DriveFacts(_Model):
+    """A drive of the node."""
+
+    name: str
+    serial: str
+    model: str
+    firmware: str | None = None
+    size_bytes: int | None = None
+    pci_address: str | None = None
+    link: Link | None = None
+
+
+class Node(_Model):
+    """The machine that was measured."""
+
+    host: str
+    kernel: str | None = None
+    machine: str | None = Field(None, description="Vendor and product, as the firmware says")
+    cpu: str | None = None
+    cpu_count: int | None = None
+    memory_bytes: int | None = None
+    driver: str | None = Field(None, description="Version of the loaded NVIDIA kernel driver")
+    drives: list[DriveFacts] | None = None
+    speed_hash: str | None = Field(None, description="One hash of what affects speed; equal hashes, comparable records")
+
+
+class Expectation(_Model):
+    """What was asked for, in bytes per second."""
+
+    name: str = Field(description="Name of the measurement that it applies to")
+    value: float
+    unit: str = "B/s"
+    source: str = Field(description="--expect, or the path of the manifest")
+    status: Status | None = Field(None, description="What became of it: pass, fail, unstable, unproven, error")
+
+
+class Confidence(_Model):
+    """Between which values the truth lies, and how that was found."""
+
+    level: float | None = None
+    low: float
+    high: float
+    method: str
+
+
+class Trend(_Model):
+    """Whether the samples drift."""
+
+    slope_per_second: float
+    significant: bool
+
+
+class Evidence(_Model):
+    """A program's claim against what the drives counted."""
+
+    kind: Literal["block", "memory", "none"]
+    device: str | None = None
+    claimed_bytes: int | None = None
+    counted_bytes: int | None = None
+    ratio: float | None = None
+
+
+class Measurement(_Model):
+    """One figure."""
+
+    name: str
+    layer: str = Field(description="filesystem, device, link ...")
+    engine: str = Field(description="What produced it, with its version")
+    medium: str = Field(description="md RAID0 (8 x nvme), disk, tmpfs ...")
+    quantity: Literal["bandwidth", "duration", "rate", "latency", "memory", "ratio"]
+    unit: Literal["B/s", "s", "1/s", "B", "1"]
+    better: Literal["higher", "lower"]
+    value: float = Field(description="Median of the samples")
+    samples: list[float] | None = None
+    confidence: Confidence | None = None
+    trend: Trend | None = None
+    percentiles: dict[str, float] | None = None
+    parameters: dict[str, Scalar] = Field(default_factory=dict)
+    rank: int | None = None
+    host: str | None = None
+    evidence: Evidence | None = None
+
+
+class Series(_Model):
+    """A curve, in a file beside the record."""
+
+    name: str
+    unit: str
+    rank: int | None = None
+    file: str
+
+
+class CheckResult(_Model):
+    """One question about the configuration, with its answer."""
+
+    id: str
+    status: CheckStatus
+    expected: str
+    found: str
+    remedy: str = ""
+
+
+class Verdict(_Model):
+    """The judgement. ``reasons`` say what is slow or could not be judged, why, and what to do."""
+
+    status: Status
+    reasons: list[str]
+
+
+class FleetHost(_Model):
+    """One host of a fleet record; ``record_id`` is left out where the host delivered no record."""
+
+    host: str
+    record_id: str | None = None
+    status: Status
+    reasons: list[str] = Field(default_factory=list)
+
+
+class Record(_Model):
+    """What one run found."""
+
+    schema_name: Literal["tunetool.record/1"] = Field(SCHEMA_NAME, alias="schema")
+    kind: str = Field(description="verify, fleet, tune, bench.checkpoint ...")
+    id: str
+    started: datetime
+    finished: datetime
+    node: Node
+    command: list[str]
+    target: str | None = None
+    expectations: list[Expectation] = Field(default_factory=list)
+    tolerance: float = Field(0.0, description="Fraction that was forgiven below an expectation")
+    measurements: list[Measurement] = Field(default_factory=list)
+    series: list[Series] = Field(default_factory=list)
+    checks: list[CheckResult] = Field(default_factory=list)
+    hosts: list[FleetHost] | None = None
+    verdict: Verdict | None = None
+    sha256: str | None = None
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True, title="tunetool record"
+    )
+
+
+def new_id() -> str:
+    """An id no other run has."""
+    return uuid.uuid4().hex
+
+
+def utc_now() -> datetime:
+    """Now, to the millisecond, with its zone."""
+    now = datetime.now(timezone.utc)
+    return now.replace(microsecond=now.microsecond // 1000 * 1000)
+
+
+def to_document(record: Record) -> dict[str, Any]:
+    """The record as JSON values, with its checksum; what does not apply is left out."""
+    document: dict[str, Any] = record.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["sha256"] = checksum(document)
+    return document
+
+
+def dumps(record: Record) -> str:
+    """The record as text."""
+    return json.dumps(to_document(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def checksum(document: Mapping[str, Any]) -> str:
+    """SHA-256 over the canonical JSON (sorted keys, no blanks, UTF-8) without ``sha256`` itself."""
+    body = {key: value for key, value in document.items() if key != "sha256"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse(text: str, name: str) -> Record:
+    """The record in ``text``; ``name`` says in errors where it came from. Raises ``UsageProblem``."""
+    hint = "take the record from the runs directory again, or measure again"
+    try:
+        document = json.loads(text, parse_constant=_no_constant)
+    except ValueError as error:
+        raise UsageProblem(f"`{name}` is not JSON: {error}", hint) from None
+    if not isinstance(document, dict):
+        raise UsageProblem(f"`{name}` is not a record", hint)
+    found = document.get("schema")
+    if found != SCHEMA_NAME:
+        raise UsageProblem(
+            f"`{name}` has schema `{found}`, this version reads `{SCHEMA_NAME}`",
+            "use the tunetool version that wrote it",
+        )
+    if document.get("sha256") != checksum(document):
+        raise UsageProblem(f"`{name}` is damaged: its checksum does not match", hint)
+    try:
+        return Record.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageProblem(f"`{name}` is not a record: {place}: {first['msg']}", hint) from None
+
+
+def read(path: Path) -> Record:
+    """The record at ``path`` (the file, or its directory), checksum verified. Raises ``UsageProblem``."""
+    file = path / "record.json" if path.is_dir() else path
+    try:
+        text = file.read_bytes().decode()
+    except OSError as error:
+        raise UsageProblem(f"`{file}` cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageProblem(f"`{file}` is damaged: it is not UTF-8", "measure again") from None
+    return parse(text, str(file))
+
+
+def default_runs_dir() -> Path:
+    """/var/lib/tunetool/runs as root, else under ``$XDG_STATE_HOME``."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/tunetool/runs")
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local/state") / "tunetool/runs"
+
+
+def prepare_runs_dir(path: Path) -> None:
+    """Make sure that a record can be kept, before anything is measured. Raises ``UsageProblem``."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UsageProblem(
+            f"`{path}` cannot keep records: {error.strerror}", "choose another directory with `--runs-dir`"
+        ) from None
+
+
+def write(record: Record, runs_dir: Path, raw: Mapping[str, str] | None = None) -> Path:
+    """Keep the record and its raw files; return the record's path. The directory appears whole or not at all."""
+    stamp = record.started.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    host = re.sub(r"[^A-Za-z0-9._-]", "_", record.node.host)
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=runs_dir))
+    try:
+        temporary.chmod(0o755)
+        for name, text in {**(raw or {}), "record.json": dumps(record)}.items():
+            file = temporary / name
+            file.parent.mkdir(exist_ok=True)
+            with file.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+        final = _claim(temporary, runs_dir, f"{stamp}-{record.kind}-{host}")
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return final / "record.json"
+
+
+def _claim(temporary: Path, runs_dir: Path, name: str) -> Path:
+    # Two runs in one second: rename onto a directory that holds something fails, so nobody's record is lost.
+    for attempt in range(1, 1000):
+        final = runs_dir / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            return temporary.rename(final)
+        except OSError:
+            if not final.exists():
+                raise
+    raise FileExistsError(17, "too many records of one second", str(runs_dir / name))
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the record."""
+    schema = Record.model_json_schema(by_alias=True)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_NAME}
+    return {**head, **schema}
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")

@@ -1,0 +1,56 @@
+"""The faces of progress: bars on a terminal, plain lines elsewhere. Always on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+
+class PlainProgress:
+    """A line when a step starts: for logs, pipes and continuous integration."""
+
+    def say(self, line: str) -> None:
+        """One line."""
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+    @contextlib.contextmanager
+    def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
+        """Announce the step; time passes in silence."""
+        self.say(f"{name} ({seconds:.0f} s)" if seconds >= 1 else name)
+        yield lambda: None
+
+
+class BarProgress:
+    """A bar for the step that runs. It is redrawn by the step's own ticks: no thread."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+
+    def say(self, line: str) -> None:
+        """One line above the bar."""
+        self._console.print(Text(line), soft_wrap=True)
+
+    @contextlib.contextmanager
+    def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
+        """Show a bar that fills in ``seconds`` and waits there if the step takes longer."""
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(30), TimeElapsedColumn())
+        with Progress(*columns, console=self._console, transient=True, auto_refresh=False) as bar:
+            task = bar.add_task(name, total=max(seconds, 0.1))
+            bar.refresh()
+
+            def tick() -> None:
+                elapsed = bar.tasks[0].elapsed or 0.0
+                bar.update(task, completed=min(elapsed, max(seconds, 0.1)))
+                bar.refresh()
+
+            yield tick
+
+
+def best_progress() -> PlainProgress | BarProgress:
+    """Bars where a person watches."""
+    return BarProgress() if sys.stderr.isatty() else PlainProgress()

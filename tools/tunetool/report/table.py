@@ -1,0 +1,191 @@
+"""A verdict on a page of 100 columns: what was measured, its proof, what failed and what to do about it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tunetool.measure.balance import CHECK_ID as BALANCE
+from tunetool.measure.figures import CEILING, NAMES
+from tunetool.node.units import format_bandwidth
+from tunetool.record import Expectation, FleetHost, Measurement, Record
+
+WIDTH = 100
+_STYLES = {"PASS": "bold green", "FAIL": "bold red"}
+
+
+def print_verdict(record: Record, path: Path | None, console: Console) -> None:
+    """The record of one node, for people."""
+    place = f"`{record.target}`" if record.target else "nothing measured"
+    console.print(_line(f"{record.node.host}: {place}"))
+    figures = [m for m in record.measurements if m.name in NAMES.values()]
+    if figures:
+        console.print(_figures_table(record, figures))
+    for line in _footnotes(record, figures):
+        _block(console, line, 2)
+    _print_checks(record, console)
+    _print_verdict_line(record, path, console)
+
+
+def table_console() -> Console:
+    """Standard output, as wide as the table everywhere. rich itself honours NO_COLOR."""
+    return Console(width=WIDTH, highlight=False)
+
+
+def _figures_table(record: Record, figures: Sequence[Measurement]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for title in ("sequential", "GB/s", "GiB/s", "from", "to", "expected", "evidence", "medium", "verdict"):
+        right = title in ("GB/s", "GiB/s", "from", "to", "expected")
+        # Wide enough for `md RAID0 (8 x nvme)` on one line.
+        least = 19 if title == "medium" else None
+        table.add_column(title, justify="right" if right else "left", overflow="fold", min_width=least)
+    wanted = {expectation.name: expectation for expectation in record.expectations}
+    for measurement in figures:
+        table.add_row(*_figure_cells(measurement, wanted.get(measurement.name)))
+    return table
+
+
+def _figure_cells(measurement: Measurement, expectation: Expectation | None) -> list[Text]:
+    interval = measurement.confidence
+    evidence = measurement.evidence
+    ratio = evidence.ratio if evidence else None
+    proof = f"{evidence.kind} {ratio:.4f}" if evidence and ratio is not None else "none"
+    cells = [
+        str(measurement.parameters.get("direction", measurement.name)),
+        _number(measurement.value / 1e9),
+        _number(measurement.value / 2**30),
+        _number(interval.low / 1e9) if interval else "",
+        _number(interval.high / 1e9) if interval else "",
+        _number(expectation.value / 1e9) if expectation else "-",
+        proof,
+        measurement.medium,
+    ]
+    status = expectation.status if expectation else None
+    return [*map(Text, cells), _word(status.upper() if status else "not judged")]
+
+
+def _footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
+    lines = []
+    for measurement in record.measurements:
+        if measurement.name == CEILING:
+            drives = measurement.parameters.get("drives")
+            exceeded = any(figure.value > measurement.value for figure in figures)
+            note = "; exceeded, so these links are not what the drives sit on (virtual drives?)" if exceeded else ""
+            lines.append(f"ceiling of the {drives} drives' links: {format_bandwidth(measurement.value)}{note}")
+    if figures and record.target and not any(m.name == CEILING for m in record.measurements):
+        lines.append("ceiling: unknown, the links of these drives are not visible")
+    for expectation in record.expectations:
+        spoken = expectation.name.replace(".", " ")
+        lines.append(f"expectation ({expectation.source}): {spoken} of at least {format_bandwidth(expectation.value)}")
+    if figures:
+        first = figures[0]
+        method = first.confidence.method if first.confidence else "one sample"
+        lines.append(f"median and {method} of {first.parameters.get('sample_seconds')} s; {first.engine}")
+    return lines
+
+
+def _print_checks(record: Record, console: Console) -> None:
+    if all(check.id == BALANCE for check in record.checks):
+        console.print(_line("configuration checks: skipped, there is no manifest"))
+    counts = {
+        status: sum(check.status == status for check in record.checks) for status in ("pass", "fail", "unknown", "skip")
+    }
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    if summary:
+        console.print(_line(f"checks: {summary}"))
+    for check in record.checks:
+        if check.status in ("fail", "unknown"):
+            _block(console, f"{check.status.upper():8}{check.id}: {check.found}", 8)
+            _block(console, f"        expected: {check.expected}", 10)
+            if check.remedy:
+                _block(console, f"        remedy: {check.remedy}", 10)
+
+
+def _print_verdict_line(record: Record, path: Path | None, console: Console) -> None:
+    if record.verdict is None:
+        return
+    told = tuple(f"{check.id}: " for check in record.checks if check.status in ("fail", "unknown"))
+    for reason in record.verdict.reasons:
+        if not reason.startswith(told):  # a failed check stands above already
+            _block(console, f"- {reason}", 2)
+    if path is not None:
+        console.print(_line(f"record: {path}"))
+    console.print(_word(record.verdict.status.upper()))
+
+
+def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Console) -> None:
+    """One line for each host, the slowest named."""
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("host", overflow="fold")
+    table.add_column("verdict")
+    for title in ("read GB/s", "write GB/s"):
+        table.add_column(title, justify="right")
+    table.add_column("reason", ratio=1, overflow="fold")
+    for host, record in hosts:
+        read, write = (median_of(record, direction) for direction in ("read", "write"))
+        reason = host.reasons[0] if host.reasons else ""
+        table.add_row(
+            Text(host.host), _word(host.status.upper()), Text(_speed(read)), Text(_speed(write)), Text(reason)
+        )
+    console.print(table)
+    line = slowest(hosts)
+    if line:
+        console.print(_line(line))
+
+
+def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> None:
+    """The last lines: where the record lies, and the word."""
+    if path is not None:
+        console.print(_line(f"record: {path}"))
+    if record.verdict is not None:
+        console.print(_word(record.verdict.status.upper()))
+
+
+def slowest(hosts: Sequence[tuple[FleetHost, Record | None]]) -> str | None:
+    """The node with the lowest read of those that were measured."""
+    reads = [(median_of(record, "read"), host.host) for host, record in hosts]
+    measured = [(speed, name) for speed, name in reads if speed is not None]
+    if not measured:
+        return None
+    speed, name = min(measured)
+    return f"slowest: {name}, sequential read {format_bandwidth(speed)}"
+
+
+def median_of(record: Record | None, direction: str) -> float | None:
+    """The sequential figure of one direction, None where it was not measured."""
+    for measurement in record.measurements if record else []:
+        if measurement.name == f"sequential.{direction}":
+            return measurement.value
+    return None
+
+
+def _speed(value: float | None) -> str:
+    return "-" if value is None else _number(value / 1e9)
+
+
+def _number(value: float) -> str:
+    """Four digits that count, never in powers of ten."""
+    if value >= 100:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def _word(word: str) -> Text:
+    return Text(word, style=_STYLES.get(word, ""))
+
+
+def _line(text: str) -> Text:
+    return Text(text, overflow="ignore", no_wrap=True)
+
+
+def _block(console: Console, text: str, indent: int) -> None:
+    for line in textwrap.wrap(
+        text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, drop_whitespace=True
+    ):
+        console.print(_line(line))

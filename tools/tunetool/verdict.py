@@ -1,0 +1,177 @@
+"""Judging, pure: measurements, expectations and checks in; status, reasons and exit code out.
+
+There is one way to a pass: something was judged, and everything that was asked for holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tunetool.errors import ExitCode
+from tunetool.measure.figures import CEILING
+from tunetool.node.units import format_bandwidth
+from tunetool.record import CheckResult, Expectation, Measurement, Status, Verdict
+
+TOLERANCE = 0.0
+"""Nothing is forgiven below an expectation; the record says so."""
+
+_ORDER: tuple[Status, ...] = ("fail", "error", "unproven", "unstable", "pass")
+_CODES: Mapping[Status, ExitCode] = {
+    "fail": ExitCode.FALLS_SHORT,
+    "error": ExitCode.NOT_JUDGED,
+    "unproven": ExitCode.NOT_JUDGED,
+    "unstable": ExitCode.NOT_JUDGED,
+    "pass": ExitCode.OK,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that a verdict rests on."""
+
+    measurements: Sequence[Measurement] = ()
+    expectations: Sequence[Expectation] = ()
+    checks: Sequence[CheckResult] = ()
+    unproven: Mapping[str, str] = field(default_factory=dict)
+    """By measurement name, why it proves nothing."""
+    doubts: Sequence[str] = ()
+    """Why nothing that was measured proves anything."""
+    errors: Sequence[str] = ()
+    """What could not be done."""
+    measured: bool = True
+    """False when only the configuration was to be judged: then expectations have no say."""
+
+
+def exit_code(statuses: Iterable[Status]) -> ExitCode:
+    """Contract 3's precedence over statuses: 1, then 3, then 0. Nothing judged is 3."""
+    codes = {_CODES[status] for status in statuses}
+    for code in (ExitCode.FALLS_SHORT, ExitCode.NOT_JUDGED, ExitCode.OK):
+        if code in codes:
+            return code
+    return ExitCode.NOT_JUDGED
+
+
+def worst(statuses: Sequence[Status]) -> Status:
+    """The status of several together."""
+    return min(statuses, key=_ORDER.index, default="error")
+
+
+def judge(case: Case) -> Verdict:
+    """The verdict of one node."""
+    findings: list[tuple[Status, str]] = [*_judge_checks(case.checks)]
+    findings += [("error", reason) for reason in case.errors]
+    if case.measured:
+        findings += [("unproven", reason) for reason in case.doubts]
+        findings += _judge_expectations(case)
+    elif not case.errors and not any(check.status in ("pass", "fail") for check in case.checks):
+        findings.append(("unproven", "no check could be made: there is nothing to judge"))
+    if not findings:
+        return Verdict(status="pass", reasons=[])
+    ranked = sorted(findings, key=lambda finding: _ORDER.index(finding[0]))
+    return Verdict(status=ranked[0][0], reasons=[reason for _, reason in ranked])
+
+
+def status_of(measurement: Measurement, expectation: Expectation) -> Status:
+    """A proven figure against its expectation: the whole interval decides, not its middle."""
+    interval = measurement.confidence
+    low = interval.low if interval else measurement.value
+    high = interval.high if interval else measurement.value
+    if measurement.better == "lower":
+        low, high, limit = -high, -low, -expectation.value
+    else:
+        limit = expectation.value
+    if low >= limit:
+        return "pass"
+    return "fail" if high < limit else "unstable"
+
+
+def status_by_name(case: Case) -> dict[str, Status]:
+    """For each expectation, the status of what it applies to."""
+    by_name = {measurement.name: measurement for measurement in case.measurements}
+    found: dict[str, Status] = {}
+    for expectation in case.expectations:
+        measurement = by_name.get(expectation.name)
+        if measurement is None:
+            found[expectation.name] = "error"
+        elif case.doubts or expectation.name in case.unproven or not _has_proof(measurement):
+            found[expectation.name] = "unproven"
+        else:
+            found[expectation.name] = status_of(measurement, expectation)
+    return found
+
+
+def judged_expectations(case: Case) -> list[Expectation]:
+    """The expectations, each with what became of it; untouched where nothing was to be measured."""
+    if not case.measured:
+        return list(case.expectations)
+    statuses = status_by_name(case)
+    return [wanted.model_copy(update={"status": statuses[wanted.name]}) for wanted in case.expectations]
+
+
+def _has_proof(measurement: Measurement) -> bool:
+    return measurement.evidence is not None and measurement.evidence.kind == "block"
+
+
+def _judge_checks(checks: Sequence[CheckResult]) -> list[tuple[Status, str]]:
+    findings: list[tuple[Status, str]] = []
+    for check in checks:
+        if check.status in ("fail", "unknown"):
+            status: Status = "fail" if check.status == "fail" else "unproven"
+            remedy = f": {check.remedy}" if check.remedy else ""
+            findings.append((status, f"{check.id}: {check.found}, expected {check.expected}{remedy}"))
+    return findings
+
+
+def _judge_expectations(case: Case) -> list[tuple[Status, str]]:
+    if not case.expectations:
+        return [("unproven", "no expectation: nothing says how fast this has to be; pass `--expect 50GBps`")]
+    by_name = {measurement.name: measurement for measurement in case.measurements}
+    wanted = {expectation.name: expectation for expectation in case.expectations}
+    findings: list[tuple[Status, str]] = []
+    for name, status in status_by_name(case).items():
+        if status == "pass":
+            continue
+        if status == "error":
+            # The error itself was said already, unless there was none.
+            if not case.errors:
+                findings.append(("error", f"{_human(name)} was not measured"))
+        elif status == "unproven":
+            reason = case.unproven.get(name)
+            if reason:
+                findings.append(("unproven", f"{_human(name)}: {reason}"))
+            elif not case.doubts:
+                findings.append(("unproven", f"{_human(name)}: nothing proves its bytes"))
+        else:
+            findings.append((status, _short(by_name[name], wanted[name], status, case)))
+    return findings
+
+
+def _short(measurement: Measurement, expectation: Expectation, status: Status, case: Case) -> str:
+    interval = measurement.confidence
+    spread = f" [{interval.low / 1e9:.4g} to {interval.high / 1e9:.4g}]" if interval else ""
+    what = f"{_human(measurement.name)} {format_bandwidth(measurement.value)}{spread}"
+    limit = format_bandwidth(expectation.value)
+    if status == "unstable":
+        return f"{what} lies on both sides of {limit}: verify again with a longer `--duration`"
+    return f"{what} is below {limit}: {_cause(measurement, expectation, case)}"
+
+
+def _cause(measurement: Measurement, expectation: Expectation, case: Case) -> str:
+    ceiling = next((m.value for m in case.measurements if m.name == CEILING), None)
+    # Virtual drives state links that nothing goes through: a ceiling that was exceeded explains nothing.
+    if ceiling is not None and measurement.value <= ceiling < expectation.value:
+        return (
+            f"the drives' links carry {format_bandwidth(ceiling)} at most; use more or faster drives, "
+            "look for links below their maximum, or expect less"
+        )
+    failed = [check.id for check in case.checks if check.status == "fail"]
+    if failed:
+        return f"see {', '.join(failed)}, then verify again"
+    if any(check.status == "pass" for check in case.checks):
+        return "no check explains it; look at `dmesg`, drive temperatures and other load"
+    return "no manifest says how it was built, so no check explains it; compare `fio` on each drive"
+
+
+def _human(name: str) -> str:
+    return name.replace(".", " ")

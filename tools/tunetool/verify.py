@@ -1,0 +1,291 @@
+"""One node: check it against its manifest, measure its storage, judge, keep the record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from tunetool import record as records
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.measure import busy, figures, rundir
+from tunetool.measure.balance import balance
+from tunetool.measure.ceiling import ceiling
+from tunetool.measure.evidence import obstacles
+from tunetool.measure.facts import node_facts
+from tunetool.measure.fio import Fio, find_fio, preloads
+from tunetool.measure.progress import Progress
+from tunetool.measure.sequential import Plan, Results, Sequential, free_bytes
+from tunetool.measure.sequential import plan as plan_sequential
+from tunetool.node.blockstack import BlockStack, read_stack
+from tunetool.node.checks import run_checks
+from tunetool.node.drives import read_drives
+from tunetool.node.manifest import MANIFEST_PATH, ManifestError, load
+from tunetool.record import CheckResult, Expectation, Measurement, Record
+from tunetool.verdict import TOLERANCE, Case, exit_code, judge, judged_expectations
+
+Level = Literal["config", "quick"]
+
+MOUNTED = "filesystem.mounted"
+"""The check without which nothing is written: the bare mount point belongs to the root file system."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller asked for."""
+
+    expect: Mapping[str, float] = field(default_factory=dict)
+    """Bytes per second by direction; empty: the manifest's."""
+    target: Path | None = None
+    duration: float = 10.0
+    level: Level = "quick"
+    manifest: Path | None = None
+    """None: the node's own, if there is one."""
+    runs_dir: Path | None = None
+    allow_busy: bool = False
+    dry_run: bool = False
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The record, where it lies, and what the process ends with. No record for a dry run."""
+
+    record: Record | None
+    path: Path | None
+    code: ExitCode
+
+
+@dataclass
+class _Findings:
+    """Grows as the run goes on: what there is when it fails is kept."""
+
+    checks: list[CheckResult] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+    unproven: dict[str, str] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    raw: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """Where and how it will be measured."""
+
+    stack: BlockStack
+    shape: Plan
+    stale: Sequence[Path]
+    """What runs that died left in the target."""
+
+
+def verify(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:
+    """Verify this node. Raises ``UsageProblem`` before any work when the call is wrong."""
+    environment = os.environ if environment is None else environment
+    started = records.utc_now()
+    manifest = read_manifest(request.manifest)
+    found = _Findings()
+    if manifest is not None:
+        found.checks += [_as_result(check) for check in run_checks(manifest)]
+    scene = _set_scene(request, manifest, found, progress) if request.level == "quick" else None
+    if manifest is None:
+        progress.say("no manifest: the configuration checks are skipped")
+    if request.dry_run:
+        if scene is None:
+            progress.say("writes nothing but the record")
+        return Result(None, None, ExitCode.OK)
+    runs_dir = request.runs_dir or records.default_runs_dir()
+    records.prepare_runs_dir(runs_dir)
+    if scene is not None:
+        _measure(request, scene, found, progress, environment)
+    record = _conclude(request, manifest, scene.stack if scene else None, found, started)
+    path = records.write(record, runs_dir, found.raw)
+    return Result(record, path, exit_code([record.verdict.status] if record.verdict else []))
+
+
+def read_manifest(path: Path | None) -> dict[str, Any] | None:
+    """The manifest at ``path``, or the node's own, or None where there is none. Raises ``UsageProblem``."""
+    try:
+        return load(str(path or MANIFEST_PATH))
+    except FileNotFoundError:
+        if path is not None:
+            raise UsageProblem(f"`{path}` does not exist", "give the path of a manifest") from None
+        return None
+    except ManifestError as error:
+        raise UsageProblem(error.message, error.hint) from None
+
+
+def expectations(request: Request, manifest: Mapping[str, Any] | None) -> list[Expectation]:
+    """The caller's, else the manifest's; one for each direction that is to be judged."""
+    if request.expect or manifest is None:
+        source, wanted = "--expect", request.expect
+    else:
+        source, wanted = str(request.manifest or MANIFEST_PATH), manifest["expect"]
+    return [
+        Expectation(name=name, value=float(wanted[direction]), source=source)
+        for direction, name in sorted(figures.NAMES.items())
+        if direction in wanted
+    ]
+
+
+def check_target(target: Path) -> None:
+    """A directory that can be written. Raises ``UsageProblem``."""
+    if not target.exists():
+        raise UsageProblem(f"`{target}` does not exist", "`--target` names a directory on the storage to measure")
+    if not target.is_dir():
+        raise UsageProblem(f"`{target}` is not a directory", "`--target` names a directory on the storage to measure")
+    if not os.access(target, os.W_OK | os.X_OK):
+        raise UsageProblem(
+            f"`{target}` is not writable", "run as a user who may write there, or choose another `--target`"
+        )
+
+
+def _target(request: Request, manifest: Mapping[str, Any] | None) -> tuple[Path, bool]:
+    """The directory to measure, and whether it is the manifest's own mount point."""
+    mount_point = Path(manifest["filesystem"]["mount_point"]) if manifest else None
+    if request.target is not None:
+        check_target(request.target)
+        target = request.target.resolve()
+        return target, target == mount_point
+    if mount_point is None:
+        raise UsageProblem(
+            "nothing to measure: there is no manifest and no `--target`",
+            f"give `--target DIR`, or provision the node, which writes `{MANIFEST_PATH}`",
+        )
+    return mount_point, True
+
+
+def _is_mounted(checks: Sequence[CheckResult]) -> bool:
+    return any(check.id == MOUNTED and check.status == "pass" for check in checks)
+
+
+def _doubt_manifest(request: Request, manifest: Mapping[str, Any] | None, stack: BlockStack, found: _Findings) -> None:
+    """The manifest's expectations hold for the manifest's file system, and for no other."""
+    if manifest is None or request.expect or not manifest["expect"]:
+        return
+    mount_point = manifest["filesystem"]["mount_point"]
+    inside = stack.mount is not None and stack.mount.mount_point == mount_point and _is_mounted(found.checks)
+    if not inside:
+        found.doubts.append(
+            f"`{stack.directory}` is not on the manifest's file system (`{mount_point}`), whose expectations do not "
+            "apply to it: pass `--expect`, or leave out `--target`"
+        )
+
+
+def _set_scene(
+    request: Request, manifest: Mapping[str, Any] | None, found: _Findings, progress: Progress
+) -> _Scene | None:
+    """Look at the target and say what will happen; None where nothing may be written. Writes nothing itself."""
+    target, own_mount = _target(request, manifest)
+    if own_mount and not _is_mounted(found.checks):
+        progress.say(f"`{target}` is not the mount that the manifest names: nothing is written there")
+        found.errors.append(f"`{target}` was not measured: see {MOUNTED}")
+        return None
+    check_target(target)
+    stack = read_stack(str(target))
+    _doubt_manifest(request, manifest, stack, found)
+    limit = ceiling(stack, read_drives())
+    if limit is not None:
+        found.measurements.append(figures.ceiling_figure(stack, limit))
+    cpus = os.cpu_count() or 1
+    shape = plan_sequential(target, stack.medium, free_bytes(target), cpus, request.duration, limit)
+    stale = rundir.stale_directories(target)
+    for line in [*shape.announcement(), *(f"`{path}` was left by a run that died" for path in stale)]:
+        progress.say(line)
+    return _Scene(stack, shape, stale)
+
+
+def _measure(
+    request: Request, scene: _Scene, found: _Findings, progress: Progress, environment: Mapping[str, str]
+) -> None:
+    """Measure into ``found``: what cannot be judged becomes an error or a doubt there."""
+    stack = scene.stack
+    found.doubts += obstacles(stack)
+    found.doubts += [
+        f"`{name}` was set, so foreign code ran in tunetool itself: unset it and verify again"
+        for name in preloads(environment)
+    ]
+    results = Results()
+    try:
+        fio = find_fio(environment)
+    except CannotJudge as error:
+        found.errors.append(_one_line(error))
+        return
+    try:
+        _run(request, scene, fio, results, progress, environment)
+    except CannotJudge as error:
+        found.errors.append(_one_line(error))
+    found.raw.update(results.raw)
+    if results.samples:
+        found.measurements += figures.bandwidths(stack, fio, scene.shape, results)
+        found.measurements += figures.service_time_figures(stack, results)
+        found.unproven.update(figures.unproven(stack, results))
+        found.checks.append(balance(stack, figures.counted_samples(results)))
+
+
+def _one_line(error: CannotJudge) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def _run(
+    request: Request,
+    scene: _Scene,
+    fio: Fio,
+    results: Results,
+    progress: Progress,
+    environment: Mapping[str, str],
+) -> None:
+    stack, target = scene.stack, Path(scene.shape.target)
+    key = stack.device_number or f"dev-{target.stat().st_dev}"
+    locks = busy.lock_directory(environment, os.geteuid() == 0)
+    with ExitStack() as held:
+        held.enter_context(busy.device_lock(key, locks))
+        rundir.remove_stale(scene.stale)
+        if not request.allow_busy:
+            with progress.step("looking for other work", busy.LOOK_SECONDS) as tick:
+                busy.refuse(busy.look(stack, tick))
+        place = held.enter_context(rundir.run_directory(target, records.new_id()))
+        Sequential(scene.shape, stack, fio, place, environment, progress, results).execute()
+
+
+def _conclude(
+    request: Request,
+    manifest: Mapping[str, Any] | None,
+    stack: BlockStack | None,
+    found: _Findings,
+    started: datetime,
+) -> Record:
+    if request.level == "config" and manifest is None:
+        found.errors.append("there is no manifest to check against: provision the node, or measure a `--target`")
+    case = Case(
+        measurements=found.measurements,
+        expectations=expectations(request, manifest),
+        checks=found.checks,
+        unproven=found.unproven,
+        doubts=found.doubts,
+        errors=found.errors,
+        measured=request.level != "config",
+    )
+    return Record(
+        kind="verify",
+        id=records.new_id(),
+        started=started,
+        finished=records.utc_now(),
+        node=node_facts(read_drives(), stack),
+        command=list(request.command),
+        target=stack.directory if stack else None,
+        expectations=judged_expectations(case),
+        tolerance=TOLERANCE,
+        measurements=found.measurements,
+        checks=found.checks,
+        verdict=judge(case),
+    )
+
+
+def _as_result(check: Any) -> CheckResult:
+    return CheckResult(
+        id=check.id, status=check.status, expected=check.expected, found=check.found, remedy=check.remedy
+    )
