@@ -1,0 +1,158 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: run ``tunetool verify`` on the node and bring its record back."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: verify_node
+short_description: Check a node against its manifest, measure its storage, and judge
+version_added: "0.1.0"
+description:
+  - Runs C(tunetool verify), which the role P(tunetool.node.tunetool#role) installs, and returns its record.
+  - A node that falls short is no failure of this module. RV(rc) and RV(record) say it, and the caller decides.
+  - Measuring writes to the target for a minute or so, in a directory of its own that is gone afterwards.
+options:
+  executable:
+    description: The program. Where it does not exist, C(tunetool) is looked up on the PATH.
+    type: path
+    default: /opt/tunetool/bin/tunetool
+  expect:
+    description: What the node must reach, such as V(50GBps) or V(write=25GBps). Empty for the manifest's expectations.
+    type: list
+    elements: str
+    default: []
+  level:
+    description: V(config) makes the checks only, without I/O. In check mode it is always that.
+    type: str
+    choices: [config, quick]
+    default: quick
+  duration:
+    description: Length of one sample, such as V(10s).
+    type: str
+    default: 10s
+  target:
+    description: Directory to measure. Empty for the manifest's mount point.
+    type: str
+    default: ""
+  allow_busy:
+    description: Measure beside a job that uses the drives or GPUs.
+    type: bool
+    default: false
+  runs_dir:
+    description: Where the node keeps its record. Empty for the program's own default.
+    type: str
+    default: ""
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: Makes the checks only and measures nothing.
+    support: full
+  diff_mode:
+    description: Nothing is changed.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Measure and judge by the manifest
+  tunetool.node.verify_node:
+  register: verified
+
+- name: Ask for given rates
+  tunetool.node.verify_node:
+    expect: [read=50GBps, write=25GBps]
+    duration: 30s
+"""
+
+RETURN = r"""
+record:
+  description: The record as C(tunetool verify --json -) prints it.
+  returned: when there is one
+  type: dict
+rc:
+  description: Exit status of the program. 0 it holds, 1 it falls short, 3 it could not be judged.
+  returned: always
+  type: int
+stderr_tail:
+  description: The last lines of what it said meanwhile.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import json  # noqa: E402  (Ansible wants the documentation first)
+import os  # noqa: E402
+from typing import Any, Mapping  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+TAIL_LINES = 20
+
+
+def arguments(program: str, wanted: Mapping[str, Any], check_mode: bool) -> list[str]:
+    """The command line."""
+    argv = [program, "verify", "--json", "-", "--duration", wanted["duration"]]
+    argv += ["--level", "config" if check_mode else wanted["level"]]
+    for expectation in wanted["expect"]:
+        argv += ["--expect", expectation]
+    for option in ("target", "runs_dir"):
+        if wanted[option]:
+            argv += ["--" + option.replace("_", "-"), wanted[option]]
+    if wanted["allow_busy"]:
+        argv.append("--allow-busy")
+    return argv
+
+
+def read_record(stdout: str) -> dict[str, Any] | None:
+    """The record on standard output, or None."""
+    try:
+        document = json.loads(stdout)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and "verdict" in document else None
+
+
+def summary(record: Mapping[str, Any]) -> str:
+    """One line: the verdict and its first reason."""
+    verdict = record["verdict"]
+    return ": ".join([verdict["status"].upper()] + verdict["reasons"][:1])
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "executable": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
+            "expect": {"type": "list", "elements": "str", "default": []},
+            "level": {"type": "str", "choices": ["config", "quick"], "default": "quick"},
+            "duration": {"type": "str", "default": "10s"},
+            "target": {"type": "str", "default": ""},
+            "allow_busy": {"type": "bool", "default": False},
+            "runs_dir": {"type": "str", "default": ""},
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params
+    program = wanted["executable"]
+    if not os.access(program, os.X_OK):
+        program = module.get_bin_path("tunetool")
+        if program is None:
+            module.fail_json(
+                msg="`%s` is not installed. hint: run site.yml, whose role tunetool installs it" % wanted["executable"],
+                rc=3,
+                stderr_tail=[],
+            )
+    rc, stdout, stderr = module.run_command(arguments(program, wanted, module.check_mode))
+    tail = stderr.strip().splitlines()[-TAIL_LINES:]
+    record = read_record(stdout)
+    if record is None:
+        told = [line for line in tail if line.startswith(("error: ", "hint: "))] or tail[-1:] or ["it said nothing"]
+        module.fail_json(msg="; ".join(told), rc=rc, stderr_tail=tail)
+    module.exit_json(changed=False, record=record, rc=rc, stderr_tail=tail, msg=summary(record))
+
+
+if __name__ == "__main__":
+    main()

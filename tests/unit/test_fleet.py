@@ -1,0 +1,145 @@
+"""A fleet without its nodes: what Ansible says about a host becomes that host's place in the verdict."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunetool import record as records
+from tunetool.errors import UsageProblem
+from tunetool.fleet import FleetRequest, extra_variables, find_playbook, fleet_record, host_result, verify_fleet
+from tunetool.measure.figures import NAMES
+from tunetool.record import Measurement, Node, Record, Status, Verdict
+from tunetool.report.progress import PlainProgress
+
+NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
+ansible_runner = pytest.importorskip("ansible_runner")
+
+
+def node_record(status: Status = "pass") -> Record:
+    figure = Measurement(
+        name=NAMES["read"],
+        layer="filesystem",
+        engine="fio 3.33",
+        medium="disk",
+        quantity="bandwidth",
+        unit="B/s",
+        better="higher",
+        value=5e9,
+    )
+    return Record(
+        kind="verify",
+        id=records.new_id(),
+        started=NOW,
+        finished=NOW,
+        node=Node(host="h"),
+        command=[],
+        measurements=[figure],
+        verdict=Verdict(status=status, reasons=[] if status == "pass" else ["too slow"]),
+    )
+
+
+def event(record: Record) -> dict[str, Any]:
+    return {"host": "n1", "res": {"record": records.to_document(record), "rc": 0}}
+
+
+@pytest.mark.parametrize("status", ["pass", "fail", "unproven"])
+def test_a_host_s_record_is_its_verdict(status: Status) -> None:
+    host, record = host_result("n1", event(node_record(status)))
+    assert host.status == status
+    assert record is not None
+    assert host.record_id == record.id
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (None, "said nothing"),
+        ({}, "no record came back"),
+        ({"res": {"msg": "Failed to connect\n  to the host", "unreachable": True}}, "Failed to connect to the host"),
+        ({"res": {"msg": "error: `/mnt` does not exist; hint: x", "rc": 2}}, "`/mnt` does not exist"),
+        ({"res": {"record": {"schema": "other"}}}, "schema"),
+        ({"res": {"record": [1]}}, "not a record"),
+    ],
+)
+def test_a_host_without_a_record_is_an_error(said: dict[str, Any] | None, reason: str) -> None:
+    host, record = host_result("n1", said)
+    assert (host.status, record) == ("error", None)
+    assert reason in host.reasons[0]
+
+
+def test_a_record_damaged_on_the_way_is_an_error() -> None:
+    damaged = json.loads(json.dumps(event(node_record())))
+    damaged["res"]["record"]["measurements"][0]["value"] = 9e99
+    assert "damaged" in host_result("n1", damaged)[0].reasons[0]
+
+
+def test_fleet_record_lists_its_hosts() -> None:
+    hosts = [host_result("n1", event(node_record())), host_result("n2", None), host_result("n3", event(node_record()))]
+    record = fleet_record(FleetRequest(Path("inv"), expect={"read": 1e9}), hosts, NOW)
+    assert record.kind == "fleet"
+    assert record.hosts is not None
+    assert [host.host for host in record.hosts] == ["n1", "n2", "n3"]
+    assert [measurement.host for measurement in record.measurements] == ["n1", "n3"]
+    assert record.verdict is not None
+    assert record.verdict.status == "error"
+    assert record.verdict.reasons == ["n2: Ansible said nothing about this host"]
+    assert records.parse(records.dumps(record), "r").kind == "fleet"
+
+
+def test_a_host_that_falls_short_outranks_one_that_is_gone() -> None:
+    hosts = [host_result("n1", None), host_result("n2", event(node_record("fail")))]
+    verdict = fleet_record(FleetRequest(Path("inv")), hosts, NOW).verdict
+    assert verdict is not None
+    assert verdict.status == "fail"
+
+
+def test_variables_for_the_play() -> None:
+    request = FleetRequest(Path("inv"), expect={"read": 50e9, "write": 2.0**30 * 46.6}, target="/mnt/x", duration=1.5)
+    variables = extra_variables(request)
+    assert variables["verify_judge"] is False
+    assert variables["verify_expect"] == ["read=50000000000.000B/s", "write=50036368998.400B/s"]
+    assert variables["verify_duration"] == "1.5s"
+    assert variables["verify_target"] == "/mnt/x"
+    assert "verify_expect" not in extra_variables(FleetRequest(Path("inv")))
+
+
+def test_the_playbook_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = tmp_path / "clone"
+    for name in ("playbooks/verify.yml", "galaxy.yml", "tools/tunetool/__init__.py"):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).touch()
+    monkeypatch.setattr("tunetool.__file__", str(clone / "tools/tunetool/__init__.py"))
+    monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
+    with pytest.raises(UsageProblem) as caught:
+        find_playbook()
+    assert "make setup" in str(caught.value.hint)
+    link = clone / ".ansible/collections/ansible_collections/tunetool/node"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("../../../..")
+    found = find_playbook()
+    assert found.name == str(clone / "playbooks/verify.yml")
+    assert found.environment == {"ANSIBLE_CONFIG": str(clone / "ansible.cfg")}
+
+
+def test_the_installed_collection_s_playbook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunetool.__file__", str(tmp_path / "lib/site-packages/tunetool/__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    assert find_playbook().name == "tunetool.node.verify"
+
+
+def test_an_inventory_that_selects_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory = tmp_path / "hosts.ini"
+    inventory.write_text("[nodes]\nn1\n")
+    with pytest.raises(UsageProblem, match="`--limit zzz` matches no host"):
+        verify_fleet(FleetRequest(inventory, limit="zzz", runs_dir=tmp_path / "runs"), PlainProgress())
+    inventory.write_text("")
+    with pytest.raises(UsageProblem, match="names no hosts"):
+        verify_fleet(FleetRequest(inventory, runs_dir=tmp_path / "runs"), PlainProgress())
+    with pytest.raises(UsageProblem, match="does not exist"):
+        verify_fleet(FleetRequest(tmp_path / "none", runs_dir=tmp_path / "runs"), PlainProgress())
+    assert not (tmp_path / "runs").exists()
