@@ -46,6 +46,7 @@ def lint_commands() -> list[list[str]]:
         [str(VENV / "ruff"), "format", "--check", "--quiet"],
         [str(VENV / "ruff"), "check", "--quiet"],
         [str(VENV / "mypy")],
+        [str(VENV / "python"), "tools/dev/docs.py", "--check"],
         [str(VENV / "yamllint"), "--strict", "."],
         [str(VENV / "ansible-lint"), "--offline", "-q"],
     ]
