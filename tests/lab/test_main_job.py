@@ -63,7 +63,7 @@ def test_verify_passes_and_proves_its_bytes(lab: Lab) -> None:
     done = lab.verify(*REACHABLE)
     assert done.code == 0, done.text
     assert "PASS" in done.stdout
-    record = lab.records("verify")[-1]
+    record = lab.record()
     assert record["verdict"]["status"] == "pass"
     assert {check["status"] for check in record["checks"]} <= {"pass", "skip"}
     for measurement in record["measurements"]:
@@ -103,7 +103,7 @@ def test_a_slow_drive_is_named_by_its_serial(lab: Lab) -> None:
     lab.lab("fault", "node1", "slow-drive", "--drive", "LAB1NV5")
     done = lab.verify(*REACHABLE)
     assert done.code == 1, done.text
-    record = lab.records("verify")[-1]
+    record = lab.record()
     findings = [check for check in record["checks"] if check["status"] == "fail"]
     assert [check["id"] for check in findings] == ["drives.balance"]
     assert "LAB1NV5" in findings[0]["found"]

@@ -1,7 +1,6 @@
 """Write docs/reference/ from what the code says: roles' argument_specs, --help texts, JSON Schemas.
 
-    .venv/bin/python tools/dev/docs.py          write
-    .venv/bin/python tools/dev/docs.py --check  exit 1 and name what is out of date
+Without an option it writes; with ``--check`` it ends with 1 and names what is out of date.
 """
 
 from __future__ import annotations

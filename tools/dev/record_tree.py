@@ -1,6 +1,6 @@
 """Record what the readers of machines read, as one JSON document: run it on the machine, keep its output as a test's.
 
-    tunetool lab ssh node1 -- python3 - < tools/dev/record_tree.py > tests/data/machines/built.json
+``tunetool lab ssh node1 -- python3 - < tools/dev/record_tree.py > tests/data/machines/built.json``
 
 Links are kept as links. Standard library only; tests/machines.py lays the document out as a tree again.
 """
