@@ -1,0 +1,247 @@
+"""``tunetool lab``: virtual nodes with NVMe drives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tunetool.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from tunetool.lab.fleet import Started
+
+    _IntType = click.ParamType[int]
+else:
+    # click before 8.5 has no type argument there.
+    _IntType = click.ParamType
+
+_SHORT_UNITS = {"K": "KiB", "M": "MiB", "G": "GiB", "T": "TiB"}
+MIN_DRIVE = 64 * 2**20
+MIN_MEMORY = 512 * 2**20
+MAX_DRIVES = 24
+MAX_NODES = 16
+
+
+class Size(_IntType):
+    """A size as QEMU's users write it (``4G`` is 4 GiB) or as the rest of tunetool does (``4GiB``)."""
+
+    name = "size"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes from what was written."""
+        from tunetool.node.units import UnitError, parse_size
+
+        if isinstance(value, int):
+            return value
+        text = str(value)
+        try:
+            size = parse_size(text[:-1] + _SHORT_UNITS[text[-1]] if text[-1:] in _SHORT_UNITS else text)
+        except UnitError:
+            self.fail(f"`{text}` is not a size; write `4G` or `4GiB`", param, ctx)
+        if size < self.least:
+            self.fail(f"`{text}` is less than {self.least // 2**20}MiB", param, ctx)
+        if size % 2**20:
+            self.fail(f"`{text}` is not a whole number of MiB", param, ctx)
+        return size
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Virtual nodes with NVMe drives, for rehearsing a change before real nodes see it.
+
+    A node has DRIVES data drives with the serials LAB<n>NV1, LAB<n>NV2 ... and one more, LAB<n>SYS, that is
+    not for us: it is nvme0n1 and carries a mounted file system. Figures measured in a node are no
+    performance claims.
+    """
+
+
+@command.command()
+@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1, MAX_NODES), help="How many nodes.")
+@click.option(
+    "--drives", default=8, show_default=True, type=click.IntRange(1, MAX_DRIVES), help="Data drives per node."
+)
+@click.option("--drive-size", default="4G", show_default=True, type=Size(MIN_DRIVE), help="Size of a drive.")
+@click.option("--memory", default="2G", show_default=True, type=Size(MIN_MEMORY), help="Memory of a node.")
+@click.option(
+    "--os",
+    "os_name",
+    default="debian12",
+    show_default=True,
+    type=click.Choice(["debian12", "debian13"]),
+    help="Operating system of the nodes.",
+)
+@click.option("--fresh", is_flag=True, help="Build the image anew.")
+def up(nodes: int, drives: int, drive_size: int, memory: int, os_name: str, fresh: bool) -> None:
+    """Start nodes; those that run already are left alone.
+
+    The first call builds the image and a snapshot (minutes); later ones restore it (seconds).
+    """
+    from tunetool.lab import fleet, inventory
+    from tunetool.lab.state import Lab
+
+    lab = Lab()
+    settings = fleet.Settings(nodes, drives, drive_size, memory, os_name, fresh)
+    with _progress() as say:
+        found = fleet.up(lab, settings, say)
+        # A lab of one's own (TUNETOOL_LAB_DIR) must not take the inventory away from the one beside it.
+        if inventory.DEFAULT_PATH.parent.is_dir() and "TUNETOOL_LAB_DIR" not in os.environ:
+            inventory.write(lab, inventory.DEFAULT_PATH)
+    for started in found:
+        click.echo(_line(started))
+
+
+@command.command()
+def status() -> None:
+    """Show every node: state, ssh port, acceleration, drives and faults."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from tunetool.lab import node
+    from tunetool.lab.state import Lab
+
+    lab = Lab()
+    console = Console()
+    table = Table("node", "state", "port", "accel", "os", "drives", "faults", pad_edge=False)
+    table.box = box.SIMPLE_HEAD if console.is_terminal else None
+    for each in lab.nodes():
+        table.add_row(
+            each.name,
+            "running" if node.alive(lab, each.name) else "dead",
+            str(each.ssh_port),
+            each.accel,
+            each.os_name,
+            " ".join(drive.serial for drive in each.drives),
+            ", ".join(f"{fault.kind} {fault.serial}" for fault in each.faults) or "-",
+        )
+    if table.row_count == 0:
+        click.echo("no nodes")
+        return
+    # A pipe has no width: keep one node per line there.
+    console.print(table) if console.is_terminal else Console(width=400).print(table)
+
+
+@command.command(context_settings={"ignore_unknown_options": True})
+@click.argument("node")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def ssh(node: str, arguments: tuple[str, ...]) -> None:
+    """Log in to NODE as root, or run a command there: `tunetool lab ssh node1 -- lsblk`.
+
+    The exit status of the command is passed on.
+    """
+    from tunetool.lab import ssh as lab_ssh
+    from tunetool.lab.programs import require
+    from tunetool.lab.state import Lab
+
+    lab = Lab()
+    found = lab.read(node)
+    _need_running(lab, node)
+    require("ssh")
+    sys.stdout.flush()
+    line = lab_ssh.command(lab, found, list(arguments))
+    os.execvp(line[0], line)  # noqa: S606 -- an argument list; ssh takes over the terminal
+
+
+@command.command()
+@click.argument("node")
+@click.argument("kind")
+@click.option("--drive", "serial", help="Serial of the drive; the third data drive without it.")
+def fault(node: str, kind: str, serial: str | None) -> None:
+    """Break NODE in one way: slow-drive, remove-drive, mixed-size, has-filesystem, has-partitions or in-use."""
+    from tunetool.lab import faults
+    from tunetool.lab.state import Lab
+
+    with _progress() as say:
+        done = faults.inject(Lab(), node, kind, serial, say)
+    click.echo(f"{node}: {done.kind} on {done.serial}")
+
+
+@command.command()
+@click.argument("node")
+def reset(node: str) -> None:
+    """Bring NODE back to its snapshot, with blank drives and without faults."""
+    from tunetool.lab import fleet
+    from tunetool.lab.state import Lab
+
+    with _progress() as say:
+        started = fleet.reset(Lab(), node, say)
+    click.echo(_line(started))
+
+
+@command.command()
+@click.argument("node")
+@click.option("--power-loss", is_flag=True, help="Take the power away instead of shutting down.")
+def reboot(node: str, power_loss: bool) -> None:
+    """Boot NODE with the kernel, initramfs and kernel command line that its own disk holds."""
+    from tunetool.lab import fleet
+    from tunetool.lab.state import Lab
+
+    with _progress() as say:
+        started = fleet.reboot(Lab(), node, say, power_loss=power_loss)
+    click.echo(_line(started))
+
+
+@command.command()
+@click.argument("node", required=False)
+def down(node: str | None) -> None:
+    """End NODE, or the whole lab. Nothing stays but the cached image."""
+    from tunetool.lab import fleet
+    from tunetool.lab.state import Lab
+
+    ended = fleet.down(Lab(), node)
+    click.echo(f"ended: {', '.join(ended)}" if ended else "no nodes")
+
+
+@command.command()
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where to write it instead of inventory/lab/hosts.yml.",
+)
+def inventory(output: Path | None) -> None:
+    """Write the Ansible inventory of the nodes; `down` removes it."""
+    from tunetool.lab import inventory as lab_inventory
+    from tunetool.lab.state import Lab
+
+    lab = Lab()
+    if not lab.nodes():
+        raise UsageProblem("the lab has no nodes", "start one: tunetool lab up")
+    path = output or lab_inventory.DEFAULT_PATH
+    lab_inventory.write(lab, path)
+    click.echo(path)
+
+
+def _need_running(lab: Any, name: str) -> None:
+    from tunetool.errors import CannotJudge
+    from tunetool.lab import node
+
+    if not node.alive(lab, name):
+        raise CannotJudge(f"`{name}` does not run", f"tunetool lab reset {name}")
+
+
+def _line(started: Started) -> str:
+    node = started.node
+    drives = f"{node.drive_count} drives of {node.drive_size / 2**30:g} GiB"
+    took = "already running" if started.seconds is None else f"{started.seconds:.1f} s"
+    return f"{node.name}: ssh port {node.ssh_port}, {drives}, {node.os_name}, {node.accel}, {took}"
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """One status line on a terminal, plain lines elsewhere; always on stderr."""
+    if not sys.stderr.isatty():
+        yield lambda text: click.echo(text, err=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("working") as shown:
+        yield shown.update

@@ -1,0 +1,221 @@
+"""The whole lab: several nodes up, back to their snapshot, and away again."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.lab import faults, image, inventory, kvm, node, process, programs, snapshot, ssh
+from tunetool.lab.machine import SPARE_PORTS, Machine
+from tunetool.lab.state import Lab, NodeState, cache_dir, file_lock
+
+Say = Callable[[str], None]
+SYSTEM_DEVICE = "/dev/nvme0n1"
+BOOT_ATTEMPTS = 3
+"""Linux 6.4 and later probe drives at the same time: now and then the first slot's is not nvme0."""
+
+STATE_BYTES = 2**30
+"""Free space below which no node starts: the drives are sparse, and a full disk stops a node dead."""
+
+_NOWHERE = Path("/")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ``up`` was asked for."""
+
+    nodes: int
+    drives: int
+    drive_size: int
+    memory: int
+    os_name: str
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Started:
+    """A node that ``up`` or ``reset`` brought up, or found running (no seconds)."""
+
+    node: NodeState
+    seconds: float | None
+
+
+def up(lab: Lab, settings: Settings, say: Say) -> list[Started]:
+    """Bring up nodes 1 to N; those that run already are left alone."""
+    programs.require("qemu-system-x86_64", "qemu-img", "mke2fs", "ssh")
+    with lab.locked():
+        running = [name for name in lab.names() if node.alive(lab, name)]
+        if settings.fresh and running:
+            raise UsageProblem(
+                f"`--fresh` would not reach {', '.join(f'`{name}`' for name in running)}",
+                "end them first: tunetool lab down",
+            )
+        programs.require_space(lab.directory, STATE_BYTES, "what the nodes write")
+        wanted = [f"node{number}" for number in range(1, settings.nodes + 1)]
+        begun = time.monotonic()
+        missing = [name for name in wanted if name not in running]
+        for name in running:
+            _say_difference(lab.read(name), settings, say)
+        for name in sorted(set(missing) & set(lab.names())):
+            say(f"{name}: found dead, starting it anew")
+        found = _start(lab, settings, missing, say, begun) if missing else []
+        found += [Started(lab.read(name), None) for name in running]
+        inventory.refresh(lab)
+    return sorted(found, key=lambda started: started.node.index)
+
+
+def reset(lab: Lab, name: str, say: Say) -> Started:
+    """Bring a node back to its snapshot, with blank drives and without faults."""
+    programs.require("qemu-system-x86_64", "qemu-img", "mke2fs", "ssh")
+    with lab.locked():
+        old = lab.read(name)
+        settings = Settings(1, old.drive_count, old.drive_size, old.memory, old.os_name)
+        begun = time.monotonic()
+        started = _start(lab, settings, [name], say, begun, port=old.ssh_port)
+        inventory.refresh(lab)
+    return started[0]
+
+
+def reboot(lab: Lab, name: str, say: Say, *, power_loss: bool = False) -> Started:
+    """Boot a node from its own disk, after a clean shutdown or after taking its power away."""
+    programs.require("qemu-system-x86_64", "qemu-img", "e2fsck", "debugfs", "ssh")
+    with lab.locked():
+        found = lab.read(name)
+        begun = time.monotonic()
+        ssh.end_masters(lab, name)
+        for attempt in range(BOOT_ATTEMPTS):
+            cut = power_loss and attempt == 0
+            if node.alive(lab, name):
+                say(f"{name}: {'taking the power away' if cut else 'shutting down'}")
+                (node.power_loss if cut else node.shut_down)(lab, found)
+            say(f"{name}: booting what its disk holds ({found.accel})")
+            node.start_booted(lab, found)
+            if node.finish_preparing(found, node.start_preparing(lab, found)) == SYSTEM_DEVICE:
+                break
+            say(f"{name}: its drives were numbered in another order than by slot")
+        faults.after_reboot(found)
+        lab.write(found)
+        inventory.refresh(lab)
+        return Started(found, time.monotonic() - begun)
+
+
+def down(lab: Lab, name: str | None = None) -> list[str]:
+    """End one node, or all and everything that the lab left; the cached image stays."""
+    if name is None and not lab.directory.exists() and not lab.sockets.exists():
+        return []
+    with lab.locked():
+        names = lab.names()
+        if name is not None and name not in names:
+            lab.read(name)
+        with process.undisturbed():
+            for each in [name] if name is not None else names:
+                node.end(lab, each)
+            if name is None:
+                for pid in process.all_under(lab.directory):
+                    process.end(pid)
+                inventory.remove(lab)
+                lab.remove()
+                _clean_cache()
+            else:
+                inventory.refresh(lab)
+        return [name] if name is not None else names
+
+
+def _clean_cache() -> None:
+    # What an `up` that was killed left half built; another lab that builds holds the lock.
+    cache = cache_dir()
+    if cache.is_dir():
+        with contextlib.suppress(CannotJudge), file_lock(cache / "lock"):
+            image.remove_unfinished(cache)
+
+
+def _say_difference(running: NodeState, settings: Settings, say: Say) -> None:
+    asked = (settings.drives, settings.drive_size, settings.memory, settings.os_name)
+    if asked != (running.drive_count, running.drive_size, running.memory, running.os_name):
+        say(f"{running.name}: runs already with other settings; to change them: tunetool lab down {running.name}")
+
+
+def _start(
+    lab: Lab, settings: Settings, names: list[str], say: Say, begun: float, port: int | None = None
+) -> list[Started]:
+    saved, template = _snapshot(lab, settings, say)
+    nodes: list[NodeState] = []
+    preparing = []
+    try:
+        taken = {other.ssh_port for other in lab.nodes() if other.name not in names}
+        for name in names:
+            if name in lab.names():
+                node.end(lab, name)
+            each = _new_node(name, template, port or process.pick_port(taken))
+            taken.add(each.ssh_port)
+            nodes.append(each)
+            say(f"{name}: restoring the snapshot ({each.accel})")
+            node.start_restored(lab, each, saved)
+            preparing.append(node.start_preparing(lab, each))
+        found = []
+        for each, script in zip(nodes, preparing, strict=True):
+            node.finish_preparing(each, script)
+            found.append(Started(each, time.monotonic() - begun))
+    except BaseException:
+        # Half a node helps nobody: whatever stopped us, what was begun here is gone when we leave.
+        with process.undisturbed():
+            for script in preparing:
+                script.kill()
+                script.communicate()
+            for each in nodes:
+                node.end(lab, each.name)
+            if not lab.names():
+                inventory.remove(lab)
+                lab.remove()
+        raise
+    return found
+
+
+def _snapshot(lab: Lab, settings: Settings, say: Say) -> tuple[snapshot.Snapshot, NodeState]:
+    cache = cache_dir()
+    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        with file_lock(cache / "lock", lambda: say("waiting for another lab that builds its image")):
+            in_use = {found.image for found in lab.nodes()}
+            found = image.ensure_image(settings.os_name, cache, say, fresh=settings.fresh)
+            image.prune(cache, settings.os_name, {found.directory, *in_use})
+            accel = kvm.accelerator(found.kernel, cache, say)
+            ports = settings.drives + 1 + SPARE_PORTS
+            shape = Machine(
+                name="",
+                memory=settings.memory,
+                accel=accel,
+                ports=ports,
+                disk=_NOWHERE,
+                disk_format="qcow2",
+                ssh_port=0,
+                qmp_socket=_NOWHERE,
+                pid_file=_NOWHERE,
+                serial_log=_NOWHERE,
+            )
+            saved = snapshot.ensure_snapshot(lab, found, shape, say)
+    except BaseException:
+        if not lab.names():
+            lab.remove()
+        raise
+    template = NodeState(
+        name="",
+        index=0,
+        os_name=settings.os_name,
+        image=found.directory,
+        memory=settings.memory,
+        accel=accel,
+        ports=ports,
+        drive_count=settings.drives,
+        drive_size=settings.drive_size,
+        ssh_port=0,
+    )
+    return saved, template
+
+
+def _new_node(name: str, template: NodeState, port: int) -> NodeState:
+    return replace(template, name=name, index=int(name[4:]), ssh_port=port, drives=[], faults=[])

@@ -1,0 +1,130 @@
+"""The scripts that run inside a node. Pure: text in, text out, one ssh round trip each (1 to 2 s under TCG)."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Sequence
+
+from tunetool.lab import recipe
+
+MARKER_BYTES = 64 * 1024
+
+# Fills the page cache that the snapshot keeps: a restored node then answers its first Ansible task warm.
+SETTLE = """\
+systemctl is-system-running --wait >/dev/null 2>&1 || true
+python3 -c 'import json, subprocess, platform, zipfile, tempfile, shutil, selectors, apt'
+mdadm --version >/dev/null 2>&1
+sync
+"""
+
+
+def marker(serial: str) -> bytes:
+    """The contents of ``MARKER`` on the ninth drive: looks random, follows from the serial."""
+    lines: list[str] = []
+    state = serial.encode()
+    while len(lines) * 65 < MARKER_BYTES:
+        state = hashlib.sha256(state).digest()
+        lines.append(state.hex() + "\n")
+    return "".join(lines).encode()[:MARKER_BYTES]
+
+
+def prepare(name: str, index: int, serials: Sequence[str], now: float) -> str:
+    """Give a restored or booted node its identity and wait until it sees its drives and its ninth is mounted.
+
+    Prints the device of the first of ``serials``, the drive that is not for us.
+    """
+    quoted_name = shlex.quote(name)
+    machine_id = hashlib.sha256(f"tunetool-lab-{name}-{index}".encode()).hexdigest()[:32]
+    return f"""\
+date -u -s @{now:.0f} >/dev/null
+echo {quoted_name} > /proc/sys/kernel/hostname
+echo {quoted_name} > /etc/hostname
+printf '127.0.0.1 localhost\\n127.0.1.1 %s\\n' {quoted_name} > /etc/hosts
+echo {machine_id} > /etc/machine-id
+{_FIND}
+tries=0
+for serial in {" ".join(shlex.quote(serial) for serial in serials)}; do
+    until find_drive "$serial" >/dev/null; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 300 ] || {{ echo "drive $serial does not appear" >&2; exit 1; }}
+        sleep 0.1
+    done
+done
+until mountpoint -q {recipe.SYSTEM_MOUNT}; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 300 ] || {{ echo "{recipe.SYSTEM_MOUNT} is not mounted" >&2; exit 1; }}
+    sleep 0.1
+done
+udevadm settle --timeout=30
+find_drive {shlex.quote(serials[0])}
+"""
+
+
+def has_filesystem(serial: str) -> str:
+    """An ext4 file system that nobody mounted."""
+    return _on_drive(serial, 'wipefs -a -q "$drive"\nmkfs.ext4 -q -F "$drive"\n')
+
+
+def has_partitions(serial: str) -> str:
+    """A GPT with one partition."""
+    return _on_drive(
+        serial, 'wipefs -a -q "$drive"\nprintf "label: gpt\\n,,L\\n" | sfdisk -q "$drive"\nudevadm settle\n'
+    )
+
+
+def in_use(serial: str) -> str:
+    """A mounted ext4 file system with a file in it."""
+    return _on_drive(
+        serial,
+        'wipefs -a -q "$drive"\nmkfs.ext4 -q -F "$drive"\nmkdir -p /mnt/in-use\n'
+        'mount "$drive" /mnt/in-use\necho "somebody works here" > /mnt/in-use/NOTES\nsync\n',
+    )
+
+
+def wait_for_size(serial: str, size: int) -> str:
+    """Wait until the drive with this serial has ``size`` bytes."""
+    return f"""\
+{_FIND}
+tries=0
+until drive=$(find_drive {shlex.quote(serial)}) && [ "$(cat "/sys/block/${{drive#/dev/}}/size")" = {size // 512} ]; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 300 ] || {{ echo "drive {serial} does not appear" >&2; exit 1; }}
+    sleep 0.1
+done
+"""
+
+
+def wait_until_gone(serial: str) -> str:
+    """Wait until no drive has this serial."""
+    return f"""\
+{_FIND}
+tries=0
+while find_drive {shlex.quote(serial)} >/dev/null; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 300 ] || {{ echo "drive {serial} is still there" >&2; exit 1; }}
+    sleep 0.1
+done
+"""
+
+
+# Only shell built-ins: a fork costs 10 ms and more under TCG. The serial is padded with spaces, which `read` drops.
+_FIND = """\
+find_drive() {
+    for directory in /sys/class/nvme/nvme*; do
+        [ -r "$directory/serial" ] || continue
+        read -r found < "$directory/serial" || true
+        [ "$found" = "$1" ] || continue
+        for block in "$directory"/nvme*n*; do
+            [ -e "$block" ] && [ -b "/dev/${block##*/}" ] && { echo "/dev/${block##*/}"; return 0; }
+        done
+    done
+    return 1
+}"""
+
+
+def _on_drive(serial: str, script: str) -> str:
+    return (
+        f"{_FIND}\ndrive=$(find_drive {shlex.quote(serial)}) || "
+        f"{{ echo 'drive {serial} is not there' >&2; exit 1; }}\n{script}"
+    )

@@ -1,0 +1,92 @@
+"""The lab as an Ansible inventory, so that a playbook reaches virtual nodes as it reaches real ones."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from tunetool.errors import CannotJudge
+from tunetool.lab import ssh
+from tunetool.lab.state import Lab, NodeState
+
+DEFAULT_PATH = Path("inventory/lab/hosts.yml")
+GROUP = "lab"
+_HEADER = "# Written by `tunetool lab inventory`; `tunetool lab down` removes it.\n"
+
+
+def _header(lab: Lab) -> str:
+    return f"{_HEADER}# Lab: {lab.directory}\n"
+
+
+def render(lab: Lab, nodes: list[NodeState]) -> str:
+    """The inventory as YAML."""
+    if not nodes:
+        return f"{_header(lab)}---\n{GROUP}:\n  hosts: {{}}\n"
+    lines = [_header(lab) + "---", f"{GROUP}:", "  hosts:"]
+    for node in nodes:
+        lines.append(f"    {node.name}:")
+        lines += [f"      {key}: {json.dumps(value)}" for key, value in _variables(lab, node).items()]
+    return "\n".join(lines) + "\n"
+
+
+def write(lab: Lab, path: Path) -> None:
+    """Write the inventory and remember where, so that ``down`` removes it."""
+    if path.exists() and not path.read_text(errors="replace").startswith(_HEADER):
+        raise CannotJudge(f"`{path}` was not written by the lab", "name another file with `--output`")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_text(render(lab, lab.nodes()))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    written = {*generated(lab), str(path.absolute())}
+    lab.generated_file.write_text(json.dumps(sorted(written)) + "\n")
+
+
+def refresh(lab: Lab) -> None:
+    """Bring every inventory that was written, and that no other lab took over, up to date with the nodes."""
+    for name in generated(lab):
+        if _is_ours(lab, Path(name)):
+            write(lab, Path(name))
+
+
+def remove(lab: Lab) -> None:
+    """Remove every inventory that was written and is still ours."""
+    for name in generated(lab):
+        path = Path(name)
+        if _is_ours(lab, path):
+            path.unlink()
+
+
+def _is_ours(lab: Lab, path: Path) -> bool:
+    try:
+        return path.read_text(errors="replace").startswith(_header(lab))
+    except OSError:
+        return False
+
+
+def generated(lab: Lab) -> list[str]:
+    """The inventories that were written."""
+    try:
+        found = json.loads(lab.generated_file.read_text())
+    except (OSError, ValueError):
+        return []
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+def _variables(lab: Lab, node: NodeState) -> dict[str, object]:
+    # Ansible splits the arguments as a shell would; `-F` keeps the user's own ssh configuration out.
+    arguments = ["-F", "/dev/null", "-o", "IdentitiesOnly=yes", "-o", "IdentityAgent=none"]
+    for option in ssh.host_options(lab.known_hosts):
+        arguments += ["-o", option]
+    return {
+        "ansible_host": "127.0.0.1",
+        "ansible_port": node.ssh_port,
+        "ansible_user": "root",
+        "ansible_ssh_private_key_file": str(node.key),
+        "ansible_ssh_common_args": shlex.join(arguments),
+        "ansible_control_path_dir": str(ssh.control_dir(lab, node.name)),
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }

@@ -1,0 +1,144 @@
+"""The virtual machine as a QEMU argument list. Pure: nothing here starts anything or looks at the machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CPUS = 2
+SPARE_PORTS = 2
+"""Root ports beyond the drives that a node starts with: a replacement can arrive before the old one leaves."""
+
+# Nehalem is the plainest CPU that boots Debian: under TCG it is half again as fast as `max`. pdpe1gb is what a
+# node needs to show 1 GiB huge pages.
+_TCG = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "Nehalem,+pdpe1gb"]
+_KVM = ["-accel", "kvm", "-cpu", "host"]
+
+# The first root port; 0x1f is the chipset's own.
+_FIRST_SLOT = 4
+
+
+@dataclass(frozen=True)
+class Drive:
+    """One NVMe drive: a sparse raw file behind a controller with a serial number of its own."""
+
+    serial: str
+    path: Path
+    size: int
+    port: int
+
+    @property
+    def device_id(self) -> str:
+        """What QEMU calls the controller."""
+        return f"nvme-{self.serial}"
+
+    @property
+    def node_name(self) -> str:
+        """What QEMU calls the file behind it."""
+        return f"file-{self.serial}"
+
+    def blockdev(self) -> dict[str, object]:
+        """The back end, for ``-blockdev`` and ``blockdev-add`` alike."""
+        return {
+            "driver": "raw",
+            "node-name": self.node_name,
+            "discard": "unmap",
+            "cache": {"no-flush": True},
+            "file": {"driver": "file", "filename": str(self.path), "discard": "unmap"},
+        }
+
+    def device(self) -> dict[str, object]:
+        """The controller, for ``-device`` and ``device_add`` alike."""
+        return {
+            "driver": "nvme",
+            "id": self.device_id,
+            "serial": self.serial,
+            "drive": self.node_name,
+            "bus": f"rp{self.port}",
+        }
+
+
+@dataclass(frozen=True)
+class Boot:
+    """A kernel that QEMU starts itself, without a boot loader."""
+
+    kernel: Path
+    initrd: Path
+    cmdline: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything that QEMU must be told. A restored node needs the same as its snapshot, drives excepted."""
+
+    name: str
+    memory: int
+    accel: str
+    ports: int
+    disk: Path
+    disk_format: str
+    ssh_port: int
+    qmp_socket: Path
+    pid_file: Path
+    serial_log: Path
+    boot: Boot | None = None
+    drives: tuple[Drive, ...] = field(default=())
+
+    def arguments(self) -> list[str]:
+        """The command line after the program's name. Without ``boot`` the machine waits for a snapshot."""
+        result = ["-name", self.name, "-machine", "q35", *(_KVM if self.accel == "kvm" else _TCG)]
+        result += ["-smp", str(CPUS), "-m", f"{self.memory // 2**20}M"]
+        result += ["-nodefaults", "-no-user-config", "-display", "none", "-rtc", "base=utc"]
+        result += ["-daemonize", "-pidfile", str(self.pid_file)]
+        result += ["-chardev", f"socket,id=qmp,path={_quoted(self.qmp_socket)},server=on,wait=off"]
+        result += ["-mon", "chardev=qmp,mode=control"]
+        result += ["-chardev", f"file,id=serial,path={_quoted(self.serial_log)},append=on"]
+        result += ["-serial", "chardev:serial"]
+        result += _json("-blockdev", self._root())
+        result += ["-device", "virtio-blk-pci,drive=root,addr=0x2"]
+        result += ["-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{self.ssh_port}-:22"]
+        result += ["-device", "virtio-net-pci,netdev=net,addr=0x3,romfile="]
+        result += ["-device", "virtio-rng-pci,addr=0x1"]
+        for port in range(self.ports):
+            result += _json("-device", _root_port(port))
+        for drive in self.drives:
+            result += _json("-blockdev", drive.blockdev()) + _json("-device", drive.device())
+        if self.boot is None:
+            return [*result, "-S", "-incoming", "defer"]
+        boot = self.boot
+        return [*result, "-kernel", str(boot.kernel), "-initrd", str(boot.initrd), "-append", boot.cmdline]
+
+    def _root(self) -> dict[str, object]:
+        # Flushes are dropped: a node is thrown away, never recovered from the build machine's own crash.
+        return {
+            "driver": self.disk_format,
+            "node-name": "root",
+            "discard": "unmap",
+            "cache": {"no-flush": True},
+            "file": {"driver": "file", "filename": str(self.disk), "discard": "unmap"},
+        }
+
+
+def _root_port(index: int) -> dict[str, object]:
+    # A Gen4 x4 slot, as a data-center NVMe drive sits in.
+    return {
+        "driver": "pcie-root-port",
+        "id": f"rp{index}",
+        "bus": "pcie.0",
+        "chassis": index + 1,
+        "slot": index + 1,
+        "addr": f"{_FIRST_SLOT + index:#x}",
+        "x-speed": "16",
+        "x-width": "4",
+        "io-reserve": 0,
+    }
+
+
+def _json(option: str, value: dict[str, object]) -> list[str]:
+    return [option, json.dumps(value)]
+
+
+def _quoted(path: Path) -> str:
+    # QEMU's own escape for a comma inside an option.
+    return str(path).replace(",", ",,")

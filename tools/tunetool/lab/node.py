@@ -1,0 +1,220 @@
+"""One node: started from its snapshot or from its own disk, its drives attached, ended."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tunetool.errors import CannotJudge
+from tunetool.lab import disk, guest, process, snapshot, ssh
+from tunetool.lab.machine import Boot, Drive, Machine
+from tunetool.lab.programs import find
+from tunetool.lab.qmp import Qmp
+from tunetool.lab.recipe import SYSTEM_LABEL
+from tunetool.lab.snapshot import Snapshot
+from tunetool.lab.state import Lab, NodeState, data_serial
+
+BOOT_SECONDS = 300.0
+SHUTDOWN_SECONDS = 120.0
+PREPARE_SECONDS = 120.0
+ENUMERATE_SECONDS = 30.0
+_PORT_ATTEMPTS = 5
+_MKE2FS = ("-q", "-F", "-t", "ext4", "-E", "root_owner=0:0,lazy_itable_init=1,lazy_journal_init=1")
+
+
+def alive(lab: Lab, name: str) -> bool:
+    """Whether the node's QEMU runs."""
+    return process.pid_of(lab.pid_file(name)) is not None
+
+
+def start_restored(lab: Lab, node: NodeState, saved: Snapshot) -> None:
+    """Start the node from the snapshot, with blank drives. ``prepare`` waits until it is usable."""
+    directory = lab.node_dir(node.name)
+    directory.mkdir(parents=True)
+    lab.write(node)
+    # A port may lead to a node of another image now; ssh learns the key again.
+    lab.known_hosts.unlink(missing_ok=True)
+    snapshot.create_overlay(directory / "disk.qcow2", saved.disk, "qcow2")
+    _create_drives(lab, node)
+    _launch(lab, node, None)
+    with Qmp(lab.qmp_socket(node.name)) as qmp:
+        snapshot.load(qmp, saved)
+        qmp.command("cont")
+        # The guest numbers controllers in the order in which it meets them, and meets those that wait together
+        # from the last slot to the first. One at a time, the ninth becomes nvme0n1, as a boot drive does.
+        for drive in node.drives:
+            attach(qmp, drive)
+            _wait_enumerated(node, qmp, drive)
+    lab.write(node)
+
+
+def start_booted(lab: Lab, node: NodeState) -> None:
+    """Boot the node with what its own disk holds, all drives present from the start."""
+    directory = lab.node_dir(node.name)
+    boot = disk.read_boot(directory / "disk.qcow2", directory / "boot")
+    for drive in node.drives:
+        if not drive.path.exists():
+            raise CannotJudge(f"`{drive.path}` is gone", f"tunetool lab reset {node.name}")
+    log = directory / "serial.log"
+    said = log.stat().st_size
+    _launch(lab, node, boot)
+    node.booted_from = "disk"
+    lab.write(node)
+
+    def boots() -> bool:
+        _stop_when_stuck(node, log, said)
+        return alive(lab, node.name)
+
+    ssh.wait_for_server(node, BOOT_SECONDS, boots)
+
+
+def _stop_when_stuck(node: NodeState, log: Path, offset: int) -> None:
+    # A kernel without its root, or an initramfs that gave up, will not come up later either.
+    for line in log.read_bytes()[offset:].decode(errors="replace").splitlines():
+        if "Kernel panic" in line or line.startswith("(initramfs)") or "Dropping to a shell" in line:
+            raise CannotJudge(
+                f"`{node.name}` does not boot: {line.strip()}",
+                f"all it said is in {log}; start over with: tunetool lab reset {node.name}",
+            )
+
+
+def start_preparing(lab: Lab, node: NodeState) -> subprocess.Popen[str]:
+    """Give the node its name, clock and drives; ``finish_preparing`` waits for it."""
+    serials = [drive.serial for drive in node.drives]
+    return ssh.start(lab, node, guest.prepare(node.name, node.index, serials, time.time()))
+
+
+def finish_preparing(node: NodeState, preparing: subprocess.Popen[str]) -> str:
+    """Wait until the node sees its drives and its ninth is mounted; the ninth's device is returned."""
+    return ssh.finish(node, preparing, PREPARE_SECONDS).stdout.strip()
+
+
+def shut_down(lab: Lab, node: NodeState) -> None:
+    """A clean shutdown from inside; a node that does not follow is powered off."""
+    pid = process.pid_of(lab.pid_file(node.name))
+    if pid is None:
+        return
+    try:
+        ssh.run(lab, node, "systemctl poweroff --no-block\n", 30)
+    except CannotJudge:
+        power_loss(lab, node)
+        return
+    if not process.wait_gone(pid, SHUTDOWN_SECONDS):
+        power_loss(lab, node)
+
+
+def power_loss(lab: Lab, node: NodeState) -> None:
+    """Take the node's power away: what it had not written is lost.
+
+    Through the monitor and not by a signal that QEMU cannot see: the guest stops at once, yet the layers of
+    the disk image below it stay sound, as a real drive does.
+    """
+    pid = process.pid_of(lab.pid_file(node.name))
+    if pid is None:
+        return
+    try:
+        with Qmp(lab.qmp_socket(node.name), connect_seconds=5) as qmp:
+            qmp.command("stop")
+            qmp.command("quit")
+    except CannotJudge:
+        pass
+    if not process.wait_gone(pid, 10):
+        process.end(pid)
+
+
+def end(lab: Lab, name: str) -> None:
+    """End the node's QEMU, whatever it does, and forget the node."""
+    ssh.end_masters(lab, name)
+    for pid in process.all_under(lab.node_dir(name)):
+        process.end(pid)
+    lab.remove_node(name)
+
+
+def attach(qmp: Qmp, drive: Drive) -> None:
+    """Hot-add a drive."""
+    qmp.command("blockdev-add", drive.blockdev())
+    qmp.command("device_add", drive.device())
+
+
+def _wait_enumerated(node: NodeState, qmp: Qmp, drive: Drive) -> None:
+    deadline = time.monotonic() + ENUMERATE_SECONDS
+    while time.monotonic() < deadline:
+        if any(drive.device_id == name and mapped for name, mapped in _pci_devices(qmp.command("query-pci"))):
+            return
+        time.sleep(0.01)
+    raise CannotJudge(f"`{node.name}` does not notice drive `{drive.serial}`", f"tunetool lab reset {node.name}")
+
+
+def _pci_devices(buses: list[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
+    # A device whose registers have an address was found by the guest's kernel.
+    for bus in buses:
+        for device in bus["devices"]:
+            yield device["qdev_id"], any(region["address"] > 0 for region in device["regions"])
+            bridge = device.get("pci_bridge")
+            if bridge:
+                yield from _pci_devices([bridge])
+
+
+def create_drive(drive: Drive) -> None:
+    """A blank drive: a sparse file."""
+    drive.path.parent.mkdir(parents=True, exist_ok=True)
+    with drive.path.open("xb") as file:
+        file.truncate(drive.size)
+
+
+def _create_drives(lab: Lab, node: NodeState) -> None:
+    directory = lab.node_dir(node.name) / "drives"
+    serials = [node.system_serial] + [data_serial(node.index, n + 1) for n in range(node.drive_count)]
+    node.drives = [
+        Drive(serial, directory / f"{serial}.img", node.drive_size, port) for port, serial in enumerate(serials)
+    ]
+    for drive in node.drives:
+        create_drive(drive)
+    _fill_system_drive(node.drives[0])
+
+
+def _fill_system_drive(drive: Drive) -> None:
+    with TemporaryDirectory(prefix="tunetool-lab-") as content:
+        Path(content, "MARKER").write_bytes(guest.marker(drive.serial))
+        result = subprocess.run(
+            [find("mke2fs") or "mke2fs", *_MKE2FS, "-L", SYSTEM_LABEL, "-d", content, str(drive.path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if result.returncode != 0:
+        reason = (result.stderr.strip() or "no output").splitlines()[-1]
+        raise CannotJudge(f"`mke2fs`: {reason.removeprefix('mke2fs: ')}", "is the file system full?")
+
+
+def _launch(lab: Lab, node: NodeState, boot: Boot | None) -> None:
+    directory = lab.node_dir(node.name)
+    for attempt in range(_PORT_ATTEMPTS):
+        machine = Machine(
+            name=f"tunetool-lab-{node.name}",
+            memory=node.memory,
+            accel=node.accel,
+            ports=node.ports,
+            disk=directory / "disk.qcow2",
+            disk_format="qcow2",
+            ssh_port=node.ssh_port,
+            qmp_socket=lab.qmp_socket(node.name),
+            pid_file=lab.pid_file(node.name),
+            serial_log=directory / "serial.log",
+            boot=boot,
+            drives=tuple(node.drives) if boot else (),
+        )
+        try:
+            process.start(machine)
+            return
+        except CannotJudge as error:
+            # Somebody took the port between our look and QEMU's.
+            if "host forwarding" not in error.message or attempt == _PORT_ATTEMPTS - 1:
+                raise
+            node.ssh_port = process.pick_port({node.ssh_port})
+            lab.write(node)

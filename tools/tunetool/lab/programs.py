@@ -1,0 +1,51 @@
+"""The programs that the lab needs, and the packages that bring them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tunetool.errors import CannotJudge
+
+_PACKAGES = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "mmdebstrap": "mmdebstrap",
+    "newuidmap": "uidmap",
+    "mke2fs": "e2fsprogs",
+    "e2fsck": "e2fsprogs",
+    "debugfs": "e2fsprogs",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+}
+# Debian keeps these out of an ordinary user's PATH.
+_SBIN = ("/usr/sbin", "/sbin")
+
+
+def find(program: str) -> str | None:
+    """The path of a program, also where Debian hides the administrator's ones."""
+    found = shutil.which(program)
+    for directory in _SBIN:
+        found = found or shutil.which(program, path=directory)
+    return found
+
+
+def require(*programs: str) -> None:
+    """Stop before any work when one of ``programs`` is missing, naming the packages to install."""
+    missing = [program for program in programs if find(program) is None]
+    if missing:
+        packages = " ".join(sorted({_PACKAGES[program] for program in missing}))
+        raise CannotJudge(
+            f"`{'`, `'.join(missing)}` not found: the lab needs {'it' if len(missing) == 1 else 'them'}",
+            f"apt-get install --no-install-recommends {packages}",
+        )
+
+
+def require_space(directory: Path, needed: int, purpose: str) -> None:
+    """Stop before any work when there is too little free space under ``directory``."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise CannotJudge(
+            f"`{directory}` has {free / 2**30:.1f} GiB free, and {purpose} may take {needed / 2**30:.1f} GiB",
+            "make room, or choose another place with XDG_CACHE_HOME, TUNETOOL_LAB_DIR or TMPDIR",
+        )

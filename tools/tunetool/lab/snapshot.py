@@ -1,0 +1,181 @@
+"""The memory of a booted node, saved once and restored in seconds.
+
+QEMU refuses to migrate NVMe drives, so the snapshot holds a machine with empty slots; a node's drives are
+hot-added after it was restored. The disk as it stood at that moment belongs to the memory: it is frozen
+with it and every node writes to an overlay of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunetool.errors import CannotJudge
+from tunetool.lab import guest, process, recipe, ssh
+from tunetool.lab.image import Image
+from tunetool.lab.machine import Boot, Machine
+from tunetool.lab.qmp import Qmp
+from tunetool.lab.state import Lab, NodeState
+
+BOOT_SECONDS = 300.0
+MIGRATE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A saved machine: its memory and the disk that belongs to it."""
+
+    directory: Path
+
+    @property
+    def memory(self) -> Path:
+        """What ``migrate`` wrote."""
+        return self.directory / "memory"
+
+    @property
+    def disk(self) -> Path:
+        """The disk at that moment, an overlay over the image. Never written again."""
+        return self.directory / "disk.qcow2"
+
+
+def snapshot_of(image: Image, machine: Machine) -> Snapshot:
+    """Where the snapshot of a machine like ``machine`` is or would be."""
+    key = [process.qemu_version(), recipe.KERNEL_CMDLINE, guest.SETTLE, *_shape(machine)]
+    if machine.accel == "kvm":
+        # `-cpu host` means another CPU on another machine, and a home directory can be shared.
+        key.append(_cpu_model())
+    digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
+    return Snapshot(image.directory / f"snapshot-{digest}")
+
+
+def ensure_snapshot(lab: Lab, image: Image, machine: Machine, say: Callable[[str], None]) -> Snapshot:
+    """The snapshot for machines like ``machine``; boots one when the cache has none."""
+    snapshot = snapshot_of(image, machine)
+    if snapshot.memory.exists():
+        return snapshot
+    say(f"booting {image.os_name} once to take the snapshot ({machine.accel})")
+    work = Path(tempfile.mkdtemp(prefix=".building-", dir=image.directory))
+    try:
+        _take(lab, image, machine, Snapshot(work))
+        work.rename(snapshot.directory)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return snapshot
+
+
+def create_overlay(path: Path, base: Path, base_format: str) -> None:
+    """A disk that reads through to ``base`` and keeps its own writes."""
+    result = subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(base), "-F", base_format, str(path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise CannotJudge(f"`{path}`: {result.stderr.strip()}", "is the file system full?")
+
+
+def load(qmp: Qmp, snapshot: Snapshot) -> None:
+    """Fill a machine that waits for a snapshot."""
+    descriptor = os.open(snapshot.memory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        qmp.pass_file("memory", descriptor)
+        qmp.command("migrate-incoming", {"uri": "fd:memory"})
+    finally:
+        os.close(descriptor)
+    _wait_migrated(qmp)
+
+
+def _take(lab: Lab, image: Image, shape: Machine, target: Snapshot) -> None:
+    create_overlay(target.disk, image.root, "raw")
+    directory = lab.directory / "boot"
+    # Left by an `up` that was killed.
+    for pid in process.all_under(directory):
+        process.end(pid)
+    directory.mkdir(exist_ok=True)
+    node = NodeState(
+        name="boot",
+        index=0,
+        os_name=image.os_name,
+        image=image.directory,
+        memory=shape.memory,
+        accel=shape.accel,
+        ports=shape.ports,
+        drive_count=0,
+        drive_size=0,
+        ssh_port=process.pick_port(set()),
+    )
+    machine = Machine(
+        name="tunetool-lab-boot",
+        memory=shape.memory,
+        accel=shape.accel,
+        ports=shape.ports,
+        disk=target.disk,
+        disk_format="qcow2",
+        ssh_port=node.ssh_port,
+        qmp_socket=lab.qmp_socket("boot"),
+        pid_file=lab.pid_file("boot"),
+        serial_log=directory / "serial.log",
+        boot=Boot(image.kernel, image.initrd, recipe.KERNEL_CMDLINE),
+    )
+    try:
+        process.start(machine)
+        ssh.wait_for_server(node, BOOT_SECONDS, lambda: process.pid_of(machine.pid_file) is not None)
+        ssh.run(lab, node, guest.SETTLE, BOOT_SECONDS)
+        with Qmp(machine.qmp_socket) as qmp:
+            qmp.command("stop")
+            _save(qmp, target.memory)
+    finally:
+        for pid in process.all_under(directory):
+            process.end(pid)
+        lab.remove_node("boot")
+
+
+def _save(qmp: Qmp, path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        qmp.pass_file("memory", descriptor)
+        # The default of 128 MiB/s is for networks that others use.
+        qmp.command("migrate-set-parameters", {"max-bandwidth": 2**40})
+        qmp.command("migrate", {"uri": "fd:memory"})
+    finally:
+        os.close(descriptor)
+    _wait_migrated(qmp)
+
+
+def _wait_migrated(qmp: Qmp) -> None:
+    deadline = time.monotonic() + MIGRATE_SECONDS
+    while time.monotonic() < deadline:
+        found = qmp.command("query-migrate")
+        status = found.get("status")
+        if status == "completed":
+            return
+        if status in ("failed", "cancelled"):
+            raise CannotJudge(
+                f"QEMU could not move the machine's state: {found.get('error-desc', status)}",
+                "is the file system full? otherwise: tunetool lab up --fresh",
+            )
+        time.sleep(0.03)
+    raise CannotJudge(f"QEMU did not move the machine's state within {MIGRATE_SECONDS:.0f} s")
+
+
+def _shape(machine: Machine) -> list[str]:
+    # Everything but where the files are and which port leads in: that may differ from node to node.
+    nowhere = Path("/")
+    same = Machine("", machine.memory, machine.accel, machine.ports, nowhere, "qcow2", 0, nowhere, nowhere, nowhere)
+    return same.arguments()
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"

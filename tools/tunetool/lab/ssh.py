@@ -1,0 +1,128 @@
+"""Reaching a node: ssh with the lab's own key, known hosts and short time-outs."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tunetool.errors import CannotJudge
+from tunetool.lab.state import Lab, NodeState
+
+GUEST_COMMAND_SECONDS = 120.0
+
+
+def options(lab: Lab, node: NodeState) -> list[str]:
+    """Options for a node; the user's own configuration, agent and known hosts stay out of it."""
+    return [
+        "-F",
+        "/dev/null",
+        "-i",
+        str(node.key),
+        "-o",
+        "IdentitiesOnly=yes",
+        "-o",
+        "IdentityAgent=none",
+        *(part for option in host_options(lab.known_hosts) for part in ("-o", option)),
+        "-p",
+        str(node.ssh_port),
+    ]
+
+
+def host_options(known_hosts: Path) -> list[str]:
+    """What Ansible needs as well: nodes come and go on the same address, each with its own port."""
+    return [
+        "BatchMode=yes",
+        "StrictHostKeyChecking=no",
+        f"UserKnownHostsFile={known_hosts}",
+        "GlobalKnownHostsFile=/dev/null",
+        "LogLevel=ERROR",
+        "ConnectTimeout=30",
+    ]
+
+
+def command(lab: Lab, node: NodeState, arguments: list[str]) -> list[str]:
+    """The ssh command line that runs ``arguments`` on the node, or a shell when there are none."""
+    return ["ssh", *options(lab, node), "root@127.0.0.1", *arguments]
+
+
+def run(
+    lab: Lab, node: NodeState, script: str, timeout: float = GUEST_COMMAND_SECONDS
+) -> subprocess.CompletedProcess[str]:
+    """Run a shell script on the node, sent through standard input so that nothing needs quoting."""
+    process = start(lab, node, script)
+    return finish(node, process, timeout)
+
+
+def start(lab: Lab, node: NodeState, script: str) -> subprocess.Popen[str]:
+    """Start a script on the node; ``finish`` waits for it. Several nodes work at once this way."""
+    process = subprocess.Popen(
+        command(lab, node, ["sh", "-eu"]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None  # noqa: S101 -- Popen promises it for PIPE
+    # An ssh that has already failed closed its end: `finish` tells why.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(script)
+        process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def finish(
+    node: NodeState, process: subprocess.Popen[str], timeout: float = GUEST_COMMAND_SECONDS
+) -> subprocess.CompletedProcess[str]:
+    """Wait for a script that ``start`` started; one that fails or does not end raises."""
+    with process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise CannotJudge(
+                f"`{node.name}` did not answer within {timeout:.0f} s", f"tunetool lab reset {node.name}"
+            ) from None
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        lines = (errors or output or "no output").strip().splitlines()
+        raise CannotJudge(f"`{node.name}`: {lines[-1]}", f"tunetool lab ssh {node.name}")
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def wait_for_server(node: NodeState, seconds: float, alive: Callable[[], bool]) -> None:
+    """Wait until the node's ssh server greets. QEMU itself accepts connections long before that."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not alive():
+            raise CannotJudge(f"QEMU of `{node.name}` ended while it booted", "tunetool lab up")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", node.ssh_port), 2) as greeting:
+            greeting.settimeout(5)
+            if greeting.recv(4) == b"SSH-":
+                return
+        time.sleep(0.3)
+    raise CannotJudge(f"`{node.name}` did not come up within {seconds:.0f} s", f"tunetool lab reset {node.name}")
+
+
+def end_masters(lab: Lab, name: str) -> None:
+    """Close the shared connections that Ansible keeps open for a minute: they outlive the node they led to."""
+    for path in control_dir(lab, name).glob("*"):
+        subprocess.run(
+            ["ssh", "-F", "/dev/null", "-o", f"ControlPath={path}", "-O", "exit", "127.0.0.1"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=10,
+            check=False,
+        )
+        path.unlink(missing_ok=True)
+
+
+def control_dir(lab: Lab, name: str) -> Path:
+    """Where the shared connections to one node have their sockets."""
+    return lab.sockets / f"cm-{name}"

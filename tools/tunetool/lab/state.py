@@ -1,0 +1,222 @@
+"""What runs: one directory and one JSON file per node, and a lock so that two calls never collide."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.lab.machine import Drive
+
+_NODE_NAME = re.compile(r"^node[1-9][0-9]*$")
+
+
+@dataclass
+class Fault:
+    """A fault that was injected and not yet reset."""
+
+    kind: str
+    serial: str
+
+
+@dataclass
+class NodeState:
+    """One node as it was started. ``drives`` lists the one that is not for us first, as ``nvme0n1``."""
+
+    name: str
+    index: int
+    os_name: str
+    image: Path
+    memory: int
+    accel: str
+    ports: int
+    drive_count: int
+    drive_size: int
+    ssh_port: int
+    pid: int = 0
+    started_ticks: int = 0
+    booted_from: str = "snapshot"
+    drives: list[Drive] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def system_serial(self) -> str:
+        """The serial of the drive that carries somebody else's file system."""
+        return system_serial(self.index)
+
+    @property
+    def key(self) -> Path:
+        """The private ssh key that lets root in."""
+        return self.image / "id_ed25519"
+
+    def drive(self, serial: str) -> Drive:
+        """The attached drive with this serial."""
+        for drive in self.drives:
+            if drive.serial == serial:
+                return drive
+        known = ", ".join(f"`{drive.serial}`" for drive in self.drives)
+        raise UsageProblem(f"`{serial}` is no drive of `{self.name}`", f"it has {known or 'no drives'}")
+
+
+def data_serial(node: int, number: int) -> str:
+    """``LAB1NV3``: the third data drive of the first node. No two nodes share a serial."""
+    return f"LAB{node}NV{number}"
+
+
+def system_serial(node: int) -> str:
+    """``LAB1SYS``: the first node's ninth drive."""
+    return f"LAB{node}SYS"
+
+
+def cache_dir() -> Path:
+    """Images and snapshots, kept between labs."""
+    return _base("XDG_CACHE_HOME", ".cache") / "tunetool" / "lab"
+
+
+def state_dir() -> Path:
+    """Everything about running nodes; ``down`` removes it. ``TUNETOOL_LAB_DIR`` puts a second lab elsewhere."""
+    chosen = os.environ.get("TUNETOOL_LAB_DIR")
+    if chosen:
+        return Path(chosen).absolute()
+    return _base("XDG_STATE_HOME", ".local/state") / "tunetool" / "lab"
+
+
+def _base(variable: str, default: str) -> Path:
+    value = os.environ.get(variable, "")
+    # The XDG specification: a relative path there is to be ignored.
+    return Path(value) if value.startswith("/") else Path.home() / default
+
+
+class Lab:
+    """The state directory of one lab."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory or state_dir()
+
+    @property
+    def sockets(self) -> Path:
+        """Where unix sockets live: their paths may have 107 characters, which a state directory can exceed."""
+        digest = hashlib.sha256(str(self.directory).encode()).hexdigest()[:8]
+        return Path(tempfile.gettempdir()) / f"tunetool-lab-{os.getuid()}-{digest}"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The lab's own, so that nobody's ``~/.ssh`` learns about nodes that come and go."""
+        return self.directory / "known_hosts"
+
+    @property
+    def generated_file(self) -> Path:
+        """Lists the inventories that were written, for ``down`` to remove."""
+        return self.directory / "generated.json"
+
+    def node_dir(self, name: str) -> Path:
+        """Everything of one node."""
+        return self.directory / name
+
+    def qmp_socket(self, name: str) -> Path:
+        """How to talk to the node's QEMU."""
+        return self.sockets / f"{name}.qmp"
+
+    def pid_file(self, name: str) -> Path:
+        """Written by QEMU itself, so that it is there even when our own process was killed."""
+        return self.node_dir(name) / "qemu.pid"
+
+    def prepare(self) -> None:
+        """Create the directories, private to the user: whoever reaches a socket owns the node."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.sockets.mkdir(mode=0o700, exist_ok=True)
+        except FileExistsError:
+            raise CannotJudge(f"`{self.sockets}` is in the way", "remove it") from None
+        found = self.sockets.lstat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise CannotJudge(f"`{self.sockets}` belongs to somebody else", "remove it, or set TMPDIR")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lab: a second call that changes it stops with `busy` at once."""
+        self.prepare()
+        with file_lock(self.sockets / "lock"):
+            yield
+
+    def names(self) -> list[str]:
+        """The nodes that have a directory, complete or not, by number."""
+        if not self.directory.is_dir():
+            return []
+        found = [path.name for path in self.directory.iterdir() if _NODE_NAME.match(path.name)]
+        return sorted(found, key=lambda name: int(name[4:]))
+
+    def nodes(self) -> list[NodeState]:
+        """Every node whose state can be read."""
+        return [self.read(name) for name in self.names() if (self.node_dir(name) / "node.json").exists()]
+
+    def read(self, name: str) -> NodeState:
+        """One node's state; an unknown name is the caller's mistake."""
+        path = self.node_dir(name) / "node.json"
+        if not _NODE_NAME.match(name) or not path.exists():
+            known = ", ".join(f"`{known}`" for known in self.names())
+            raise UsageProblem(
+                f"`{name}` is not a node of this lab", f"there is {known}" if known else "start one: tunetool lab up"
+            )
+        try:
+            return _decode(json.loads(path.read_text()))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CannotJudge(f"`{path}` cannot be read: {error}", f"tunetool lab down {name}") from error
+
+    def write(self, node: NodeState) -> None:
+        """Record a node; a reader sees the old state or the new one, never half."""
+        path = self.node_dir(node.name) / "node.json"
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(asdict(node), default=str, indent=2) + "\n")
+        temporary.replace(path)
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node and its files. Its QEMU must have ended."""
+        shutil.rmtree(self.node_dir(name), ignore_errors=True)
+        self.qmp_socket(name).unlink(missing_ok=True)
+        shutil.rmtree(self.sockets / f"cm-{name}", ignore_errors=True)
+
+    def remove(self) -> None:
+        """Forget the whole lab."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """An exclusive lock that ends with the process, however that ends.
+
+    Somebody else's lock stops us with `busy`, unless ``on_wait`` is there to tell that we wait for it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if on_wait is None:
+                raise CannotJudge(
+                    "busy: another `tunetool lab` changes this lab",
+                    "wait for it, or set TUNETOOL_LAB_DIR to have a lab of your own",
+                ) from None
+            on_wait()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _decode(data: dict[str, Any]) -> NodeState:
+    data["image"] = Path(data["image"])
+    data["drives"] = [Drive(**{**drive, "path": Path(drive["path"])}) for drive in data["drives"]]
+    data["faults"] = [Fault(**fault) for fault in data["faults"]]
+    return NodeState(**data)
