@@ -85,7 +85,7 @@ class Lab:
 
     def reset(self, node: str) -> None:
         self.lab("reset", node)
-        # The port may be another one now.
+        # The port stays unless something else took it.
         self.lab("inventory", "--output", str(self.inventory / "hosts.yml"))
 
     def record(self) -> dict[str, Any]:

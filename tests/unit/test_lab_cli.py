@@ -1,0 +1,96 @@
+"""`tunetool lab` as it is called: what is refused before any work, and what is said without a lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tunetool.cli.lab import MIN_DRIVE, Size, command
+from tunetool.errors import ExitCode, TunetoolError
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TUNETOOL_LAB_DIR", str(tmp_path / "lab"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tunetool.lab.state.tempfile.gettempdir", lambda: str(tmp_path))
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(command, list(arguments))
+
+    return run
+
+
+def exit_code(result: Result) -> int:
+    return int(result.exception.exit_code) if isinstance(result.exception, TunetoolError) else result.exit_code
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("up", "--nodes", "0"),
+        ("up", "--nodes", "17"),
+        ("up", "--nodes", "two"),
+        ("up", "--drives", "0"),
+        ("up", "--drives", "25"),
+        ("up", "--drive-size", "4Q"),
+        ("up", "--drive-size", "4"),
+        ("up", "--drive-size", "-4G"),
+        ("up", "--drive-size", "1M"),
+        ("up", "--drive-size", "100000001B"),
+        ("up", "--memory", "64M"),
+        ("up", "--memory", ""),
+        ("up", "--os", "windows"),
+        ("up", "extra"),
+        ("fault", "node1"),
+        ("fault", "node1", "in-use"),
+        ("fault", "node1", "earthquake"),
+        ("fault", "node1", "in-use", "--drive", "NOPE"),
+        ("reset", "node1"),
+        ("reset", "../node1"),
+        ("reboot", "node1"),
+        ("ssh", "node1"),
+        ("ssh", "node1", "--", "true"),
+        ("inventory",),
+    ],
+)
+def test_a_wrong_call_does_nothing_and_ends_with_2(call, tmp_path: Path, arguments: tuple[str, ...]):
+    assert exit_code(call(*arguments)) == ExitCode.USAGE
+    assert not (tmp_path / "cache").exists()
+
+
+def test_an_empty_lab_has_a_status_and_can_be_ended(call, tmp_path: Path):
+    for arguments in (("status",), ("down",)):
+        result = call(*arguments)
+        assert result.exit_code == 0
+        assert result.stdout == "no nodes\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4G", 2**32), ("4GiB", 2**32), ("512M", 2**29), ("0.5G", 2**29), ("1T", 2**40), ("4194304000B", 4000 * 2**20)],
+)
+def test_sizes_are_read_as_qemu_and_as_tunetool_write_them(text: str, size: int):
+    assert Size(MIN_DRIVE).convert(text, None, None) == size
+
+
+def test_a_size_that_is_none_says_what_to_write():
+    with pytest.raises(click.BadParameter, match="`4G` or `4GiB`"):
+        Size(MIN_DRIVE).convert("4g", None, None)
+
+
+def test_every_command_of_the_issue_is_there():
+    assert set(command.commands) == {
+        "up",
+        "status",
+        "ssh",
+        "fault",
+        "reset",
+        "reboot",
+        "down",
+        "inventory",
+    }

@@ -1,0 +1,132 @@
+"""The QEMU command line, the recipe of the image and the scripts for the guest: text in, text out."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tunetool.lab import guest, recipe
+from tunetool.lab.machine import Boot, Drive, Machine
+
+MACHINE = Machine(
+    name="tunetool-lab-node1",
+    memory=2 * 2**30,
+    accel="tcg",
+    ports=11,
+    disk=Path("/lab/node1/disk.qcow2"),
+    disk_format="qcow2",
+    ssh_port=2201,
+    qmp_socket=Path("/run/lab/node1.qmp"),
+    pid_file=Path("/lab/node1/qemu.pid"),
+    serial_log=Path("/lab/node1/serial.log"),
+)
+DRIVES = tuple(
+    Drive(serial, Path(f"/lab/node1/drives/{serial}.img"), 4 * 2**30, port)
+    for port, serial in enumerate(["LAB1SYS", "LAB1NV1", "LAB1NV2"])
+)
+BOOT = Boot(Path("/b/vmlinuz"), Path("/b/initrd.img"), "root=/dev/vda quiet")
+
+
+def values(arguments: list[str], option: str) -> list[str]:
+    return [after for before, after in itertools.pairwise(arguments) if before == option]
+
+
+def devices(arguments: list[str], driver: str) -> list[dict[str, object]]:
+    found = [json.loads(value) for value in values(arguments, "-device") if value.startswith("{")]
+    return [device for device in found if device["driver"] == driver]
+
+
+def test_without_a_boot_the_machine_waits_for_its_snapshot_with_empty_slots():
+    arguments = replace(MACHINE, drives=()).arguments()
+    assert arguments[-3:] == ["-S", "-incoming", "defer"]
+    assert "-kernel" not in arguments
+    assert devices(arguments, "nvme") == []
+    assert len(devices(arguments, "pcie-root-port")) == 11
+
+
+def test_a_boot_names_kernel_initramfs_and_command_line():
+    arguments = replace(MACHINE, boot=BOOT).arguments()
+    assert values(arguments, "-kernel") == ["/b/vmlinuz"]
+    assert values(arguments, "-initrd") == ["/b/initrd.img"]
+    assert values(arguments, "-append") == ["root=/dev/vda quiet"]
+    assert "-incoming" not in arguments
+
+
+def test_drives_sit_behind_a_port_each_in_the_order_of_their_slots():
+    arguments = replace(MACHINE, boot=BOOT, drives=DRIVES).arguments()
+    found = devices(arguments, "nvme")
+    assert [(device["serial"], device["bus"]) for device in found] == [
+        ("LAB1SYS", "rp0"),
+        ("LAB1NV1", "rp1"),
+        ("LAB1NV2", "rp2"),
+    ]
+    backends = {json.loads(value)["node-name"]: json.loads(value) for value in values(arguments, "-blockdev")}
+    for device, drive in zip(found, DRIVES, strict=True):
+        assert backends[device["drive"]]["file"]["filename"] == str(drive.path)
+
+
+def test_every_root_port_has_a_slot_of_its_own_below_the_chipset():
+    ports = devices(replace(MACHINE, ports=27).arguments(), "pcie-root-port")
+    slots = [int(str(port["addr"]), 16) for port in ports]
+    assert len(set(slots)) == 27
+    assert min(slots) > 3
+    assert max(slots) < 0x1F
+
+
+@pytest.mark.parametrize(("accel", "cpu"), [("tcg", "Nehalem,+pdpe1gb"), ("kvm", "host")])
+def test_the_cpu_follows_the_acceleration(accel: str, cpu: str):
+    arguments = replace(MACHINE, accel=accel).arguments()
+    assert values(arguments, "-cpu") == [cpu]
+    assert values(arguments, "-accel")[0].startswith(accel)
+
+
+def test_only_the_loopback_address_leads_in_and_nothing_is_shared_with_the_terminal():
+    arguments = MACHINE.arguments()
+    assert values(arguments, "-netdev") == ["user,id=net,hostfwd=tcp:127.0.0.1:2201-:22"]
+    assert "-daemonize" in arguments
+    assert not [argument for argument in arguments if "stdio" in argument]
+
+
+def test_a_comma_in_a_path_does_not_end_an_option():
+    arguments = replace(MACHINE, qmp_socket=Path("/run/a,b/q")).arguments()
+    assert any("path=/run/a,,b/q," in argument for argument in arguments)
+
+
+def test_the_image_key_changes_with_the_system_and_not_by_itself():
+    assert recipe.fingerprint("debian12") == recipe.fingerprint("debian12")
+    assert recipe.fingerprint("debian12") != recipe.fingerprint("debian13")
+
+
+def test_the_recipe_has_what_the_roles_install():
+    assert {"mdadm", "xfsprogs", "nvme-cli", "fio", "python3-apt"} <= set(recipe.PACKAGES)
+
+
+def test_the_marker_follows_from_the_serial_alone():
+    first = guest.marker("LAB1SYS")
+    assert len(first) == guest.MARKER_BYTES
+    assert first == guest.marker("LAB1SYS")
+    assert hashlib.sha256(first).digest() != hashlib.sha256(guest.marker("LAB2SYS")).digest()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        recipe.FINISH_SCRIPT,
+        guest.SETTLE,
+        guest.prepare("node1", 1, ["LAB1SYS", "LAB1NV1"], 1.7e9),
+        guest.has_filesystem("LAB1NV3"),
+        guest.has_partitions("LAB1NV3"),
+        guest.in_use("LAB1NV3"),
+        guest.wait_for_size("LAB1NV3", 2**31),
+        guest.wait_until_gone("LAB1NV3"),
+    ],
+)
+def test_every_script_is_valid_shell(script: str):
+    done = subprocess.run(["sh", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
