@@ -1,7 +1,7 @@
 # Every target sets up what it needs by itself; `make setup` is called by all of them and is quick when done.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-all rehearse bench clean
+.PHONY: help setup check test test-all rehearse clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -14,11 +14,11 @@ check: setup  ## lint and unit tests: the fast part, for every edit
 
 test: ## everything that must hold
 	@tools/dev/setup.sh --timed --lab
-	@.venv/bin/python tools/dev/groups.py --setup-timed lint unit measurement node
+	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons lint unit measurement node
 
 test-all: ## the same and what exceeds its time box
 	@tools/dev/setup.sh --timed --lab
-	@.venv/bin/python tools/dev/groups.py --setup-timed --slow lint unit measurement node
+	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow lint unit measurement node
 
 rehearse: ## a virtual node with eight blank drives: built, verified, judged
 	@tools/dev/setup.sh --lab

@@ -49,7 +49,7 @@ def unknown_variables(names: list[str], options: dict[str, dict[str, Any]]) -> l
     return problems
 
 
-class ActionModule(ActionBase):
+class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
     """Validates; never connects."""
 
     TRANSFERS_FILES = False

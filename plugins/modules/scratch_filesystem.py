@@ -185,7 +185,7 @@ class Job:
     def fstab_options(self) -> list[str]:
         """A node whose array is gone must still boot: nofail, and a bounded wait for the device."""
         timeout = "x-systemd.device-timeout=" + self.wanted["device_timeout"]
-        return self.wanted["mount_options"] + ["nofail", timeout]
+        return [*self.wanted["mount_options"], "nofail", timeout]
 
     def mount(self, array: Array | None) -> None:
         """Mounted at its place with its options, or a refusal that says what is there instead."""

@@ -151,6 +151,7 @@ def main() -> None:
     if record is None:
         told = [line for line in tail if line.startswith(("error: ", "hint: "))] or tail[-1:] or ["it said nothing"]
         module.fail_json(msg="; ".join(told), rc=rc, stderr_tail=tail)
+        return
     module.exit_json(changed=False, record=record, rc=rc, stderr_tail=tail, msg=summary(record))
 
 

@@ -19,6 +19,7 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv/bin"
+COLLECTION = "ansible_collections.tunetool.node.plugins"
 NO_TESTS = 5
 """pytest's exit status when it collected nothing: a fault here, since every group has tests."""
 
@@ -47,6 +48,9 @@ def lint_commands() -> list[list[str]]:
         [str(VENV / "ruff"), "format", "--check", "--quiet"],
         [str(VENV / "ruff"), "check", "--quiet"],
         [str(VENV / "mypy")],
+        # Modules import each other as parts of the collection, so they are checked under its name.
+        ["env", "MYPYPATH=.ansible/collections", str(VENV / "mypy"), "--namespace-packages"]
+        + ["--explicit-package-bases", "-p", f"{COLLECTION}.modules", "-p", f"{COLLECTION}.action"],
         [str(VENV / "python"), "tools/dev/docs.py", "--check"],
         [str(VENV / "yamllint"), "--strict", "."],
         [str(VENV / "ansible-lint"), "--offline", "-q"],
@@ -56,15 +60,18 @@ def lint_commands() -> list[list[str]]:
     return commands
 
 
-def other_pythons() -> list[list[str]]:
-    """Unit tests on the other supported Pythons that this machine has, and modules compiled by the oldest."""
-    commands = []
+def compiled_by_the_oldest() -> list[list[str]]:
+    """What runs on the targets' own Python, compiled by the oldest that is supported there."""
     oldest = find_python("3.9")
-    if oldest:
-        targets = python_files("plugins/module_utils", "plugins/modules")
-        source = "import sys\nfor name in sys.argv[1:]: compile(open(name).read(), name, 'exec')"
-        commands.append([oldest, "-c", source, *targets])
-    for version in ("3.10", "3.12", "3.13"):
+    targets = python_files("plugins/module_utils", "plugins/modules")
+    source = "import sys\nfor name in sys.argv[1:]: compile(open(name).read(), name, 'exec')"
+    return [[oldest, "-c", source, *targets]] if oldest else []
+
+
+def other_pythons() -> list[list[str]]:
+    """Unit tests on the other supported Pythons that this machine has."""
+    commands = []
+    for version in ("3.10", "3.12"):
         found = find_python(version)
         if found:
             commands.append([sys.executable, str(ROOT / "tools/dev/other_python.py"), found, version])
@@ -90,12 +97,13 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def commands_of(group: str, slow: bool) -> list[list[str]]:
+def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
     marks = [] if slow else ["-m", "not slow"]
     if group == "lint":
         return lint_commands()
     if group == "unit":
-        return [pytest("-q", "tests/unit", *marks), *(other_pythons() if slow else other_pythons()[:1])]
+        everywhere = other_pythons() if pythons else []
+        return [pytest("-q", "tests/unit", *marks), *compiled_by_the_oldest(), *everywhere]
     if group == "measurement":
         return [pytest("-q", "--durations=5", "tests/measurement", *marks)]
     if group == "node":
@@ -121,11 +129,11 @@ def run(command: list[str], seconds: float) -> int:
             raise
 
 
-def run_group(group: str, allowed: float, slow: bool) -> Outcome:
+def run_group(group: str, allowed: float, slow: bool, pythons: bool) -> Outcome:
     print(f"--- {group}", flush=True)
     started, status = time.monotonic(), "passed"
     limit = allowed * (10 if slow else 2)
-    for command in commands_of(group, slow):
+    for command in commands_of(group, slow, pythons):
         left = limit - (time.monotonic() - started)
         code = run(command, max(left, 1))
         if code == NO_TESTS and "pytest" in command:
@@ -143,6 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("groups", nargs="+")
     parser.add_argument("--slow", action="store_true", help="also the tests marked slow")
+    parser.add_argument("--pythons", action="store_true", help="unit tests on the other Pythons too")
     parser.add_argument("--setup-timed", action="store_true", help="show what setup.sh --timed took")
     options = parser.parse_args()
     boxes = tomllib.loads((ROOT / "tests/timeboxes.toml").read_text())
@@ -151,7 +160,7 @@ def main() -> int:
         used = float((ROOT / ".venv/.setup-seconds").read_text())
         outcomes.append(Outcome("setup", used, boxes["setup"]["seconds"], "passed"))
     for group in options.groups:
-        outcomes.append(run_group(group, boxes[group]["seconds"], options.slow))
+        outcomes.append(run_group(group, boxes[group]["seconds"], options.slow, options.pythons))
     print(f"\n{'group':<12} {'used':>7} {'allowed':>8}  status")
     for outcome in outcomes:
         over = "  over its box" if outcome.used > outcome.allowed and not options.slow else ""

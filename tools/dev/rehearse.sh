@@ -13,8 +13,5 @@ step "ansible-playbook site.yml -i inventory/lab"
 ansible-playbook site.yml -i inventory/lab
 step "tunetool verify -i inventory/lab --expect 50MBps"
 # A figure that emulation reaches: what is rehearsed is the way, not the speed.
-code=0
-tunetool verify -i inventory/lab --expect 50MBps --duration 2s || code=$?
-step "done"
-echo "the node is up: \`tunetool lab ssh node1\`, \`tunetool lab down\`"
-exit "$code"
+echo "the node stays up: \`tunetool lab ssh node1\` looks at it, \`tunetool lab down\` ends it" >&2
+tunetool verify -i inventory/lab --expect 50MBps --duration 2s
