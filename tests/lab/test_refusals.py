@@ -71,3 +71,21 @@ def test_seven_drives_are_not_eight(blank: Lab) -> None:
 def test_each_fault_alone_is_refused(blank: Lab, kind: str) -> None:
     blank.lab("fault", "node1", kind, "--drive", "LAB1NV3")
     assert "8 drives asked for, 7 usable" in refused(blank)
+
+
+@pytest.mark.slow
+def test_the_manifest_is_written_without_the_program(blank: Lab) -> None:
+    done = blank.site("-e", "tunetool_install=false")
+    assert done.code == 0, done.text
+    assert '"schema": "tunetool.manifest/1"' in blank.ssh("node1", "cat /etc/tunetool/node.json")
+    assert blank.ssh("node1", "ls -d /opt/tunetool /usr/local/bin/tunetool 2>/dev/null; true") == ""
+
+
+@pytest.mark.slow
+def test_a_run_that_was_cut_is_simply_run_again(blank: Lab) -> None:
+    # Into the rebuild of the initramfs, the longest step: its module goes on by itself on the node.
+    cut = blank.run("timeout", "-s", "INT", "30", "ansible-playbook", "site.yml", "-i", str(blank.inventory))
+    assert cut.code != 0
+    done = blank.site()
+    assert done.code == 0, done.text
+    assert "changed=0" in blank.site().stdout

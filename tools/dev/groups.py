@@ -49,8 +49,10 @@ def lint_commands() -> list[list[str]]:
         [str(VENV / "ruff"), "check", "--quiet"],
         [str(VENV / "mypy")],
         # Modules import each other as parts of the collection, so they are checked under its name.
-        ["env", "MYPYPATH=.ansible/collections", str(VENV / "mypy"), "--namespace-packages"]
-        + ["--explicit-package-bases", "-p", f"{COLLECTION}.modules", "-p", f"{COLLECTION}.action"],
+        [
+            *("env", "MYPYPATH=.ansible/collections", str(VENV / "mypy"), "--namespace-packages"),
+            *("--explicit-package-bases", "-p", f"{COLLECTION}.modules", "-p", f"{COLLECTION}.action"),
+        ],
         [str(VENV / "python"), "tools/dev/docs.py", "--check"],
         [str(VENV / "yamllint"), "--strict", "."],
         [str(VENV / "ansible-lint"), "--offline", "-q"],
