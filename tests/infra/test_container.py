@@ -77,4 +77,7 @@ def test_checks_without_a_manifest_cannot_be_judged(host: Host) -> None:
 def test_an_overlay_proves_nothing(host: Host) -> None:
     done = host.run("tunetool verify --target /var/tmp --duration 1s --runs-dir /tmp/runs --json -")
     assert done.rc == 3, done.stdout + done.stderr
-    assert json.loads(done.stdout)["verdict"]["status"] == "unproven"
+    verdict = json.loads(done.stdout)["verdict"]
+    # Debian 13's fio can also fail here by itself (`error`); the overlay is named all the same.
+    assert verdict["status"] in ("unproven", "error")
+    assert any("`/var/tmp` lies on overlay" in reason for reason in verdict["reasons"])

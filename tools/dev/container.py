@@ -65,9 +65,9 @@ PODMAN_WAYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 """Global options and options of `run`, tried in this order: an ordinary machine needs none."""
 
 
-def stop(message: str, hint: str) -> NoReturn:
+def stop(message: str, hint: str, code: int = 3) -> NoReturn:
     print(f"error: {message}\nhint: {hint}", file=sys.stderr)
-    raise SystemExit(3)
+    raise SystemExit(code)
 
 
 def call(argv: Sequence[str], seconds: float = 120) -> subprocess.CompletedProcess[str]:
@@ -82,7 +82,7 @@ def last_line(text: str) -> str:
 def find_runtime(wanted: str) -> str:
     """podman or docker, whichever answers; ``wanted`` alone when it is given. An installed client is no answer."""
     if wanted and wanted not in RUNTIMES:
-        stop(f"`TUNETOOL_CONTAINER_RUNTIME={wanted}` is no container runtime", "set it to podman or docker")
+        stop(f"`TUNETOOL_CONTAINER_RUNTIME={wanted}` is no container runtime", "set it to podman or docker", 2)
     reasons = []
     for name in [wanted] if wanted else RUNTIMES:
         if shutil.which(name) is None:
@@ -275,7 +275,7 @@ def main() -> None:
         parser.error("NAME is missing")
     system = os.environ.get("TUNETOOL_CONTAINER_OS") or "debian12"
     if system not in SUITES:
-        stop(f"`TUNETOOL_CONTAINER_OS={system}` is not known", f"one of {', '.join(SUITES)}")
+        stop(f"`TUNETOOL_CONTAINER_OS={system}` is not known", f"one of {', '.join(SUITES)}", 2)
     # SIGTERM, from a time box, must clean up as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     runtime = find_runtime(os.environ.get("TUNETOOL_CONTAINER_RUNTIME", ""))
