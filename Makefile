@@ -13,12 +13,12 @@ check: setup  ## lint and unit tests: the fast part, for every edit
 	@.venv/bin/python tools/dev/groups.py lint unit
 
 test: ## everything that must hold
-	@tools/dev/setup.sh --timed --lab
-	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons lint unit measurement node
+	@tools/dev/setup.sh --timed --lab --containers
+	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons lint unit containers measurement node
 
 test-all: ## the same and what exceeds its time box
-	@tools/dev/setup.sh --timed --lab
-	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow lint unit measurement node
+	@tools/dev/setup.sh --timed --lab --containers
+	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow lint unit containers measurement node
 
 rehearse: ## a virtual node with eight blank drives: built, verified, judged
 	@tools/dev/setup.sh --lab

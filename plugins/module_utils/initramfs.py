@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import glob
 import os
-import shutil
+import re
 from typing import Optional
 
 from .commands import run
+from .distribution import DEBIAN, REDHAT, read_distribution
 
-MDADM_CONFS = ("/etc/mdadm/mdadm.conf", "/etc/mdadm.conf")
-"""Debian's place, then everybody else's."""
+DEBIAN_CONF = "/etc/mdadm/mdadm.conf"
+OTHERS_CONF = "/etc/mdadm.conf"
+
+_IMAGE = re.compile(r"^(?:initrd\.img-(?P<debian>.+)|initramfs-(?P<dracut>.+)\.img)$")
+_PROGRAM_PLACES = ("usr/sbin", "usr/bin", "sbin", "bin", "usr/local/sbin")
 
 
 def mdadm_conf_path(root: str = "/") -> str:
-    """Where this distribution's mdadm reads its configuration."""
-    debian = os.path.isdir(os.path.join(root, "etc/mdadm"))
-    return MDADM_CONFS[0] if debian else MDADM_CONFS[1]
+    """Where this distribution's mdadm reads its configuration; known also before mdadm is installed."""
+    family = read_distribution(root).family
+    if family == DEBIAN:
+        return DEBIAN_CONF
+    if family == REDHAT:
+        return OTHERS_CONF
+    return DEBIAN_CONF if os.path.isdir(os.path.join(root, "etc/mdadm")) else OTHERS_CONF
 
 
 def images(root: str = "/") -> list[str]:
-    """Every initramfs under /boot that belongs to an installed kernel."""
-    found = glob.glob(os.path.join(root, "boot/initrd.img-*")) + glob.glob(os.path.join(root, "boot/initramfs-*.img"))
-    return sorted(path for path in found if "rescue" not in path and "kdump" not in path and not path.endswith(".bak"))
+    """Every initramfs under /boot that belongs to an installed kernel.
+
+    The image of a kernel that was removed, a rescue or kdump image and a backup are no kernel's own: the tools do not
+    rebuild them, so they would count as stale for ever.
+    """
+    found = []
+    for path in glob.glob(os.path.join(root, "boot/init*")):
+        match = _IMAGE.match(os.path.basename(path))
+        if match and _is_kernel(match.group("debian") or match.group("dracut"), root):
+            found.append(path)
+    return sorted(found)
+
+
+def _is_kernel(version: str, root: str) -> bool:
+    return any(os.path.isdir(os.path.join(root, base, version)) for base in ("lib/modules", "usr/lib/modules"))
 
 
 def stale_images(conf: str, root: str = "/") -> list[str]:
@@ -37,14 +57,18 @@ def stale_images(conf: str, root: str = "/") -> list[str]:
     return [path for path in images(root) if os.stat(path).st_mtime_ns <= written]
 
 
-def rebuild_command() -> Optional[list[str]]:
+def rebuild_command(root: str = "/") -> Optional[list[str]]:
     """The distribution's own command that rebuilds all images; None where there is no initramfs tool."""
-    if shutil.which("update-initramfs", path=_PATH):
+    if _has_program("update-initramfs", root):
         return ["update-initramfs", "-u", "-k", "all"]
-    if shutil.which("dracut", path=_PATH):
+    if _has_program("dracut", root):
         # --mdadmconf: without it dracut leaves mdadm.conf out and the array comes back as md127.
         return ["dracut", "--force", "--regenerate-all", "--mdadmconf"]
     return None
+
+
+def _has_program(name: str, root: str) -> bool:
+    return any(os.path.isfile(os.path.join(root, place, name)) for place in _PROGRAM_PLACES)
 
 
 def rebuild() -> None:
@@ -52,6 +76,3 @@ def rebuild() -> None:
     command = rebuild_command()
     if command is not None:
         run(command, timeout=1800)
-
-
-_PATH = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"

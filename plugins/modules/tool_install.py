@@ -67,6 +67,7 @@ import tempfile  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 from ..module_utils.commands import CommandError, run  # noqa: E402
+from ..module_utils.distribution import read_distribution  # noqa: E402
 from ..module_utils.lock import Locked, only_one  # noqa: E402
 
 
@@ -165,10 +166,7 @@ def main() -> None:
     except Locked as error:
         module.fail_json(msg=str(error))
     except CommandError as error:
-        module.fail_json(
-            msg="tunetool cannot be installed: %s. hint: set `tunetool_python` to a Python of 3.10 or newer, and "
-            "`tunetool_python_versions` to its version" % error
-        )
+        module.fail_json(msg="tunetool cannot be installed: %s. hint: %s" % (error, read_distribution().python_hint))
     module.exit_json(**result)
 
 

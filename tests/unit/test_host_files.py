@@ -120,6 +120,7 @@ def test_a_replaced_file_keeps_its_mode_and_leaves_nothing_beside_it(tmp_path: P
 
 def test_an_initramfs_older_than_mdadm_conf_is_stale(tmp_path: Path) -> None:
     (tmp_path / "boot").mkdir()
+    (tmp_path / "lib/modules/6.1.0-31-cloud-amd64").mkdir(parents=True)
     (tmp_path / "etc/mdadm").mkdir(parents=True)
     conf, image = tmp_path / "etc/mdadm/mdadm.conf", tmp_path / "boot/initrd.img-6.1.0-31-cloud-amd64"
     image.touch()

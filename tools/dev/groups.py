@@ -106,6 +106,10 @@ def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
     if group == "unit":
         everywhere = other_pythons() if pythons else []
         return [pytest("-q", "tests/unit", *marks), *compiled_by_the_oldest(), *everywhere]
+    if group == "containers":
+        systems = ["debian12", "debian13"] if slow else ["debian12"]
+        program = [str(VENV / "python"), "tools/dev/container.py", "test"]
+        return [["env", f"TUNETOOL_CONTAINER_OS={system}", *program] for system in systems]
     if group == "measurement":
         return [pytest("-q", "--durations=5", "tests/measurement", *marks)]
     if group == "node":

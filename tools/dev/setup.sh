@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Sets up this checkout: the machine's packages where they are missing, .venv, the collection's link.
-#   --lab    also what virtual nodes and fio measurements need
-#   --timed  leave the seconds taken in .venv/.setup-seconds for the table of time boxes
+#   --lab         also what virtual nodes and fio measurements need
+#   --containers  also podman and mmdebstrap, where neither podman nor docker works
+#   --timed       leave the seconds taken in .venv/.setup-seconds for the table of time boxes
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 started=$SECONDS
-lab=false timed=false
+lab=false containers=false timed=false
 for argument in "$@"; do
   case $argument in
     --lab) lab=true ;;
+    --containers) containers=true ;;
     --timed) timed=true ;;
     *) echo "error: \`$argument\` is not an option of setup.sh" >&2; exit 2 ;;
   esac
@@ -28,6 +30,13 @@ if $lab; then
   command -v fio >/dev/null || packages+=(fio)
   command -v ssh >/dev/null || packages+=(openssh-client)
   command -v shellcheck >/dev/null || packages+=(shellcheck)
+fi
+if $containers; then
+  if ! podman info >/dev/null 2>&1 && ! docker info >/dev/null 2>&1; then
+    # runc beside it: crun refuses the hybrid cgroups that some build machines still have.
+    packages+=(podman runc)
+  fi
+  command -v mmdebstrap >/dev/null || [[ " ${packages[*]} " == *" mmdebstrap "* ]] || packages+=(mmdebstrap)
 fi
 if [ ${#packages[@]} -gt 0 ]; then
   echo "installing ${packages[*]}"
