@@ -9,6 +9,7 @@ from typing import Any, Mapping
 from .arrays import DEAD_STATES, Array, find, read_arrays
 from .drives import Drive, read_drives
 from .geometry import geometry_of_mount
+from .immutable import Unsupported, is_immutable
 from .memory import HugePages, memlock_limit, read_hugepages, shm_bytes
 from .mounts import Mount, mount_at, read_mounts
 from .units import format_size_binary
@@ -120,7 +121,7 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
                 "filesystem.mounted",
                 FAIL,
                 expected,
-                "`%s` is not a mount point: what is written there lands on the root file system" % point,
+                "`%s` is not a mount point%s" % (point, _bare(point, root)),
                 "run `mount %s`; if it fails, look at the array first" % point,
             )
         ]
@@ -159,6 +160,16 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
         )
     )
     return checks
+
+
+def _bare(point: str, root: str) -> str:
+    """What becomes of a write to the bare mount point, where that can be read."""
+    try:
+        if is_immutable(os.path.join(root, point.lstrip("/"))):
+            return "; it is immutable, so nothing is written to the root file system in its place"
+    except (OSError, Unsupported):
+        pass
+    return ": what is written there lands on the root file system"
 
 
 def _uuid_is(uuid: str, array: Array | None, root: str) -> bool:
