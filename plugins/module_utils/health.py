@@ -31,6 +31,9 @@ _SMART_LOG, _ALL_NAMESPACES, _CONTROLLER = 0x02, 0xFFFFFFFF, 0x01
 
 _KELVIN = 273
 
+# Generic: invalid opcode, invalid field. Command specific: invalid log page.
+_NOT_IMPLEMENTED = (0x001, 0x002, 0x109)
+
 WARNINGS = (
     "the spare blocks run out",
     "a temperature is out of bounds",
@@ -63,6 +66,10 @@ class Health:
 
 class Refused(Exception):
     """This process may not ask."""
+
+
+class NoLog(Exception):
+    """The drive has no such log, as some emulated and cloud drives."""
 
 
 class Silent(Exception):
@@ -105,7 +112,7 @@ def health_log_dword10(length: int) -> int:
 
 
 def read_health(controller: str) -> Health:
-    """Ask ``/dev/nvmeX``. Raises ``Refused`` without root, ``Silent`` where no answer comes."""
+    """Ask ``/dev/nvmeX``. Raises ``Refused`` without root, ``NoLog``, or ``Silent`` where no answer comes."""
     state = read_text("/sys/class/nvme/%s/state" % controller)
     if state not in (None, "live"):
         # To ask a controller that is being reset would wait as long as the reset does.
@@ -128,9 +135,16 @@ def _ask(handle: int, opcode: int, namespace: int, length: int, dword10: int) ->
     answer = ctypes.create_string_buffer(length)
     command = bytearray(encode_command(opcode, namespace, ctypes.addressof(answer), length, dword10))
     status = fcntl.ioctl(handle, NVME_IOCTL_ADMIN_CMD, command, True)
+    raise_for_status(status)
+    return answer.raw
+
+
+def raise_for_status(status: int) -> None:
+    """What an NVMe status other than success means: status code type and code, as the kernel returns them."""
+    if status & 0x7FF in _NOT_IMPLEMENTED:
+        raise NoLog("NVMe status %#x" % status)
     if status != 0:
         raise Silent("NVMe status %#x" % status)
-    return answer.raw
 
 
 Reader = Callable[[str], Health]
@@ -141,6 +155,8 @@ class _Answers:
     healthy: Mapping[str, Health]
     """By serial."""
     silent: Sequence[str] = ()
+    without: Sequence[str] = ()
+    """Those that have no log."""
     refused: str = ""
 
 
@@ -151,7 +167,8 @@ class _Question:
     remedy: str
     wrong: Callable[[Health], str]
     """What is wrong with a drive, or nothing."""
-    summary: Callable[[Sequence[Health]], str] = field(default=lambda drives: "%d drives" % len(drives))
+    summary: Callable[[Mapping[str, Health]], str] = field(default=lambda drives: "%d drives" % len(drives))
+    """What is told where nothing is wrong."""
 
 
 def warnings_of(bits: int) -> str:
@@ -167,13 +184,13 @@ def _thermal(drive: Health) -> str:
     return "%d C, and it warns" % drive.temperature if drive.critical_warning & 2 else ""
 
 
-def _heat(drives: Sequence[Health]) -> str:
-    text = "at most %d C" % max(drive.temperature for drive in drives)
-    hot = max(drive.warning_minutes + drive.critical_minutes for drive in drives)
-    slow = max(drive.throttled_count for drive in drives)
-    # Over a whole life and never reset: something to know, nothing to fail a node for.
-    if hot or slow:
-        text += "; in its life, one was too hot for %d min and was throttled %d times" % (hot, slow)
+def _heat(drives: Mapping[str, Health]) -> str:
+    text = "at most %d C" % max(drive.temperature for drive in drives.values())
+    for serial, drive in drives.items():
+        hot = drive.warning_minutes + drive.critical_minutes
+        # Over a whole life and never reset: something to know, nothing to fail a node for.
+        if hot or drive.throttled_count:
+            text += "; `%s` in its life: too hot for %d min, throttled %d times" % (serial, hot, drive.throttled_count)
     return text
 
 
@@ -202,7 +219,7 @@ _QUESTIONS = (
         "under 100 % of its rated life",
         "plan to replace the drive named: its maker no longer answers for it",
         lambda drive: "%d %% used" % drive.used_percent if drive.used_percent >= 100 else "",
-        lambda drives: "at most %d %% used" % max(drive.used_percent for drive in drives),
+        lambda drives: "at most %d %% used" % max(drive.used_percent for drive in drives.values()),
     ),
     _Question(
         "drives.spare",
@@ -232,15 +249,17 @@ def judge_health(members: Sequence[Drive], reader: Reader | None) -> list[Check]
 
 
 def _ask_all(members: Sequence[Drive], reader: Reader) -> _Answers:
-    healthy, silent = {}, []
+    healthy, silent, without = {}, [], []
     for drive in members:
         try:
             healthy[drive.serial] = reader(drive.controller)
         except Refused as error:
             return _Answers({}, refused=str(error))
+        except NoLog:
+            without.append("`%s`" % drive.serial)
         except (Silent, ValueError) as error:
             silent.append("`%s`: %s" % (drive.serial, error))
-    return _Answers(healthy, silent)
+    return _Answers(healthy, silent, without)
 
 
 def _answer(question: _Question, answers: _Answers) -> Check:
@@ -256,7 +275,11 @@ def _answer(question: _Question, answers: _Answers) -> Check:
     if answers.silent:
         found = "no answer from " + "; ".join(answers.silent)
         return Check(question.id, UNKNOWN, question.expected, found, "look for the drive in the kernel's log")
-    return Check(question.id, PASS, question.expected, question.summary(list(answers.healthy.values())))
+    note = "no health log from " + ", ".join(answers.without) if answers.without else ""
+    if not answers.healthy:
+        return Check(question.id, SKIP, question.expected, note)
+    told = question.summary(answers.healthy)
+    return Check(question.id, PASS, question.expected, "; ".join(filter(None, (told, note))))
 
 
 def judge_links(members: Sequence[Drive]) -> Check:

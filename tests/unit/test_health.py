@@ -19,7 +19,7 @@ from tunetool.node import health
 from tunetool.node.answers import Check
 from tunetool.node.checks import run_checks
 from tunetool.node.drives import read_drives
-from tunetool.node.health import Health, Refused, Silent, parse_health
+from tunetool.node.health import Health, NoLog, Refused, Silent, parse_health
 
 RAW = json.loads((RECORDED.parent / "nvme/qemu.json").read_text())
 LOG, IDENTITY = bytes.fromhex(RAW["smart"]), bytes.fromhex(RAW["identify"])
@@ -129,7 +129,7 @@ def test_what_is_still_well(built: Path, well: Health) -> None:
 
 def test_heat_of_the_past_is_told(built: Path) -> None:
     found = answers(built, LAB1NV4=replace(GOOD, warning_minutes=5, throttled_count=9))["drives.thermal"].found
-    assert found == "at most 40 C; in its life, one was too hot for 5 min and was throttled 9 times"
+    assert found == "at most 40 C; `LAB1NV4` in its life: too hot for 5 min, throttled 9 times"
 
 
 def test_who_may_not_ask_is_told_so(built: Path) -> None:
@@ -154,6 +154,29 @@ def test_a_silent_drive_is_unknown_and_hides_no_sick_one(built: Path) -> None:
     assert checks["drives.wear"].status == "unknown"
     assert checks["drives.wear"].found == "no answer from `LAB1NV2`: controller state `resetting`"
     assert checks["drives.media_errors"].status == "fail"
+
+
+@pytest.mark.parametrize(("status", "error"), [(0x4002, NoLog), (0x109, NoLog), (0x2001, NoLog), (0x6, Silent)])
+def test_what_a_drive_does_not_have_is_no_silence(status: int, error: type[Exception]) -> None:
+    health.raise_for_status(0)
+    with pytest.raises(error, match="NVMe status"):
+        health.raise_for_status(status)
+
+
+def test_drives_without_a_log_are_skipped_and_named_beside_others(built: Path) -> None:
+    names = {drive.controller: drive.serial for drive in read_drives(str(built))}
+
+    def status(*without: str) -> tuple[str, str]:
+        def reader(controller: str) -> Health:
+            if not without or names[controller] in without:
+                raise NoLog("NVMe status 0x2")
+            return GOOD
+
+        checks = {check.id: check for check in run_checks(MANIFEST, str(built), health=reader)}
+        return checks["drives.wear"].status, checks["drives.wear"].found
+
+    assert status()[0] == "skip"
+    assert status("LAB1NV2") == ("pass", "at most 3 % used; no health log from `LAB1NV2`")
 
 
 def test_a_recorded_machine_s_drives_are_never_asked_here(built: Path) -> None:
