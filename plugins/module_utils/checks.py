@@ -1,39 +1,40 @@
-"""Is the node still what its manifest says? Reads /proc and /sys only: no process, no I/O on the drives, no root."""
+"""Is the node still what its manifest says, and are its drives well?
+
+Reads /proc and /sys, and as root asks the drives for their health log: no process, no I/O on the media.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any, Mapping
 
+from .answers import FAIL, PASS, SKIP, UNKNOWN, Check
 from .arrays import DEAD_STATES, Array, find, read_arrays
 from .drives import Drive, read_drives
 from .geometry import geometry_of_mount
+from .health import Reader, judge_health, judge_links, read_health
+from .immutable import Unsupported, is_immutable
 from .memory import HugePages, memlock_limit, read_hugepages, shm_bytes
 from .mounts import Mount, mount_at, read_mounts
 from .units import format_size_binary
 
-PASS, FAIL, SKIP, UNKNOWN = "pass", "fail", "skip", "unknown"
+__all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks", "shown_options"]
 
 
-@dataclass(frozen=True)
-class Check:
-    """One question with its answer. ``remedy`` is empty unless the check failed or could not be answered."""
+def run_checks(manifest: Mapping[str, Any], root: str = "/", health: Reader | None = None) -> list[Check]:
+    """Every configuration check, in the order in which one thing rests on another.
 
-    id: str
-    status: str
-    expected: str
-    found: str
-    remedy: str = ""
-
-
-def run_checks(manifest: Mapping[str, Any], root: str = "/") -> list[Check]:
-    """Every configuration check, in the order in which one thing rests on another."""
+    ``health`` asks a controller for its health; by default this machine's drives are asked, a recorded one's are not.
+    """
     drives = {drive.name: drive for drive in read_drives(root)}
     array = find(read_arrays(root), manifest["array"]["uuid"])
     mounts = read_mounts(root)
     mount = mount_at(manifest["filesystem"]["mount_point"], mounts)
+    serials = [member["serial"] for member in manifest["array"]["members"]]
+    members = [drive for drive in drives.values() if drive.serial in serials]
     checks = _array_checks(manifest["array"], array, drives)
+    reader = health or (read_health if root == "/" else None)
+    checks += [*judge_health(members, reader), judge_links(members)]
     checks += _filesystem_checks(manifest["filesystem"], array, mount, root)
     checks += _memory_checks(manifest["memory"], root)
     checks.append(_offload_check(manifest, mount, root))
@@ -120,7 +121,7 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
                 "filesystem.mounted",
                 FAIL,
                 expected,
-                "`%s` is not a mount point: what is written there lands on the root file system" % point,
+                "`%s` is not a mount point%s" % (point, _bare(point, root)),
                 "run `mount %s`; if it fails, look at the array first" % point,
             )
         ]
@@ -159,6 +160,16 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
         )
     )
     return checks
+
+
+def _bare(point: str, root: str) -> str:
+    """What becomes of a write to the bare mount point, where that can be read."""
+    try:
+        if is_immutable(os.path.join(root, point.lstrip("/"))):
+            return "; it is immutable, so nothing is written to the root file system in its place"
+    except (OSError, Unsupported):
+        pass
+    return ": what is written there lands on the root file system"
 
 
 def _uuid_is(uuid: str, array: Array | None, root: str) -> bool:

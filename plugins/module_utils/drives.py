@@ -22,6 +22,9 @@ class Link:
     current_width: int | None = None
     max_speed_gts: float | None = None
     max_width: int | None = None
+    slot_max_speed_gts: float | None = None
+    """Of the port above the device: a slot, or a switch's port."""
+    slot_max_width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Drive:
     numa_node: int | None
     by_id: str | None
     link: Link
+    controller: str = ""
+    """Kernel name of the controller, such as ``nvme3``: its number may differ from the namespace's."""
     uses: tuple[str, ...] = ()
     """Why the drive is taken: mounts, swap, holders, open partitions. Empty when nothing claims it."""
     partitions: tuple[str, ...] = ()
@@ -55,6 +60,7 @@ class Drive:
         return "/dev/" + self.name
 
 
+_PCI_ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _NAMESPACE = re.compile(r"^nvme\d+n\d+$")
 
 
@@ -90,6 +96,7 @@ def _read_drive(root: str, name: str, links: list[str], users: _Users) -> Drive:
         numa_node=_numa_node(controller, device),
         by_id=_best_link(links, serial),
         link=read_link(device),
+        controller=os.path.basename(os.path.realpath(controller)),
         uses=tuple(users.of(name)),
         partitions=tuple(partitions_of(root, name)),
         arrays=tuple(holder for holder in holders_of(root, name) if holder.startswith("md")),
@@ -127,12 +134,17 @@ def _numa_node(controller: str, device: str) -> int | None:
 
 
 def read_link(device: str) -> Link:
-    """The PCIe link of a device directory in sysfs."""
+    """The PCIe link of a device directory in sysfs, with what the port above it can do."""
+    port = os.path.dirname(os.path.realpath(device))
+    if not _PCI_ADDRESS.match(os.path.basename(port)):
+        port = ""
     return Link(
         current_speed_gts=_gigatransfers(read_text(os.path.join(device, "current_link_speed"))),
         current_width=_lanes(read_text(os.path.join(device, "current_link_width"))),
         max_speed_gts=_gigatransfers(read_text(os.path.join(device, "max_link_speed"))),
         max_width=_lanes(read_text(os.path.join(device, "max_link_width"))),
+        slot_max_speed_gts=_gigatransfers(read_text(os.path.join(port, "max_link_speed"))) if port else None,
+        slot_max_width=_lanes(read_text(os.path.join(port, "max_link_width"))) if port else None,
     )
 
 

@@ -14,6 +14,8 @@ description:
   - Makes XFS on an array that holds nothing, with the stripe geometry given explicitly and read back.
   - Keeps an XFS whose geometry is as asked. Refuses anything else; never passes C(-f) to mkfs.
   - Mounts it by UUID through /etc/fstab, so that a missing array neither blocks nor hangs a boot.
+  - Makes the bare mount point immutable, so that nobody writes to the root file system when the volume is absent.
+  - Keeps named services from starting without the volume.
 options:
   array:
     description: Name of the md array, C(/dev/md/NAME).
@@ -60,6 +62,19 @@ options:
     description: Mode of that directory, octal digits.
     type: str
     default: "1777"
+  protect_mount_point:
+    description:
+      - Whether the bare mount point is immutable (C(chattr +i)); V(false) takes the flag away.
+      - A file system without that flag (tmpfs, overlay) gives a warning.
+    type: bool
+    default: true
+  services:
+    description:
+      - Units of systemd that need the volume, such as V(slurmd.service). They start after it and not without it.
+        Drop-ins of units that are no longer named are removed.
+    type: list
+    elements: str
+    default: []
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -67,7 +82,7 @@ attributes:
     description: Says what would be done without doing it.
     support: full
   diff_mode:
-    description: Shows the file system, /etc/fstab, the mount and the directory before and after.
+    description: Shows the file system, /etc/fstab, the mount, the directories and the drop-ins before and after.
     support: full
 """
 
@@ -104,6 +119,7 @@ from ..module_utils.arrays import Array, read_arrays  # noqa: E402
 from ..module_utils.checks import shown_options  # noqa: E402
 from ..module_utils.commands import CommandError, run  # noqa: E402
 from ..module_utils.contents import UnreadableDevice, read_signatures  # noqa: E402
+from ..module_utils.dropins import ForeignDropIn, apply, changes, units_problem  # noqa: E402
 from ..module_utils.files import content, replace_file  # noqa: E402
 from ..module_utils.fstab import FstabConflict, with_entry  # noqa: E402
 from ..module_utils.geometry import (  # noqa: E402
@@ -113,6 +129,14 @@ from ..module_utils.geometry import (  # noqa: E402
     mkfs_arguments,
     parse_xfs_info,
     wanted_geometry,
+)
+from ..module_utils.immutable import (  # noqa: E402
+    Directory,
+    Unsupported,
+    look,
+    look_beneath,
+    set_immutable,
+    set_immutable_beneath,
 )
 from ..module_utils.lock import Locked, only_one  # noqa: E402
 from ..module_utils.mounts import mount_at, read_mounts  # noqa: E402
@@ -132,6 +156,7 @@ class Job:
         self.check_mode: bool = module.check_mode
         self.geometry: Geometry = wanted_geometry(self.wanted["chunk_bytes"], self.wanted["members"])
         self.diff: list[dict[str, str]] = []
+        self.warnings: list[str] = []
 
     def note(self, what: str, before: str, after: str) -> None:
         """Remember a difference; equal texts are none."""
@@ -179,20 +204,76 @@ class Job:
         self.note(FSTAB, before, after)
         if before != after and not self.check_mode:
             replace_file(FSTAB, after)
-            if os.path.isdir("/run/systemd/system"):
-                run(["systemctl", "daemon-reload"])
+            reload_systemd()
 
     def fstab_options(self) -> list[str]:
         """A node whose array is gone must still boot: nofail, and a bounded wait for the device."""
         timeout = "x-systemd.device-timeout=" + self.wanted["device_timeout"]
         return [*self.wanted["mount_options"], "nofail", timeout]
 
-    def mount(self, array: Array | None) -> None:
-        """Mounted at its place with its options, or a refusal that says what is there instead."""
+    def look_at_place(self, array: Array | None) -> Directory | None:
+        """The bare mount point; None, with a warning, where its flag cannot be read. Refuses a place that is taken."""
         point = self.wanted["mount_point"]
         mount = mount_at(point, read_mounts())
         if mount is not None and (array is None or mount.device_number != array.device_number):
             raise Refusal("`%s` is already a mount of `%s`. hint: unmount it first" % (point, mount.source))
+        if mount is None and os.path.lexists(point):
+            if os.path.islink(point) or not os.path.isdir(point):
+                raise Refusal("`%s` is not a directory. hint: name the directory itself" % point)
+            entries = tuple(sorted(os.listdir(point)))
+            if entries:
+                raise Refusal(
+                    "`%s` is not mounted and holds %s, which the mount would hide. hint: nothing was changed; move "
+                    "that away first" % (point, named(entries))
+                )
+        try:
+            bare = look(point) if mount is None else look_beneath(point)
+        except Unsupported as error:
+            self.unprotected(error)
+            return None
+        if mount is not None and bare.entries:
+            self.warnings.append("the mount at `%s` hides %s" % (point, named(bare.entries)))
+        return bare
+
+    def unprotected(self, error: Unsupported) -> None:
+        """Where there is no such flag, the owner must know; it is no reason to build nothing."""
+        if self.wanted["protect_mount_point"]:
+            self.warnings.append("the bare mount point cannot be protected: %s" % error)
+
+    def protect(self, bare: Directory) -> None:
+        """The bare mount point, before it is mounted over for the first time: immutable, if so wanted."""
+        point, wanted = self.wanted["mount_point"], self.wanted["protect_mount_point"]
+
+        def line(immutable: bool) -> str:
+            return "%s, %s\n" % (point, "immutable" if immutable else "writable")
+
+        before, after = line(bare.immutable) if bare.exists else "", line(wanted)
+        if before != after and not self.check_mode:
+            try:
+                if mount_at(point, read_mounts()) is not None:
+                    set_immutable_beneath(point, wanted)
+                else:
+                    os.makedirs(point, mode=0o755, exist_ok=True)
+                    set_immutable(point, wanted)
+            except Unsupported as error:
+                self.unprotected(error)
+                after = line(bare.immutable)
+        self.note("bare mount point", before, after)
+
+    def services(self) -> None:
+        """The drop-ins of the services that need the volume."""
+        found = changes(self.wanted["services"], self.wanted["mount_point"])
+        for change in found:
+            self.note(change.path, change.before, change.after)
+            if not self.check_mode:
+                apply(change)
+        if found and not self.check_mode:
+            reload_systemd()
+
+    def mount(self) -> None:
+        """Mounted at its place with its options, or a refusal."""
+        point = self.wanted["mount_point"]
+        mount = mount_at(point, read_mounts())
         options = shown_options(self.wanted["mount_options"])
         missing = [option for option in options if mount is None or option not in mount.options]
         if mount is not None and not missing:
@@ -235,6 +316,23 @@ class Job:
             os.chown(path, owner.pw_uid, group.gr_gid)
             os.chmod(path, mode)
         return str(path)
+
+
+def reload_systemd() -> None:
+    """Let systemd read its files again, where it runs."""
+    if os.path.isdir("/run/systemd/system"):
+        run(["systemctl", "daemon-reload"])
+
+
+def named(entries: tuple[str, ...]) -> str:
+    """How many, and the first three by name."""
+    shown = ", ".join("`%s`" % entry for entry in entries[:3])
+    return "%d %s: %s%s" % (
+        len(entries),
+        "entry" if len(entries) == 1 else "entries",
+        shown,
+        " ..." if len(entries) > 3 else "",
+    )
 
 
 def name_of(uid: int) -> str:
@@ -287,16 +385,20 @@ def converge(job: Job) -> tuple[str, str | None]:
     """Find the array, then make, remember, mount and fill it in this order; returns UUID and offload directory."""
     name = job.wanted["array"]
     array = next((array for array in read_arrays() if array.name == name), None)
+    if array is None and not job.check_mode:
+        raise Refusal("array `%s` is not assembled. hint: run raid_array first" % name)
+    bare = job.look_at_place(array)
     if array is not None:
         uuid = job.make(array)
-    elif job.check_mode:
+    else:
         # On a blank node the array would be new, and so would all that follows.
         job.note("file system on %s" % name, "", describe(job.geometry))
         uuid = "(new)"
-    else:
-        raise Refusal("array `%s` is not assembled. hint: run raid_array first" % name)
+    if bare is not None:
+        job.protect(bare)
     job.remember(uuid)
-    job.mount(array)
+    job.services()
+    job.mount()
     return uuid, job.offload()
 
 
@@ -319,21 +421,25 @@ def main() -> None:
             "offload_owner": {"type": "str", "default": "root"},
             "offload_group": {"type": "str", "default": "root"},
             "offload_mode": {"type": "str", "default": "1777"},
+            "protect_mount_point": {"type": "bool", "default": True},
+            "services": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
     job = Job(module)
-    problem = problem_with(module.params, job.geometry.log_su_bytes)
+    problem = problem_with(module.params, job.geometry.log_su_bytes) or units_problem(module.params["services"])
     if problem:
         module.fail_json(msg=problem)
     try:
         with only_one():
             uuid, offload_dir = converge(job)
-    except (CommandError, UnreadableDevice, Refusal, FstabConflict, Locked, ValueError) as error:
+    except (CommandError, UnreadableDevice, Refusal, FstabConflict, ForeignDropIn, Locked, ValueError) as error:
         module.fail_json(msg=str(error), diff=job.diff)
     except KeyError as error:
         module.fail_json(msg="offload directory: %s. hint: make the user or group first" % error.args[0])
     else:
+        for warning in job.warnings:
+            module.warn(warning)
         module.exit_json(
             changed=bool(job.diff),
             diff=job.diff,

@@ -17,8 +17,10 @@ from tunetool.node import manifest as manifests
 from tunetool.node.arrays import read_arrays
 from tunetool.node.checks import Check, run_checks
 from tunetool.node.drives import read_drives
+from tunetool.node.health import Health
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
+HEALTHY = Health(0, 40, 100, 10, 3, 0, 0, 0, 0, 70)
 POINT = MANIFEST["filesystem"]["mount_point"]
 
 
@@ -64,7 +66,7 @@ def test_the_array_is_read_without_mdadm(built: Path) -> None:
 
 
 def test_a_node_as_built_passes_every_check(built: Path) -> None:
-    checks = run_checks(MANIFEST, str(built))
+    checks = run_checks(MANIFEST, str(built), health=lambda controller: HEALTHY)
     assert failed(checks) == {}
     assert {check.id for check in checks} >= {
         "array.assembled",
@@ -78,6 +80,12 @@ def test_a_node_as_built_passes_every_check(built: Path) -> None:
         "memory.memlock",
         "offload.directory",
         "node.reboot",
+        "drives.critical_warning",
+        "drives.media_errors",
+        "drives.thermal",
+        "drives.wear",
+        "drives.spare",
+        "drives.link",
     }
 
 
@@ -117,6 +125,13 @@ def test_each_difference_is_found_by_name(
     assert check.status == "fail"
     assert word in check.found
     assert check.remedy
+
+
+def test_a_bare_mount_point_says_whether_it_can_be_written(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(built, "proc/self/mountinfo", without_line(POINT))
+    assert "lands on the root" in failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"].found
+    monkeypatch.setattr("tunetool.node.checks.is_immutable", lambda path: path == str(built / POINT.lstrip("/")))
+    assert "it is immutable" in failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"].found
 
 
 def test_an_array_that_is_gone_says_which_drives_are(built: Path) -> None:

@@ -34,6 +34,7 @@ GLOBS = [
     "/sys/block/nvme*/device/address",
     "/sys/block/nvme*/device/numa_node",
     "/sys/block/nvme*/device/device/*_link_*",
+    "/sys/bus/pci/devices/*/max_link_*",
     "/sys/block/md*/dev",
     "/sys/block/md*/stat",
     "/sys/block/md*/size",

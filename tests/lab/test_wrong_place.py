@@ -1,0 +1,82 @@
+"""A drive says that it is ill, then the volume is absent: nothing is written in its place, nothing that needs it starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from conftest import POINT, Lab
+
+from tunetool.lab.qmp import Qmp
+from tunetool.lab.state import Lab as State
+
+pytestmark = pytest.mark.usefixtures("marker")
+
+UNIT = "scratch-user.service"
+INSTALL = f"""printf '[Service]\\nType=oneshot\\nRemainAfterExit=yes\\nExecStart=/bin/true\\n[Install]
+WantedBy=multi-user.target\\n' > /etc/systemd/system/{UNIT}; systemctl enable {UNIT}"""
+NAMES_UNIT = json.dumps({"scratch_filesystem_services": [UNIT]})
+REFUSED = f"touch: cannot touch '{POINT}/x': Operation not permitted"
+
+
+@pytest.fixture(scope="module")
+def built(lab: Lab) -> Iterator[Lab]:
+    """A node whose inventory names a service that needs the volume."""
+    lab.reset("node1")
+    lab.ssh("node1", INSTALL)
+    done = lab.site("-e", NAMES_UNIT)
+    assert done.code == 0, done.text
+    yield lab
+    lab.reset("node1")
+
+
+def service(lab: Lab, command: str = "true") -> str:
+    """What systemd says of the service after ``command``."""
+    return lab.ssh("node1", f"{command} >&2; systemctl is-active {UNIT} || true")
+
+
+def warn(lab: Lab, serial: str, bits: int) -> None:
+    """Let a drive's health log carry a critical warning."""
+    with Qmp(State(lab.state).qmp_socket("node1")) as qmp:
+        place = {"path": f"/machine/peripheral/nvme-{serial}", "property": "smart_critical_warning", "value": bits}
+        qmp.command("qom-set", place)
+
+
+def checks(lab: Lab, user: str = "root") -> dict[str, tuple[str, str]]:
+    """Status and finding of each check, asked on the node itself by ``user``."""
+    command = f"/opt/tunetool/bin/tunetool verify --level config --runs-dir /tmp/runs-{user} --json -"
+    text = lab.ssh("node1", f"cd /tmp && su {user} -s /bin/sh -c '{command}' || true")
+    return {check["id"]: (check["status"], check["found"]) for check in json.loads(text)["checks"]}
+
+
+def test_a_drive_that_warns_is_named_to_root(built: Lab) -> None:
+    warn(built, "LAB1NV6", 0b100)
+    found = checks(built)
+    assert found.pop("drives.critical_warning") == ("fail", "`LAB1NV6`: the media have become unreliable")
+    assert {status for status, _ in found.values()} == {"pass"}
+    found = checks(built, "nobody")
+    assert found["drives.critical_warning"] == ("skip", "only root may ask the drives")
+    assert found["drives.link"][0] == "pass"
+    warn(built, "LAB1NV6", 0)
+    assert {status for status, _ in checks(built).values()} == {"pass"}
+
+
+def test_an_unmounted_volume_cannot_be_written_and_comes_back_with_its_service(built: Lab) -> None:
+    assert service(built, f"systemctl start {UNIT}") == "active"
+    assert built.ssh("node1", f"umount {POINT}; touch {POINT}/x 2>&1 || true") == REFUSED
+    assert service(built, f"systemctl stop {UNIT}") == "inactive"
+    assert "it is immutable" in checks(built)["filesystem.mounted"][1]
+    # Whoever starts the service mounts the volume with it.
+    assert service(built, f"systemctl start {UNIT}") == "active"
+    built.ssh("node1", f"mountpoint {POINT}")
+
+
+def test_without_its_array_the_node_boots_and_nothing_starts_or_is_written(built: Lab) -> None:
+    built.lab("fault", "node1", "remove-drive", "--drive", "LAB1NV3")
+    # Fails by itself where ssh does not answer in time: a boot that waits for the array would hang here.
+    built.lab("reboot", "node1")
+    built.lab("inventory", "--output", str(built.inventory / "hosts.yml"))
+    assert service(built, f"timeout 100 systemctl start {UNIT} || true") == "inactive"
+    text = built.ssh("node1", f"mountpoint -q {POINT} && echo mounted; touch {POINT}/x 2>&1 || true")
+    assert text == REFUSED
