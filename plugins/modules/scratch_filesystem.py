@@ -164,6 +164,16 @@ class Job:
             )
         return str(signatures[0].uuid)
 
+    def refuse_if_elsewhere(self, array: Array) -> None:
+        """An adopted array stays where its users know it: a second mount would be a second door to one volume."""
+        point = self.wanted["mount_point"]
+        places = [mount.mount_point for mount in read_mounts() if mount.device_number == array.device_number]
+        if places and point not in places:
+            raise Refusal(
+                "array `%s` is mounted at `%s`, not at `%s`. hint: set `scratch_filesystem_mount_point: %s`, or "
+                "unmount it first" % (self.wanted["array"], places[0], point, places[0])
+            )
+
     def mounted_from(self, array: Array) -> str | None:
         """A mount point of the array, or None."""
         for mount in read_mounts():
@@ -288,6 +298,7 @@ def converge(job: Job) -> tuple[str, str | None]:
     name = job.wanted["array"]
     array = next((array for array in read_arrays() if array.name == name), None)
     if array is not None:
+        job.refuse_if_elsewhere(array)
         uuid = job.make(array)
     elif job.check_mode:
         # On a blank node the array would be new, and so would all that follows.
