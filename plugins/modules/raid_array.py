@@ -315,7 +315,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             % (
                 wanted.name,
                 "; ".join(step.reasons) or "a plan cannot wipe members of an array that stays",
-                "" if module.params["adopt"] else ", with `raid_array_adopt: true` if only the name differs",
+                ", with `raid_array_adopt: true` under its own name" if only_name(step) else "",
             ),
             changed=False,
         )
@@ -377,6 +377,11 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             },
         ],
     }
+
+
+def only_name(step: Step) -> bool:
+    """True when an array is refused for nothing but its name."""
+    return len(step.reasons) == 1 and step.reasons[0].startswith("name:")
 
 
 def contents_text(drives: list[Drive]) -> str:
