@@ -13,14 +13,25 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 
+from ..module_utils.plan import PlanError, load
+
 COLLECTION = Path(__file__).resolve().parents[2]
 RESULT = "result"
 """Every role leaves ``<role>_result`` behind; that is no variable of the owner's."""
 
 PLAY_VARIABLES = frozenset(
-    {"verify_allow_busy", "verify_duration", "verify_expect", "verify_judge", "verify_level", "verify_target"}
+    {
+        "apply_plan",
+        "plan_file",
+        "verify_allow_busy",
+        "verify_duration",
+        "verify_expect",
+        "verify_judge",
+        "verify_level",
+        "verify_target",
+    }
 )
-"""Variables of playbooks/verify.yml, which has no role to document them."""
+"""Variables of the playbooks plan.yml, provision.yml and verify.yml, which have no role to document them."""
 
 
 def role_options() -> dict[str, dict[str, Any]]:
@@ -49,6 +60,22 @@ def unknown_variables(names: list[str], options: dict[str, dict[str, Any]]) -> l
     return problems
 
 
+def plan_problem(variables: dict[str, Any], provisions: bool) -> str | None:
+    """What is wrong about the plan that a run was given."""
+    if "plan_file" in variables and "apply_plan" in variables:
+        return "`plan_file` and `apply_plan` do not go together. hint: make the plan, read it, then apply it"
+    if provisions and "plan_file" in variables and "plan" not in variables.get("ansible_run_tags", ()):
+        return "`plan_file` without `--tags plan` would build the nodes. hint: add `--tags plan`"
+    path = variables.get("apply_plan")
+    if path is None:
+        return None
+    try:
+        load(str(path))
+    except PlanError as error:
+        return str(error)
+    return None
+
+
 class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
     """Validates; never connects."""
 
@@ -58,7 +85,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return ok, or a failure with one line per problem."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        variables = task_vars or {}
+        variables = dict(task_vars or {})
+        for name in ("apply_plan", "plan_file"):
+            if name in variables:
+                variables[name] = self._templar.template(variables[name])
         options = role_options()
         problems = unknown_variables([str(name) for name in variables], options)
         for role, spec in options.items():
@@ -75,5 +105,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         if problems:
             result["failed"] = True
             result["msg"] = "; ".join(problems) + ". hint: docs/reference/roles.md lists every variable"
+        else:
+            problem = plan_problem(variables, bool(self._task.args.get("provision", False)))
+            if problem:
+                result["failed"] = True
+                result["msg"] = problem
         result["changed"] = False
         return result

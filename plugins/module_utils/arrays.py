@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
 from .commands import run
@@ -49,6 +49,7 @@ class Superblock:
     raid_disks: int
     chunk_bytes: int
     role: int | None
+    version: str = "1.2"
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ def parse_examine(text: str) -> dict[str, Superblock]:
             raid_disks=int(_field(section, "Raid Devices") or 0),
             chunk_bytes=_chunk(_field(section, "Chunk Size")),
             role=int(role.group(1)) if role else None,
+            version=_field(section, "Version") or "",
         )
     return found
 
@@ -161,6 +163,18 @@ def _chunk(text: str | None) -> int:
     if not match:
         return 0
     return int(match.group(1)) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[match.group(2)]
+
+
+def adopted(wanted: Wanted, superblocks: Mapping[str, Superblock]) -> Wanted:
+    """``wanted`` under the name that all its members already carry, where they carry one; else as it was.
+
+    Level, chunk and members stay as asked: ``decide`` refuses an array that differs in them.
+    """
+    names = {superblocks[member].name if member in superblocks else "" for member in wanted.members}
+    versions = {superblock.version for superblock in superblocks.values()}
+    if len(names) != 1 or "" in names or versions != {"1.2"}:
+        return wanted
+    return replace(wanted, name=names.pop())
 
 
 def decide(wanted: Wanted, superblocks: Mapping[str, Superblock], arrays: Sequence[Array]) -> Step:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import json
 import os
 from dataclasses import dataclass
 from typing import Sequence
 
 from .commands import CommandError, run
+from .drives import Drive, partitions_of
+from .files import read_int
+
+WINDOW = 1024 * 1024
+"""Bytes read at each end of a device: every label known to libblkid but a few lies there."""
 
 RAID_MEMBER = "linux_raid_member"
 
@@ -22,6 +29,8 @@ class Signature:
     type: str
     label: str | None
     uuid: str | None
+    offset: str | None = None
+    """Where it lies on the device, as wipefs prints it."""
 
     def __str__(self) -> str:
         parts = [self.type]
@@ -63,6 +72,7 @@ def parse_signatures(text: str) -> list[Signature]:
                 type=row["type"],
                 label=row.get("label") or None,
                 uuid=row.get("uuid") or None,
+                offset=row.get("offset") or None,
             )
             for row in rows
         ]
@@ -83,3 +93,58 @@ def claim_problem(path: str) -> str | None:
         return "`%s` cannot be opened: %s" % (path, error.strerror)
     os.close(handle)
     return None
+
+
+def contents_hash(drive: Drive, root: str = "/") -> str:
+    """One hash of what can be told of a drive's contents in a moment; equal while nobody writes to the labels.
+
+    It covers identity (serial, size, block size), every signature, the partitions with their places, and the first
+    and last MiB of the drive, of each partition and of each idle array over them. A file deep inside a file system
+    may change without it: hashing terabytes is no step of a plan. Raises ``UnreadableDevice``.
+    """
+    devices = devices_of(drive, root)
+    signatures = read_signatures(list(devices))
+    parts: list[object] = [drive.serial, drive.size_bytes, drive.lba_bytes]
+    parts.append(
+        sorted([devices[one.device], str(one.offset), one.type, one.label or "", one.uuid or ""] for one in signatures)
+    )
+    for name, place in devices.items():
+        base = os.path.join(root, "sys/class/block", name)
+        parts.append([place, read_int(os.path.join(base, "start")), read_int(os.path.join(base, "size"))])
+        parts.append(ends_digest(os.path.join(root, "dev", name)))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def devices_of(drive: Drive, root: str = "/") -> dict[str, str]:
+    """Kernel names of all that holds a drive's contents, each with a name that outlives a reboot."""
+    found = {drive.name: "drive"}
+    found.update((name, name[len(drive.name) :]) for name in drive.partitions)
+    for number, array in enumerate(drive.idle_arrays):
+        # An inactive array has no size, and nothing in it can be read.
+        for name in [array, *partitions_of(root, array)]:
+            if read_int(os.path.join(root, "sys/class/block", name, "size")):
+                found[name] = "array%d%s" % (number, name[len(array) :])
+    return found
+
+
+def ends_digest(path: str) -> str:
+    """sha256 of the first and last MiB. Raises ``UnreadableDevice``."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            # md writes to its members past their page cache: what an earlier reader left there may be old.
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            end = stream.seek(0, os.SEEK_END)
+            for start in (0, max(0, end - WINDOW)):
+                stream.seek(start)
+                left = min(WINDOW, end)
+                while left:
+                    data = stream.read(left)
+                    if not data:
+                        raise UnreadableDevice("`%s` ends early" % path)
+                    digest.update(data)
+                    left -= len(data)
+    except OSError as error:
+        raise UnreadableDevice("`%s` cannot be read: %s" % (path, error.strerror)) from error
+    return digest.hexdigest()

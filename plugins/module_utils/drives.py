@@ -53,6 +53,14 @@ class Drive:
     partitions: tuple[str, ...] = ()
     arrays: tuple[str, ...] = ()
     """Names of md devices that hold the whole drive as a member."""
+    idle_arrays: tuple[str, ...] = ()
+    """md devices over the drive or its partitions on which nothing rests: no mount, swap or further holder."""
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The uses that remain when its idle arrays are stopped."""
+        idle = {_member_of(array) for array in self.idle_arrays}
+        return tuple(use for use in self.uses if use not in idle)
 
     @property
     def path(self) -> str:
@@ -100,6 +108,7 @@ def _read_drive(root: str, name: str, links: list[str], users: _Users) -> Drive:
         uses=tuple(users.of(name)),
         partitions=tuple(partitions_of(root, name)),
         arrays=tuple(holder for holder in holders_of(root, name) if holder.startswith("md")),
+        idle_arrays=tuple(users.idle_arrays_on(name)),
     )
 
 
@@ -194,6 +203,25 @@ def holders_of(root: str, name: str) -> list[str]:
         return []
 
 
+def disks_under(root: str, array: str) -> set[str]:
+    """Kernel names of the whole disks directly beneath an md device, also one that is inactive."""
+    try:
+        below = os.listdir(os.path.join(root, "sys/block", array, "slaves"))
+    except OSError:
+        return set()
+    disks = set()
+    for name in below:
+        place = os.path.join(root, "sys/class/block", name)
+        # A partition's directory lies in its disk's.
+        whole = os.path.basename(os.path.dirname(os.path.realpath(place)))
+        disks.add(whole if os.path.exists(os.path.join(place, "partition")) else name)
+    return disks
+
+
+def _member_of(holder: str) -> str:
+    return "member of `%s`" % holder
+
+
 class _Users:
     """Who uses a block device, through partitions, md and dm, up to mounts and swap."""
 
@@ -215,6 +243,13 @@ class _Users:
         reasons += self._held(name)
         return list(dict.fromkeys(reasons))
 
+    def idle_arrays_on(self, name: str) -> list[str]:
+        """md devices over the disk or its partitions that carry nothing in use."""
+        below = [name, *partitions_of(self._root, name)]
+        holders = [holder for device in below for holder in holders_of(self._root, device)]
+        found = [holder for holder in dict.fromkeys(holders) if re.match(r"md\d+$|md_", holder)]
+        return [holder for holder in found if not self.of(holder)]
+
     def _direct(self, name: str) -> list[str]:
         number = read_text(os.path.join(self._root, "sys/class/block", name, "dev")) or "?"
         reasons = ["mounted at `%s`" % mount.mount_point for mount in self._mounts.get(number, [])]
@@ -231,7 +266,7 @@ class _Users:
     def _held(self, name: str) -> list[str]:
         reasons = []
         for holder in holders_of(self._root, name):
-            reasons.append("member of `%s`" % holder)
+            reasons.append(_member_of(holder))
             reasons += ["%s (through %s)" % (reason, holder) for reason in self._direct(holder)]
             for partition in partitions_of(self._root, holder):
                 reasons += ["%s (through %s)" % (reason, partition) for reason in self._direct(partition)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Mapping, Sequence
 
@@ -15,6 +15,13 @@ SIZE_TOLERANCE = 0.01
 """A "3.84 TB" drive has 3,840,755,982,336 bytes (IDEMA LBA1-03): within 1 % of its name, and so is its neighbour."""
 
 TAKE, KEEP, REFUSE, IGNORE = "take", "keep", "refuse", "ignore"
+WIPE, ADOPT = "wipe", "adopt"
+
+PLAN_HINT = (
+    "see the reason beside each drive; nothing was changed. Drives that may lose what they hold are named by a plan: "
+    "`--tags plan -e plan_file=plan.json`, read it, then `-e apply_plan=plan.json`"
+)
+ADOPT_HINT = "`raid_array_adopt: true` keeps that array with its data; nothing was changed"
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,39 @@ class Decision:
 
     drive: Drive
     verdict: str
-    """take (blank), keep (member of our own array), refuse (asked for, but not safe), ignore (not asked for)."""
+    """take (blank), keep (member of our own array), refuse (asked for, but not safe), ignore (not asked for),
+    wipe (holds something that a plan may give up), adopt (member of an array that is as asked but for its name)."""
     reason: str
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An array of another name over drives of ours, as far as adopting it needs to know."""
+
+    uuid: str
+    """Hexadecimal digits alone: wipefs, mdadm and sysfs group them each in its way."""
+    name: str
+    level: str
+    chunk_bytes: int
+    raid_disks: int
+    version: str = "1.2"
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What the owner allows beyond blank drives. Nothing, unless said."""
+
+    plan: bool = False
+    """True: nothing will be done; say what a plan would have to allow."""
+    wipes: Mapping[str, str] = field(default_factory=dict)
+    """Hashes by serial, from the applied plan."""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """Hashes by kernel name, of the drives as they are now."""
+    adopt: bool = False
+    chunk_bytes: int = 0
+    foreign: tuple[Foreign, ...] = ()
+    disks_under: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Kernel names of the disks under each idle array."""
 
 
 @dataclass(frozen=True)
@@ -55,31 +93,157 @@ def select(
     criteria: Criteria,
     array_name: str,
     unreadable: Mapping[str, str] | None = None,
+    consent: Consent | None = None,
 ) -> Selection:
     """Decide about every drive.
 
     ``signatures`` maps a drive's kernel name to what lies on it and on its partitions; ``unreadable`` maps it to
     the error met when asking. A drive of the array ``array_name`` is kept; its level, members and chunk are for
-    ``arrays.decide`` to compare.
+    ``arrays.decide`` to compare. Without ``consent`` nothing that holds anything is ever chosen.
     """
+    consent = consent or Consent()
     serial_counts = Counter(drive.serial for drive in drives)
     rows = []
+    holding = set()
     for drive in drives:
         mismatch = _mismatch(drive, criteria)
         if mismatch:
             rows.append(Decision(drive, IGNORE, mismatch))
             continue
-        danger = (unreadable or {}).get(drive.name) or _danger(
-            drive, signatures.get(drive.name, ()), serial_counts, array_name
-        )
-        if danger:
-            rows.append(Decision(drive, REFUSE, danger))
-        elif _own(signatures.get(drive.name, ()), array_name):
+        found = signatures.get(drive.name, ())
+        contents = _contents(drive, found, array_name)
+        # Our own array may hold its member, and its file system may be mounted: that is what it was built for.
+        ours = contents is None and _own(found, array_name)
+        fault = (unreadable or {}).get(drive.name) or _fault(drive, serial_counts, ours)
+        if fault:
+            rows.append(Decision(drive, REFUSE, fault))
+        elif contents:
+            holding.add(drive.name)
+            rows.append(Decision(drive, REFUSE, contents))
+        elif _own(found, array_name):
             rows.append(Decision(drive, KEEP, "member of our array `%s`" % array_name))
         else:
             rows.append(Decision(drive, TAKE, "blank"))
+    rows, adoptable = _adopt(rows, signatures, unreadable or {}, criteria, consent)
+    if not adoptable:
+        rows = _wipe(rows, holding, criteria, consent)
     rows = _spare_the_rest(rows, criteria)
-    return _settle(rows, criteria)
+    return _settle(rows, criteria, holding, adoptable and not consent.adopt, consent)
+
+
+def wipeable(decisions: Sequence[Decision]) -> list[Drive]:
+    """The drives that are to be wiped."""
+    return [row.drive for row in decisions if row.verdict == WIPE]
+
+
+def _adopt(
+    rows: list[Decision],
+    signatures: Mapping[str, Sequence[Signature]],
+    unreadable: Mapping[str, str],
+    criteria: Criteria,
+    consent: Consent,
+) -> tuple[list[Decision], bool]:
+    """Rows with the members of an array that fits but for its name; exactly one such array, or none."""
+    if sum(row.verdict == TAKE for row in rows) == criteria.count and not consent.adopt:
+        return rows, False  # blank drives suffice
+    if any(row.verdict == KEEP for row in rows):
+        return rows, False
+    fitting = [array for array in consent.foreign if _fits(array, rows, signatures, unreadable, criteria, consent)]
+    if len(fitting) != 1:
+        return rows, False
+    array = fitting[0]
+    what = "member of array `%s` with level and chunk as asked" % array.name
+    marked = []
+    for row in rows:
+        if row.verdict == IGNORE or not _is_member(signatures.get(row.drive.name, ()), array):
+            marked.append(row)
+        elif consent.adopt:
+            marked.append(Decision(row.drive, ADOPT, what))
+        elif consent.plan:
+            marked.append(Decision(row.drive, ADOPT, what + "; needs `raid_array_adopt: true`"))
+        else:
+            marked.append(Decision(row.drive, REFUSE, "%s; %s" % (row.reason, what)))
+    return marked, True
+
+
+def _fits(
+    array: Foreign,
+    rows: list[Decision],
+    signatures: Mapping[str, Sequence[Signature]],
+    unreadable: Mapping[str, str],
+    criteria: Criteria,
+    consent: Consent,
+) -> bool:
+    members = [row.drive for row in rows if _is_member(signatures.get(row.drive.name, ()), array)]
+    refused = {row.drive.name for row in rows if row.verdict == REFUSE}
+    serials = {drive.serial for drive in members}
+    return (
+        bool(array.name)
+        and array.version == "1.2"
+        and array.level == "raid0"
+        and array.chunk_bytes == consent.chunk_bytes
+        and array.raid_disks == len(members) == len(serials) == criteria.count
+        and all(
+            drive.name in refused
+            and drive.name not in unreadable
+            and drive.serial
+            and not drive.partitions
+            and not drive.metadata_bytes
+            and len(signatures.get(drive.name, ())) == 1
+            and len(drive.arrays) == (1 if drive.uses else 0)
+            for drive in members
+        )
+    )
+
+
+def _is_member(signatures: Sequence[Signature], array: Foreign) -> bool:
+    return any(one.type == RAID_MEMBER and plain_uuid(one.uuid) == array.uuid for one in signatures)
+
+
+def plain_uuid(uuid: str | None) -> str:
+    """The hexadecimal digits of a UUID."""
+    return "".join(letter for letter in (uuid or "").lower() if letter in "0123456789abcdef")
+
+
+def _wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: Consent) -> list[Decision]:
+    """Rows with the drives that are to be wiped: in a plan those that are needed, else those that a plan named.
+
+    Never more than the count needs, never a guess among several, and never to mend an array that lost a member:
+    RAID0 cannot be mended.
+    """
+    needed = criteria.count - sum(row.verdict == TAKE for row in rows)
+    if needed <= 0 or any(row.verdict == KEEP for row in rows):
+        return rows
+    if consent.plan:
+        names = holding
+    else:
+        names = {row.drive.name for row in rows if row.drive.name in holding and row.drive.serial in consent.wipes}
+    checked = []
+    for row in rows:
+        drive = row.drive
+        if drive.name not in names:
+            checked.append(row)
+            continue
+        problem = None
+        strangers = sorted(
+            other for array in drive.idle_arrays for other in consent.disks_under.get(array, ()) if other not in names
+        )
+        if strangers:
+            problem = "its array has other members that may not be wiped: %s" % ", ".join(strangers)
+        elif consent.hashes.get(drive.name) is None:
+            problem = "its contents could not be hashed"
+        elif not consent.plan and consent.hashes[drive.name] != consent.wipes[drive.serial]:
+            problem = "not what the plan saw: its contents changed since"
+        checked.append(
+            Decision(drive, REFUSE, "%s; %s" % (row.reason, problem)) if problem else Decision(drive, WIPE, row.reason)
+        )
+    if sum(row.verdict == WIPE for row in checked) == needed:
+        return checked
+    # Too few or too many: nothing is given up. What is wrong with each drive stays said.
+    return [
+        Decision(row.drive, REFUSE, row.reason) if row.verdict == WIPE and row.drive.name in names else row
+        for row in checked
+    ]
 
 
 def _mismatch(drive: Drive, criteria: Criteria) -> str | None:
@@ -95,34 +259,37 @@ def _mismatch(drive: Drive, criteria: Criteria) -> str | None:
     return None
 
 
-def _danger(
-    drive: Drive, signatures: Sequence[Signature], serial_counts: Mapping[str, int], array_name: str
-) -> str | None:
-    own = _own(signatures, array_name)
-    # Our own array may hold its member, and its file system may be mounted: that is what it was built for.
-    uses = () if own and not drive.partitions else drive.uses
-    foreign = [
-        signature
+def _fault(drive: Drive, serial_counts: Mapping[str, int], ours: bool) -> str | None:
+    """What bars a drive whatever its owner says."""
+    if drive.claims and not ours:
+        fault = "; ".join(drive.uses)
+    elif not drive.serial:
+        fault = "has no serial number"
+    elif serial_counts[drive.serial] > 1:
+        fault = "serial `%s` is on %d drives" % (drive.serial, serial_counts[drive.serial])
+    elif drive.metadata_bytes:
+        fault = "is formatted with %d metadata bytes per block" % drive.metadata_bytes
+    elif drive.size_bytes == 0:
+        fault = "has no capacity"
+    else:
+        return None
+    return fault
+
+
+def _contents(drive: Drive, signatures: Sequence[Signature], array_name: str) -> str | None:
+    """What lies on a drive that nobody uses, our own array's label aside."""
+    own = _own(signatures, array_name) and not drive.partitions
+    found = [
+        _where(signature, drive)
         for signature in signatures
         if not (signature.type == RAID_MEMBER and _named(signature.label, array_name))
     ]
-    if uses:
-        danger = "; ".join(uses)
-    elif not drive.serial:
-        danger = "has no serial number"
-    elif serial_counts[drive.serial] > 1:
-        danger = "serial `%s` is on %d drives" % (drive.serial, serial_counts[drive.serial])
-    elif foreign:
-        danger = "holds " + ", ".join(_where(signature, drive) for signature in foreign)
-    elif drive.partitions:
-        danger = "has partitions " + ", ".join(drive.partitions)
-    elif drive.metadata_bytes:
-        danger = "is formatted with %d metadata bytes per block" % drive.metadata_bytes
-    elif drive.size_bytes == 0:
-        danger = "has no capacity"
-    else:
-        return None
-    return danger
+    parts = ["holds " + ", ".join(found)] if found else []
+    if drive.partitions and not found:
+        parts.append("has partitions " + ", ".join(drive.partitions))
+    if drive.idle_arrays and not own:
+        parts.append("; ".join(drive.uses))
+    return "; ".join(parts) or None
 
 
 def _own(signatures: Sequence[Signature], array_name: str) -> bool:
@@ -140,7 +307,7 @@ def _where(signature: Signature, drive: Drive) -> str:
 
 def _spare_the_rest(rows: list[Decision], criteria: Criteria) -> list[Decision]:
     """When our array is complete, further blank drives of the same kind are spares, not members."""
-    if sum(row.verdict == KEEP for row in rows) != criteria.count:
+    if sum(row.verdict in (KEEP, ADOPT) for row in rows) != criteria.count:
         return rows
     return [
         Decision(row.drive, IGNORE, "blank; the array is complete without it") if row.verdict == TAKE else row
@@ -148,8 +315,10 @@ def _spare_the_rest(rows: list[Decision], criteria: Criteria) -> list[Decision]:
     ]
 
 
-def _settle(rows: list[Decision], criteria: Criteria) -> Selection:
-    chosen = [row for row in rows if row.verdict in (TAKE, KEEP)]
+def _settle(
+    rows: list[Decision], criteria: Criteria, holding: set[str], may_adopt: bool, consent: Consent
+) -> Selection:
+    chosen = [row for row in rows if row.verdict in (TAKE, KEEP, WIPE, ADOPT)]
     problem, hint = None, None
     missing = sorted(set(criteria.serials) - {row.drive.serial for row in rows})
     if missing:
@@ -158,12 +327,23 @@ def _settle(rows: list[Decision], criteria: Criteria) -> Selection:
     elif len(chosen) < criteria.count:
         problem = "%d drives asked for, %d usable" % (criteria.count, len(chosen))
         hint = "see the reason beside each drive; nothing was changed"
+        if consent.wipes:
+            hint = "the plan does not allow what is missing, or is no longer true: make and read a new one"
+        elif may_adopt:
+            hint = ADOPT_HINT
+        elif holding and not consent.plan:
+            hint = PLAN_HINT
+        elif len(holding) + len(chosen) > criteria.count:
+            hint = "more drives hold data than are needed: name the wanted ones in `nvme_drives_serials`"
     elif len(chosen) > criteria.count:
         problem = "%d drives asked for, %d match" % (criteria.count, len(chosen))
         hint = "name the wanted ones in `nvme_drives_serials`, or narrow the model or size"
     else:
         problem, rows = _uneven(rows, chosen)
         hint = "RAID0 needs equal members; `nvme_drives_size` can leave the odd one out" if problem else None
+    if problem:
+        # A host that cannot be built gives nothing up.
+        rows = [Decision(row.drive, REFUSE, row.reason) if row.verdict == WIPE else row for row in rows]
     return Selection(
         decisions=tuple(rows),
         selected=() if problem else tuple(row.drive for row in chosen),

@@ -15,6 +15,7 @@ description:
   - A drive is refused when it is mounted, is swap, has partitions or holders, or carries any signature that
     libblkid knows (file system, partition table, RAID, LVM, ZFS, LUKS). Members of the array O(array_name) are kept.
   - Fails with a table of all drives unless exactly O(count) alike drives are usable. Changes nothing, ever.
+  - With O(plan) it fails over nothing that it finds, and says what a plan file would have to allow.
 options:
   count:
     description: How many drives the array has.
@@ -38,6 +39,34 @@ options:
     type: list
     elements: str
     default: []
+  plan:
+    description: Return the host's part of a plan instead of failing; see RV(plan).
+    type: bool
+    default: false
+  wipes:
+    description:
+      - What the applied plan lets this host lose. A drive that holds something is selected only when it is named
+        here with the hash of what it holds now, and nobody uses it. M(tunetool.node.raid_array) asks all of it again.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      serial:
+        description: Serial number of the drive.
+        type: str
+        required: true
+      hash:
+        description: Hash of its contents, from the plan file.
+        type: str
+        required: true
+  adopt:
+    description: Select the members of an array of another name whose level, chunk and member count are as asked.
+    type: bool
+    default: false
+  chunk:
+    description: Chunk size that an array must have to be adopted.
+    type: str
+    default: 1MiB
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -65,8 +94,17 @@ selected:
   returned: success
   type: list
   elements: dict
+wipes:
+  description: Those of O(wipes) that this run needs, for M(tunetool.node.raid_array).
+  returned: success
+  type: list
+  elements: dict
+plan:
+  description: The host's part of a plan file.
+  returned: when O(plan)
+  type: dict
 decisions:
-  description: Every NVMe drive with its verdict (take, keep, refuse, ignore) and the reason.
+  description: Every NVMe drive with its verdict (take, keep, adopt, wipe, refuse, ignore) and the reason.
   returned: always
   type: list
   elements: dict
@@ -76,17 +114,43 @@ table:
   type: str
 """
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
+from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.contents import Signature, UnreadableDevice, claim_problem, read_signatures  # noqa: E402
-from ..module_utils.drives import Drive, read_drives  # noqa: E402
-from ..module_utils.selection import Criteria, select, table  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+from ..module_utils.arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
+from ..module_utils.commands import CommandError  # noqa: E402
+from ..module_utils.contents import (  # noqa: E402
+    RAID_MEMBER,
+    Signature,
+    UnreadableDevice,
+    claim_problem,
+    contents_hash,
+    devices_of,
+    read_signatures,
+)
+from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
+from ..module_utils.plan import host_part  # noqa: E402
+from ..module_utils.selection import (  # noqa: E402
+    ADOPT,
+    KEEP,
+    Consent,
+    Criteria,
+    Foreign,
+    Selection,
+    plain_uuid,
+    select,
+    table,
+    wipeable,
+)
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 
+Contents = dict[str, list[Signature]]
 
-def read_contents(drives: list[Drive]) -> tuple[dict[str, list[Signature]], dict[str, str]]:
+
+def read_contents(drives: list[Drive]) -> tuple[Contents, dict[str, str]]:
     """Signatures by drive (its partitions' included), and the drives that could not be read."""
-    found: dict[str, list[Signature]] = {}
+    found: Contents = {}
     unreadable: dict[str, str] = {}
     owner = {name: drive.name for drive in drives for name in (drive.name, *drive.partitions)}
     try:
@@ -102,10 +166,89 @@ def read_contents(drives: list[Drive]) -> tuple[dict[str, list[Signature]], dict
     for signature in everything:
         found.setdefault(owner[signature.device], []).append(signature)
     for drive in drives:
-        problem = None if drive.uses or drive.name in unreadable else claim_problem(drive.path)
-        if problem:
-            unreadable[drive.name] = problem
+        if drive.claims or drive.name in unreadable:
+            continue
+        # What is under an idle array is claimed by that array: ask the array instead.
+        paths = ["/dev/" + array for array in drive.idle_arrays] or [drive.path]
+        problems = [problem for problem in map(claim_problem, paths) if problem]
+        if problems:
+            unreadable[drive.name] = problems[0]
     return found, unreadable
+
+
+def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> tuple[Foreign, ...]:
+    """Arrays of other names whose members are whole drives; from their superblocks, else from sysfs."""
+    members = [
+        drive.name
+        for drive in drives
+        for signature in contents.get(drive.name, ())
+        if signature.type == RAID_MEMBER
+        and signature.device == drive.name
+        and (signature.label or "").split(":")[-1] != array_name
+    ]
+    found: dict[str, Foreign] = {}
+    for array in read_arrays():
+        if array.uuid and array.name:
+            uuid = plain_uuid(array.uuid)
+            found[uuid] = Foreign(uuid, array.name, array.level, array.chunk_bytes, array.raid_disks)
+    try:
+        superblocks = examine(members)
+    except CommandError:
+        superblocks = {}  # a node without mdadm yet: what the kernel runs is all that is known
+    for block in superblocks.values():
+        uuid = plain_uuid(block.uuid)
+        found[uuid] = Foreign(uuid, block.name, block.level, block.chunk_bytes, block.raid_disks, block.version)
+    return tuple(array for array in found.values() if array.name != array_name)
+
+
+def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str]) -> dict[str, str]:
+    """Hashes of the idle drives that hold something, for those that can be read."""
+    found = {}
+    for drive in drives:
+        if drive.claims or drive.name in unreadable or not (contents.get(drive.name) or drive.partitions):
+            continue
+        try:
+            found[drive.name] = contents_hash(drive)
+        except UnreadableDevice as error:
+            unreadable[drive.name] = "cannot be read: %s" % error
+    return found
+
+
+def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
+    """What lies on each drive, in words; for those that would be wiped also what lies in the arrays over them."""
+    found = {}
+    for row in selection.decisions:
+        drive = row.drive
+        found[drive.name] = [
+            str(one) if one.device == drive.name else "%s (on %s)" % (one, one.device)
+            for one in contents.get(drive.name, ())
+        ]
+    for drive in wipeable(selection.decisions):
+        above = [name for name, place in devices_of(drive).items() if place.startswith("array")]
+        found[drive.name] += ["%s (in array %s)" % (one, one.device) for one in read_signatures(above)]
+    return found
+
+
+def array_action(selection: Selection, array_name: str, chunk: int, adopt: bool) -> tuple[str, str]:
+    """What raid_array would do about the array, and why."""
+    if selection.problem:
+        return "refuse", "%s. hint: %s" % (selection.problem, selection.hint)
+    verdicts = {row.verdict for row in selection.decisions}
+    if not verdicts & {KEEP, ADOPT}:
+        return "create", "RAID0 over %d drives" % len(selection.selected)
+    wanted = Wanted(array_name, "raid0", chunk, tuple(drive.name for drive in selection.selected))
+    action = "adopt" if ADOPT in verdicts else "keep"
+    try:
+        superblocks = examine(wanted.members)
+    except CommandError as error:
+        return "refuse", "%s. hint: install it, so that members can be asked" % error
+    named = adopted(wanted, superblocks) if action == "adopt" else wanted
+    step = decide(named, superblocks, read_arrays())
+    if step.action in ("refuse", "create"):
+        return "refuse", "; ".join(step.reasons) or "the members carry no array"
+    if action == "adopt" and not adopt:
+        return "adopt", "array `%s` fits. hint: `raid_array_adopt: true` keeps it with its data" % named.name
+    return action, "array `%s` is as asked" % named.name
 
 
 def main() -> None:
@@ -118,6 +261,15 @@ def main() -> None:
             "size": {"type": "str"},
             "transport": {"type": "str"},
             "serials": {"type": "list", "elements": "str", "default": []},
+            "plan": {"type": "bool", "default": False},
+            "wipes": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {"serial": {"type": "str", "required": True}, "hash": {"type": "str", "required": True}},
+            },
+            "adopt": {"type": "bool", "default": False},
+            "chunk": {"type": "str", "default": "1MiB"},
         },
         supports_check_mode=True,
     )
@@ -128,22 +280,37 @@ def main() -> None:
         size = parse_size(wanted["size"]) if wanted["size"] else None
     except UnitError as error:
         module.fail_json(msg="nvme_drives_size: %s. hint: %s" % (error.message, error.hint))
+    try:
+        chunk = parse_size(wanted["chunk"])
+    except UnitError as error:
+        module.fail_json(msg="raid_array_chunk: %s. hint: %s" % (error.message, error.hint))
+    criteria = Criteria(
+        count=wanted["count"],
+        model=wanted["model"],
+        size_bytes=size,
+        transport=wanted["transport"],
+        serials=tuple(wanted["serials"]),
+    )
+    report(module, criteria, chunk)
+
+
+def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
+    """Read the node, select, and end the module."""
+    wanted: dict[str, Any] = module.params
     drives = read_drives()
     contents, unreadable = read_contents(drives)
-    selection = select(
-        drives,
-        contents,
-        Criteria(
-            count=wanted["count"],
-            model=wanted["model"],
-            size_bytes=size,
-            transport=wanted["transport"],
-            serials=tuple(wanted["serials"]),
-        ),
-        wanted["array_name"],
-        unreadable,
+    allowed = {entry["serial"]: entry["hash"] for entry in wanted["wipes"]}
+    consent = Consent(
+        plan=wanted["plan"],
+        wipes=allowed,
+        hashes=hashes_of(drives, contents, unreadable) if wanted["plan"] or allowed else {},
+        adopt=wanted["adopt"],
+        chunk_bytes=chunk,
+        foreign=foreign_arrays(drives, contents, wanted["array_name"]),
+        disks_under={array: frozenset(disks_under("/", array)) for drive in drives for array in drive.idle_arrays},
     )
-    report = {
+    selection = select(drives, contents, criteria, wanted["array_name"], unreadable, consent)
+    told: dict[str, Any] = {
         "table": table(selection.decisions),
         "decisions": [
             {
@@ -157,12 +324,18 @@ def main() -> None:
             for row in selection.decisions
         ],
     }
+    if wanted["plan"]:
+        action, reason = array_action(selection, wanted["array_name"], chunk, wanted["adopt"])
+        told["plan"] = host_part(selection, holds(selection, contents), consent.hashes, action, reason)
+        told["msg"] = "%s\narray: %s (%s)" % (told["table"], action, reason)
+        module.exit_json(changed=False, **told)
     if selection.problem:
         module.fail_json(
-            msg="%s. hint: %s\n%s" % (selection.problem, selection.hint, report["table"]), changed=False, **report
+            msg="%s. hint: %s\n%s" % (selection.problem, selection.hint, told["table"]), changed=False, **told
         )
     module.exit_json(
         changed=False,
+        wipes=[{"serial": drive.serial, "hash": allowed[drive.serial]} for drive in wipeable(selection.decisions)],
         selected=[
             {
                 "serial": drive.serial,
@@ -174,7 +347,7 @@ def main() -> None:
             }
             for drive in selection.selected
         ],
-        **report,
+        **told,
     )
 
 

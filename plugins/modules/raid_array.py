@@ -12,8 +12,10 @@ short_description: Make, assemble or keep one md RAID0 array over drives named b
 version_added: "0.1.0"
 description:
   - Creates the array when every member is blank, assembles it when every member already belongs to it, keeps it
-    when it runs as asked. Anything between is refused with each difference named; nothing is ever rebuilt or wiped.
+    when it runs as asked. Anything between is refused with each difference named; nothing is ever rebuilt.
   - Members are asked for signatures again in the same step in which the array is created.
+  - Drives in O(wipes) lose what they hold, directly before the array is created over them, when their contents still
+    have the hash given there and nobody uses them. One drive that does not, and none is touched.
   - Then writes the array into mdadm.conf by UUID and rebuilds an initramfs that is older than that file, in this
     order, so that the array has its name after a reboot.
 options:
@@ -35,6 +37,25 @@ options:
     type: list
     elements: str
     required: true
+  wipes:
+    description: Drives whose contents may be lost, from an applied plan.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      serial:
+        description: Serial number of the drive.
+        type: str
+        required: true
+      hash:
+        description: Hash of its contents, from the plan file.
+        type: str
+        required: true
+  adopt:
+    description:
+      - Keep an array of another name under that name, with its data, when its level, chunk and members are as asked.
+    type: bool
+    default: false
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -63,6 +84,11 @@ array:
   description: The array as the manifest holds it, without its members. C(uuid) is null where check mode predicts it.
   returned: success
   type: dict
+wiped:
+  description: Serial numbers of the drives that lost (or would lose) what they held.
+  returned: success
+  type: list
+  elements: str
 initramfs_rebuilt:
   description: Images that were (or would be) rebuilt.
   returned: success
@@ -78,6 +104,7 @@ from ..module_utils.arrays import (  # noqa: E402
     Array,
     Step,
     Wanted,
+    adopted,
     conf_with_array,
     decide,
     examine,
@@ -85,9 +112,15 @@ from ..module_utils.arrays import (  # noqa: E402
     read_arrays,
 )
 from ..module_utils.commands import CommandError, run  # noqa: E402
-from ..module_utils.contents import UnreadableDevice, claim_problem, read_signatures  # noqa: E402
-from ..module_utils.drives import Drive, read_drives  # noqa: E402
-from ..module_utils.files import content, replace_file  # noqa: E402
+from ..module_utils.contents import (  # noqa: E402
+    RAID_MEMBER,
+    UnreadableDevice,
+    claim_problem,
+    contents_hash,
+    read_signatures,
+)
+from ..module_utils.drives import Drive, disks_under, partitions_of, read_drives  # noqa: E402
+from ..module_utils.files import content, read_int, replace_file  # noqa: E402
 from ..module_utils.initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images  # noqa: E402
 from ..module_utils.lock import Locked, only_one  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
@@ -124,6 +157,56 @@ def refuse_unless_blank(module: AnsibleModule, members: list[Drive]) -> None:
         )
 
 
+def refuse_unless_wipeable(module: AnsibleModule, drives: list[Drive], hashes: dict[str, str]) -> None:
+    """All of the plan's conditions, for all drives, before the first byte is written to any."""
+    names = {drive.name for drive in drives}
+    for drive in drives:
+        problem = "; ".join(drive.claims)
+        for array in drive.idle_arrays:
+            others = sorted(disks_under("/", array) - names)
+            if others:
+                problem = "is in array `%s` with drives that may not be wiped: %s" % (array, ", ".join(others))
+        for path in ["/dev/" + array for array in drive.idle_arrays] or [drive.path]:
+            problem = problem or claim_problem(path) or ""
+        if not problem and contents_hash(drive) != hashes[drive.serial]:
+            problem = "does not hold what the plan saw"
+        if problem:
+            module.fail_json(
+                msg="drive `%s` (%s) %s. hint: nothing was changed; make a new plan"
+                % (drive.serial, drive.name, problem)
+            )
+
+
+def wipe(drives: list[Drive]) -> None:
+    """Make drives blank, from the top of what lies on them to the bottom."""
+    arrays = sorted({array for drive in drives for array in drive.idle_arrays})
+    for array in arrays:
+        inside = [name for name in [*partitions_of("/", array), array] if has_capacity(name)]
+        if inside:
+            # Else an array made anew at the same place would show the old file system again.
+            run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in inside])
+    for array in arrays:
+        run(["mdadm", "--stop", "/dev/" + array])
+    names = [name for drive in drives for name in (*drive.partitions, drive.name)]
+    # All members first: any event about one that still is a member makes udev assemble it again.
+    for signature in read_signatures(names):
+        if signature.type == RAID_MEMBER:
+            run(["mdadm", "--zero-superblock", "/dev/" + signature.device])
+    for drive in drives:
+        if drive.partitions:
+            run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in drive.partitions])
+        run(["wipefs", "--all", "--quiet", drive.path])
+    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+    for drive in drives:
+        run(["blockdev", "--rereadpt", drive.path])
+    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+
+
+def has_capacity(name: str) -> bool:
+    """False for an inactive array."""
+    return bool(read_int("/sys/class/block/%s/size" % name))
+
+
 def create(name: str, chunk: int, members: list[Drive]) -> None:
     """Create the array. Without --run: should mdadm itself see something on a drive, it asks, and nobody answers."""
     run(
@@ -145,9 +228,13 @@ def settled(uuid_or_member: str) -> Array | None:
     return find(arrays, uuid_or_member) or next((array for array in arrays if uuid_or_member in array.members), None)
 
 
-def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive]) -> Array:
-    """Carry out a step and read back what came of it."""
+def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive], doomed: list[Drive]) -> Array:
+    """Carry out a step and read back what came of it. ``doomed`` are the members that a plan lets us wipe."""
     if step.action == "create":
+        if doomed:
+            refuse_unless_blank(module, [drive for drive in members if drive not in doomed])
+            wipe(doomed)
+            members = members_by_serial(module, [drive.serial for drive in members])
         refuse_unless_blank(module, members)
         create(wanted.name, wanted.chunk_bytes, members)
     elif step.action == "assemble":
@@ -173,6 +260,13 @@ def main() -> None:
             "level": {"type": "str", "choices": ["raid0"], "default": "raid0"},
             "chunk": {"type": "str", "default": "1MiB"},
             "serials": {"type": "list", "elements": "str", "required": True},
+            "wipes": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {"serial": {"type": "str", "required": True}, "hash": {"type": "str", "required": True}},
+            },
+            "adopt": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -185,10 +279,11 @@ def main() -> None:
         module.fail_json(msg="raid_array_chunk: %s. hint: %s" % (error.message, error.hint))
     if chunk < CHUNK_MIN or chunk & (chunk - 1):
         module.fail_json(msg="chunk `%s` is not a power of two from 4KiB. hint: use `1MiB`" % module.params["chunk"])
-    members = members_by_serial(module, module.params["serials"])
-    wanted = Wanted(name, module.params["level"], chunk, tuple(drive.name for drive in members))
     try:
         with only_one():
+            # Under the lock: what was read before it may have changed while we waited.
+            members = members_by_serial(module, module.params["serials"])
+            wanted = Wanted(name, module.params["level"], chunk, tuple(drive.name for drive in members))
             result = converge(module, wanted, members)
     except (CommandError, UnreadableDevice, Locked) as error:
         module.fail_json(msg="array `%s`: %s" % (name, error))
@@ -200,19 +295,42 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
     """The whole job; returns the module's result."""
     # In check mode on a fresh node mdadm is not there yet; that the members are blank is asked of wipefs below.
     missing = module.check_mode and module.get_bin_path("mdadm") is None
-    step = decide(wanted, {} if missing else examine(wanted.members), read_arrays())
-    if step.action == "refuse":
+    superblocks = {} if missing else examine(wanted.members)
+    hashes = {entry["serial"]: entry["hash"] for entry in module.params["wipes"]}
+    doomed = [drive for drive in members if drive.serial in hashes]
+    if module.params["adopt"]:
+        wanted = adopted(wanted, superblocks)
+    # A plan's drives count as blank here: what comes of them is decided before one is touched.
+    doomed_names = {drive.name for drive in doomed}
+    stopped = {array for drive in doomed for array in drive.idle_arrays}
+    step = decide(
+        wanted,
+        {name: block for name, block in superblocks.items() if name not in doomed_names},
+        [array for array in read_arrays() if array.device not in stopped],
+    )
+    if step.action == "refuse" or (doomed and step.action != "create"):
         module.fail_json(
             msg="array `%s` is not as asked: %s. hint: nothing was changed; move its data away and clear the "
-            "drives yourself, or ask for what is there" % (wanted.name, "; ".join(step.reasons)),
+            "drives yourself, or ask for what is there%s"
+            % (
+                wanted.name,
+                "; ".join(step.reasons) or "a plan cannot wipe members of an array that stays",
+                ", with `raid_array_adopt: true` under its own name" if only_name(step) else "",
+            ),
             changed=False,
         )
+    if doomed:
+        refuse_unless_wipeable(module, doomed, hashes)
+    lost = contents_text(doomed)
     if not module.check_mode:
-        array = apply(module, wanted, step, members)
+        array = apply(module, wanted, step, members, doomed)
         uuid = str(array.uuid)
+        if doomed:
+            # What the old drives held deep inside may lie where the new array begins.
+            run(["wipefs", "--all", "--quiet", array.path])
     else:
         if step.action == "create":
-            refuse_unless_blank(module, members)
+            refuse_unless_blank(module, [drive for drive in members if drive not in doomed])
         uuid = step.uuid or "(new)"
     conf = mdadm_conf_path()
     before = content(conf)
@@ -229,6 +347,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
     return {
         "changed": step.action != "keep" or after != before or bool(stale),
         "action": step.action,
+        "wiped": [drive.serial for drive in doomed],
         "initramfs_rebuilt": stale,
         "array": {
             "uuid": None if uuid == "(new)" else uuid,
@@ -237,6 +356,12 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             "chunk_bytes": wanted.chunk_bytes,
         },
         "diff": [
+            {
+                "before_header": "drives that are wiped",
+                "after_header": "drives that are wiped",
+                "before": lost,
+                "after": "".join("%s: blank\n" % drive.serial for drive in doomed),
+            },
             {
                 "before_header": "array %s" % wanted.name,
                 "after_header": "array %s" % wanted.name,
@@ -252,6 +377,20 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             },
         ],
     }
+
+
+def only_name(step: Step) -> bool:
+    """True when an array is refused for nothing but its name."""
+    return len(step.reasons) == 1 and step.reasons[0].startswith("name:")
+
+
+def contents_text(drives: list[Drive]) -> str:
+    """What the drives hold, a line each, for the diff."""
+    lines = []
+    for drive in drives:
+        found = read_signatures([drive.name, *drive.partitions])
+        lines.append("%s: %s\n" % (drive.serial, ", ".join(map(str, found)) or "partitions"))
+    return "".join(lines)
 
 
 def describe(wanted: Wanted, members: list[Drive]) -> str:

@@ -189,6 +189,16 @@ class Job:
             )
         return str(signatures[0].uuid)
 
+    def refuse_if_elsewhere(self, array: Array) -> None:
+        """An adopted array stays where its users know it: a second mount would be a second door to one volume."""
+        point = self.wanted["mount_point"]
+        places = [mount.mount_point for mount in read_mounts() if mount.device_number == array.device_number]
+        if places and point not in places:
+            raise Refusal(
+                "array `%s` is mounted at `%s`, not at `%s`. hint: set `scratch_filesystem_mount_point: %s`, or "
+                "unmount it first" % (self.wanted["array"], places[0], point, places[0])
+            )
+
     def mounted_from(self, array: Array) -> str | None:
         """A mount point of the array, or None."""
         for mount in read_mounts():
@@ -389,6 +399,7 @@ def converge(job: Job) -> tuple[str, str | None]:
         raise Refusal("array `%s` is not assembled. hint: run raid_array first" % name)
     bare = job.look_at_place(array)
     if array is not None:
+        job.refuse_if_elsewhere(array)
         uuid = job.make(array)
     else:
         # On a blank node the array would be new, and so would all that follows.

@@ -15,7 +15,12 @@ description:
   - Refuses variables that begin with a role's name but that no role knows, naming the nearest one. A misspelt
     variable would else leave its default in force without a word.
   - Runs on the control machine; no connection to the node is made.
-options: {}
+  - Refuses a plan file that cannot be applied in C(apply_plan) before anything is touched.
+options:
+  provision:
+    description: The play that follows builds nodes; C(plan_file) without C(--tags plan) is then refused.
+    type: bool
+    default: false
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -37,4 +42,6 @@ RETURN = r""" # """
 if __name__ == "__main__":
     from ansible.module_utils.basic import AnsibleModule
 
-    AnsibleModule(argument_spec={}, supports_check_mode=True).fail_json(msg="this runs as an action plugin")
+    AnsibleModule(argument_spec={"provision": {"type": "bool", "default": False}}, supports_check_mode=True).fail_json(
+        msg="this runs as an action plugin"
+    )

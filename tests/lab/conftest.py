@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,6 +118,26 @@ def marker(lab: Lab) -> Iterator[None]:
     text = lab.ssh("node1", "sha256sum < /srv/system/MARKER; findmnt -no SOURCE /srv/system")
     assert text.split()[0] == expected
     assert text.split()[-1].startswith("/dev/nvme")
+
+
+@pytest.fixture
+def blank(lab: Lab) -> Lab:
+    lab.reset("node1")
+    return lab
+
+
+def checksums(lab: Lab) -> str:
+    """First and last MiB of every data drive, where every label lives; ordered by serial."""
+    return lab.ssh(
+        "node1",
+        "lsblk -dno SERIAL,NAME | grep NV | sort | while read s n; do echo $s $( (head -c 1M /dev/$n; "
+        "tail -c 1M /dev/$n) | md5sum); done",
+    )
+
+
+def row(output: str, serial: str) -> str:
+    """The table's line for a drive."""
+    return next(line for line in output.splitlines() if re.search(rf"\b{serial}\b", line) and "nvme" in line)
 
 
 def changed_tasks(output: str) -> list[str]:

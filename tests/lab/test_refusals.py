@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from conftest import Lab
+from conftest import Lab, checksums, row
 
 pytestmark = pytest.mark.usefixtures("marker")
-
-
-@pytest.fixture
-def blank(lab: Lab) -> Lab:
-    lab.reset("node1")
-    return lab
-
-
-def checksums(lab: Lab) -> str:
-    """First and last MiB of every data drive, where every label lives; ordered by serial."""
-    return lab.ssh(
-        "node1",
-        "lsblk -dno SERIAL,NAME | grep NV | sort | while read s n; do echo $s $( (head -c 1M /dev/$n; "
-        "tail -c 1M /dev/$n) | md5sum); done",
-    )
-
-
-def row(output: str, serial: str) -> str:
-    """The table's line for a drive."""
-    return next(line for line in output.splitlines() if re.search(rf"\b{serial}\b", line) and "nvme" in line)
 
 
 def refused(lab: Lab) -> str:

@@ -11,8 +11,9 @@ import pytest
 
 from tunetool import record as records
 from tunetool.errors import UsageProblem
-from tunetool.fleet import FleetRequest, extra_variables, find_playbook, fleet_record, host_result, verify_fleet
+from tunetool.fleet import FleetRequest, extra_variables, fleet_record, host_result, verify_fleet
 from tunetool.measure.figures import NAMES
+from tunetool.playbook import find_playbook
 from tunetool.record import Measurement, Node, Record, Status, Verdict
 from tunetool.report.progress import PlainProgress
 
@@ -116,12 +117,12 @@ def test_the_playbook_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tunetool.__file__", str(clone / "tools/tunetool/__init__.py"))
     monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
     with pytest.raises(UsageProblem) as caught:
-        find_playbook()
+        find_playbook("verify")
     assert "make setup" in str(caught.value.hint)
     link = clone / ".ansible/collections/ansible_collections/tunetool/node"
     link.parent.mkdir(parents=True)
     link.symlink_to("../../../..")
-    found = find_playbook()
+    found = find_playbook("verify")
     assert found.name == str(clone / "playbooks/verify.yml")
     assert found.environment == {"ANSIBLE_CONFIG": str(clone / "ansible.cfg")}
 
@@ -129,7 +130,7 @@ def test_the_playbook_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_installed_collection_s_playbook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tunetool.__file__", str(tmp_path / "lib/site-packages/tunetool/__init__.py"))
     monkeypatch.chdir(tmp_path)
-    assert find_playbook().name == "tunetool.node.verify"
+    assert find_playbook("verify").name == "tunetool.node.verify"
 
 
 def test_an_inventory_that_selects_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

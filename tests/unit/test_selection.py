@@ -210,8 +210,8 @@ def test_wipefs_output_is_read() -> None:
       {"device": "/dev/nvme3n1", "offset": "0x438", "type": "ext4", "uuid": "11", "label": null},
       {"device": "nvme4n1p1", "offset": "0x1000", "type": "linux_raid_member", "uuid": "22", "label": "n:r"}]}"""
     assert parse_signatures(text) == [
-        Signature("nvme3n1", "ext4", None, "11"),
-        Signature("nvme4n1p1", "linux_raid_member", "n:r", "22"),
+        Signature("nvme3n1", "ext4", None, "11", "0x438"),
+        Signature("nvme4n1p1", "linux_raid_member", "n:r", "22", "0x1000"),
     ]
     assert parse_signatures("\n") == []
 

@@ -54,6 +54,9 @@ def test_the_playbook_runs_by_itself() -> None:
         ('{"host_memory_hugepages": [{"pages": 3}]}', "role host_memory:"),
         ("scratch_filesystem_mountpoint=/x", "did you mean `scratch_filesystem_mount_point`?"),
         ("tunetool_expect=50GBps", "did you mean `tunetool_expect_"),
+        ("apply_plan=/nowhere/plan.json", "plan file `/nowhere/plan.json` cannot be read"),
+        ("apply_plan=galaxy.yml", "`galaxy.yml` is not a plan file"),
+        ("plan_file=plan.json", "`plan_file` without `--tags plan` would build the nodes"),
     ],
 )
 def test_a_wrong_variable_stops_every_host_before_any_is_touched(variable: str, message: str) -> None:
@@ -63,6 +66,15 @@ def test_a_wrong_variable_stops_every_host_before_any_is_touched(variable: str, 
     assert message in done.stdout.replace("\n", " ") + done.stderr
     assert "unreachable=1" not in done.stdout
     assert "Choose the drives" not in done.stdout
+
+
+def test_a_plan_runs_no_role_that_builds() -> None:
+    for playbook, tags in (("site.yml", ["--tags", "plan"]), ("playbooks/plan.yml", [])):
+        done = ansible("ansible-playbook", playbook, "-i", "inventory/h100", "--list-tasks", *tags)
+        assert done.returncode == 0, done.stderr
+        assert "Look at the drives" in done.stdout
+        assert "Make or keep" not in done.stdout
+        assert "Choose the drives" not in done.stdout
 
 
 def test_the_built_collection_works_in_an_empty_path(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from rich.text import Text
 from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import CEILING, NAMES
 from tunetool.node.units import format_bandwidth
+from tunetool.provision import ProvisionResult
 from tunetool.record import Expectation, FleetHost, Measurement, Record
 
 WIDTH = 100
-_STYLES = {"PASS": "bold green", "FAIL": "bold red"}
+_STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red"}
 
 
 def print_verdict(record: Record, path: Path | None, console: Console) -> None:
@@ -145,6 +146,32 @@ def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> 
         console.print(_line(f"record: {path}"))
     if record.verdict is not None:
         console.print(_word(record.verdict.status.upper()))
+
+
+def print_provision(result: ProvisionResult, console: Console) -> None:
+    """The drives of every host that was planned, then one line for each host."""
+    for outcome in result.hosts:
+        if outcome.table:
+            console.print(_line(f"{outcome.host}:"))
+            for row in outcome.table.splitlines():
+                console.print(Text("  " + row), soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("host", overflow="fold")
+    table.add_column("result")
+    for title in ("tasks", "changed"):
+        table.add_column(title, justify="right")
+    table.add_column("reason", ratio=1, overflow="fold")
+    for outcome in result.hosts:
+        table.add_row(
+            Text(outcome.host),
+            _word(outcome.status.upper()),
+            Text(str(outcome.tasks)),
+            Text(str(outcome.changed)),
+            Text(outcome.reason),
+        )
+    console.print(table)
+    for note in result.notes:
+        console.print(Text(note), soft_wrap=True)
 
 
 def slowest(hosts: Sequence[tuple[FleetHost, Record | None]]) -> str | None:

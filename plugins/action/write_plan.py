@@ -1,0 +1,61 @@
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Write what all hosts of a play answered into one plan file, on the control machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.action import ActionBase
+
+from ..module_utils.files import replace_file
+from ..module_utils.plan import document, dump
+
+COLLECTION = Path(__file__).resolve().parents[2]
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
+    """Collects; never connects."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Write the file, name the hosts that are not in it."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        hosts, absent = {}, []
+        for name in variables["ansible_play_hosts_all"]:
+            part = (variables["hostvars"][name].get("nvme_drives_result") or {}).get("plan")
+            if part is None:
+                absent.append(str(name))
+            else:
+                hosts[str(name)] = part
+        path = os.path.abspath(os.path.expanduser(str(self._task.args["path"])))
+        version = (
+            DataLoader().load_from_file(str(COLLECTION / "galaxy.yml")) if (COLLECTION / "galaxy.yml").exists() else {}
+        )
+        text = dump(document(hosts, str(version.get("version", "unknown"))))
+        if not os.path.isdir(os.path.dirname(path)):
+            result.update(failed=True, msg=f"`{path}` is in no directory that exists. hint: give another `plan_file`")
+            return result
+        if not self._task.check_mode:
+            try:
+                replace_file(path, text, mode=0o600)
+                os.chmod(path, 0o600)
+            except OSError as error:
+                result.update(
+                    failed=True, msg=f"`{path}` cannot be written: {error.strerror}. hint: give another `plan_file`"
+                )
+                return result
+        result["hosts"] = sorted(hosts)
+        result["left_out"] = absent
+        result["msg"] = f"plan for {len(hosts)} host{'s' if len(hosts) != 1 else ''} in `{path}`" + (
+            f"; left out, because they did not answer: {', '.join(absent)}" if absent else ""
+        )
+        # The nodes are as they were, and this machine's file is what was asked for: nothing to report as a change.
+        result["changed"] = False
+        return result

@@ -1,0 +1,111 @@
+"""``tunetool provision`` without its nodes: the call, Ansible's events, and the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tunetool.errors import ExitCode, UsageProblem
+from tunetool.node.plan import document, dump
+from tunetool.provision import (
+    BUILT,
+    CHECKED,
+    FAILED,
+    NOT_REACHED,
+    PLANNED,
+    UNREACHABLE,
+    HostOutcome,
+    Listener,
+    ProvisionRequest,
+    ProvisionResult,
+    check_files,
+    exit_code,
+    variables,
+)
+from tunetool.report.progress import PlainProgress
+from tunetool.report.table import print_provision, table_console
+
+INVENTORY = Path("inventory")
+
+
+def listener(**changes: object) -> Listener:
+    return Listener(["node1", "node2"], ProvisionRequest(INVENTORY, **changes), PlainProgress())  # type: ignore[arg-type]
+
+
+def ok(action: str, task: str = "a task", host: str = "node1", **result: object) -> dict[str, object]:
+    return {"host": host, "task": task, "task_action": action, "res": result}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ([BUILT, BUILT], ExitCode.OK),
+        ([BUILT, FAILED, UNREACHABLE], ExitCode.FALLS_SHORT),
+        ([BUILT, UNREACHABLE], ExitCode.NOT_JUDGED),
+        ([BUILT, NOT_REACHED], ExitCode.NOT_JUDGED),
+    ],
+)
+def test_a_failed_host_comes_before_one_that_is_out_of_reach(statuses: list[str], code: ExitCode) -> None:
+    assert exit_code([HostOutcome("n", status) for status in statuses]) == code
+
+
+def test_a_plan_that_was_not_written_is_not_done() -> None:
+    assert exit_code([HostOutcome("n", PLANNED)], written=False) == ExitCode.NOT_JUDGED
+
+
+def test_only_the_last_task_makes_a_host_built(capsys: pytest.CaptureFixture[str]) -> None:
+    heard = listener()
+    heard("runner_on_ok", ok("tunetool.node.raid_array", "Make or keep the array", changed=True))
+    assert (heard.hosts["node1"].status, heard.hosts["node1"].changed) == (NOT_REACHED, 1)
+    heard("runner_on_ok", ok("tunetool.node.node_manifest"))
+    heard("runner_on_unreachable", {"host": "node2", "task": "Gathering Facts", "res": {"msg": "no route"}})
+    assert heard.hosts["node1"].status == BUILT
+    assert (heard.hosts["node2"].status, heard.hosts["node2"].reason) == (UNREACHABLE, "no route")
+    assert "node1: Make or keep the array: changed" in capsys.readouterr().err
+    checked = listener(check=True)
+    checked("runner_on_ok", ok("tunetool.node.node_manifest"))
+    assert checked.hosts["node1"].status == CHECKED
+
+
+def test_a_refusal_shows_its_whole_table_and_keeps_its_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+    heard = listener()
+    heard("runner_on_failed", {"host": "node1", "task": "Choose", "res": {"msg": "4 usable. hint: x\nnvme1n1 refuse"}})
+    assert (heard.hosts["node1"].status, heard.hosts["node1"].reason) == (FAILED, "4 usable. hint: x")
+    assert "nvme1n1 refuse" in capsys.readouterr().err
+
+
+def test_a_plan_is_printed_host_by_host(capsys: pytest.CaptureFixture[str]) -> None:
+    heard = listener(plan=Path("plan.json"))
+    part = {"array_action": "create", "array_reason": "RAID0 over 8 drives"}
+    heard("runner_on_ok", ok("tunetool.node.nvme_drives", plan=part, table="drive  verdict\nnvme1n1  wipe"))
+    heard("runner_on_ok", ok("tunetool.node.write_plan", msg="plan for 1 hosts in `plan.json`"))
+    assert heard.wrote
+    assert heard.hosts["node1"].status == PLANNED
+    print_provision(ProvisionResult(list(heard.hosts.values()), ExitCode.NOT_JUDGED, heard.notes), table_console())
+    shown = capsys.readouterr().out
+    for text in ("  nvme1n1  wipe", "create: RAID0 over 8 drives", "NOT REACHED", "plan for 1 hosts in `plan.json`"):
+        assert text in shown, text
+
+
+def test_files_are_looked_at_before_any_host(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(dump(document({}, "0.1.0")))
+    check_files(ProvisionRequest(INVENTORY, apply=plan))
+    plan.write_text(plan.read_text().replace("0.1.0", "0.2.0"))
+    for request, word in (
+        (ProvisionRequest(INVENTORY, apply=plan), "was edited"),
+        (ProvisionRequest(INVENTORY, apply=tmp_path / "none"), "cannot be read"),
+        (ProvisionRequest(INVENTORY, plan=tmp_path / "no/plan.json"), "cannot be written"),
+        (ProvisionRequest(INVENTORY, plan=tmp_path), "cannot be written"),
+        (ProvisionRequest(INVENTORY, plan=plan, apply=plan), "do not go together"),
+        (ProvisionRequest(INVENTORY, plan=plan, check=True), "do not go together"),
+    ):
+        with pytest.raises(UsageProblem, match=word):
+            check_files(request)
+
+
+def test_paths_are_absolute_for_ansible() -> None:
+    assert variables(ProvisionRequest(INVENTORY, plan=Path("p"))) == {"plan_file": str(Path.cwd() / "p")}
+    assert variables(ProvisionRequest(INVENTORY, apply=Path("p"))) == {"apply_plan": str(Path.cwd() / "p")}
+    assert variables(ProvisionRequest(INVENTORY)) == {}
