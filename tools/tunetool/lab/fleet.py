@@ -15,6 +15,7 @@ from tunetool.lab.state import Lab, NodeState, cache_dir, file_lock
 
 Say = Callable[[str], None]
 SYSTEM_DEVICE = "/dev/nvme0n1"
+RESTORE_ATTEMPTS = 3
 BOOT_ATTEMPTS = 3
 """Linux 6.4 and later probe drives at the same time: now and then the first slot's is not nvme0."""
 
@@ -157,9 +158,21 @@ def _start(
             node.start_restored(lab, each, saved)
             preparing.append(node.start_preparing(lab, each))
         found = []
-        for each, script in zip(nodes, preparing, strict=True):
-            node.finish_preparing(each, script)
-            found.append(Started(each, time.monotonic() - begun))
+        for index in range(len(nodes)):
+            for left in reversed(range(RESTORE_ATTEMPTS)):
+                try:
+                    node.finish_preparing(nodes[index], preparing[index])
+                    break
+                except node.DriveMissing as error:
+                    if not left:
+                        raise
+                    name = nodes[index].name
+                    say(f"{error.message}: restoring the snapshot once more")
+                    node.end(lab, name)
+                    nodes[index] = _new_node(name, template, nodes[index].ssh_port)
+                    node.start_restored(lab, nodes[index], saved)
+                    preparing[index] = node.start_preparing(lab, nodes[index])
+            found.append(Started(nodes[index], time.monotonic() - begun))
     except BaseException:
         # Half a node helps nobody: whatever stopped us, what was begun here is gone when we leave.
         with process.undisturbed():

@@ -47,7 +47,7 @@ tries=0
 for serial in {" ".join(shlex.quote(serial) for serial in serials)}; do
     until find_drive "$serial" >/dev/null; do
         tries=$((tries + 1))
-        [ "$tries" -lt 300 ] || {{ echo "drive $serial does not appear" >&2; exit 1; }}
+        [ "$tries" -lt 150 ] || {{ echo "drive $serial does not appear" >&2; exit 1; }}
         sleep 0.1
     done
 done

@@ -88,9 +88,18 @@ def start_preparing(lab: Lab, node: NodeState) -> subprocess.Popen[str]:
     return ssh.start(lab, node, guest.prepare(node.name, node.index, serials, time.time()))
 
 
+class DriveMissing(CannotJudge):
+    """A drive was attached and the node did not notice: now and then a hot-plug event is lost."""
+
+
 def finish_preparing(node: NodeState, preparing: subprocess.Popen[str]) -> str:
     """Wait until the node sees its drives and its ninth is mounted; the ninth's device is returned."""
-    return ssh.finish(node, preparing, PREPARE_SECONDS).stdout.strip()
+    try:
+        return ssh.finish(node, preparing, PREPARE_SECONDS).stdout.strip()
+    except CannotJudge as error:
+        if "does not appear" in error.message:
+            raise DriveMissing(error.message, error.hint) from None
+        raise
 
 
 def shut_down(lab: Lab, node: NodeState) -> None:
