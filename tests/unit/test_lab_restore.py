@@ -1,0 +1,53 @@
+"""A restore whose hot-plug event was lost is tried again; one that never works says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tunetool.lab import fleet, node
+from tunetool.lab.state import Lab, NodeState
+
+TEMPLATE = NodeState("node0", 0, "debian12", Path("/cache/image"), 2**31, "tcg", 11, 8, 2**32, 0)
+
+
+class Script:
+    """Stands for the ssh command that waits in the guest."""
+
+    def kill(self) -> None:
+        pass
+
+    def communicate(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("failures", "works"), [(0, True), (1, True), (2, True), (3, False)])
+def test_a_drive_that_was_not_noticed(
+    failures: int, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored, ended = [], []
+
+    def finish(state: NodeState, script: Script) -> str:
+        if len(restored) <= failures:
+            raise node.DriveMissing("`node1`: drive LAB1NV1 does not appear")
+        return "/dev/nvme0n1"
+
+    monkeypatch.setattr("tunetool.lab.state.tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(fleet, "_snapshot", lambda *_: (None, TEMPLATE))
+    monkeypatch.setattr(node, "start_restored", lambda lab, state, saved: restored.append(state))
+    monkeypatch.setattr(node, "start_preparing", lambda lab, state: Script())
+    monkeypatch.setattr(node, "finish_preparing", finish)
+    monkeypatch.setattr(node, "end", lambda lab, name: ended.append(name))
+    lab = Lab(tmp_path / "state")
+    lab.prepare()
+    settings = fleet.Settings(1, 8, 2**32, 2**31, "debian12")
+    if works:
+        (started,) = fleet._start(lab, settings, ["node1"], lambda text: None, 0.0, port=2222)
+        assert started.node.ssh_port == 2222
+        assert len(restored) == failures + 1
+        assert len(ended) == failures
+    else:
+        with pytest.raises(node.DriveMissing):
+            fleet._start(lab, settings, ["node1"], lambda text: None, 0.0, port=2222)
+        assert ended[-1] == "node1"
