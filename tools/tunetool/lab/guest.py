@@ -74,11 +74,16 @@ def has_partitions(serial: str) -> str:
 
 
 def in_use(serial: str) -> str:
-    """A mounted ext4 file system with a file in it."""
+    """A mounted ext4 file system with a file in it.
+
+    Read-only in the end, which is in use as much: a writable ext4 goes on initialising its tables and committing its
+    journal behind everybody's back, so that nobody could say who changed the drive's bytes.
+    """
     return _on_drive(
         serial,
         'wipefs -a -q "$drive"\nmkfs.ext4 -q -F "$drive"\nmkdir -p /mnt/in-use\n'
-        'mount "$drive" /mnt/in-use\necho "somebody works here" > /mnt/in-use/NOTES\nsync\n',
+        'mount "$drive" /mnt/in-use\necho "somebody works here" > /mnt/in-use/NOTES\n'
+        "mount -o remount,ro /mnt/in-use\nsync\n",
     )
 
 
