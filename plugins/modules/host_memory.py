@@ -97,14 +97,11 @@ from ..module_utils.memory import (  # noqa: E402
     shm_bytes,
 )
 from ..module_utils.mounts import mount_at, read_mounts  # noqa: E402
+from ..module_utils.refusal import Refusal  # noqa: E402
 from ..module_utils.units import UnitError, format_size_binary, parse_size  # noqa: E402
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 FSTAB = "/etc/fstab"
-
-
-class Refusal(Exception):
-    """What cannot be done, with its hint."""
 
 
 class Job:

@@ -108,134 +108,37 @@ from ..module_utils.arrays import (  # noqa: E402
     conf_with_array,
     decide,
     examine,
-    find,
     read_arrays,
 )
-from ..module_utils.commands import CommandError, run  # noqa: E402
-from ..module_utils.contents import (  # noqa: E402
-    RAID_MEMBER,
-    UnreadableDevice,
-    claim_problem,
-    contents_hash,
-    read_signatures,
+from ..module_utils.building import (  # noqa: E402
+    assemble,
+    create,
+    members_by_serial,
+    refuse_unless_blank,
+    settled,
 )
-from ..module_utils.drives import Drive, disks_under, partitions_of, read_drives  # noqa: E402
-from ..module_utils.files import content, read_int, replace_file  # noqa: E402
+from ..module_utils.commands import CommandError, run  # noqa: E402
+from ..module_utils.contents import UnreadableDevice  # noqa: E402
+from ..module_utils.drives import Drive  # noqa: E402
+from ..module_utils.files import content, replace_file  # noqa: E402
 from ..module_utils.initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images  # noqa: E402
 from ..module_utils.lock import Locked, only_one  # noqa: E402
+from ..module_utils.refusal import Refusal  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
+from ..module_utils.wiping import contents_text, refuse_unless_wipeable, wipe  # noqa: E402
 
 CHUNK_MIN = 4096
 """md wants whole pages, and a power of two for RAID0 on older kernels (md(4))."""
-
-
-def members_by_serial(module: AnsibleModule, serials: list[str]) -> list[Drive]:
-    """The drives in the order asked for; the run ends here when one is absent or a serial is not unique."""
-    drives = read_drives()
-    chosen = []
-    for serial in serials:
-        found = [drive for drive in drives if drive.serial == serial]
-        if len(found) != 1:
-            module.fail_json(msg="serial `%s` is on %d drives. hint: every member needs its own" % (serial, len(found)))
-        chosen.append(found[0])
-    return chosen
-
-
-def refuse_unless_blank(module: AnsibleModule, members: list[Drive]) -> None:
-    """The last look before md writes to the drives: whatever was true earlier in the run may no longer be."""
-    for drive in members:
-        problem = "; ".join(drive.uses) or claim_problem(drive.path)
-        if drive.partitions:
-            problem = "has partitions " + ", ".join(drive.partitions)
-        if problem:
-            module.fail_json(msg="drive `%s` (%s) %s. hint: nothing was changed" % (drive.serial, drive.name, problem))
-    signatures = read_signatures([drive.name for drive in members])
-    if signatures:
-        serial = {drive.name: drive.serial for drive in members}[signatures[0].device]
-        module.fail_json(
-            msg="drive `%s` (%s) holds %s. hint: nothing was changed" % (serial, signatures[0].device, signatures[0])
-        )
-
-
-def refuse_unless_wipeable(module: AnsibleModule, drives: list[Drive], hashes: dict[str, str]) -> None:
-    """All of the plan's conditions, for all drives, before the first byte is written to any."""
-    names = {drive.name for drive in drives}
-    for drive in drives:
-        problem = "; ".join(drive.claims)
-        for array in drive.idle_arrays:
-            others = sorted(disks_under("/", array) - names)
-            if others:
-                problem = "is in array `%s` with drives that may not be wiped: %s" % (array, ", ".join(others))
-        for path in ["/dev/" + array for array in drive.idle_arrays] or [drive.path]:
-            problem = problem or claim_problem(path) or ""
-        if not problem and contents_hash(drive) != hashes[drive.serial]:
-            problem = "does not hold what the plan saw"
-        if problem:
-            module.fail_json(
-                msg="drive `%s` (%s) %s. hint: nothing was changed; make a new plan"
-                % (drive.serial, drive.name, problem)
-            )
-
-
-def wipe(drives: list[Drive]) -> None:
-    """Make drives blank, from the top of what lies on them to the bottom."""
-    arrays = sorted({array for drive in drives for array in drive.idle_arrays})
-    for array in arrays:
-        inside = [name for name in [*partitions_of("/", array), array] if has_capacity(name)]
-        if inside:
-            # Else an array made anew at the same place would show the old file system again.
-            run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in inside])
-    for array in arrays:
-        run(["mdadm", "--stop", "/dev/" + array])
-    names = [name for drive in drives for name in (*drive.partitions, drive.name)]
-    # All members first: any event about one that still is a member makes udev assemble it again.
-    for signature in read_signatures(names):
-        if signature.type == RAID_MEMBER:
-            run(["mdadm", "--zero-superblock", "/dev/" + signature.device])
-    for drive in drives:
-        if drive.partitions:
-            run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in drive.partitions])
-        run(["wipefs", "--all", "--quiet", drive.path])
-    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
-    for drive in drives:
-        run(["blockdev", "--rereadpt", drive.path])
-    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
-
-
-def has_capacity(name: str) -> bool:
-    """False for an inactive array."""
-    return bool(read_int("/sys/class/block/%s/size" % name))
-
-
-def create(name: str, chunk: int, members: list[Drive]) -> None:
-    """Create the array. Without --run: should mdadm itself see something on a drive, it asks, and nobody answers."""
-    run(
-        ["mdadm", "--create", "/dev/md/" + name, "--level=0", "--metadata=1.2", "--name=" + name]
-        + ["--chunk=%dK" % (chunk // 1024), "--raid-devices=%d" % len(members)]
-        + [drive.path for drive in members]
-    )
-
-
-def assemble(name: str, uuid: str, members: list[Drive]) -> None:
-    """Assemble an array whose members are all there; md itself refuses members that do not fit."""
-    run(["mdadm", "--assemble", "/dev/md/" + name, "--uuid=" + uuid] + [drive.path for drive in members])
-
-
-def settled(uuid_or_member: str) -> Array | None:
-    """The array once udev has named it: found by UUID, or by a member's kernel name right after creation."""
-    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
-    arrays = read_arrays()
-    return find(arrays, uuid_or_member) or next((array for array in arrays if uuid_or_member in array.members), None)
 
 
 def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive], doomed: list[Drive]) -> Array:
     """Carry out a step and read back what came of it. ``doomed`` are the members that a plan lets us wipe."""
     if step.action == "create":
         if doomed:
-            refuse_unless_blank(module, [drive for drive in members if drive not in doomed])
+            refuse_unless_blank([drive for drive in members if drive not in doomed])
             wipe(doomed)
-            members = members_by_serial(module, [drive.serial for drive in members])
-        refuse_unless_blank(module, members)
+            members = members_by_serial([drive.serial for drive in members])
+        refuse_unless_blank(members)
         create(wanted.name, wanted.chunk_bytes, members)
     elif step.action == "assemble":
         assemble(wanted.name, str(step.uuid), members)
@@ -282,10 +185,10 @@ def main() -> None:
     try:
         with only_one():
             # Under the lock: what was read before it may have changed while we waited.
-            members = members_by_serial(module, module.params["serials"])
+            members = members_by_serial(module.params["serials"])
             wanted = Wanted(name, module.params["level"], chunk, tuple(drive.name for drive in members))
             result = converge(module, wanted, members)
-    except (CommandError, UnreadableDevice, Locked) as error:
+    except (CommandError, UnreadableDevice, Refusal, Locked) as error:
         module.fail_json(msg="array `%s`: %s" % (name, error))
     else:
         module.exit_json(**result)
@@ -320,7 +223,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             changed=False,
         )
     if doomed:
-        refuse_unless_wipeable(module, doomed, hashes)
+        refuse_unless_wipeable(doomed, hashes)
     lost = contents_text(doomed)
     if not module.check_mode:
         array = apply(module, wanted, step, members, doomed)
@@ -330,7 +233,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             run(["wipefs", "--all", "--quiet", array.path])
     else:
         if step.action == "create":
-            refuse_unless_blank(module, [drive for drive in members if drive not in doomed])
+            refuse_unless_blank([drive for drive in members if drive not in doomed])
         uuid = step.uuid or "(new)"
     conf = mdadm_conf_path()
     before = content(conf)
@@ -382,15 +285,6 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
 def only_name(step: Step) -> bool:
     """True when an array is refused for nothing but its name."""
     return len(step.reasons) == 1 and step.reasons[0].startswith("name:")
-
-
-def contents_text(drives: list[Drive]) -> str:
-    """What the drives hold, a line each, for the diff."""
-    lines = []
-    for drive in drives:
-        found = read_signatures([drive.name, *drive.partitions])
-        lines.append("%s: %s\n" % (drive.serial, ", ".join(map(str, found)) or "partitions"))
-    return "".join(lines)
 
 
 def describe(wanted: Wanted, members: list[Drive]) -> str:

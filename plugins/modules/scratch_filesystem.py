@@ -116,6 +116,7 @@ from typing import Any  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 from ..module_utils.arrays import Array, read_arrays  # noqa: E402
+from ..module_utils.building import make_xfs  # noqa: E402
 from ..module_utils.checks import shown_options  # noqa: E402
 from ..module_utils.commands import CommandError, run  # noqa: E402
 from ..module_utils.contents import UnreadableDevice, read_signatures  # noqa: E402
@@ -126,7 +127,6 @@ from ..module_utils.geometry import (  # noqa: E402
     LABEL_MAX,
     Geometry,
     differences,
-    mkfs_arguments,
     parse_xfs_info,
     wanted_geometry,
 )
@@ -140,12 +140,9 @@ from ..module_utils.immutable import (  # noqa: E402
 )
 from ..module_utils.lock import Locked, only_one  # noqa: E402
 from ..module_utils.mounts import mount_at, read_mounts  # noqa: E402
+from ..module_utils.refusal import Refusal  # noqa: E402
 
 FSTAB = "/etc/fstab"
-
-
-class Refusal(Exception):
-    """What stands in the way, with its hint."""
 
 
 class Job:
@@ -171,8 +168,7 @@ class Job:
             self.note("file system on %s" % self.wanted["array"], "", describe(self.geometry))
             if self.check_mode:
                 return "(new)"
-            run(["mkfs.xfs"] + mkfs_arguments(self.geometry, self.wanted["label"]) + [array.path], timeout=1800)
-            run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+            make_xfs(array, self.geometry, self.wanted["label"])
             signatures = read_signatures([array.device])
         elif kinds != {"xfs"}:
             raise Refusal(

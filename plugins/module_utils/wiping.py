@@ -1,0 +1,69 @@
+"""Making drives blank again that an owner gave up: all conditions for all of them before the first byte of any."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+from .commands import run
+from .contents import RAID_MEMBER, claim_problem, contents_hash, read_signatures
+from .drives import Drive, disks_under, partitions_of
+from .files import read_int
+from .refusal import Refusal
+
+
+def refuse_unless_wipeable(drives: list[Drive], hashes: Mapping[str, str]) -> None:
+    """All of the plan's conditions, for all drives, before the first byte is written to any."""
+    names = {drive.name for drive in drives}
+    for drive in drives:
+        problem = "; ".join(drive.claims)
+        for array in drive.idle_arrays:
+            others = sorted(disks_under("/", array) - names)
+            if others:
+                problem = "is in array `%s` with drives that may not be wiped: %s" % (array, ", ".join(others))
+        for path in ["/dev/" + array for array in drive.idle_arrays] or [drive.path]:
+            problem = problem or claim_problem(path) or ""
+        if not problem and contents_hash(drive) != hashes[drive.serial]:
+            problem = "does not hold what the plan saw"
+        if problem:
+            raise Refusal(
+                "drive `%s` (%s) %s. hint: nothing was changed; make a new plan" % (drive.serial, drive.name, problem)
+            )
+
+
+def wipe(drives: list[Drive]) -> None:
+    """Make drives blank, from the top of what lies on them to the bottom."""
+    arrays = sorted({array for drive in drives for array in drive.idle_arrays})
+    for array in arrays:
+        inside = [name for name in [*partitions_of("/", array), array] if has_capacity(name)]
+        if inside:
+            # Else an array made anew at the same place would show the old file system again.
+            run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in inside])
+    for array in arrays:
+        run(["mdadm", "--stop", "/dev/" + array])
+    names = [name for drive in drives for name in (*drive.partitions, drive.name)]
+    # All members first: any event about one that still is a member makes udev assemble it again.
+    for signature in read_signatures(names):
+        if signature.type == RAID_MEMBER:
+            run(["mdadm", "--zero-superblock", "/dev/" + signature.device])
+    for drive in drives:
+        if drive.partitions:
+            run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in drive.partitions])
+        run(["wipefs", "--all", "--quiet", drive.path])
+    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+    for drive in drives:
+        run(["blockdev", "--rereadpt", drive.path])
+    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+
+
+def has_capacity(name: str) -> bool:
+    """False for an inactive array."""
+    return bool(read_int("/sys/class/block/%s/size" % name))
+
+
+def contents_text(drives: list[Drive]) -> str:
+    """What the drives hold, a line each, for the diff."""
+    lines = []
+    for drive in drives:
+        found = read_signatures([drive.name, *drive.partitions])
+        lines.append("%s: %s\n" % (drive.serial, ", ".join(map(str, found)) or "partitions"))
+    return "".join(lines)
