@@ -84,9 +84,16 @@ class Lab:
         assert done.code == 0, done.text
         return done.stdout.strip()
 
-    def reset(self, node: str) -> None:
-        self.lab("reset", node)
-        # The port stays unless something else took it.
+    def reset(self, node: str, *arguments: str) -> None:
+        self.lab("reset", node, *arguments)
+        self.refresh()
+
+    def reboot(self, node: str, *arguments: str) -> None:
+        self.lab("reboot", node, *arguments)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """The port stays unless something else took it."""
         self.lab("inventory", "--output", str(self.inventory / "hosts.yml"))
 
     def record(self) -> dict[str, Any]:
@@ -124,6 +131,23 @@ def marker(lab: Lab) -> Iterator[None]:
 def blank(lab: Lab) -> Lab:
     lab.reset("node1")
     return lab
+
+
+@pytest.fixture(scope="session")
+def built_once(lab: Lab) -> Lab:
+    """`site.yml` on a blank node, saved for every test that starts from there."""
+    lab.reset("node1")
+    done = lab.site()
+    assert done.code == 0, done.text
+    lab.lab("save", "node1", "built")
+    return lab
+
+
+@pytest.fixture
+def built(built_once: Lab) -> Lab:
+    """A node as `site.yml` builds it, drives and all, without faults."""
+    built_once.reset("node1", "--to", "built")
+    return built_once
 
 
 def checksums(lab: Lab) -> str:

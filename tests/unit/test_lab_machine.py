@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.lab import guest, recipe
+from tunetool.lab import guest, recipe, standing
 from tunetool.lab.machine import Boot, Drive, Machine
 
 MACHINE = Machine(
@@ -29,6 +29,12 @@ MACHINE = Machine(
 DRIVES = tuple(
     Drive(serial, Path(f"/lab/node1/drives/{serial}.img"), 4 * 2**30, port)
     for port, serial in enumerate(["LAB1SYS", "LAB1NV1", "LAB1NV2"])
+)
+STANDING = standing.Standing(
+    arrays=("md127",),
+    names=("it's mine",),
+    mounts=(standing.Mount("0-1", "xfs", "rw,noatime", "/mnt/a b"),),
+    swaps=(("/dev/nvme3n1", "0-2"),),
 )
 BOOT = Boot(Path("/b/vmlinuz"), Path("/b/initrd.img"), "root=/dev/vda quiet")
 
@@ -124,7 +130,10 @@ def test_the_marker_follows_from_the_serial_alone():
         guest.has_partitions("LAB1NV3"),
         guest.in_use("LAB1NV3"),
         guest.wait_for_size("LAB1NV3", 2**31),
-        guest.wait_until_gone("LAB1NV3"),
+        guest.wait_until_gone(["LAB1NV3", "LAB1NV4"]),
+        standing.LOOK,
+        standing.take_down(STANDING),
+        standing.bring_back(STANDING),
     ],
 )
 def test_every_script_is_valid_shell(script: str):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tunetool.lab import fleet, node
+from tunetool.lab.snapshot import Snapshot
 from tunetool.lab.state import Lab, NodeState
 
 TEMPLATE = NodeState("node0", 0, "debian12", Path("/cache/image"), 2**31, "tcg", 11, 8, 2**32, 0)
@@ -28,26 +29,29 @@ def test_a_drive_that_was_not_noticed(
 ) -> None:
     restored, ended = [], []
 
+    def start(lab: Lab, state: NodeState, *_: object) -> None:
+        lab.node_dir(state.name).mkdir(exist_ok=True)
+        restored.append(state)
+
     def finish(state: NodeState, script: Script) -> str:
         if len(restored) <= failures:
             raise node.DriveMissing("`node1`: drive LAB1NV1 does not appear")
         return "/dev/nvme0n1"
 
     monkeypatch.setattr("tunetool.lab.state.tempfile.gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(fleet, "_snapshot", lambda *_: (None, TEMPLATE))
-    monkeypatch.setattr(node, "start_restored", lambda lab, state, saved: restored.append(state))
-    monkeypatch.setattr(node, "start_preparing", lambda lab, state: Script())
+    monkeypatch.setattr(node, "start_restored", start)
+    monkeypatch.setattr(node, "start_preparing", lambda lab, state, *_: Script())
     monkeypatch.setattr(node, "finish_preparing", finish)
     monkeypatch.setattr(node, "end", lambda lab, name: ended.append(name))
     lab = Lab(tmp_path / "state")
     lab.prepare()
-    settings = fleet.Settings(1, 8, 2**32, 2**31, "debian12")
+    source = fleet.Source(Snapshot(tmp_path), TEMPLATE)
     if works:
-        (started,) = fleet._start(lab, settings, ["node1"], lambda text: None, 0.0, port=2222)
+        (started,) = fleet._start(lab, source, ["node1"], lambda text: None, 0.0, port=2222)
         assert started.node.ssh_port == 2222
         assert len(restored) == failures + 1
         assert len(ended) == failures
     else:
         with pytest.raises(node.DriveMissing):
-            fleet._start(lab, settings, ["node1"], lambda text: None, 0.0, port=2222)
+            fleet._start(lab, source, ["node1"], lambda text: None, 0.0, port=2222)
         assert ended[-1] == "node1"

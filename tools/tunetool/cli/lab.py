@@ -106,12 +106,12 @@ def status() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tunetool.lab import node
+    from tunetool.lab import node, saved
     from tunetool.lab.state import Lab
 
     lab = Lab()
     console = Console()
-    table = Table("node", "state", "port", "accel", "os", "drives", "faults", pad_edge=False)
+    table = Table("node", "state", "port", "accel", "os", "drives", "faults", "saved", pad_edge=False)
     table.box = box.SIMPLE_HEAD if console.is_terminal else None
     for each in lab.nodes():
         table.add_row(
@@ -122,6 +122,7 @@ def status() -> None:
             each.os_name,
             " ".join(drive.serial for drive in each.drives),
             ", ".join(f"{fault.kind} {fault.serial}" for fault in each.faults) or "-",
+            " ".join(saved.names(lab, each.name)) or "-",
         )
     if table.row_count == 0:
         click.echo("no nodes")
@@ -167,26 +168,48 @@ def fault(node: str, kind: str, serial: str | None) -> None:
 
 @command.command()
 @click.argument("node")
-def reset(node: str) -> None:
+@click.argument("name")
+def save(node: str, name: str) -> None:
+    """Save the running NODE with its drives as NAME, for `reset NODE --to NAME`. It goes on afterwards.
+
+    What is mounted from its drives is unmounted for a moment: nobody may work there.
+    """
+    from tunetool.lab import fleet
+    from tunetool.lab.state import Lab
+
+    with _progress() as say:
+        started = fleet.save(Lab(), node, name, say)
+    click.echo(f"{node}: saved as {name}, {started.seconds:.1f} s")
+
+
+@command.command()
+@click.argument("node")
+@click.option("--to", metavar="NAME", help="Bring back what `save` saved under this name instead.")
+def reset(node: str, to: str | None) -> None:
     """Bring NODE back to its snapshot, with blank drives and without faults."""
     from tunetool.lab import fleet
     from tunetool.lab.state import Lab
 
     with _progress() as say:
-        started = fleet.reset(Lab(), node, say)
+        started = fleet.reset(Lab(), node, say, to=to)
     click.echo(_line(started))
 
 
 @command.command()
 @click.argument("node")
 @click.option("--power-loss", is_flag=True, help="Take the power away instead of shutting down.")
-def reboot(node: str, power_loss: bool) -> None:
+@click.option("--shuffle", is_flag=True, help="Put every data drive into another slot: other names, same serials.")
+@click.option("--blank-drives", is_flag=True, help="Bring back blank data drives, as a cloud does after a stop.")
+@click.option("--new-serials", is_flag=True, help="With --blank-drives: with other serials (LAB1NV1 -> LAB1NW1).")
+def reboot(node: str, power_loss: bool, shuffle: bool, blank_drives: bool, new_serials: bool) -> None:
     """Boot NODE with the kernel, initramfs and kernel command line that its own disk holds."""
     from tunetool.lab import fleet
+    from tunetool.lab.renewal import Change
     from tunetool.lab.state import Lab
 
     with _progress() as say:
-        started = fleet.reboot(Lab(), node, say, power_loss=power_loss)
+        change = Change(shuffle, blank_drives, new_serials)
+        started = fleet.reboot(Lab(), node, say, power_loss=power_loss, change=change)
     click.echo(_line(started))
 
 

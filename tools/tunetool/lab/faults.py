@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,6 @@ from tunetool.lab.qmp import Qmp
 from tunetool.lab.state import Fault, Lab, NodeState, data_serial
 
 SLOW_BYTES_PER_SECOND = 20 * 10**6
-UNPLUG_SECONDS = 60.0
 
 KINDS = {
     "slow-drive": "the drive reads and writes at 20 MB/s",
@@ -57,13 +57,23 @@ def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[st
 
 def after_reboot(found: NodeState) -> None:
     """What is left of the faults after a boot: a limit ends with its QEMU, a mount with its kernel."""
-    kept = [fault for fault in found.faults if fault.kind != "slow-drive"]
-    found.faults = [replace(fault, kind="has-filesystem") if fault.kind == "in-use" else fault for fault in kept]
+    after_save(found)
+    found.faults = [
+        replace(fault, kind="has-filesystem") if fault.kind == "in-use" else fault for fault in found.faults
+    ]
+
+
+def after_save(found: NodeState) -> None:
+    """What is left of the faults in a saved state: all but a limit, which ends with its QEMU."""
+    found.faults = [fault for fault in found.faults if fault.kind != "slow-drive"]
 
 
 def default_serial(found: NodeState) -> str:
     """The third data drive, or the last one of a node with fewer."""
-    return data_serial(found.index, min(3, found.drive_count))
+    first = data_serial(found.index, min(3, found.drive_count))
+    # A drive that came back as another one has another letter and the same number.
+    same = re.compile(f"^LAB{found.index}N[A-Z]{first.rpartition('V')[2]}$")
+    return next((drive.serial for drive in found.drives if same.match(drive.serial)), first)
 
 
 def _slow(lab: Lab, found: NodeState, drive: Drive) -> None:
@@ -74,10 +84,7 @@ def _slow(lab: Lab, found: NodeState, drive: Drive) -> None:
 
 def _replace(lab: Lab, found: NodeState, drive: Drive, size: int | None) -> None:
     with Qmp(lab.qmp_socket(found.name)) as qmp:
-        qmp.command("device_del", {"id": drive.device_id})
-        qmp.wait_event("DEVICE_DELETED", UNPLUG_SECONDS, device=drive.device_id)
-        qmp.command("blockdev-del", {"node-name": drive.node_name})
-        ssh.run(lab, found, guest.wait_until_gone(drive.serial))
+        node.detach(lab, found, qmp, [drive])
         drive.path.unlink()
         found.drives.remove(drive)
         lab.write(found)

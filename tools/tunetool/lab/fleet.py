@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.lab import faults, image, inventory, kvm, node, process, programs, snapshot, ssh
+from tunetool.lab import faults, image, inventory, kvm, node, process, programs, renewal, saved, snapshot, ssh
 from tunetool.lab.machine import SPARE_PORTS, Machine
 from tunetool.lab.state import Lab, NodeState, cache_dir, file_lock
 
@@ -45,6 +45,26 @@ class Started:
     seconds: float | None
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a node starts from: the snapshot with blank drives, or a state that somebody saved."""
+
+    snapshot: snapshot.Snapshot
+    template: NodeState
+    kept: saved.Saved | None = None
+
+    @property
+    def what(self) -> str:
+        """What a message calls it."""
+        return f"`{self.kept.directory.name}`" if self.kept else "the snapshot"
+
+    def new_node(self, lab: Lab, name: str, port: int) -> NodeState:
+        """A node that is about to start from here."""
+        if self.kept:
+            return saved.start(lab, self.kept, port)
+        return replace(self.template, name=name, index=int(name[4:]), ssh_port=port, drives=[], faults=[])
+
+
 def up(lab: Lab, settings: Settings, say: Say) -> list[Started]:
     """Bring up nodes 1 to N; those that run already are left alone."""
     programs.require("qemu-system-x86_64", "qemu-img", "mke2fs", "ssh")
@@ -63,29 +83,55 @@ def up(lab: Lab, settings: Settings, say: Say) -> list[Started]:
             _say_difference(lab.read(name), settings, say)
         for name in sorted(set(missing) & set(lab.names())):
             say(f"{name}: found dead, starting it anew")
-        found = _start(lab, settings, missing, say, begun) if missing else []
+        found = _start(lab, _snapshot(lab, settings, say), missing, say, begun) if missing else []
         found += [Started(lab.read(name), None) for name in running]
         inventory.refresh(lab)
     return sorted(found, key=lambda started: started.node.index)
 
 
-def reset(lab: Lab, name: str, say: Say) -> Started:
-    """Bring a node back to its snapshot, with blank drives and without faults."""
+def reset(lab: Lab, name: str, say: Say, *, to: str | None = None) -> Started:
+    """Bring a node back to its snapshot, with blank drives and without faults, or to a state saved as ``to``."""
     programs.require("qemu-system-x86_64", "qemu-img", "mke2fs", "ssh")
     with lab.locked():
-        old = lab.read(name)
-        settings = Settings(1, old.drive_count, old.drive_size, old.memory, old.os_name)
         begun = time.monotonic()
-        started = _start(lab, settings, [name], say, begun, port=old.ssh_port)
+        old = next((found for found in lab.nodes() if found.name == name), None)
+        if to is not None:
+            kept = saved.find(lab, name, to)
+            source = Source(kept.snapshot, kept.node, kept)
+        else:
+            old = old or lab.read(name)
+            settings = Settings(1, old.drive_count, old.drive_size, old.memory, old.os_name)
+            source = _snapshot(lab, settings, say)
+        started = _start(lab, source, [name], say, begun, port=(old or source.template).ssh_port)
         inventory.refresh(lab)
     return started[0]
 
 
-def reboot(lab: Lab, name: str, say: Say, *, power_loss: bool = False) -> Started:
+def save(lab: Lab, name: str, wanted: str, say: Say) -> Started:
+    """Save a running node under a name that ``reset`` can bring back. The node goes on from there."""
+    programs.require("qemu-system-x86_64", "qemu-img", "ssh")
+    with lab.locked():
+        found = lab.read(name)
+        saved.check_name(lab, name, wanted)
+        if not node.alive(lab, name):
+            raise CannotJudge(f"`{name}` does not run", f"tunetool lab reset {name}")
+        begun = time.monotonic()
+        faults.after_save(found)
+        kept = saved.take(lab, found, wanted, say)
+        # Going on from what was saved shows at once that it can be restored.
+        started = _start(lab, Source(kept.snapshot, kept.node, kept), [name], say, begun, port=found.ssh_port)
+        inventory.refresh(lab)
+    return started[0]
+
+
+def reboot(
+    lab: Lab, name: str, say: Say, *, power_loss: bool = False, change: renewal.Change = renewal.NONE
+) -> Started:
     """Boot a node from its own disk, after a clean shutdown or after taking its power away."""
     programs.require("qemu-system-x86_64", "qemu-img", "e2fsck", "debugfs", "ssh")
     with lab.locked():
         found = lab.read(name)
+        renewal.check(found, change)
         begun = time.monotonic()
         ssh.end_masters(lab, name)
         for attempt in range(BOOT_ATTEMPTS):
@@ -93,13 +139,14 @@ def reboot(lab: Lab, name: str, say: Say, *, power_loss: bool = False) -> Starte
             if node.alive(lab, name):
                 say(f"{name}: {'taking the power away' if cut else 'shutting down'}")
                 (node.power_loss if cut else node.shut_down)(lab, found)
+            if attempt == 0:
+                faults.after_reboot(found)
+                renewal.apply(lab, found, change, say)
             say(f"{name}: booting what its disk holds ({found.accel})")
             node.start_booted(lab, found)
             if node.finish_preparing(found, node.start_preparing(lab, found)) == SYSTEM_DEVICE:
                 break
             say(f"{name}: its drives were numbered in another order than by slot")
-        faults.after_reboot(found)
-        lab.write(found)
         inventory.refresh(lab)
         return Started(found, time.monotonic() - begun)
 
@@ -115,6 +162,7 @@ def down(lab: Lab, name: str | None = None) -> list[str]:
         with process.undisturbed():
             for each in [name] if name is not None else names:
                 node.end(lab, each)
+                saved.remove(lab, each)
             if name is None:
                 for pid in process.all_under(lab.directory):
                     process.end(pid)
@@ -141,59 +189,58 @@ def _say_difference(running: NodeState, settings: Settings, say: Say) -> None:
 
 
 def _start(
-    lab: Lab, settings: Settings, names: list[str], say: Say, begun: float, port: int | None = None
+    lab: Lab, source: Source, names: list[str], say: Say, begun: float, port: int | None = None
 ) -> list[Started]:
-    saved, template = _snapshot(lab, settings, say)
-    nodes: list[NodeState] = []
-    preparing = []
+    nodes: dict[str, NodeState] = {}
+    preparing = {}
+
+    def begin(name: str, port: int) -> None:
+        if name in lab.names():
+            node.end(lab, name)
+        nodes[name] = source.new_node(lab, name, port)
+        kept = source.kept
+        node.start_restored(lab, nodes[name], source.snapshot, kept.drives if kept else None)
+        preparing[name] = node.start_preparing(lab, nodes[name], kept.standing if kept else None)
+
     try:
         taken = {other.ssh_port for other in lab.nodes() if other.name not in names}
         for name in names:
-            if name in lab.names():
-                node.end(lab, name)
-            each = _new_node(name, template, port or process.pick_port(taken))
-            taken.add(each.ssh_port)
-            nodes.append(each)
-            say(f"{name}: restoring the snapshot ({each.accel})")
-            node.start_restored(lab, each, saved)
-            preparing.append(node.start_preparing(lab, each))
+            say(f"{name}: restoring {source.what} ({source.template.accel})")
+            begin(name, port or process.pick_port(taken))
+            taken.add(nodes[name].ssh_port)
         found = []
-        for index in range(len(nodes)):
+        for name in names:
             for left in reversed(range(RESTORE_ATTEMPTS)):
                 try:
-                    node.finish_preparing(nodes[index], preparing[index])
+                    node.finish_preparing(nodes[name], preparing[name])
                     break
                 except node.DriveMissing as error:
                     if not left:
                         raise
-                    name = nodes[index].name
-                    say(f"{error.message}: restoring the snapshot once more")
-                    node.end(lab, name)
-                    nodes[index] = _new_node(name, template, nodes[index].ssh_port)
-                    node.start_restored(lab, nodes[index], saved)
-                    preparing[index] = node.start_preparing(lab, nodes[index])
-            found.append(Started(nodes[index], time.monotonic() - begun))
+                    say(f"{error.message}: restoring {source.what} once more")
+                    begin(name, nodes[name].ssh_port)
+            found.append(Started(nodes[name], time.monotonic() - begun))
     except BaseException:
         # Half a node helps nobody: whatever stopped us, what was begun here is gone when we leave.
         with process.undisturbed():
-            for script in preparing:
+            for script in preparing.values():
                 script.kill()
                 script.communicate()
-            for each in nodes:
-                node.end(lab, each.name)
+            for name in nodes:
+                node.end(lab, name)
             if not lab.names():
                 inventory.remove(lab)
-                lab.remove()
+                _forget(lab)
         raise
     return found
 
 
-def _snapshot(lab: Lab, settings: Settings, say: Say) -> tuple[snapshot.Snapshot, NodeState]:
+def _snapshot(lab: Lab, settings: Settings, say: Say) -> Source:
     cache = cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
     try:
         with file_lock(cache / "lock", lambda: say("waiting for another lab that builds its image")):
-            in_use = {found.image for found in lab.nodes()}
+            in_use = {found.image for found in [*lab.nodes(), *(kept.node for kept in saved.every(lab))]}
             found = image.ensure_image(settings.os_name, cache, say, fresh=settings.fresh)
             image.prune(cache, settings.os_name, {found.directory, *in_use})
             accel = kvm.accelerator(found.kernel, cache, say)
@@ -210,10 +257,10 @@ def _snapshot(lab: Lab, settings: Settings, say: Say) -> tuple[snapshot.Snapshot
                 pid_file=_NOWHERE,
                 serial_log=_NOWHERE,
             )
-            saved = snapshot.ensure_snapshot(lab, found, shape, say)
+            taken = snapshot.ensure_snapshot(lab, found, shape, say)
     except BaseException:
         if not lab.names():
-            lab.remove()
+            _forget(lab)
         raise
     template = NodeState(
         name="",
@@ -227,8 +274,10 @@ def _snapshot(lab: Lab, settings: Settings, say: Say) -> tuple[snapshot.Snapshot
         drive_size=settings.drive_size,
         ssh_port=0,
     )
-    return saved, template
+    return Source(taken, template)
 
 
-def _new_node(name: str, template: NodeState, port: int) -> NodeState:
-    return replace(template, name=name, index=int(name[4:]), ssh_port=port, drives=[], faults=[])
+def _forget(lab: Lab) -> None:
+    # A lab without nodes; what somebody saved stays until `down`.
+    if not saved.every(lab):
+        lab.remove()

@@ -100,15 +100,17 @@ done
 """
 
 
-def wait_until_gone(serial: str) -> str:
-    """Wait until no drive has this serial."""
+def wait_until_gone(serials: Sequence[str]) -> str:
+    """Wait until no drive has one of these serials."""
     return f"""\
 {_FIND}
 tries=0
-while find_drive {shlex.quote(serial)} >/dev/null; do
-    tries=$((tries + 1))
-    [ "$tries" -lt 300 ] || {{ echo "drive {serial} is still there" >&2; exit 1; }}
-    sleep 0.1
+for serial in {" ".join(shlex.quote(serial) for serial in serials)}; do
+    while find_drive "$serial" >/dev/null; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 300 ] || {{ echo "drive $serial is still there" >&2; exit 1; }}
+        sleep 0.1
+    done
 done
 """
 

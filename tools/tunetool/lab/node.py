@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,12 +16,14 @@ from tunetool.lab.programs import find
 from tunetool.lab.qmp import Qmp
 from tunetool.lab.recipe import SYSTEM_LABEL
 from tunetool.lab.snapshot import Snapshot
+from tunetool.lab.standing import Standing, bring_back
 from tunetool.lab.state import Lab, NodeState, data_serial
 
 BOOT_SECONDS = 300.0
 SHUTDOWN_SECONDS = 120.0
 PREPARE_SECONDS = 120.0
 ENUMERATE_SECONDS = 30.0
+UNPLUG_SECONDS = 60.0
 _PORT_ATTEMPTS = 5
 _MKE2FS = ("-q", "-F", "-t", "ext4", "-E", "root_owner=0:0,lazy_itable_init=1,lazy_journal_init=1")
 
@@ -31,15 +33,21 @@ def alive(lab: Lab, name: str) -> bool:
     return process.pid_of(lab.pid_file(name)) is not None
 
 
-def start_restored(lab: Lab, node: NodeState, saved: Snapshot) -> None:
-    """Start the node from the snapshot, with blank drives. ``prepare`` waits until it is usable."""
+def start_restored(lab: Lab, node: NodeState, saved: Snapshot, drives: Path | None = None) -> None:
+    """Start the node from a snapshot, with blank drives or copies of those in ``drives``.
+
+    ``finish_preparing`` waits until it is usable.
+    """
     directory = lab.node_dir(node.name)
     directory.mkdir(parents=True)
     lab.write(node)
     # A port may lead to a node of another image now; ssh learns the key again.
     lab.known_hosts.unlink(missing_ok=True)
     snapshot.create_overlay(directory / "disk.qcow2", saved.disk, "qcow2")
-    _create_drives(lab, node)
+    if drives is None:
+        _create_drives(lab, node)
+    else:
+        _copy_drives(drives, node)
     _launch(lab, node, None)
     with Qmp(lab.qmp_socket(node.name)) as qmp:
         snapshot.load(qmp, saved)
@@ -82,10 +90,11 @@ def _stop_when_stuck(node: NodeState, log: Path, offset: int) -> None:
             )
 
 
-def start_preparing(lab: Lab, node: NodeState) -> subprocess.Popen[str]:
-    """Give the node its name, clock and drives; ``finish_preparing`` waits for it."""
+def start_preparing(lab: Lab, node: NodeState, there: Standing | None = None) -> subprocess.Popen[str]:
+    """Give the node its name, clock, drives and what stood on them; ``finish_preparing`` waits for it."""
     serials = [drive.serial for drive in node.drives]
-    return ssh.start(lab, node, guest.prepare(node.name, node.index, serials, time.time()))
+    script = guest.prepare(node.name, node.index, serials, time.time())
+    return ssh.start(lab, node, script + bring_back(there) if there else script)
 
 
 class DriveMissing(CannotJudge):
@@ -149,6 +158,16 @@ def attach(qmp: Qmp, drive: Drive) -> None:
     qmp.command("device_add", drive.device())
 
 
+def detach(lab: Lab, node: NodeState, qmp: Qmp, drives: Sequence[Drive]) -> None:
+    """Pull drives out of their slots and wait until the node has seen it."""
+    for drive in drives:
+        qmp.command("device_del", {"id": drive.device_id})
+    for drive in drives:
+        qmp.wait_event("DEVICE_DELETED", UNPLUG_SECONDS, device=drive.device_id)
+        qmp.command("blockdev-del", {"node-name": drive.node_name})
+    ssh.run(lab, node, guest.wait_until_gone([drive.serial for drive in drives]))
+
+
 def _wait_enumerated(node: NodeState, qmp: Qmp, drive: Drive) -> None:
     deadline = time.monotonic() + ENUMERATE_SECONDS
     while time.monotonic() < deadline:
@@ -184,6 +203,20 @@ def _create_drives(lab: Lab, node: NodeState) -> None:
     for drive in node.drives:
         create_drive(drive)
     _fill_system_drive(node.drives[0])
+
+
+def _copy_drives(source: Path, node: NodeState) -> None:
+    for drive in node.drives:
+        drive.path.parent.mkdir(parents=True, exist_ok=True)
+        result = subprocess.run(
+            ["cp", "--sparse=always", "--reflink=auto", str(source / drive.path.name), str(drive.path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode != 0:
+            raise CannotJudge(f"`{drive.path}`: {result.stderr.strip()}", "is the file system full?")
 
 
 def _fill_system_drive(drive: Drive) -> None:

@@ -94,6 +94,19 @@ def load(qmp: Qmp, snapshot: Snapshot) -> None:
     _wait_migrated(qmp)
 
 
+def store(qmp: Qmp, path: Path) -> None:
+    """Write the memory of a stopped machine to a file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        qmp.pass_file("memory", descriptor)
+        # The default of 128 MiB/s is for networks that others use.
+        qmp.command("migrate-set-parameters", {"max-bandwidth": 2**40})
+        qmp.command("migrate", {"uri": "fd:memory"})
+    finally:
+        os.close(descriptor)
+    _wait_migrated(qmp)
+
+
 def _take(lab: Lab, image: Image, shape: Machine, target: Snapshot) -> None:
     create_overlay(target.disk, image.root, "raw")
     directory = lab.directory / "boot"
@@ -132,23 +145,11 @@ def _take(lab: Lab, image: Image, shape: Machine, target: Snapshot) -> None:
         ssh.run(lab, node, guest.SETTLE, BOOT_SECONDS)
         with Qmp(machine.qmp_socket) as qmp:
             qmp.command("stop")
-            _save(qmp, target.memory)
+            store(qmp, target.memory)
     finally:
         for pid in process.all_under(directory):
             process.end(pid)
         lab.remove_node("boot")
-
-
-def _save(qmp: Qmp, path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        qmp.pass_file("memory", descriptor)
-        # The default of 128 MiB/s is for networks that others use.
-        qmp.command("migrate-set-parameters", {"max-bandwidth": 2**40})
-        qmp.command("migrate", {"uri": "fd:memory"})
-    finally:
-        os.close(descriptor)
-    _wait_migrated(qmp)
 
 
 def _wait_migrated(qmp: Qmp) -> None:

@@ -123,6 +123,10 @@ class Lab:
         """Everything of one node."""
         return self.directory / name
 
+    def saved_dir(self, name: str) -> Path:
+        """The saved states of one node: not in its directory, which goes with every reset."""
+        return self.directory / "saved" / name
+
     def qmp_socket(self, name: str) -> Path:
         """How to talk to the node's QEMU."""
         return self.sockets / f"{name}.qmp"
@@ -169,7 +173,7 @@ class Lab:
                 f"`{name}` is not a node of this lab", f"there is {known}" if known else "start one: tunetool lab up"
             )
         try:
-            return _decode(json.loads(path.read_text()))
+            return decode_node(json.loads(path.read_text()))
         except (ValueError, KeyError, TypeError) as error:
             raise CannotJudge(f"`{path}` cannot be read: {error}", f"tunetool lab down {name}") from error
 
@@ -215,7 +219,8 @@ def file_lock(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator
         os.close(descriptor)
 
 
-def _decode(data: dict[str, Any]) -> NodeState:
+def decode_node(data: dict[str, Any]) -> NodeState:
+    """A node's state from its JSON."""
     data["image"] = Path(data["image"])
     data["drives"] = [Drive(**{**drive, "path": Path(drive["path"])}) for drive in data["drives"]]
     data["faults"] = [Fault(**fault) for fault in data["faults"]]

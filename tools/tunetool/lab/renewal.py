@@ -1,0 +1,82 @@
+"""What happens to a node's data drives while it is off: other slots, or other drives, as a cloud gives them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tunetool.errors import UsageProblem
+from tunetool.lab import node
+from tunetool.lab.machine import Drive
+from tunetool.lab.state import Fault, Lab, NodeState
+
+_SERIAL = re.compile(r"^(?P<node>LAB\d+N)(?P<letter>[V-Z])(?P<number>\d+)$")
+_LETTERS = "VWXYZ"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was asked for."""
+
+    shuffle: bool = False
+    blank: bool = False
+    new_serials: bool = False
+
+
+NONE = Change()
+
+
+def check(found: NodeState, change: Change) -> None:
+    """Refuse what cannot be done, before the node is shut down."""
+    if change.new_serials and not change.blank:
+        raise UsageProblem("`--new-serials` means other drives, which are blank", "add `--blank-drives`")
+    if change.shuffle and len(_data(found)) < 2:
+        raise UsageProblem(f"`{found.name}` has no two data drives to shuffle", "tunetool lab status")
+
+
+def apply(lab: Lab, found: NodeState, change: Change, say: Callable[[str], None]) -> None:
+    """Change the drives of a node that is off, and record it."""
+    if change.shuffle:
+        say(f"{found.name}: moving every data drive to another slot")
+        data = _data(found)
+        # Each to the next one's, the same way every time: what a test finds can be found again.
+        ports = [drive.port for drive in data]
+        moved = [replace(drive, port=port) for drive, port in zip(data, ports[1:] + ports[:1], strict=True)]
+        found.drives = sorted([*_others(found), *moved], key=lambda drive: drive.port)
+    if change.blank:
+        say(f"{found.name}: blank data drives{', with new serial numbers' if change.new_serials else ''}")
+        fresh = []
+        for drive in _data(found):
+            drive.path.unlink(missing_ok=True)
+            serial = _next_serial(drive.serial) if change.new_serials else drive.serial
+            fresh.append(replace(drive, serial=serial, path=drive.path.with_name(f"{serial}.img")))
+            node.create_drive(fresh[-1])
+            found.faults = [_renewed(fault, drive, serial) for fault in found.faults if _stays(fault, drive)]
+        found.drives = [*_others(found), *fresh]
+    lab.write(found)
+
+
+def _data(found: NodeState) -> list[Drive]:
+    return [drive for drive in found.drives if drive.serial != found.system_serial]
+
+
+def _others(found: NodeState) -> list[Drive]:
+    return [drive for drive in found.drives if drive.serial == found.system_serial]
+
+
+def _next_serial(serial: str) -> str:
+    match = _SERIAL.match(serial)
+    if not match:
+        raise UsageProblem(f"`{serial}` is no serial of the lab's", "tunetool lab status")
+    letter = _LETTERS[(_LETTERS.index(match["letter"]) + 1) % len(_LETTERS)]
+    return f"{match['node']}{letter}{match['number']}"
+
+
+def _stays(fault: Fault, drive: Drive) -> bool:
+    # What was on a drive is gone with it; its size and an empty slot are as before.
+    return fault.serial != drive.serial or fault.kind == "mixed-size"
+
+
+def _renewed(fault: Fault, drive: Drive, serial: str) -> Fault:
+    return replace(fault, serial=serial) if fault.serial == drive.serial else fault

@@ -1,0 +1,142 @@
+"""States of a node that somebody saved: its memory, its root disk and its drives, to come back to in seconds.
+
+Built as the snapshot is (``snapshot.py``): the drives are pulled, the memory is written to a file, and the disk as it
+stood then is frozen. The drives' files are kept beside it, and every restore works on sparse copies.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.lab import node, process, programs, snapshot, ssh, standing
+from tunetool.lab.qmp import Qmp
+from tunetool.lab.snapshot import Snapshot
+from tunetool.lab.standing import Mount, Standing
+from tunetool.lab.state import Lab, NodeState, decode_node
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One saved state. ``node`` has the drives as they were attached, ``standing`` what was on them."""
+
+    directory: Path
+    node: NodeState
+    standing: Standing
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Memory and disk, laid out as in the snapshot that every node starts from."""
+        return Snapshot(self.directory)
+
+    @property
+    def drives(self) -> Path:
+        """The drives' files. Never written again."""
+        return self.directory / "drives"
+
+
+def names(lab: Lab, name: str) -> list[str]:
+    """The saved states of a node."""
+    directory = lab.saved_dir(name)
+    return sorted(path.parent.name for path in directory.glob("*/saved.json") if _NAME.match(path.parent.name))
+
+
+def every(lab: Lab) -> list[Saved]:
+    """Every saved state of the lab."""
+    found = sorted(lab.saved_dir("").glob("*/*/saved.json"))
+    return [_read(path) for path in found if _NAME.match(path.parent.name)]
+
+
+def find(lab: Lab, name: str, wanted: str) -> Saved:
+    """A saved state of a node; the node itself need not be there."""
+    known = names(lab, name)
+    if wanted in known:
+        return _read(lab.saved_dir(name) / wanted / "saved.json")
+    lab.read(name)
+    there = ", ".join(f"`{each}`" for each in known)
+    raise UsageProblem(
+        f"`{wanted}` is not a saved state of `{name}`",
+        f"there is {there}" if known else f"save one: tunetool lab save {name} {wanted}",
+    )
+
+
+def check_name(lab: Lab, name: str, wanted: str) -> None:
+    """Refuse a name that is none, or that is taken: later states may stand on the disk of an earlier one."""
+    if not _NAME.match(wanted):
+        raise UsageProblem(f"`{wanted}` cannot name a saved state", "letters, digits, `.`, `_` and `-`")
+    if wanted in names(lab, name):
+        raise UsageProblem(f"`{name}` has a saved state `{wanted}` already", "choose another name")
+
+
+def take(lab: Lab, found: NodeState, wanted: str, say: Callable[[str], None]) -> Saved:
+    """Save a running node. It has ended afterwards, and comes back by restoring what was saved."""
+    programs.require_space(lab.directory, found.memory, "the node's memory")
+    look = standing.parse(ssh.run(lab, found, standing.LOOK).stdout, found.name)
+    ssh.end_masters(lab, found.name)
+    try:
+        ssh.run(lab, found, standing.take_down(look))
+    except CannotJudge:
+        ssh.run(lab, found, standing.bring_back(look))
+        raise
+    say(f"{found.name}: pulling its drives and saving its memory")
+    target = lab.saved_dir(found.name) / wanted
+    work = target.with_name(f".{wanted}")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        with Qmp(lab.qmp_socket(found.name)) as qmp:
+            node.detach(lab, found, qmp, found.drives)
+            qmp.command("stop")
+            snapshot.store(qmp, Snapshot(work).memory)
+        with process.undisturbed():
+            for pid in process.all_under(lab.node_dir(found.name)):
+                process.end(pid)
+            return _keep(lab, found, look, work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _keep(lab: Lab, found: NodeState, look: Standing, work: Path, target: Path) -> Saved:
+    directory = lab.node_dir(found.name)
+    (directory / "disk.qcow2").rename(Snapshot(work).disk)
+    (work / "drives").mkdir()
+    for drive in found.drives:
+        drive.path.rename(work / "drives" / drive.path.name)
+    kept = {"node": asdict(found), "standing": asdict(look)}
+    (work / "saved.json").write_text(json.dumps(kept, default=str, indent=2) + "\n")
+    work.rename(target)
+    return Saved(target, found, look)
+
+
+def remove(lab: Lab, name: str) -> None:
+    """Forget all saved states of a node."""
+    shutil.rmtree(lab.saved_dir(name), ignore_errors=True)
+
+
+def start(lab: Lab, kept: Saved, port: int) -> NodeState:
+    """The node as it was saved, with drives of its own that are not there yet."""
+    directory = lab.node_dir(kept.node.name) / "drives"
+    drives = [replace(drive, path=directory / drive.path.name) for drive in kept.node.drives]
+    return replace(kept.node, ssh_port=port, drives=drives, faults=list(kept.node.faults))
+
+
+def _read(path: Path) -> Saved:
+    try:
+        data = json.loads(path.read_text())
+        there = data["standing"]
+        look = Standing(
+            tuple(there["arrays"]),
+            tuple(there["names"]),
+            tuple(Mount(**mount) for mount in there["mounts"]),
+            tuple((device, uuid) for device, uuid in there["swaps"]),
+        )
+        return Saved(path.parent, decode_node(data["node"]), look)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CannotJudge(f"`{path}` cannot be read: {error}", "tunetool lab down") from error

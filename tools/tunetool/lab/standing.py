@@ -1,0 +1,120 @@
+"""What stands on a node's drives: taken down before they are pulled for a saved state, brought back after. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from tunetool.errors import CannotJudge
+
+# One line per thing. findmnt lists mounts in the order in which they were made.
+LOOK = r"""
+for holder in /sys/block/nvme*/holders/* /sys/block/nvme*/nvme*/holders/* /sys/block/md*/holders/*; do
+    [ ! -e "$holder" ] || echo "holder ${holder##*/}"
+done
+for array in /sys/block/md*/md; do
+    [ -e "$array" ] || continue
+    array=${array%/md}
+    echo "array ${array##*/} $(cat "$array/md/array_state")" \
+        "$(mdadm --detail --export "/dev/${array##*/}" | sed -n 's/^MD_DEVNAME=//p')"
+done
+while read -r device rest; do
+    case "$device" in /dev/nvme*|/dev/md*) echo "swap $device $(blkid -o value -s UUID "$device")" ;; esac
+done < /proc/swaps
+findmnt -Pn -o SOURCE,UUID,FSTYPE,FSROOT,OPTIONS,TARGET
+"""
+
+_ON_DRIVES = re.compile(r"/dev/(nvme|md)")
+_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
+_WHOLE = ("clean", "active", "active-idle", "readonly", "read-auto", "write-pending")
+_TRIES = 300
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file system on a drive or an array."""
+
+    uuid: str
+    kind: str
+    options: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Everything on the drives, in the order in which it was put there."""
+
+    arrays: tuple[str, ...] = ()
+    """Kernel names, for taking them down."""
+    names: tuple[str, ...] = ()
+    """Names under ``/dev/md``, under which they must come back."""
+    mounts: tuple[Mount, ...] = ()
+    swaps: tuple[tuple[str, str], ...] = ()
+    """Device and UUID."""
+
+
+def parse(text: str, node: str) -> Standing:
+    """What ``LOOK`` printed. Refuses what could not be brought back as it was."""
+    arrays: list[str] = []
+    names: list[str] = []
+    mounts: list[Mount] = []
+    swaps: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == "holder" and not rest.startswith("md"):
+            raise CannotJudge(
+                f"`{node}`: `{rest}` stands on its drives", "take it down first: only md arrays are known"
+            )
+        if kind == "array":
+            device, state, *name = rest.split()
+            if state == "broken":
+                raise CannotJudge(f"`{node}`: array `{device}` is broken: it would not come back", "save a whole node")
+            arrays.append(device)
+            names += name if state in _WHOLE else []
+        elif kind == "swap":
+            device, uuid = rest.split()
+            swaps.append((device, uuid))
+        elif line.startswith("SOURCE="):
+            mount = _mount(line, node)
+            mounts += [mount] if mount else []
+    return Standing(tuple(arrays), tuple(names), tuple(mounts), tuple(swaps))
+
+
+def _mount(line: str, node: str) -> Mount | None:
+    pairs = (pair.partition("=") for pair in shlex.split(line.replace("\\", "\\\\")))
+    found = {key: _ESCAPE.sub(lambda match: chr(int(match[1], 16)), value) for key, _, value in pairs}
+    if not _ON_DRIVES.match(found["SOURCE"]):
+        return None
+    if found["FSROOT"] != "/":
+        raise CannotJudge(f"`{node}`: `{found['TARGET']}` is a bind mount of a drive", f"umount {found['TARGET']}")
+    return Mount(found["UUID"], found["FSTYPE"], found["OPTIONS"], found["TARGET"])
+
+
+def take_down(standing: Standing) -> str:
+    """Leave nothing on the drives. What can refuse, a busy mount, comes before the arrays."""
+    lines = ["sync"]
+    lines += [f"swapoff {shlex.quote(device)}" for device, _ in standing.swaps]
+    lines += [f"umount {shlex.quote(mount.target)}" for mount in reversed(standing.mounts)]
+    lines += [f"mdadm --stop --quiet /dev/{array}" for array in standing.arrays]
+    return "\n".join([*lines, "udevadm settle", "sync", ""])
+
+
+def bring_back(standing: Standing) -> str:
+    """Wait for the arrays, which udev assembles as it does at a boot, and mount what was mounted."""
+    lines = ["tries=0"]
+    for name in standing.names:
+        place = shlex.quote(f"/dev/md/{name}")
+        lines += [
+            f"until [ -e {place} ]; do",
+            "    tries=$((tries + 1))",
+            f'    [ "$tries" -lt {_TRIES} ] || {{ echo "array {name} is not assembled again" >&2; exit 1; }}',
+            "    sleep 0.1",
+            "done",
+        ]
+    for mount in standing.mounts:
+        target, options = shlex.quote(mount.target), shlex.quote(mount.options)
+        # The ninth drive's mount is udev's, and may be there already.
+        lines.append(f"mountpoint -q {target} || mount -t {mount.kind} -o {options} UUID={mount.uuid} {target}")
+    lines += [f"swapon UUID={uuid}" for _, uuid in standing.swaps]
+    return "\n".join([*lines, ""])
