@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from ansible.plugins.action import ActionBase
 from ..module_utils.plan import PlanError, load
 
 COLLECTION = Path(__file__).resolve().parents[2]
+SIZE = re.compile(r"^([1-9]\d*|([1-9]\d?|100)%)$")
+SHARE = re.compile(r"^(\d{1,2}(\.\d+)?|100)%?$")
 RESULT = "result"
 """Every role leaves ``<role>_result`` behind; that is no variable of the owner's."""
 
@@ -23,6 +26,8 @@ PLAY_VARIABLES = frozenset(
     {
         "apply_plan",
         "plan_file",
+        "provision_max_fail_percentage",
+        "provision_serial",
         "verify_allow_busy",
         "verify_duration",
         "verify_expect",
@@ -47,7 +52,7 @@ def role_options() -> dict[str, dict[str, Any]]:
 def unknown_variables(names: list[str], options: dict[str, dict[str, Any]]) -> list[str]:
     """One line for each name under a project prefix that is no variable of ours."""
     known = {name for variables in options.values() for name in variables} | PLAY_VARIABLES
-    prefixes = tuple(f"{role}_" for role in options) + ("verify_",)
+    prefixes = tuple(f"{role}_" for role in options) + ("provision_", "verify_")
     results = {f"{role}_{RESULT}" for role in options} | {"verify_result"}
     problems = []
     for name in sorted(names):
@@ -58,6 +63,19 @@ def unknown_variables(names: list[str], options: dict[str, dict[str, Any]]) -> l
             f"`{name}` is not a variable of this collection" + (f"; did you mean `{near[0]}`?" if near else "")
         )
     return problems
+
+
+def batch_problem(variables: dict[str, Any]) -> str | None:
+    """What is wrong about the batches, which Ansible itself would answer with a traceback."""
+    serial, most = variables.get("provision_serial"), variables.get("provision_max_fail_percentage")
+    for size in serial if isinstance(serial, list) else [] if serial is None else [serial]:
+        if not SIZE.match(str(size)):
+            return f"`provision_serial` has `{size}`. hint: a number of hosts from 1 on, a share such as 25%, or a list"
+    if serial == []:
+        return "`provision_serial` is an empty list. hint: leave it out for all hosts at once"
+    if most is not None and not SHARE.match(str(most)):
+        return f"`provision_max_fail_percentage` is `{most}`. hint: a number from 0 to 100"
+    return None
 
 
 def plan_problem(variables: dict[str, Any], provisions: bool) -> str | None:
@@ -86,7 +104,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         """Return ok, or a failure with one line per problem."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = dict(task_vars or {})
-        for name in ("apply_plan", "plan_file"):
+        for name in ("apply_plan", "plan_file", "provision_serial", "provision_max_fail_percentage"):
             if name in variables:
                 variables[name] = self._templar.template(variables[name])
         options = role_options()
@@ -106,7 +124,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             result["failed"] = True
             result["msg"] = "; ".join(problems) + ". hint: docs/reference/roles.md lists every variable"
         else:
-            problem = plan_problem(variables, bool(self._task.args.get("provision", False)))
+            problem = batch_problem(variables) or plan_problem(variables, bool(self._task.args.get("provision", False)))
             if problem:
                 result["failed"] = True
                 result["msg"] = problem

@@ -15,7 +15,7 @@ description:
     C(PREFIX/bin/tunetool) at it in one rename and removes older venvs. A run that was cut leaves the old one in use.
 options:
   archive:
-    description: The archive, on the node.
+    description: The archive, on the control machine. It is sent only to a node that has not installed its key.
     type: path
     required: true
   key:
@@ -48,7 +48,7 @@ attributes:
 EXAMPLES = r"""
 - name: Install tunetool
   tunetool.node.tool_install:
-    archive: /opt/tunetool/wheelhouse.tar
+    archive: "{{ tunetool_wheelhouse.archive }}"
     key: "{{ tunetool_wheelhouse.key }}"
 """
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from tunetool.cli.provision import command
 from tunetool.errors import ExitCode, UsageProblem
 from tunetool.node.plan import document, dump
+from tunetool.node.summary import BUILT, CHECKED, NOT_REACHED, PLANNED, REFUSED, UNCHANGED, UNREACHABLE, Host
+from tunetool.node.summary import document as document_of_hosts
 from tunetool.provision import (
-    BUILT,
-    CHECKED,
-    FAILED,
-    NOT_REACHED,
-    PLANNED,
-    UNREACHABLE,
-    HostOutcome,
     Listener,
     ProvisionRequest,
     ProvisionResult,
-    check_files,
+    add_trips,
+    check_request,
     exit_code,
     variables,
 )
@@ -40,38 +39,38 @@ def ok(action: str, task: str = "a task", host: str = "node1", **result: object)
 @pytest.mark.parametrize(
     ("statuses", "code"),
     [
-        ([BUILT, BUILT], ExitCode.OK),
-        ([BUILT, FAILED, UNREACHABLE], ExitCode.FALLS_SHORT),
+        ([BUILT, UNCHANGED], ExitCode.OK),
+        ([BUILT, REFUSED, UNREACHABLE], ExitCode.FALLS_SHORT),
         ([BUILT, UNREACHABLE], ExitCode.NOT_JUDGED),
         ([BUILT, NOT_REACHED], ExitCode.NOT_JUDGED),
     ],
 )
 def test_a_failed_host_comes_before_one_that_is_out_of_reach(statuses: list[str], code: ExitCode) -> None:
-    assert exit_code([HostOutcome("n", status) for status in statuses]) == code
+    assert exit_code([Host("n", status) for status in statuses]) == code
 
 
 def test_a_plan_that_was_not_written_is_not_done() -> None:
-    assert exit_code([HostOutcome("n", PLANNED)], written=False) == ExitCode.NOT_JUDGED
+    assert exit_code([Host("n", PLANNED)], written=False) == ExitCode.NOT_JUDGED
 
 
 def test_only_the_last_task_makes_a_host_built(capsys: pytest.CaptureFixture[str]) -> None:
     heard = listener()
     heard("runner_on_ok", ok("tunetool.node.raid_array", "Make or keep the array", changed=True))
-    assert (heard.hosts["node1"].status, heard.hosts["node1"].changed) == (NOT_REACHED, 1)
+    assert (heard.summary.hosts["node1"].status, heard.summary.hosts["node1"].changed) == (NOT_REACHED, 1)
     heard("runner_on_ok", ok("tunetool.node.node_manifest"))
     heard("runner_on_unreachable", {"host": "node2", "task": "Gathering Facts", "res": {"msg": "no route"}})
-    assert heard.hosts["node1"].status == BUILT
-    assert (heard.hosts["node2"].status, heard.hosts["node2"].reason) == (UNREACHABLE, "no route")
+    assert heard.summary.hosts["node1"].status == BUILT
+    assert (heard.summary.hosts["node2"].status, heard.summary.hosts["node2"].reason) == (UNREACHABLE, "no route")
     assert "node1: Make or keep the array: changed" in capsys.readouterr().err
     checked = listener(check=True)
     checked("runner_on_ok", ok("tunetool.node.node_manifest"))
-    assert checked.hosts["node1"].status == CHECKED
+    assert checked.summary.hosts["node1"].status == CHECKED
 
 
 def test_a_refusal_shows_its_whole_table_and_keeps_its_first_line(capsys: pytest.CaptureFixture[str]) -> None:
     heard = listener()
-    heard("runner_on_failed", {"host": "node1", "task": "Choose", "res": {"msg": "4 usable. hint: x\nnvme1n1 refuse"}})
-    assert (heard.hosts["node1"].status, heard.hosts["node1"].reason) == (FAILED, "4 usable. hint: x")
+    heard("runner_on_failed", ok("tunetool.node.nvme_drives", "Choose", msg="4 usable. hint: x\nnvme1n1 refuse"))
+    assert (heard.summary.hosts["node1"].status, heard.summary.hosts["node1"].reason) == (REFUSED, "4 usable. hint: x")
     assert "nvme1n1 refuse" in capsys.readouterr().err
 
 
@@ -81,8 +80,9 @@ def test_a_plan_is_printed_host_by_host(capsys: pytest.CaptureFixture[str]) -> N
     heard("runner_on_ok", ok("tunetool.node.nvme_drives", plan=part, table="drive  verdict\nnvme1n1  wipe"))
     heard("runner_on_ok", ok("tunetool.node.write_plan", msg="plan for 1 hosts in `plan.json`"))
     assert heard.wrote
-    assert heard.hosts["node1"].status == PLANNED
-    print_provision(ProvisionResult(list(heard.hosts.values()), ExitCode.NOT_JUDGED, heard.notes), table_console())
+    assert heard.summary.hosts["node1"].status == PLANNED
+    result = ProvisionResult(list(heard.summary.hosts.values()), ExitCode.NOT_JUDGED, heard.notes, heard.tables)
+    print_provision(result, table_console())
     shown = capsys.readouterr().out
     for text in ("  nvme1n1  wipe", "create: RAID0 over 8 drives", "NOT REACHED", "plan for 1 hosts in `plan.json`"):
         assert text in shown, text
@@ -91,7 +91,7 @@ def test_a_plan_is_printed_host_by_host(capsys: pytest.CaptureFixture[str]) -> N
 def test_files_are_looked_at_before_any_host(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(dump(document({}, "0.1.0")))
-    check_files(ProvisionRequest(INVENTORY, apply=plan))
+    check_request(ProvisionRequest(INVENTORY, apply=plan))
     plan.write_text(plan.read_text().replace("0.1.0", "0.2.0"))
     for request, word in (
         (ProvisionRequest(INVENTORY, apply=plan), "was edited"),
@@ -100,12 +100,33 @@ def test_files_are_looked_at_before_any_host(tmp_path: Path) -> None:
         (ProvisionRequest(INVENTORY, plan=tmp_path), "cannot be written"),
         (ProvisionRequest(INVENTORY, plan=plan, apply=plan), "do not go together"),
         (ProvisionRequest(INVENTORY, plan=plan, check=True), "do not go together"),
+        (ProvisionRequest(INVENTORY, plan=plan, batch=("2",)), "knows no batches"),
     ):
         with pytest.raises(UsageProblem, match=word):
-            check_files(request)
+            check_request(request)
 
 
 def test_paths_are_absolute_for_ansible() -> None:
     assert variables(ProvisionRequest(INVENTORY, plan=Path("p"))) == {"plan_file": str(Path.cwd() / "p")}
     assert variables(ProvisionRequest(INVENTORY, apply=Path("p"))) == {"apply_plan": str(Path.cwd() / "p")}
     assert variables(ProvisionRequest(INVENTORY)) == {}
+
+
+def test_batches_are_handed_to_the_playbook() -> None:
+    found = variables(ProvisionRequest(INVENTORY, batch=("1", "25%"), max_fail=30))
+    assert found == {"provision_serial": ["1", "25%"], "provision_max_fail_percentage": 30}
+    for wrong in ("0", "ten", "101%", "1,,2", ""):
+        done = CliRunner().invoke(command, ["-i", "x", "--batch", wrong])
+        assert done.exit_code == 2, wrong
+        assert "no number of hosts" in done.output
+
+
+def test_round_trips_come_from_the_callback_and_only_where_it_counted(tmp_path: Path) -> None:
+    heard = listener()
+    add_trips(heard.summary, tmp_path / "none.json")
+    assert heard.summary.hosts["node1"].trips is None
+    counted = Host("node1", trips=8)
+    (tmp_path / "summary.json").write_text(json.dumps(document_of_hosts([counted, Host("stranger", trips=3)])))
+    add_trips(heard.summary, tmp_path / "summary.json")
+    assert (heard.summary.hosts["node1"].trips, heard.summary.hosts["node2"].trips) == (8, None)
+    assert "stranger" not in heard.summary.hosts

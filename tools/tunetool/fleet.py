@@ -14,6 +14,7 @@ from tunetool.errors import ExitCode, UsageProblem
 from tunetool.measure.facts import node_facts
 from tunetool.measure.figures import NAMES
 from tunetool.measure.progress import Progress
+from tunetool.node.summary import one_line
 from tunetool.node.units import format_bandwidth
 from tunetool.playbook import (
     MOST_FORKS,
@@ -23,7 +24,6 @@ from tunetool.playbook import (
     list_hosts,
     need_ansible,
     need_inventory,
-    one_line,
     run_playbook,
 )
 from tunetool.record import Expectation, FleetHost, Record, Verdict

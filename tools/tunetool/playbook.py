@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import tunetool
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.progress import Progress
+from tunetool.node.summary import one_line
 
 MOST_FORKS = 100
 _CONTROL_HINT = "run `pip install 'tunetool[control]'` on this machine (Python 3.11 or newer)"
@@ -182,8 +182,3 @@ def _last_error(runner: Any) -> str:
     lines = [line.strip() for line in runner.stdout.read().splitlines() if line.strip()]
     told = [line for line in lines if "ERROR" in line]
     return one_line((told or lines or ["it said nothing"])[-1])
-
-
-def one_line(text: str) -> str:
-    """Text of any shape as one short line."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())[:500]

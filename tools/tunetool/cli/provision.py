@@ -2,22 +2,59 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tunetool.errors import UsageProblem
+
+_SIZE = re.compile(r"([1-9]\d*|([1-9]\d?|100)%)")
+
+
+class BatchSize(click.ParamType[tuple[str, ...]]):
+    """`10`, `25%` or a list of them."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        sizes = tuple(str(value).split(","))
+        for size in sizes:
+            if not _SIZE.fullmatch(size):
+                self.fail(f"`{size}` is no number of hosts from 1 on and no share such as 25%", param, ctx)
+        return sizes
 
 
 @click.command("provision")
 @click.option("-i", "--inventory", required=True, metavar="INVENTORY", help="An Ansible inventory.")
 @click.option("--limit", metavar="PATTERN", help="Only these hosts.")
 @click.option("--forks", type=click.IntRange(min=1), metavar="N", help="So many at once. Default: all, up to 100.")
+@click.option(
+    "--batch",
+    type=BatchSize(),
+    metavar="SIZE",
+    help="Build so many hosts to the end before the next ones: a number, a share such as 25%, or 1,10,25% one after the"
+    " other. Default: all hosts.",
+)
+@click.option(
+    "--max-fail",
+    type=click.IntRange(0, 100),
+    metavar="PERCENT",
+    help="End the run when more than that of a batch failed. Default: 100, so that no host stops another.",
+)
 @click.option("--plan", metavar="FILE", help="Change nothing; write what would happen to every drive into FILE.")
 @click.option("--apply", "apply", metavar="FILE", help="Build; the drives that FILE names may lose what they hold.")
 @click.option("--check", is_flag=True, help="Change nothing; go through every step and say what it would do.")
 def command(
-    inventory: str, limit: str | None, forks: int | None, plan: str | None, apply: str | None, check: bool
+    inventory: str,
+    limit: str | None,
+    forks: int | None,
+    batch: tuple[str, ...] | None,
+    max_fail: int | None,
+    plan: str | None,
+    apply: str | None,
+    check: bool,
 ) -> int:
     """Build the scratch volume and the host around it on every host.
 
@@ -39,6 +76,8 @@ def command(
         plan=Path(plan) if plan is not None else None,
         apply=Path(apply) if apply is not None else None,
         check=check,
+        batch=batch or (),
+        max_fail=max_fail,
     )
     result = provision(request, best_progress())
     print_provision(result, table_console())

@@ -13,12 +13,13 @@ from rich.text import Text
 
 from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import CEILING, NAMES
+from tunetool.node.summary import lines
 from tunetool.node.units import format_bandwidth
 from tunetool.provision import ProvisionResult
 from tunetool.record import Expectation, FleetHost, Measurement, Record
 
 WIDTH = 100
-_STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red"}
+_STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red", "REFUSED": "bold red"}
 
 
 def print_verdict(record: Record, path: Path | None, console: Console) -> None:
@@ -149,27 +150,16 @@ def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> 
 
 
 def print_provision(result: ProvisionResult, console: Console) -> None:
-    """The drives of every host that was planned, then one line for each host."""
-    for outcome in result.hosts:
-        if outcome.table:
-            console.print(_line(f"{outcome.host}:"))
-            for row in outcome.table.splitlines():
-                console.print(Text("  " + row), soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("host", overflow="fold")
-    table.add_column("result")
-    for title in ("tasks", "changed"):
-        table.add_column(title, justify="right")
-    table.add_column("reason", ratio=1, overflow="fold")
-    for outcome in result.hosts:
-        table.add_row(
-            Text(outcome.host),
-            _word(outcome.status.upper()),
-            Text(str(outcome.tasks)),
-            Text(str(outcome.changed)),
-            Text(outcome.reason),
-        )
-    console.print(table)
+    """The drives of every host that was planned, then the table that Ansible's callback prints too."""
+    for host, drives in result.tables.items():
+        console.print(_line(f"{host}:"))
+        for row in drives.splitlines():
+            console.print(Text("  " + row), soft_wrap=True)
+    for line in lines(result.hosts, WIDTH):
+        shown = Text(line)
+        for word, style in _STYLES.items():
+            shown.highlight_words([f" {word} "], style)
+        console.print(shown, soft_wrap=True)
     for note in result.notes:
         console.print(Text(note), soft_wrap=True)
 

@@ -1,0 +1,117 @@
+"""The line of each host: from results as Ansible gives them, and round trips from its log as it really writes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunetool.node.summary import (
+    BUILD,
+    BUILT,
+    CHANGED,
+    FAILED,
+    NOT_REACHED,
+    REFUSED,
+    UNCHANGED,
+    Host,
+    Summary,
+    Trips,
+    Way,
+    lines,
+    trip,
+)
+
+# As ansible-core 2.19 logged them, shortened in the middle.
+SSH = (
+    "<127.0.0.1> SSH: EXEC ssh -o ControlMaster=auto -o ControlPersist=120s -o Port=38451 -o 'User=\"root\"' 127.0.0.1 "
+    "'/bin/sh -c '\"'\"'/usr/bin/python3 && sleep 0'\"'\"''"
+)
+SFTP = "<127.0.0.1> SSH: EXEC sftp -b - -o ControlMaster=auto -o Port=38451 '[127.0.0.1]'"
+PUT_BESIDE_SFTP = "<127.0.0.1> PUT /root/w.tar TO /root/.ansible/tmp/x/.source.tar"
+LOCAL = "<localhost> EXEC /bin/sh -c '/usr/bin/python3 && sleep 0'"
+OTHERS = (
+    "<127.0.0.1> ESTABLISH SSH CONNECTION FOR USER: root",
+    '<127.0.0.1> (0, b\'{"changed": false, "msg": "<127.0.0.1> SSH: EXEC ssh"}\', b\'\')',
+    "TASK [Choose the drives] *******",
+    "<127.0.0.1> sending connection check: [b'ssh', b'-O', b'check']",
+)
+
+
+def test_a_trip_is_what_a_connection_plugin_starts() -> None:
+    assert trip(SSH) == trip(SFTP) == Way(True, "127.0.0.1", 38451)
+    assert trip(LOCAL) == Way(False, "localhost")
+    assert [trip(line) for line in OTHERS] == [None] * len(OTHERS)
+
+
+def test_trips_are_told_apart_by_address_and_port() -> None:
+    trips = Trips()
+    trips.goes("node1", Way(True, "127.0.0.1", 38451))
+    trips.goes("node2", Way(True, "127.0.0.1", 37483))
+    trips.goes("silent", Way(True, "10.0.0.9"))
+    trips.goes("box", Way(False, "box"))
+    for line in (SSH, SFTP, PUT_BESIDE_SFTP, LOCAL, *OTHERS, "<box> EXEC a", "<box> PUT a TO b", "<box> FETCH b TO a"):
+        trips.line(line)
+    assert {name: trips.of(name) for name in ("node1", "node2", "silent", "box", "stranger")} == {
+        "node1": 2,  # the PUT beside an sftp is the same trip
+        "node2": None,
+        "silent": None,
+        "box": 3,
+        "stranger": None,
+    }
+    trips.goes("twin", Way(True, "127.0.0.1", 38451))
+    assert trips.of("node1") is None  # nobody knows whose they were
+
+
+def test_a_build_is_done_when_its_manifest_is_written() -> None:
+    heard = Summary(["new", "same", "other", "cut"], BUILD)
+    heard.ok("new", "tunetool.node.raid_array", {"changed": True}, 2.5)
+    heard.ok("other", "tunetool.node.host_memory", {"changed": True})
+    heard.ok("cut", "tunetool.node.raid_array", {"changed": True})
+    for name in ("new", "same", "other"):
+        heard.ok(name, "ansible.builtin.validate_argument_spec", {})
+        heard.ok(name, "tunetool.node.node_manifest", {"changed": False}, 0.5)
+    assert {name: host.status for name, host in heard.hosts.items()} == {
+        "new": BUILT,
+        "same": UNCHANGED,
+        "other": CHANGED,
+        "cut": NOT_REACHED,
+    }
+    # What runs on the control machine is no task of the host.
+    assert (heard.hosts["new"].tasks, heard.hosts["new"].changed, heard.hosts["new"].seconds) == (2, 1, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("action", "message", "status"),
+    [
+        ("tunetool.node.nvme_drives", "7 usable. hint: look at the table\ndrive serial", REFUSED),
+        ("tunetool.node.raid_array", "MODULE FAILURE", FAILED),
+        ("ansible.builtin.apt", "No package. hint: no", FAILED),
+    ],
+)
+def test_a_refusal_is_told_from_a_failure(action: str, message: str, status: str) -> None:
+    heard = Summary(["n"], BUILD)
+    heard.failed("n", action, {"msg": message})
+    assert (heard.hosts["n"].status, heard.hosts["n"].reason) == (status, message.split("\n", 1)[0])
+    heard.ok("n", "tunetool.node.node_manifest", {})
+    assert heard.hosts["n"].status == status  # a later play does not make it good
+
+
+def test_drift_stands_beneath_its_host_and_costs_nothing_when_absent() -> None:
+    heard = Summary(["node1", "node2"])
+    found = [
+        {"name": "mount options", "expected": "noatime", "found": "relatime", "mended": True},
+        {"name": "chunk", "expected": "1 MiB", "found": "512 KiB", "mended": False},
+    ]
+    heard.ok("node1", "tunetool.node.scratch_filesystem", {"changed": True, "differences": found})
+    heard.ok("node2", "tunetool.node.scratch_filesystem", {"differences": None})
+    heard.failed("node2", "tunetool.node.raid_array", {"msg": "not as asked. hint: move " + "the data " * 12})
+    shown = lines(heard.hosts.values())
+    assert shown[2].split() == ["node1", "CHANGED", "1", "1", "-", "0.0"]
+    assert shown[3:5] == [
+        "  drift: mount options expected noatime found relatime (mended)",
+        "  drift: chunk expected 1 MiB found 512 KiB (left)",
+    ]
+    assert shown[5].startswith("node2  REFUSED      2        0      -      0.0  not as asked. hint: move the data")
+    # A long reason goes on beneath itself, inside the page.
+    assert shown[6].strip().startswith("the data")
+    assert max(map(len, shown)) <= 100
+    assert lines([Host("a")])[0].split() == ["host", "result", "tasks", "changed", "trips", "seconds", "reason"]
