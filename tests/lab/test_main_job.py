@@ -6,11 +6,17 @@ import json
 
 import pytest
 from conftest import POINT, Lab, changed_tasks
+from summaries import host_row
 
 pytestmark = pytest.mark.usefixtures("marker")
 
 # Emulation reaches it with room to spare; the tests are about verdicts, never about speed.
 REACHABLE = ("--expect", "read=20MBps,write=20MBps", "--duration", "2s")
+
+
+# One round trip costs a second and a half here, and on four hundred nodes as many connections: a task more is a choice.
+TRIPS_TO_BUILD = 10
+TRIPS_TO_LOOK = 8
 
 
 def data_drives(lab: Lab) -> list[tuple[str, str]]:
@@ -50,6 +56,9 @@ def test_a_blank_node_becomes_a_checked_one(lab: Lab) -> None:
     assert "sunit=64 blks" in geometry
     assert lab.ssh("node1", "cat /sys/block/md*/md/chunk_size") == "1048576"
     assert lab.ssh("node1", f"stat -c '%a %U' {POINT}/deepspeed_offload") == "1777 root"
+    _host, result, _tasks, _changed, trips, *_rest = host_row(done.stdout, "node1")
+    assert result == "BUILT"
+    assert 0 < int(trips) <= TRIPS_TO_BUILD
 
 
 def test_a_second_run_changes_nothing(lab: Lab) -> None:
@@ -57,6 +66,9 @@ def test_a_second_run_changes_nothing(lab: Lab) -> None:
     assert done.code == 0, done.text
     assert changed_tasks(done.stdout) == []
     assert "changed=0" in done.stdout
+    _host, result, _tasks, _changed, trips, *_rest = host_row(done.stdout, "node1")
+    assert result == "UNCHANGED"
+    assert 0 < int(trips) <= TRIPS_TO_LOOK
 
 
 def test_verify_passes_and_proves_its_bytes(lab: Lab) -> None:

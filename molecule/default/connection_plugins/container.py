@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleFileNotFound
 from ansible.plugins.connection import ConnectionBase
+from ansible.utils.display import Display
 
 DOCUMENTATION = """
 name: container
@@ -41,6 +42,8 @@ class Connection(ConnectionBase):  # type: ignore[misc]  # Ansible ships no type
 
     def _exec(self, argv: list[str], data: bytes | None) -> tuple[int, bytes, bytes]:
         runtime, name = self.get_option("runtime"), self.get_option("remote_addr")
+        # As Ansible's own connection plugins say it: round trips are counted by these lines.
+        Display().vvv(f"EXEC {shlex.join(argv)}", host=name)
         try:
             done = subprocess.run(
                 [runtime, "exec", "--interactive", name, *argv], input=data or b"", capture_output=True, check=False

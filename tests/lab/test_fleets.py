@@ -1,0 +1,75 @@
+"""Two nodes of one inventory: a bad one stops nobody, and two take no more than twice the time of one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, Lab, changed_tasks
+from summaries import host_row
+
+MOST = 2.1
+"""Times the seconds of one node that two may take under emulation, where both share the cores."""
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab of two nodes."""
+    inventory = tmp_path_factory.mktemp("two-inventory")
+    (inventory / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
+    lab = Lab(tmp_path_factory.mktemp("two"), inventory)
+    try:
+        lab.lab("up", "--nodes", "2")
+        lab.lab("inventory", "--output", str(inventory / "hosts.yml"))
+        yield lab
+    finally:
+        lab.tool("lab", "down")
+
+
+def with_a_dead_host(lab: Lab, place: Path) -> str:
+    """The lab's inventory with a third host, first in it, that refuses every connection."""
+    document = yaml.safe_load((lab.inventory / "hosts.yml").read_text())
+    nodes = document["lab"]["hosts"]
+    document["lab"]["hosts"] = {"dead": {**nodes["node1"], "ansible_port": 9}, **nodes}
+    place.mkdir()
+    (place / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
+    (place / "hosts.yml").write_text(yaml.safe_dump(document, sort_keys=False))
+    return str(place)
+
+
+@pytest.mark.slow
+def test_a_dead_host_and_a_refusing_one_stop_nobody(two: Lab, tmp_path: Path) -> None:
+    two.lab("fault", "node1", "has-filesystem", "--drive", "LAB1NV2")
+    inventory = with_a_dead_host(two, tmp_path / "inventory")
+    done = two.tool("provision", "-i", inventory, "--batch", "2", "--max-fail", "100")
+    assert done.code == 1, done.text
+    assert host_row(done.stdout, "dead")[:2] == ["dead", "UNREACHABLE"]
+    assert host_row(done.stdout, "node1")[:2] == ["node1", "REFUSED"]
+    assert "8 drives asked for, 7 usable" in done.stdout
+    assert host_row(done.stdout, "node2")[:2] == ["node2", "BUILT"]
+    assert two.ssh("node1", "ls /etc/tunetool 2>/dev/null; true") == ""
+    assert '"schema": "tunetool.manifest/1"' in two.ssh("node2", "cat /etc/tunetool/node.json")
+
+
+@pytest.mark.slow
+def test_two_nodes_take_no_more_than_twice_the_time_of_one(two: Lab) -> None:
+    for node in ("node1", "node2"):
+        two.reset(node)
+    seconds = []
+    for hosts in ("node1", "all"):
+        # node1 is blank again for the second: both runs build every node that they are given.
+        two.reset("node1")
+        started = time.monotonic()
+        done = two.site("--limit", hosts)
+        seconds.append(time.monotonic() - started)
+        assert done.code == 0, done.text
+    again = two.site()
+    assert changed_tasks(again.stdout) == []
+    for node in ("node1", "node2"):
+        assert host_row(again.stdout, node)[:2] == [node, "UNCHANGED"]
+    one, both = seconds
+    print(f"one {one:.0f} s, two {both:.0f} s, {both / one:.2f} times")
+    assert both <= MOST * one
