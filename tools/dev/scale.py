@@ -1,12 +1,13 @@
 """Measure what a fleet costs the control machine, and print the table of docs/concepts/scale.md.
 
     scale.py nodes 1 2 4             virtual nodes: site.yml on blank ones, then again on built ones
+    scale.py plans 16 64             hosts that are this machine: playbooks/plan.yml, which only reads
     scale.py containers 16 64        containers that were built before: what a container can of site.yml, again
 
 Nodes are a lab of their own, gone afterwards; containers are copies of one that was built first. Every figure is the
 median of --repeat runs with their range; memory is the peak of ansible-playbook and all its children, sampled: the sum
 of their proportional sets (what they really take) and of their resident sets (what `ps` shows; shared pages count
-again in each). Nothing is ever done to this machine itself.
+again in each). Nothing is ever changed on this machine itself.
 """
 
 from __future__ import annotations
@@ -187,6 +188,23 @@ def nodes(counts: Sequence[int], forks: int, repeat: int) -> None:
             tool("lab", "down")
 
 
+def plans(counts: Sequence[int], forks: int, repeat: int) -> None:
+    with tempfile.TemporaryDirectory(prefix=f"{NAME}-") as directory:
+        path = Path(directory) / "hosts.json"
+        variables: dict[str, Any] = {
+            "ansible_connection": "local",
+            "ansible_become": False,
+            "ansible_pipelining": True,
+            "nvme_drives_count": 8,
+        }
+        for count in counts:
+            # Each has a name of its own for an address: trips are told apart by it.
+            hosts: dict[str, Any] = {f"host{number}": {} for number in range(1, count + 1)}
+            path.write_text(json.dumps({"all": {"vars": variables, "hosts": hosts}}))
+            runs = [measure("playbooks/plan.yml", path, forks, "all") for _ in range(repeat)]
+            print(row("plans of this machine", count, forks, runs), flush=True)
+
+
 def containers(counts: Sequence[int], forks: int, repeat: int) -> None:
     runtime = container.find_runtime(os.environ.get("TUNETOOL_CONTAINER_RUNTIME", ""))
     first, image = f"{NAME}-1", f"localhost/{NAME}:built"
@@ -268,13 +286,15 @@ def container_inventory(place: Path, runtime: str, names: Sequence[str]) -> Path
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["nodes", "containers"])
+    parser.add_argument("what", choices=["nodes", "containers", "plans"])
     parser.add_argument("counts", nargs="+", type=int)
     parser.add_argument("--forks", type=int, default=50)
     parser.add_argument("--repeat", type=int, default=1)
     options = parser.parse_args()
     heading()
-    {"nodes": nodes, "containers": containers}[options.what](options.counts, options.forks, options.repeat)
+    {"nodes": nodes, "containers": containers, "plans": plans}[options.what](
+        options.counts, options.forks, options.repeat
+    )
 
 
 if __name__ == "__main__":
