@@ -52,6 +52,7 @@ def lint_commands() -> list[list[str]]:
         [
             *("env", "MYPYPATH=.ansible/collections", str(VENV / "mypy"), "--namespace-packages"),
             *("--explicit-package-bases", "-p", f"{COLLECTION}.modules", "-p", f"{COLLECTION}.action"),
+            *("-p", f"{COLLECTION}.callback"),
         ],
         [str(VENV / "python"), "tools/dev/docs.py", "--check"],
         [str(VENV / "yamllint"), "--strict", "."],
