@@ -180,9 +180,9 @@ def nodes(counts: Sequence[int], forks: int, repeat: int) -> None:
                         tool("lab", "reset", name)
                     tool("lab", "inventory", "--output", str(inventory / "hosts.yml"))
                     first.append(measure("site.yml", inventory, forks, ",".join(names)))
-                    again += [measure("site.yml", inventory, forks, ",".join(names)) for _ in range(2)]
+                    again.append(measure("site.yml", inventory, forks, ",".join(names)))
                     say(f"{count} nodes, round {number + 1}: {first[-1].seconds:.0f} s, {again[-1].seconds:.0f} s")
-                print(row("blank virtual nodes", count, forks, first))
+                print(row("blank virtual nodes", count, forks, first), flush=True)
                 print(row("built virtual nodes", count, forks, again), flush=True)
         finally:
             tool("lab", "down")
