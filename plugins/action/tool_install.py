@@ -55,7 +55,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         """
         if not self._is_pipelining_enabled("new"):
             # A sudo that wants a terminal, or a connection plugin without standard input.
-            place = self._connection._shell.join_path(self._make_tmp_path(), os.path.basename(archive))
+            directory = self._connection._shell.tmpdir or self._make_tmp_path()
+            place = self._connection._shell.join_path(directory, os.path.basename(archive))
             self._transfer_file(archive, place)
             return place, ""
         place = f"{prefix}/wheelhouse.tar"

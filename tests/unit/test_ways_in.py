@@ -103,6 +103,9 @@ def test_the_built_collection_works_in_an_empty_path(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Make or keep the array" in done.stdout
+    callback = ["-t", "callback", "tunetool.node.host_summary"]
+    done = ansible("ansible-doc", *callback, cwd=tmp_path, ANSIBLE_COLLECTIONS_PATH=str(place))
+    assert "log_verbosity=3" in done.stdout, done.stderr
 
 
 def test_one_version_everywhere() -> None:
