@@ -214,6 +214,8 @@ def containers(counts: Sequence[int], forks: int, repeat: int) -> None:
         plugins = str(ROOT / "molecule/default/connection_plugins")
         names.append(first)
         container.up(runtime, "debian12", first)
+        # An image has no package lists.
+        checked([runtime, "exec", first, "apt-get", "-qq", "update"])
         inventory = container_inventory(Path(directory), runtime, names)
         measure(playbook, inventory, 1, "all", ANSIBLE_CONNECTION_PLUGINS=plugins)
         say("built one container; starting its copies")
