@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -293,6 +294,8 @@ def main() -> None:
     parser.add_argument("--forks", type=int, default=50)
     parser.add_argument("--repeat", type=int, default=1)
     options = parser.parse_args()
+    # A time limit from outside must clean up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     heading()
     {"nodes": nodes, "containers": containers, "plans": plans}[options.what](
         options.counts, options.forks, options.repeat
