@@ -15,7 +15,10 @@ description:
   - A drive is refused when it is mounted, is swap, has partitions or holders, or carries any signature that
     libblkid knows (file system, partition table, RAID, LVM, ZFS, LUKS). Members of the array O(array_name) are kept.
   - Fails with a table of all drives unless exactly O(count) alike drives are usable. Changes nothing, ever.
-  - With O(plan) it fails over nothing that it finds, and says what a plan file would have to allow.
+  - Drives with metadata bytes, or of another logical block than the rest, are refused with the C(nvme format) line
+    that would mend them. It is never run.
+  - With O(plan) it fails over no drive that it finds, and says what a plan file would have to allow.
+  - Fails before anything else on a node whose manifest was written by a newer version.
 options:
   count:
     description: How many drives the array has.
@@ -114,7 +117,8 @@ table:
   type: str
 """
 
-from typing import Any  # noqa: E402  (Ansible wants the documentation first)
+from dataclasses import replace  # noqa: E402  (Ansible wants the documentation first)
+from typing import Any  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
@@ -130,6 +134,8 @@ from ..module_utils.contents import (  # noqa: E402
     read_signatures,
 )
 from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
+from ..module_utils.lba_formats import Formats, try_formats  # noqa: E402
+from ..module_utils.manifest import ManifestError, refuse_newer  # noqa: E402
 from ..module_utils.plan import host_part  # noqa: E402
 from ..module_utils.selection import (  # noqa: E402
     ADOPT,
@@ -214,6 +220,29 @@ def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str
     return found
 
 
+def read_formats(drives: list[Drive]) -> dict[str, Formats]:
+    """LBA formats by drive, asked only where something about blocks is to be said."""
+    if len({drive.lba_bytes for drive in drives}) < 2 and all(
+        drive.size_bytes and not drive.metadata_bytes for drive in drives
+    ):
+        return {}
+    found = {drive.name: try_formats(drive.name) for drive in drives}
+    return {name: formats for name, formats in found.items() if formats}
+
+
+def with_capacity(drive: Drive, formats: Formats | None) -> Drive:
+    """A drive with metadata that the kernel cannot use has no capacity in sysfs: what it is then says its identity."""
+    if drive.size_bytes or formats is None:
+        return drive
+    current = formats.current
+    return replace(
+        drive,
+        size_bytes=formats.size_bytes,
+        lba_bytes=current.data_bytes,
+        metadata_bytes=current.metadata_bytes,
+    )
+
+
 def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
     """What lies on each drive, in words; for those that would be wiped also what lies in the arrays over them."""
     found = {}
@@ -284,6 +313,10 @@ def main() -> None:
         chunk = parse_size(wanted["chunk"])
     except UnitError as error:
         module.fail_json(msg="raid_array_chunk: %s. hint: %s" % (error.message, error.hint))
+    try:
+        refuse_newer()
+    except ManifestError as error:
+        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
     criteria = Criteria(
         count=wanted["count"],
         model=wanted["model"],
@@ -298,7 +331,9 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     """Read the node, select, and end the module."""
     wanted: dict[str, Any] = module.params
     drives = read_drives()
-    contents, unreadable = read_contents(drives)
+    formats = read_formats(drives)
+    contents, unreadable = read_contents([drive for drive in drives if drive.size_bytes])
+    drives = [with_capacity(drive, formats.get(drive.name)) for drive in drives]
     allowed = {entry["serial"]: entry["hash"] for entry in wanted["wipes"]}
     consent = Consent(
         plan=wanted["plan"],
@@ -309,7 +344,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         foreign=foreign_arrays(drives, contents, wanted["array_name"]),
         disks_under={array: frozenset(disks_under("/", array)) for drive in drives for array in drive.idle_arrays},
     )
-    selection = select(drives, contents, criteria, wanted["array_name"], unreadable, consent)
+    selection = select(drives, contents, criteria, wanted["array_name"], unreadable, consent, formats)
     told: dict[str, Any] = {
         "table": table(selection.decisions),
         "decisions": [
