@@ -303,7 +303,8 @@ def _contents(drive: Drive, signatures: Sequence[Signature], array_name: str) ->
         for signature in signatures
         if not (signature.type == RAID_MEMBER and _named(signature.label, array_name))
     ]
-    parts = ["holds " + ", ".join(found)] if found else []
+    # A label that lies on a drive many times, as ZFS's does by the hundred, is one thing to say.
+    parts = ["holds " + ", ".join(dict.fromkeys(found))] if found else []
     if drive.partitions and not found:
         parts.append("has partitions " + ", ".join(drive.partitions))
     if drive.idle_arrays and not own:

@@ -255,7 +255,7 @@ def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
     for drive in wipeable(selection.decisions):
         above = [name for name, place in devices_of(drive).items() if place.startswith("array")]
         found[drive.name] += ["%s (in array %s)" % (one, one.device) for one in read_signatures(above)]
-    return found
+    return {name: list(dict.fromkeys(lines)) for name, lines in found.items()}
 
 
 def array_action(selection: Selection, array_name: str, chunk: int, adopt: bool) -> tuple[str, str]:

@@ -120,6 +120,12 @@ def test_a_drive_that_holds_anything_is_refused(kind: str) -> None:
     assert verdict(selection, "S003") == (REFUSE, f"holds {kind} label `data`")
 
 
+def test_a_label_that_lies_there_many_times_is_said_once() -> None:
+    many = [Signature("nvme3n1", "zfs_member", "tank", "77", hex(1024 * slot)) for slot in range(256)]
+    selection = pick(EIGHT, {"nvme3n1": [*many, Signature("nvme3n1", "dos", None, None)]})
+    assert verdict(selection, "S003") == (REFUSE, "holds zfs_member label `tank` UUID 77, dos")
+
+
 def test_what_a_partition_holds_is_said_with_its_name() -> None:
     drives = [replace(row, partitions=("nvme3n1p1",)) if row.serial == "S003" else row for row in EIGHT]
     selection = pick(drives, {"nvme3n1": [Signature("nvme3n1p1", "xfs", None, "abc")]})
