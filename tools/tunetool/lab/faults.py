@@ -49,6 +49,9 @@ GUEST_SCRIPTS: dict[str, Callable[[str], str]] = {
     "swap-signature": leftovers.swap_signature,
     "zfs-label": leftovers.zfs_label,
 }
+OF_THE_DRIVE = ("extra-drive", "mixed-size", "4k-sectors", "duplicate-serial", "empty-serial")
+"""Faults that are in what the drive is, and stay when it is blank again."""
+
 _AFTER_BOOT = {"in-use": "has-filesystem", "partition-in-use": "has-partitions", "btrfs-in-use": "btrfs"}
 _END_WITH_QEMU = ("slow-drive", "metadata")
 
