@@ -6,9 +6,10 @@ Layout: NVM Express NVM Command Set Specification, Identify Namespace data struc
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Sequence
 
+from .drives import Drive
 from .nvme_admin import IDENTIFY, IDENTIFY_BYTES, NotOffered, Refused, Silent, ask, namespace_id, opened
 
 _TABLE, _ENTRIES = 128, 64
@@ -73,6 +74,16 @@ def try_formats(name: str) -> Formats | None:
         return read_formats(name)
     except (Refused, NotOffered, Silent, ValueError):
         return None
+
+
+def with_capacity(drive: Drive, formats: Formats | None) -> Drive:
+    """The drive as its identity says it is, where sysfs shows no capacity: the kernel cannot use its metadata."""
+    if drive.size_bytes or formats is None:
+        return drive
+    current = formats.current
+    return replace(
+        drive, size_bytes=formats.size_bytes, lba_bytes=current.data_bytes, metadata_bytes=current.metadata_bytes
+    )
 
 
 def best_format(offered: Sequence[LbaFormat], data_bytes: int) -> LbaFormat | None:

@@ -117,8 +117,7 @@ table:
   type: str
 """
 
-from dataclasses import replace  # noqa: E402  (Ansible wants the documentation first)
-from typing import Any  # noqa: E402
+from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
@@ -134,7 +133,7 @@ from ..module_utils.contents import (  # noqa: E402
     read_signatures,
 )
 from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
-from ..module_utils.lba_formats import Formats, try_formats  # noqa: E402
+from ..module_utils.lba_formats import Formats, try_formats, with_capacity  # noqa: E402
 from ..module_utils.manifest import ManifestError, refuse_newer  # noqa: E402
 from ..module_utils.plan import host_part  # noqa: E402
 from ..module_utils.selection import (  # noqa: E402
@@ -228,19 +227,6 @@ def read_formats(drives: list[Drive]) -> dict[str, Formats]:
         return {}
     found = {drive.name: try_formats(drive.name) for drive in drives}
     return {name: formats for name, formats in found.items() if formats}
-
-
-def with_capacity(drive: Drive, formats: Formats | None) -> Drive:
-    """A drive with metadata that the kernel cannot use has no capacity in sysfs: what it is then says its identity."""
-    if drive.size_bytes or formats is None:
-        return drive
-    current = formats.current
-    return replace(
-        drive,
-        size_bytes=formats.size_bytes,
-        lba_bytes=current.data_bytes,
-        metadata_bytes=current.metadata_bytes,
-    )
 
 
 def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tunetool.node.contents import Signature, UnreadableDevice, parse_signatures
 from tunetool.node.drives import Drive, Link
-from tunetool.node.lba_formats import Formats, LbaFormat
+from tunetool.node.lba_formats import Formats, LbaFormat, with_capacity
 from tunetool.node.selection import IGNORE, KEEP, REFUSE, Criteria, Selection, select, table
 
 SIZE = 3_840_755_982_336
@@ -208,6 +208,22 @@ def test_odd_blocks_are_refused_with_the_line_that_mends_them(
     assert odd(changes, {"nvme3n1": Formats(QEMU[1:2], QEMU[1], 8)}, others).endswith(
         f"it offers no format of {others} bytes without metadata: replace it"
     )
+
+
+def test_a_drive_whose_metadata_the_kernel_cannot_use_is_no_drive_of_another_size() -> None:
+    blank = drive(3, size_bytes=0)
+    formats = Formats(QEMU, QEMU[3], SIZE // 4104)
+    seen = with_capacity(blank, formats)
+    assert (seen.lba_bytes, seen.metadata_bytes) == (4096, 8)
+    drives = [seen if row.serial == "S003" else row for row in EIGHT]
+    selection = select(drives, {}, CRITERIA, NAME, formats={"nvme3n1": formats})
+    assert verdict(selection, "S003") == (
+        REFUSE,
+        "is formatted with 8 metadata bytes per block: `nvme format /dev/nvme3n1 --lbaf=0` mends it and erases the drive",
+    )
+    # What sysfs says stands.
+    assert with_capacity(EIGHT[0], formats) == EIGHT[0]
+    assert with_capacity(blank, None) == blank
 
 
 def test_a_drive_with_metadata_says_what_it_holds() -> None:
