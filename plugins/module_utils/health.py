@@ -7,10 +7,6 @@ Identify Controller data structure.
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import fcntl
-import os
 import struct
 from dataclasses import dataclass, field
 from typing import Callable, Mapping, Sequence
@@ -18,21 +14,13 @@ from typing import Callable, Mapping, Sequence
 from .answers import FAIL, PASS, SKIP, UNKNOWN, Check
 from .drives import Drive
 from .files import read_text
+from .nvme_admin import GET_LOG_PAGE, IDENTIFY, IDENTIFY_BYTES, NotOffered, Refused, Silent, ask, opened
 
 LOG_BYTES = 512
-IDENTIFY_BYTES = 4096
 
-# include/uapi/linux/nvme_ioctl.h: _IOWR('N', 0x41, struct nvme_admin_cmd)
-_COMMAND = struct.Struct("=BBHIIIQQIIIIIIIIII")
-NVME_IOCTL_ADMIN_CMD = 3 << 30 | _COMMAND.size << 16 | ord("N") << 8 | 0x41
-
-_GET_LOG_PAGE, _IDENTIFY = 0x02, 0x06
 _SMART_LOG, _ALL_NAMESPACES, _CONTROLLER = 0x02, 0xFFFFFFFF, 0x01
 
 _KELVIN = 273
-
-# Generic: invalid opcode, invalid field. Command specific: invalid log page.
-_NOT_IMPLEMENTED = (0x001, 0x002, 0x109)
 
 WARNINGS = (
     "the spare blocks run out",
@@ -64,18 +52,6 @@ class Health:
     """None where the drive does not say."""
 
 
-class Refused(Exception):
-    """This process may not ask."""
-
-
-class NoLog(Exception):
-    """The drive has no such log, as some emulated and cloud drives."""
-
-
-class Silent(Exception):
-    """The drive does not answer. The message says how."""
-
-
 def parse_health(log: bytes, identity: bytes = b"") -> Health:
     """The 512 bytes of the log, and as much of the 4096 of the identity as there is. Raises ``ValueError``."""
     if len(log) != LOG_BYTES:
@@ -98,53 +74,21 @@ def parse_health(log: bytes, identity: bytes = b"") -> Health:
     )
 
 
-def encode_command(opcode: int, namespace: int, address: int, length: int, dword10: int) -> bytes:
-    """An admin command that reads ``length`` bytes to ``address``.
-
-    The kernel's own time-out: a shorter one would make it reset the controller under whoever uses it.
-    """
-    return _COMMAND.pack(opcode, 0, 0, namespace, 0, 0, 0, address, 0, length, dword10, 0, 0, 0, 0, 0, 0, 0)
-
-
 def health_log_dword10(length: int) -> int:
     """Log 02h, and the number of dwords less one."""
     return (length // 4 - 1) << 16 | _SMART_LOG
 
 
 def read_health(controller: str) -> Health:
-    """Ask ``/dev/nvmeX``. Raises ``Refused`` without root, ``NoLog``, or ``Silent`` where no answer comes."""
+    """Ask ``/dev/nvmeX``. Raises ``Refused`` without root, ``NotOffered``, or ``Silent`` where no answer comes."""
     state = read_text("/sys/class/nvme/%s/state" % controller)
     if state not in (None, "live"):
         # To ask a controller that is being reset would wait as long as the reset does.
         raise Silent("controller state `%s`" % state)
-    try:
-        handle = os.open("/dev/" + controller, os.O_RDONLY)
-        try:
-            log = _ask(handle, _GET_LOG_PAGE, _ALL_NAMESPACES, LOG_BYTES, health_log_dword10(LOG_BYTES))
-            identity = _ask(handle, _IDENTIFY, 0, IDENTIFY_BYTES, _CONTROLLER)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM):
-            raise Refused("only root may ask the drives") from None
-        raise Silent(os.strerror(error.errno or 0)) from None
+    with opened("/dev/" + controller) as handle:
+        log = ask(handle, GET_LOG_PAGE, _ALL_NAMESPACES, LOG_BYTES, health_log_dword10(LOG_BYTES))
+        identity = ask(handle, IDENTIFY, 0, IDENTIFY_BYTES, _CONTROLLER)
     return parse_health(log, identity)
-
-
-def _ask(handle: int, opcode: int, namespace: int, length: int, dword10: int) -> bytes:
-    answer = ctypes.create_string_buffer(length)
-    command = bytearray(encode_command(opcode, namespace, ctypes.addressof(answer), length, dword10))
-    status = fcntl.ioctl(handle, NVME_IOCTL_ADMIN_CMD, command, True)
-    raise_for_status(status)
-    return answer.raw
-
-
-def raise_for_status(status: int) -> None:
-    """What an NVMe status other than success means: status code type and code, as the kernel returns them."""
-    if status & 0x7FF in _NOT_IMPLEMENTED:
-        raise NoLog("NVMe status %#x" % status)
-    if status != 0:
-        raise Silent("NVMe status %#x" % status)
 
 
 Reader = Callable[[str], Health]
@@ -255,7 +199,7 @@ def _ask_all(members: Sequence[Drive], reader: Reader) -> _Answers:
             healthy[drive.serial] = reader(drive.controller)
         except Refused as error:
             return _Answers({}, refused=str(error))
-        except NoLog:
+        except NotOffered:
             without.append("`%s`" % drive.serial)
         except (Silent, ValueError) as error:
             silent.append("`%s`: %s" % (drive.serial, error))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Mapping
 
 from .files import replace_file
 
 MANIFEST_PATH = "/etc/tunetool/node.json"
-SCHEMA_NAME = "tunetool.manifest/1"
+SCHEMA_VERSION = 1
+SCHEMA_NAME = "tunetool.manifest/%d" % SCHEMA_VERSION
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _TEXT_OR_NULL: dict[str, Any] = {"type": ["string", "null"]}
@@ -126,6 +128,25 @@ def load(path: str = MANIFEST_PATH) -> dict[str, Any]:
     if problems:
         raise ManifestError("`%s` is not a manifest: %s" % (path, problems[0]), "run `site.yml` on this node")
     return dict(document)
+
+
+def refuse_newer(path: str = MANIFEST_PATH) -> None:
+    """Raises ``ManifestError`` where a newer tunetool wrote the manifest: what it built is not ours to judge.
+
+    Anything else is replaced: the manifest follows from the node, and a damaged one is no reason to stop.
+    """
+    try:
+        with open(path, encoding="utf-8") as stream:
+            document = json.load(stream)
+    except (OSError, ValueError):
+        return
+    found = document.get("schema") if isinstance(document, dict) else None
+    match = re.match(r"^tunetool\.manifest/([0-9]+)$", found) if isinstance(found, str) else None
+    if match and int(match.group(1)) > SCHEMA_VERSION:
+        raise ManifestError(
+            "`%s` has schema `%s`, newer than this version's `%s`" % (path, found, SCHEMA_NAME),
+            "use the tunetool version that wrote it; nothing was changed",
+        )
 
 
 def dump(document: Mapping[str, Any]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from .contents import RAID_MEMBER, Signature
 from .drives import Drive
+from .lba_formats import Formats, mending
 from .units import format_size, format_size_binary
 
 SIZE_TOLERANCE = 0.01
@@ -94,15 +95,19 @@ def select(
     array_name: str,
     unreadable: Mapping[str, str] | None = None,
     consent: Consent | None = None,
+    formats: Mapping[str, Formats] | None = None,
 ) -> Selection:
     """Decide about every drive.
 
     ``signatures`` maps a drive's kernel name to what lies on it and on its partitions; ``unreadable`` maps it to
-    the error met when asking. A drive of the array ``array_name`` is kept; its level, members and chunk are for
-    ``arrays.decide`` to compare. Without ``consent`` nothing that holds anything is ever chosen.
+    the error met when asking; ``formats`` to the LBA formats that it offers, for messages only. A drive of the array
+    ``array_name`` is kept; its level, members and chunk are for ``arrays.decide`` to compare. Without ``consent``
+    nothing that holds anything is ever chosen.
     """
     consent = consent or Consent()
+    formats = formats or {}
     serial_counts = Counter(drive.serial for drive in drives)
+    common = _common_block(drive for drive in drives if not _mismatch(drive, criteria))
     rows = []
     holding = set()
     for drive in drives:
@@ -115,6 +120,12 @@ def select(
         # Our own array may hold its member, and its file system may be mounted: that is what it was built for.
         ours = contents is None and _own(found, array_name)
         fault = (unreadable or {}).get(drive.name) or _fault(drive, serial_counts, ours)
+        if fault is None and drive.metadata_bytes:
+            mends = mending(drive.path, formats.get(drive.name), common or drive.lba_bytes)
+            fault = "is formatted with %d metadata bytes per block: %s" % (drive.metadata_bytes, mends)
+            fault = "%s; %s" % (contents, fault) if contents else fault
+        if fault is None and drive.size_bytes == 0:
+            fault = "has no capacity"
         if fault:
             rows.append(Decision(drive, REFUSE, fault))
         elif contents:
@@ -128,7 +139,7 @@ def select(
     if not adoptable:
         rows = _wipe(rows, holding, criteria, consent)
     rows = _spare_the_rest(rows, criteria)
-    return _settle(rows, criteria, holding, adoptable and not consent.adopt, consent)
+    return _settle(rows, criteria, holding, adoptable and not consent.adopt, consent, formats)
 
 
 def wipeable(decisions: Sequence[Decision]) -> list[Drive]:
@@ -252,11 +263,17 @@ def _mismatch(drive: Drive, criteria: Criteria) -> str | None:
     if criteria.model is not None and not fnmatchcase(drive.model, criteria.model):
         return "model is not `%s`" % criteria.model
     size = criteria.size_bytes
-    if size is not None and abs(drive.size_bytes - size) > SIZE_TOLERANCE * size:
+    if size is not None and not any(abs(found - size) <= SIZE_TOLERANCE * size for found in _sizes(drive)):
         return "size %s is not %s" % (_size(drive.size_bytes), _size(size))
     if criteria.transport is not None and drive.transport != criteria.transport:
         return "transport `%s` is not `%s`" % (drive.transport, criteria.transport)
     return None
+
+
+def _sizes(drive: Drive) -> tuple[int, ...]:
+    """The drive's size, and the one that it had before metadata took their part of it."""
+    whole = drive.size_bytes * (drive.lba_bytes + drive.metadata_bytes) // drive.lba_bytes
+    return (drive.size_bytes, whole)
 
 
 def _fault(drive: Drive, serial_counts: Mapping[str, int], ours: bool) -> str | None:
@@ -267,13 +284,15 @@ def _fault(drive: Drive, serial_counts: Mapping[str, int], ours: bool) -> str | 
         fault = "has no serial number"
     elif serial_counts[drive.serial] > 1:
         fault = "serial `%s` is on %d drives" % (drive.serial, serial_counts[drive.serial])
-    elif drive.metadata_bytes:
-        fault = "is formatted with %d metadata bytes per block" % drive.metadata_bytes
-    elif drive.size_bytes == 0:
-        fault = "has no capacity"
     else:
         return None
     return fault
+
+
+def _common_block(drives: Iterable[Drive]) -> int | None:
+    """The logical block of most drives that have no metadata."""
+    counted = Counter(drive.lba_bytes for drive in drives if not drive.metadata_bytes).most_common(1)
+    return counted[0][0] if counted else None
 
 
 def _contents(drive: Drive, signatures: Sequence[Signature], array_name: str) -> str | None:
@@ -284,7 +303,8 @@ def _contents(drive: Drive, signatures: Sequence[Signature], array_name: str) ->
         for signature in signatures
         if not (signature.type == RAID_MEMBER and _named(signature.label, array_name))
     ]
-    parts = ["holds " + ", ".join(found)] if found else []
+    # A label that lies on a drive many times, as ZFS's does by the hundred, is one thing to say.
+    parts = ["holds " + ", ".join(dict.fromkeys(found))] if found else []
     if drive.partitions and not found:
         parts.append("has partitions " + ", ".join(drive.partitions))
     if drive.idle_arrays and not own:
@@ -316,7 +336,12 @@ def _spare_the_rest(rows: list[Decision], criteria: Criteria) -> list[Decision]:
 
 
 def _settle(
-    rows: list[Decision], criteria: Criteria, holding: set[str], may_adopt: bool, consent: Consent
+    rows: list[Decision],
+    criteria: Criteria,
+    holding: set[str],
+    may_adopt: bool,
+    consent: Consent,
+    formats: Mapping[str, Formats],
 ) -> Selection:
     chosen = [row for row in rows if row.verdict in (TAKE, KEEP, WIPE, ADOPT)]
     problem, hint = None, None
@@ -339,8 +364,8 @@ def _settle(
         problem = "%d drives asked for, %d match" % (criteria.count, len(chosen))
         hint = "name the wanted ones in `nvme_drives_serials`, or narrow the model or size"
     else:
-        problem, rows = _uneven(rows, chosen)
-        hint = "RAID0 needs equal members; `nvme_drives_size` can leave the odd one out" if problem else None
+        problem, rows = _uneven(rows, chosen, formats)
+        hint = "RAID0 needs equal members: see the reason beside each odd one; nothing was changed" if problem else None
     if problem:
         # A host that cannot be built gives nothing up.
         rows = [Decision(row.drive, REFUSE, row.reason) if row.verdict == WIPE else row for row in rows]
@@ -352,19 +377,25 @@ def _settle(
     )
 
 
-def _uneven(rows: list[Decision], chosen: list[Decision]) -> tuple[str | None, list[Decision]]:
+def _uneven(
+    rows: list[Decision], chosen: list[Decision], formats: Mapping[str, Formats]
+) -> tuple[str | None, list[Decision]]:
     """Members of unequal size or block size make a multi-zone or 4K array without an error from md."""
     size = Counter(row.drive.size_bytes for row in chosen).most_common(1)[0][0]
-    block = Counter(row.drive.lba_bytes for row in chosen).most_common(1)[0][0]
+    block = _common_block(row.drive for row in chosen) or 0
     odd = {}
     for row in chosen:
         drive = row.drive
-        if drive.size_bytes != size:
-            odd[drive.name] = "size %d bytes differs from the others' %d" % (drive.size_bytes, size)
-        elif drive.lba_bytes != block:
-            odd[drive.name] = "logical block %d differs from the others' %d: `nvme format --lbaf` mends it" % (
+        if drive.lba_bytes != block:
+            odd[drive.name] = "logical block of %d bytes, the others' have %d: %s" % (
                 drive.lba_bytes,
                 block,
+                mending(drive.path, formats.get(drive.name), block),
+            )
+        elif drive.size_bytes != size:
+            odd[drive.name] = "size %d bytes differs from the others' %d: `nvme_drives_size` can leave it out" % (
+                drive.size_bytes,
+                size,
             )
     if not odd:
         return None, rows

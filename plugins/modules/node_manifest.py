@@ -13,6 +13,8 @@ version_added: "0.1.0"
 description:
   - Writes what was built, by serial and UUID, atomically and last, so that a run that was cut leaves no manifest of
     something that does not exist.
+  - A manifest that is damaged is replaced, with a warning that says what was wrong with it. One of a newer version is
+    left as it is, and the module fails.
   - Then runs the configuration checks of C(tunetool verify --level config) and fails with those that do not hold.
 options:
   profile:
@@ -91,7 +93,15 @@ from ..module_utils.answers import FAIL  # noqa: E402
 from ..module_utils.checks import run_checks  # noqa: E402
 from ..module_utils.files import content  # noqa: E402
 from ..module_utils.health import HEALTH_CHECKS  # noqa: E402
-from ..module_utils.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, write  # noqa: E402
+from ..module_utils.manifest import (  # noqa: E402
+    MANIFEST_PATH,
+    SCHEMA_NAME,
+    ManifestError,
+    dump,
+    load,
+    refuse_newer,
+    write,
+)
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
 
 
@@ -132,7 +142,18 @@ def main() -> None:
         "reboot_required": False,
         "tool_version": wanted["tool_version"],
     }
-    before, after = content(MANIFEST_PATH), dump(document)
+    try:
+        refuse_newer()
+    except ManifestError as error:
+        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
+    try:
+        load()
+    except FileNotFoundError:
+        pass
+    except ManifestError as error:
+        module.warn("%s: it is replaced" % error.message)
+    # Damaged, it may hold any bytes: a difference must be printable.
+    before, after = content(MANIFEST_PATH).encode(errors="replace").decode(), dump(document)
     result = {
         "changed": before != after,
         "diff": {

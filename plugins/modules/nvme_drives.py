@@ -15,7 +15,10 @@ description:
   - A drive is refused when it is mounted, is swap, has partitions or holders, or carries any signature that
     libblkid knows (file system, partition table, RAID, LVM, ZFS, LUKS). Members of the array O(array_name) are kept.
   - Fails with a table of all drives unless exactly O(count) alike drives are usable. Changes nothing, ever.
-  - With O(plan) it fails over nothing that it finds, and says what a plan file would have to allow.
+  - Drives with metadata bytes, or of another logical block than the rest, are refused with the C(nvme format) line
+    that would mend them. It is never run.
+  - With O(plan) it fails over no drive that it finds, and says what a plan file would have to allow.
+  - Fails before anything else on a node whose manifest was written by a newer version.
 options:
   count:
     description: How many drives the array has.
@@ -130,6 +133,8 @@ from ..module_utils.contents import (  # noqa: E402
     read_signatures,
 )
 from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
+from ..module_utils.lba_formats import Formats, try_formats, with_capacity  # noqa: E402
+from ..module_utils.manifest import ManifestError, refuse_newer  # noqa: E402
 from ..module_utils.plan import host_part  # noqa: E402
 from ..module_utils.selection import (  # noqa: E402
     ADOPT,
@@ -214,6 +219,16 @@ def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str
     return found
 
 
+def read_formats(drives: list[Drive]) -> dict[str, Formats]:
+    """LBA formats by drive, asked only where something about blocks is to be said."""
+    if len({drive.lba_bytes for drive in drives}) < 2 and all(
+        drive.size_bytes and not drive.metadata_bytes for drive in drives
+    ):
+        return {}
+    found = {drive.name: try_formats(drive.name) for drive in drives}
+    return {name: formats for name, formats in found.items() if formats}
+
+
 def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
     """What lies on each drive, in words; for those that would be wiped also what lies in the arrays over them."""
     found = {}
@@ -226,7 +241,7 @@ def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
     for drive in wipeable(selection.decisions):
         above = [name for name, place in devices_of(drive).items() if place.startswith("array")]
         found[drive.name] += ["%s (in array %s)" % (one, one.device) for one in read_signatures(above)]
-    return found
+    return {name: list(dict.fromkeys(lines)) for name, lines in found.items()}
 
 
 def array_action(selection: Selection, array_name: str, chunk: int, adopt: bool) -> tuple[str, str]:
@@ -284,6 +299,10 @@ def main() -> None:
         chunk = parse_size(wanted["chunk"])
     except UnitError as error:
         module.fail_json(msg="raid_array_chunk: %s. hint: %s" % (error.message, error.hint))
+    try:
+        refuse_newer()
+    except ManifestError as error:
+        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
     criteria = Criteria(
         count=wanted["count"],
         model=wanted["model"],
@@ -298,7 +317,9 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     """Read the node, select, and end the module."""
     wanted: dict[str, Any] = module.params
     drives = read_drives()
-    contents, unreadable = read_contents(drives)
+    formats = read_formats(drives)
+    contents, unreadable = read_contents([drive for drive in drives if drive.size_bytes])
+    drives = [with_capacity(drive, formats.get(drive.name)) for drive in drives]
     allowed = {entry["serial"]: entry["hash"] for entry in wanted["wipes"]}
     consent = Consent(
         plan=wanted["plan"],
@@ -309,7 +330,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         foreign=foreign_arrays(drives, contents, wanted["array_name"]),
         disks_under={array: frozenset(disks_under("/", array)) for drive in drives for array in drive.idle_arrays},
     )
-    selection = select(drives, contents, criteria, wanted["array_name"], unreadable, consent)
+    selection = select(drives, contents, criteria, wanted["array_name"], unreadable, consent, formats)
     told: dict[str, Any] = {
         "table": table(selection.decisions),
         "decisions": [

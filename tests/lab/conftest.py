@@ -110,7 +110,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     (inventory / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
     lab = Lab(tmp_path_factory.mktemp("lab"), inventory)
     try:
-        lab.lab("up", "--nodes", "1")
+        lab.lab("up", "--nodes", "1", "--os", os.environ.get("TUNETOOL_LAB_OS", "debian12"))
         lab.lab("inventory", "--output", str(inventory / "hosts.yml"))
         yield lab
     finally:

@@ -173,6 +173,30 @@ def test_the_manifest_is_read_and_refused(tmp_path: Path) -> None:
         manifests.write({"schema": "tunetool.manifest/1"}, str(path))
 
 
+@pytest.mark.parametrize(
+    ("text", "newer"),
+    [
+        ('{"schema": "tunetool.manifest/2", "array": 1}', True),
+        ('{"schema": "tunetool.manifest/10"}', True),
+        ('{"schema": "tunetool.manifest/1"}', False),
+        ('{"schema": "tunetool.manifest/0"}', False),
+        ('{"schema": "tunetool.record/2"}', False),
+        ('{"schema": 2}', False),
+        ("[]", False),
+        ("\xff{", False),
+    ],
+)
+def test_only_what_a_newer_version_wrote_is_left_alone(tmp_path: Path, text: str, newer: bool) -> None:
+    path = tmp_path / "node.json"
+    manifests.refuse_newer(str(path))
+    path.write_bytes(text.encode("latin-1"))
+    if newer:
+        with pytest.raises(manifests.ManifestError, match=r"newer than this version's `tunetool\.manifest/1`"):
+            manifests.refuse_newer(str(path))
+    else:
+        manifests.refuse_newer(str(path))
+
+
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if isinstance(value, dict):
         return [leaf for key, item in value.items() for leaf in leaves(item, (*path, key))]

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from machines import RECORDED, lay_out
-from tunetool.node import health
+from tunetool.node import health, nvme_admin
 from tunetool.node.answers import Check
 from tunetool.node.checks import run_checks
 from tunetool.node.drives import read_drives
-from tunetool.node.health import Health, NoLog, Refused, Silent, parse_health
+from tunetool.node.health import Health, parse_health
+from tunetool.node.nvme_admin import NotOffered, Refused, Silent
 
 RAW = json.loads((RECORDED.parent / "nvme/qemu.json").read_text())
 LOG, IDENTITY = bytes.fromhex(RAW["smart"]), bytes.fromhex(RAW["identify"])
@@ -52,8 +53,8 @@ def test_another_length_is_no_log(size: int) -> None:
 
 def test_the_command_is_the_kernel_s() -> None:
     # struct nvme_admin_cmd is 72 bytes; strace shows this number for `nvme smart-log`.
-    assert health.NVME_IOCTL_ADMIN_CMD == 0xC0484E41
-    command = health.encode_command(2, 0xFFFFFFFF, 0x1122334455667788, 512, health.health_log_dword10(512))
+    assert nvme_admin.NVME_IOCTL_ADMIN_CMD == 0xC0484E41
+    command = nvme_admin.encode_command(2, 0xFFFFFFFF, 0x1122334455667788, 512, health.health_log_dword10(512))
     assert len(command) == 72
     assert struct.unpack_from("=I", command, 4)[0] == 0xFFFFFFFF
     assert struct.unpack_from("=Q", command, 24)[0] == 0x1122334455667788
@@ -156,11 +157,13 @@ def test_a_silent_drive_is_unknown_and_hides_no_sick_one(built: Path) -> None:
     assert checks["drives.media_errors"].status == "fail"
 
 
-@pytest.mark.parametrize(("status", "error"), [(0x4002, NoLog), (0x109, NoLog), (0x2001, NoLog), (0x6, Silent)])
+@pytest.mark.parametrize(
+    ("status", "error"), [(0x4002, NotOffered), (0x109, NotOffered), (0x2001, NotOffered), (0x6, Silent)]
+)
 def test_what_a_drive_does_not_have_is_no_silence(status: int, error: type[Exception]) -> None:
-    health.raise_for_status(0)
+    nvme_admin.raise_for_status(0)
     with pytest.raises(error, match="NVMe status"):
-        health.raise_for_status(status)
+        nvme_admin.raise_for_status(status)
 
 
 def test_drives_without_a_log_are_skipped_and_named_beside_others(built: Path) -> None:
@@ -169,7 +172,7 @@ def test_drives_without_a_log_are_skipped_and_named_beside_others(built: Path) -
     def status(*without: str) -> tuple[str, str]:
         def reader(controller: str) -> Health:
             if not without or names[controller] in without:
-                raise NoLog("NVMe status 0x2")
+                raise NotOffered("NVMe status 0x2")
             return GOOD
 
         checks = {check.id: check for check in run_checks(MANIFEST, str(built), health=reader)}
@@ -188,7 +191,7 @@ def test_permission_is_asked_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(path: str, flags: int) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(health.os, "open", refuse)
+    monkeypatch.setattr(nvme_admin.os, "open", refuse)
     with pytest.raises(Refused, match="root"):
         health.read_health("nvme99")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.lab import guest, recipe, standing
+from tunetool.lab import faults, guest, recipe, standing
 from tunetool.lab.machine import Boot, Drive, Machine
 
 MACHINE = Machine(
@@ -126,11 +126,8 @@ def test_the_marker_follows_from_the_serial_alone():
         recipe.FINISH_SCRIPT,
         guest.SETTLE,
         guest.prepare("node1", 1, ["LAB1SYS", "LAB1NV1"], 1.7e9),
-        guest.has_filesystem("LAB1NV3"),
-        guest.has_partitions("LAB1NV3"),
-        guest.in_use("LAB1NV3"),
-        guest.wait_for_size("LAB1NV3", 2**31),
-        guest.wait_until_gone(["LAB1NV3", "LAB1NV4"]),
+        guest.wait_for_drives(8),
+        *(script("LAB1NV3") for script in faults.GUEST_SCRIPTS.values()),
         standing.LOOK,
         standing.take_down(STANDING),
         standing.bring_back(STANDING),

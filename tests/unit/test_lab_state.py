@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,12 +174,55 @@ def test_the_default_drive_is_the_third_or_the_last(lab: Lab):
 
 def test_a_boot_ends_a_limit_and_a_mount_but_no_contents(lab: Lab):
     made = node(lab)
-    made.faults += [Fault("in-use", "LAB1NV4"), Fault("mixed-size", "LAB1NV5")]
+    kinds = ["in-use", "mixed-size", "btrfs-in-use", "metadata", "partition-in-use", "lvm", "slow-drive"]
+    made.faults = [Fault(kind, f"LAB1NV{number}") for number, kind in enumerate(kinds, 1)]
     faults.after_reboot(made)
     assert [(fault.kind, fault.serial) for fault in made.faults] == [
-        ("has-filesystem", "LAB1NV4"),
-        ("mixed-size", "LAB1NV5"),
+        ("has-filesystem", "LAB1NV1"),
+        ("mixed-size", "LAB1NV2"),
+        ("btrfs", "LAB1NV3"),
+        ("has-partitions", "LAB1NV5"),
+        ("lvm", "LAB1NV6"),
     ]
+
+
+def test_a_fault_of_the_drive_itself_keeps_its_slot(lab: Lab):
+    made = node(lab)
+    third = made.drive("LAB1NV3")
+    found = {kind: faults.replacement(made, third, kind) for kind in faults.KINDS}
+    assert {kind for kind, drive in found.items() if drive} == {
+        "extra-drive",
+        "mixed-size",
+        "4k-sectors",
+        "duplicate-serial",
+        "empty-serial",
+    }
+    assert {drive.port for drive in found.values() if drive} == {third.port}
+    shown = {kind: drive.device()["serial"] for kind, drive in found.items() if drive}
+    assert shown["duplicate-serial"] == "LAB1NV1"
+    assert shown["empty-serial"] == ""
+    assert shown["4k-sectors"] == "LAB1NV3"
+    four = found["4k-sectors"]
+    assert four is not None
+    assert four.device()["logical_block_size"] == 4096
+
+
+def test_a_second_duplicate_is_refused(lab: Lab):
+    made = node(lab)
+    made.drives[3] = replace(made.drives[3], says="LAB1NV1")
+    with pytest.raises(UsageProblem, match="LAB1NV5"):
+        faults.replacement(made, made.drive("LAB1NV5"), "duplicate-serial")
+
+
+def test_extra_drives_fill_the_free_slots_and_then_no_more(lab: Lab):
+    made = node(lab)
+    for serial in ("LAB1NV9", "LAB1NV10"):
+        extra = faults.extra_drive(made)
+        assert extra.serial == serial
+        assert extra.port not in {drive.port for drive in made.drives}
+        made.drives.append(extra)
+    with pytest.raises(UsageProblem, match="no free slot"):
+        faults.extra_drive(made)
 
 
 def test_a_reused_pid_is_not_ours(lab: Lab):

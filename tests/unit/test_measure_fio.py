@@ -63,6 +63,12 @@ def test_a_full_disk_is_told_in_fio_s_words(tmp_path: Path) -> None:
     assert "io_u error" in caught.value.raw
 
 
+def test_a_container_that_forbids_asynchronous_reads_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FioFailed, match="get_events") as caught:
+        run(fake(tmp_path, f"cat {DATA}/seccomp.stderr >&2; exit 1"), WRITE, tmp_path, {"PATH": "/usr/bin:/bin"}, 10)
+    assert "seccomp" in str(caught.value.hint)
+
+
 def test_an_error_in_the_json_counts_even_when_the_exit_status_lies() -> None:
     text = recorded("enospc.json")
     with pytest.raises(FioFailed, match="reports an error"):

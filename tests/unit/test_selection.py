@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tunetool.node.contents import Signature, UnreadableDevice, parse_signatures
 from tunetool.node.drives import Drive, Link
+from tunetool.node.lba_formats import Formats, LbaFormat, with_capacity
 from tunetool.node.selection import IGNORE, KEEP, REFUSE, Criteria, Selection, select, table
 
 SIZE = 3_840_755_982_336
@@ -99,7 +100,6 @@ def test_a_serial_that_is_not_there_is_named() -> None:
         ({"partitions": ("nvme3n1p1",)}, "has partitions nvme3n1p1"),
         ({"serial": ""}, "has no serial number"),
         ({"serial": "S004"}, "serial `S004` is on 2 drives"),
-        ({"metadata_bytes": 8}, "is formatted with 8 metadata bytes per block"),
     ],
 )
 def test_a_drive_with_a_problem_is_refused(changes: dict[str, object], reason: str) -> None:
@@ -118,6 +118,12 @@ def test_a_drive_that_holds_anything_is_refused(kind: str) -> None:
     selection = pick(EIGHT, {"nvme3n1": [Signature("nvme3n1", kind, "data", None)]})
     assert selection.selected == ()
     assert verdict(selection, "S003") == (REFUSE, f"holds {kind} label `data`")
+
+
+def test_a_label_that_lies_there_many_times_is_said_once() -> None:
+    many = [Signature("nvme3n1", "zfs_member", "tank", "77", hex(1024 * slot)) for slot in range(256)]
+    selection = pick(EIGHT, {"nvme3n1": [*many, Signature("nvme3n1", "dos", None, None)]})
+    assert verdict(selection, "S003") == (REFUSE, "holds zfs_member label `tank` UUID 77, dos")
 
 
 def test_what_a_partition_holds_is_said_with_its_name() -> None:
@@ -160,6 +166,74 @@ def test_a_drive_of_another_size_is_named_when_the_inventory_asks_for_a_size() -
     selection = pick(drives)
     assert selection.selected == ()
     assert verdict(selection, "S003") == (IGNORE, "size 1.92 TB is not 3.84 TB")
+
+
+QEMU = (LbaFormat(0, 512, 0), LbaFormat(1, 512, 8), LbaFormat(4, 4096, 0), LbaFormat(5, 4096, 8))
+
+
+def odd(changes: dict[str, object], formats: dict[str, Formats], others: int = 512) -> str:
+    """What is said of the third of eight drives; the run is refused."""
+    drives = [replace(row, lba_bytes=others) for row in EIGHT]
+    drives[2] = replace(drives[2], **changes)  # type: ignore[arg-type]
+    selection = select(drives, {}, CRITERIA, NAME, formats=formats)
+    assert selection.selected == ()
+    verdict_, reason = verdict(selection, "S003")
+    assert verdict_ == REFUSE
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "others", "said", "index"),
+    [
+        ({"lba_bytes": 4096}, 512, "logical block of 4096 bytes, the others' have 512: ", 0),
+        ({"lba_bytes": 512}, 4096, "logical block of 512 bytes, the others' have 4096: ", 4),
+        ({"metadata_bytes": 8}, 512, "is formatted with 8 metadata bytes per block: ", 0),
+        # Its own blocks would be odd again.
+        ({"lba_bytes": 4096, "metadata_bytes": 8}, 512, "is formatted with 8 metadata bytes per block: ", 0),
+        ({"lba_bytes": 512, "metadata_bytes": 8}, 4096, "is formatted with 8 metadata bytes per block: ", 4),
+        # What metadata takes of the capacity makes it no other drive.
+        ({"metadata_bytes": 8, "size_bytes": SIZE * 512 // 520}, 512, "is formatted with 8 metadata bytes", 0),
+    ],
+)
+def test_odd_blocks_are_refused_with_the_line_that_mends_them(
+    changes: dict[str, object], others: int, said: str, index: int
+) -> None:
+    formats = {"nvme3n1": Formats(QEMU, QEMU[1], 8)}
+    reason = odd(changes, formats, others)
+    assert reason.startswith(said)
+    assert reason.endswith(f"`nvme format /dev/nvme3n1 --lbaf={index}` mends it and erases the drive")
+    assert odd(changes, {}, others).endswith(
+        f"N being the one of {others} bytes without metadata, mends it and erases the drive"
+    )
+    assert odd(changes, {"nvme3n1": Formats(QEMU[1:2], QEMU[1], 8)}, others).endswith(
+        f"it offers no format of {others} bytes without metadata: replace it"
+    )
+
+
+def test_a_drive_whose_metadata_the_kernel_cannot_use_is_no_drive_of_another_size() -> None:
+    blank = drive(3, size_bytes=0)
+    formats = Formats(QEMU, QEMU[3], SIZE // 4104)
+    seen = with_capacity(blank, formats)
+    assert (seen.lba_bytes, seen.metadata_bytes) == (4096, 8)
+    drives = [seen if row.serial == "S003" else row for row in EIGHT]
+    selection = select(drives, {}, CRITERIA, NAME, formats={"nvme3n1": formats})
+    assert verdict(selection, "S003") == (
+        REFUSE,
+        "is formatted with 8 metadata bytes per block: `nvme format /dev/nvme3n1 --lbaf=0` mends it and erases the drive",
+    )
+    # What sysfs says stands.
+    assert with_capacity(EIGHT[0], formats) == EIGHT[0]
+    assert with_capacity(blank, None) == blank
+
+
+def test_a_drive_with_metadata_says_what_it_holds() -> None:
+    drives = [replace(row, metadata_bytes=8) if row.serial == "S003" else row for row in EIGHT]
+    selection = pick(drives, {"nvme3n1": [Signature("nvme3n1", "ext4", None, None)]})
+    assert verdict(selection, "S003")[1].startswith("holds ext4; is formatted with 8 metadata bytes")
+
+
+def test_eight_drives_of_4096_are_alike() -> None:
+    assert len(pick([replace(row, lba_bytes=4096) for row in EIGHT]).selected) == 8
 
 
 @pytest.mark.parametrize(("field", "value"), [("size_bytes", SIZE - 512), ("lba_bytes", 4096)])

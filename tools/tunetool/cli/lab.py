@@ -157,7 +157,14 @@ def ssh(node: str, arguments: tuple[str, ...]) -> None:
 @click.argument("kind")
 @click.option("--drive", "serial", help="Serial of the drive; the third data drive without it.")
 def fault(node: str, kind: str, serial: str | None) -> None:
-    """Break NODE in one way: slow-drive, remove-drive, mixed-size, has-filesystem, has-partitions or in-use."""
+    """Break NODE in one way.
+
+    \b
+    Drives:    slow-drive remove-drive extra-drive mixed-size 4k-sectors metadata
+               duplicate-serial empty-serial
+    In use:    in-use partition-in-use btrfs-in-use lvm
+    Contents:  has-filesystem has-partitions btrfs lvm-idle luks swap-signature zfs-label
+    """
     from tunetool.lab import faults
     from tunetool.lab.state import Lab
 

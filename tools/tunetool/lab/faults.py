@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.lab import guest, node, ssh
+from tunetool.lab import guest, leftovers, node, ssh
 from tunetool.lab.machine import Drive
 from tunetool.lab.qmp import Qmp
 from tunetool.lab.state import Fault, Lab, NodeState, data_serial
@@ -17,16 +17,43 @@ SLOW_BYTES_PER_SECOND = 20 * 10**6
 KINDS = {
     "slow-drive": "the drive reads and writes at 20 MB/s",
     "remove-drive": "the drive is pulled out of its slot",
+    "extra-drive": "one more blank drive is plugged in",
     "mixed-size": "the drive is replaced by one of half the size with the same serial",
+    "4k-sectors": "the drive is replaced by one with blocks of 4096 bytes and the same serial",
+    "duplicate-serial": "the drive is replaced by one that shows another data drive's serial",
+    "empty-serial": "the drive is replaced by one that shows no serial",
+    "metadata": "the drive is formatted with 8 bytes of metadata per block",
     "has-filesystem": "the drive carries an ext4 file system",
     "has-partitions": "the drive carries a partition table with one partition",
     "in-use": "the drive carries a mounted file system with a file in it",
+    "partition-in-use": "the drive carries a partition with a mounted file system",
+    "btrfs": "the drive carries a btrfs file system",
+    "btrfs-in-use": "the drive carries a mounted btrfs file system",
+    "lvm": "the drive carries an active logical volume",
+    "lvm-idle": "the drive carries a logical volume that is not active",
+    "luks": "the drive carries a LUKS header",
+    "swap-signature": "the drive carries a swap area",
+    "zfs-label": "the drive carries the labels of a ZFS pool",
 }
-_GUEST_SCRIPTS: dict[str, Callable[[str], str]] = {
-    "has-filesystem": guest.has_filesystem,
-    "has-partitions": guest.has_partitions,
-    "in-use": guest.in_use,
+GUEST_SCRIPTS: dict[str, Callable[[str], str]] = {
+    "metadata": leftovers.metadata,
+    "has-filesystem": leftovers.has_filesystem,
+    "has-partitions": leftovers.has_partitions,
+    "in-use": leftovers.in_use,
+    "partition-in-use": leftovers.partition_in_use,
+    "btrfs": leftovers.btrfs,
+    "btrfs-in-use": leftovers.btrfs_in_use,
+    "lvm": leftovers.lvm,
+    "lvm-idle": leftovers.lvm_idle,
+    "luks": leftovers.luks,
+    "swap-signature": leftovers.swap_signature,
+    "zfs-label": leftovers.zfs_label,
 }
+OF_THE_DRIVE = ("extra-drive", "mixed-size", "4k-sectors", "duplicate-serial", "empty-serial")
+"""Faults that are in what the drive is, and stay when it is blank again."""
+
+_AFTER_BOOT = {"in-use": "has-filesystem", "partition-in-use": "has-partitions", "btrfs-in-use": "btrfs"}
+_END_WITH_QEMU = ("slow-drive", "metadata")
 
 
 def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[str], None]) -> Fault:
@@ -35,37 +62,75 @@ def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[st
         raise UsageProblem(f"`{kind}` is not a fault", f"choose one of {', '.join(KINDS)}")
     with lab.locked():
         found = lab.read(name)
-        drive = found.drive(serial or default_serial(found))
+        if kind == "extra-drive" and serial:
+            raise UsageProblem("`extra-drive` adds a drive of its own", "leave `--drive` out")
+        drive = extra_drive(found) if kind == "extra-drive" else found.drive(serial or default_serial(found))
         if drive.serial == found.system_serial:
             raise UsageProblem(
                 f"`{drive.serial}` is the drive that is not for us", "choose a data drive: tunetool lab status"
             )
+        other = replacement(found, drive, kind)
         if not node.alive(lab, name):
             raise CannotJudge(f"`{name}` does not run", f"tunetool lab reset {name}")
         say(f"{name}: {drive.serial}: {KINDS[kind]}")
-        if kind in _GUEST_SCRIPTS:
-            ssh.run(lab, found, _GUEST_SCRIPTS[kind](drive.serial))
+        if kind in GUEST_SCRIPTS:
+            ssh.run(lab, found, GUEST_SCRIPTS[kind](drive.serial))
         elif kind == "slow-drive":
             _slow(lab, found, drive)
         else:
-            _replace(lab, found, drive, drive.size // 2 if kind == "mixed-size" else None)
+            if kind != "extra-drive":
+                _pull(lab, found, drive)
+            if other:
+                _plug(lab, found, other)
         fault = Fault(kind, drive.serial)
         found.faults.append(fault)
         lab.write(found)
     return fault
 
 
+def extra_drive(found: NodeState) -> Drive:
+    """A ninth data drive of the same size for the first slot that is free."""
+    taken = {drive.port for drive in found.drives}
+    free = [port for port in range(found.ports) if port not in taken]
+    names = {drive.serial for drive in found.drives}
+    number = next(n for n in range(found.drive_count + 1, found.ports + 2) if data_serial(found.index, n) not in names)
+    if not free:
+        raise UsageProblem(f"`{found.name}` has no free slot", f"tunetool lab reset {found.name}")
+    serial = data_serial(found.index, number)
+    path = found.drives[0].path.with_name(f"{serial}.img")
+    return Drive(serial, path, found.drive_size, free[0])
+
+
+def replacement(found: NodeState, drive: Drive, kind: str) -> Drive | None:
+    """The drive that takes this one's slot, where the fault is about what a drive is."""
+    if kind == "extra-drive":
+        return drive
+    if kind == "mixed-size":
+        return replace(drive, size=drive.size // 2)
+    if kind == "4k-sectors":
+        return replace(drive, block=4096)
+    if kind == "empty-serial":
+        return replace(drive, says="")
+    if kind != "duplicate-serial":
+        return None
+    others = [other for other in found.drives if other not in (drive, found.drives[0]) and other.says is None]
+    if not others or any(other.says for other in found.drives):
+        raise UsageProblem(
+            f"`{drive.serial}` cannot show another's serial",
+            "one drive of a node with at least two data drives can",
+        )
+    return replace(drive, says=others[0].serial)
+
+
 def after_reboot(found: NodeState) -> None:
     """What is left of the faults after a boot: a limit ends with its QEMU, a mount with its kernel."""
     after_save(found)
-    found.faults = [
-        replace(fault, kind="has-filesystem") if fault.kind == "in-use" else fault for fault in found.faults
-    ]
+    found.faults = [replace(fault, kind=_AFTER_BOOT.get(fault.kind, fault.kind)) for fault in found.faults]
 
 
 def after_save(found: NodeState) -> None:
-    """What is left of the faults in a saved state: all but a limit, which ends with its QEMU."""
-    found.faults = [fault for fault in found.faults if fault.kind != "slow-drive"]
+    """What is left of the faults in a saved state: all but what ends with its QEMU."""
+    found.faults = [fault for fault in found.faults if fault.kind not in _END_WITH_QEMU]
 
 
 def default_serial(found: NodeState) -> str:
@@ -82,18 +147,19 @@ def _slow(lab: Lab, found: NodeState, drive: Drive) -> None:
         qmp.command("block_set_io_throttle", {"id": drive.device_id, "bps": SLOW_BYTES_PER_SECOND, **limits})
 
 
-def _replace(lab: Lab, found: NodeState, drive: Drive, size: int | None) -> None:
+def _pull(lab: Lab, found: NodeState, drive: Drive) -> None:
     with Qmp(lab.qmp_socket(found.name)) as qmp:
         node.detach(lab, found, qmp, [drive])
-        drive.path.unlink()
-        found.drives.remove(drive)
-        lab.write(found)
-        if size is None:
-            return
-        smaller = replace(drive, size=size)
-        node.create_drive(smaller)
-        node.attach(qmp, smaller)
-        found.drives.append(smaller)
-        found.drives.sort(key=lambda each: each.port)
-        lab.write(found)
-    ssh.run(lab, found, guest.wait_for_size(drive.serial, size))
+    drive.path.unlink()
+    found.drives.remove(drive)
+    lab.write(found)
+
+
+def _plug(lab: Lab, found: NodeState, drive: Drive) -> None:
+    node.create_drive(drive)
+    with Qmp(lab.qmp_socket(found.name)) as qmp:
+        node.attach(qmp, drive)
+    found.drives.append(drive)
+    found.drives.sort(key=lambda each: each.port)
+    lab.write(found)
+    ssh.run(lab, found, guest.wait_for_drives(len(found.drives)))

@@ -61,57 +61,22 @@ find_drive {shlex.quote(serials[0])}
 """
 
 
-def has_filesystem(serial: str) -> str:
-    """An ext4 file system that nobody mounted."""
-    return _on_drive(serial, 'wipefs -a -q "$drive"\nmkfs.ext4 -q -F "$drive"\n')
-
-
-def has_partitions(serial: str) -> str:
-    """A GPT with one partition."""
-    return _on_drive(
-        serial, 'wipefs -a -q "$drive"\nprintf "label: gpt\\n,,L\\n" | sfdisk -q "$drive"\nudevadm settle\n'
-    )
-
-
-def in_use(serial: str) -> str:
-    """A mounted ext4 file system with a file in it.
-
-    Read-only in the end, which is in use as much: a writable ext4 goes on initialising its tables and committing its
-    journal behind everybody's back, so that nobody could say who changed the drive's bytes.
-    """
-    return _on_drive(
-        serial,
-        'wipefs -a -q "$drive"\nmkfs.ext4 -q -F "$drive"\nmkdir -p /mnt/in-use\n'
-        'mount "$drive" /mnt/in-use\necho "somebody works here" > /mnt/in-use/NOTES\n'
-        "mount -o remount,ro /mnt/in-use\nsync\n",
-    )
-
-
-def wait_for_size(serial: str, size: int) -> str:
-    """Wait until the drive with this serial has ``size`` bytes."""
+def wait_for_drives(count: int) -> str:
+    """Wait until the node has ``count`` NVMe drives: one more or one less than a moment ago."""
     return f"""\
-{_FIND}
 tries=0
-until drive=$(find_drive {shlex.quote(serial)}) && [ "$(cat "/sys/block/${{drive#/dev/}}/size")" = {size // 512} ]; do
+while :; do
+    found=0
+    # A path of a drive with several (nvme9c9n1) is listed too and has no device node.
+    for block in /sys/block/nvme*n*; do
+        [ -b "/dev/${{block##*/}}" ] && found=$((found + 1))
+    done
+    [ "$found" -ne {count} ] || break
     tries=$((tries + 1))
-    [ "$tries" -lt 300 ] || {{ echo "drive {serial} does not appear" >&2; exit 1; }}
+    [ "$tries" -lt 300 ] || {{ echo "$found drives instead of {count}" >&2; exit 1; }}
     sleep 0.1
 done
-"""
-
-
-def wait_until_gone(serials: Sequence[str]) -> str:
-    """Wait until no drive has one of these serials."""
-    return f"""\
-{_FIND}
-tries=0
-for serial in {" ".join(shlex.quote(serial) for serial in serials)}; do
-    while find_drive "$serial" >/dev/null; do
-        tries=$((tries + 1))
-        [ "$tries" -lt 300 ] || {{ echo "drive $serial is still there" >&2; exit 1; }}
-        sleep 0.1
-    done
-done
+udevadm settle --timeout=30
 """
 
 
@@ -130,7 +95,8 @@ find_drive() {
 }"""
 
 
-def _on_drive(serial: str, script: str) -> str:
+def on_drive(serial: str, script: str) -> str:
+    """``script`` with ``$drive`` set to the device of the drive with this serial."""
     return (
         f"{_FIND}\ndrive=$(find_drive {shlex.quote(serial)}) || "
         f"{{ echo 'drive {serial} is not there' >&2; exit 1; }}\n{script}"

@@ -15,8 +15,13 @@ SPARE_PORTS = 2
 _TCG = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "Nehalem,+pdpe1gb"]
 _KVM = ["-accel", "kvm", "-cpu", "host"]
 
+OTHER_SUBSYSTEM = "other"
+"""An NVMe subsystem for a drive that says another's serial: QEMU makes a drive's NQN from its serial, and Linux turns
+away the second drive of one NQN. It cannot be plugged in later, so every machine has it."""
+
 # The first root port; 0x1f is the chipset's own.
 _FIRST_SLOT = 4
+_PLAIN_BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,15 @@ class Drive:
     path: Path
     size: int
     port: int
+    block: int = 512
+    """Logical block in bytes."""
+    says: str | None = None
+    """The serial that it shows where that is not its own."""
+
+    @property
+    def shown_serial(self) -> str:
+        """What the node reads as its serial."""
+        return self.serial if self.says is None else self.says
 
     @property
     def device_id(self) -> str:
@@ -50,12 +64,18 @@ class Drive:
 
     def device(self) -> dict[str, object]:
         """The controller, for ``-device`` and ``device_add`` alike."""
+        odd: dict[str, object] = {}
+        if self.block != _PLAIN_BLOCK:
+            odd.update(logical_block_size=self.block, physical_block_size=self.block)
+        if self.says:
+            odd.update(subsys=OTHER_SUBSYSTEM)
         return {
             "driver": "nvme",
             "id": self.device_id,
-            "serial": self.serial,
+            "serial": self.shown_serial,
             "drive": self.node_name,
             "bus": f"rp{self.port}",
+            **odd,
         }
 
 
@@ -100,6 +120,7 @@ class Machine:
         result += ["-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{self.ssh_port}-:22"]
         result += ["-device", "virtio-net-pci,netdev=net,addr=0x3,romfile="]
         result += ["-device", "virtio-rng-pci,addr=0x1"]
+        result += ["-device", f"nvme-subsys,id={OTHER_SUBSYSTEM},nqn={OTHER_SUBSYSTEM}"]
         for port in range(self.ports):
             result += _json("-device", _root_port(port))
         for drive in self.drives:

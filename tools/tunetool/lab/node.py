@@ -92,7 +92,7 @@ def _stop_when_stuck(node: NodeState, log: Path, offset: int) -> None:
 
 def start_preparing(lab: Lab, node: NodeState, there: Standing | None = None) -> subprocess.Popen[str]:
     """Give the node its name, clock, drives and what stood on them; ``finish_preparing`` waits for it."""
-    serials = [drive.serial for drive in node.drives]
+    serials = [drive.shown_serial for drive in node.drives if drive.shown_serial]
     script = guest.prepare(node.name, node.index, serials, time.time())
     return ssh.start(lab, node, script + bring_back(there) if there else script)
 
@@ -165,7 +165,7 @@ def detach(lab: Lab, node: NodeState, qmp: Qmp, drives: Sequence[Drive]) -> None
     for drive in drives:
         qmp.wait_event("DEVICE_DELETED", UNPLUG_SECONDS, device=drive.device_id)
         qmp.command("blockdev-del", {"node-name": drive.node_name})
-    ssh.run(lab, node, guest.wait_until_gone([drive.serial for drive in drives]))
+    ssh.run(lab, node, guest.wait_for_drives(len(node.drives) - len(drives)))
 
 
 def _wait_enumerated(node: NodeState, qmp: Qmp, drive: Drive) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tunetool.errors import UsageProblem
 from tunetool.lab import node
+from tunetool.lab.faults import OF_THE_DRIVE
 from tunetool.lab.machine import Drive
 from tunetool.lab.state import Fault, Lab, NodeState
 
@@ -74,8 +75,8 @@ def _next_serial(serial: str) -> str:
 
 
 def _stays(fault: Fault, drive: Drive) -> bool:
-    # What was on a drive is gone with it; its size and an empty slot are as before.
-    return fault.serial != drive.serial or fault.kind == "mixed-size"
+    # What was on a drive is gone with it; its size, blocks and shown serial are as before.
+    return fault.serial != drive.serial or fault.kind in OF_THE_DRIVE
 
 
 def _renewed(fault: Fault, drive: Drive, serial: str) -> Fault:

@@ -264,8 +264,19 @@ def _why(fio: Fio, returncode: int, stdout: str, stderr: str) -> tuple[str, str 
         }
         return f"`{fio.path}` was ended by {name}", hints.get(name)
     said = _first_line(stderr, stdout) or "no message"
-    hint = "free some space on the target" if "No space left" in said else None
+    hint = next((text for words, text in _HINTS.items() if words in said), None)
     return f"`{fio.path}` failed with exit status {returncode}: {said}", hint
+
+
+_HINTS = {
+    "No space left": "free some space on the target",
+    # libaio 0.3.113 asks by io_pgetevents and falls back only where the kernel does not know it; a container's
+    # seccomp filter may answer EPERM instead, which fio prints as -1.
+    "func=get_events, error=Unknown error -1": (
+        "a container's seccomp filter forbids `io_pgetevents`: run on the node itself, or with "
+        "`--security-opt seccomp=unconfined`"
+    ),
+}
 
 
 def _first_line(*texts: str) -> str | None:
