@@ -41,6 +41,10 @@ class Signature:
         return " ".join(parts)
 
 
+Contents = dict[str, list[Signature]]
+"""Signatures by a drive's kernel name, those on its partitions included."""
+
+
 class UnreadableDevice(Exception):
     """A device whose contents could not be asked for; nothing may be concluded about it."""
 
@@ -78,6 +82,34 @@ def parse_signatures(text: str) -> list[Signature]:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableDevice("`wipefs --json` printed something else than its JSON: %r" % error) from error
+
+
+def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
+    """Signatures by drive (its partitions' included), and the drives that could not be read."""
+    found: Contents = {}
+    unreadable: dict[str, str] = {}
+    owner = {name: drive.name for drive in drives for name in (drive.name, *drive.partitions)}
+    try:
+        everything = read_signatures(list(owner))
+    except UnreadableDevice:
+        # One bad drive must not hide the others: ask again, one by one, to find it.
+        everything = []
+        for drive in drives:
+            try:
+                everything += read_signatures([drive.name, *drive.partitions])
+            except UnreadableDevice as error:
+                unreadable[drive.name] = "cannot be read: %s" % error
+    for signature in everything:
+        found.setdefault(owner[signature.device], []).append(signature)
+    for drive in drives:
+        if drive.claims or drive.name in unreadable:
+            continue
+        # What is under an idle array is claimed by that array: ask the array instead.
+        paths = ["/dev/" + array for array in drive.idle_arrays] or [drive.path]
+        problems = [problem for problem in map(claim_problem, paths) if problem]
+        if problems:
+            unreadable[drive.name] = problems[0]
+    return found, unreadable
 
 
 def claim_problem(path: str) -> str | None:

@@ -41,10 +41,15 @@ def units_problem(units: Sequence[str]) -> str | None:
 
 def render(mount_point: str) -> str:
     """The drop-in's text. RequiresMountsFor= starts the mount first, and the unit only with it."""
-    place = mount_point.replace("%", "%%")
+    return "%s\n[Unit]\nRequiresMountsFor=%s\n" % (HEADER, quoted(mount_point))
+
+
+def quoted(path: str) -> str:
+    """A path as a word of a unit file."""
+    place = path.replace("%", "%%")
     if re.search(r"[\s\"'\\]", place):
         place = '"%s"' % place.replace("\\", "\\\\").replace('"', '\\"')
-    return "%s\n[Unit]\nRequiresMountsFor=%s\n" % (HEADER, place)
+    return place
 
 
 def changes(units: Sequence[str], mount_point: str, directory: str = UNITS_DIRECTORY) -> list[Change]:

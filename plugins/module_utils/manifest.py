@@ -162,9 +162,9 @@ def write(document: Mapping[str, Any], path: str = MANIFEST_PATH) -> None:
     replace_file(path, dump(document), mode=0o644)
 
 
-def validate(document: object) -> list[str]:
-    """Problems of a document against ``SCHEMA``, each with its place; empty when there is none."""
-    return _problems(document, SCHEMA, "manifest")
+def validate(document: object, schema: Mapping[str, Any] = SCHEMA, name: str = "manifest") -> list[str]:
+    """Problems of a document against a schema, each with its place; empty when there is none."""
+    return _problems(document, schema, name)
 
 
 _TYPES: dict[str, Any] = {

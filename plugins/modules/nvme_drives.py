@@ -125,11 +125,11 @@ from ..module_utils.arrays import Wanted, adopted, decide, examine, read_arrays 
 from ..module_utils.commands import CommandError  # noqa: E402
 from ..module_utils.contents import (  # noqa: E402
     RAID_MEMBER,
-    Signature,
+    Contents,
     UnreadableDevice,
-    claim_problem,
     contents_hash,
     devices_of,
+    read_contents,
     read_signatures,
 )
 from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
@@ -149,36 +149,6 @@ from ..module_utils.selection import (  # noqa: E402
     wipeable,
 )
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-
-Contents = dict[str, list[Signature]]
-
-
-def read_contents(drives: list[Drive]) -> tuple[Contents, dict[str, str]]:
-    """Signatures by drive (its partitions' included), and the drives that could not be read."""
-    found: Contents = {}
-    unreadable: dict[str, str] = {}
-    owner = {name: drive.name for drive in drives for name in (drive.name, *drive.partitions)}
-    try:
-        everything = read_signatures(list(owner))
-    except UnreadableDevice:
-        # One bad drive must not hide the others: ask again, one by one, to find it.
-        everything = []
-        for drive in drives:
-            try:
-                everything += read_signatures([drive.name, *drive.partitions])
-            except UnreadableDevice as error:
-                unreadable[drive.name] = "cannot be read: %s" % error
-    for signature in everything:
-        found.setdefault(owner[signature.device], []).append(signature)
-    for drive in drives:
-        if drive.claims or drive.name in unreadable:
-            continue
-        # What is under an idle array is claimed by that array: ask the array instead.
-        paths = ["/dev/" + array for array in drive.idle_arrays] or [drive.path]
-        problems = [problem for problem in map(claim_problem, paths) if problem]
-        if problems:
-            unreadable[drive.name] = problems[0]
-    return found, unreadable
 
 
 def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> tuple[Foreign, ...]:

@@ -154,7 +154,7 @@ def checksums(lab: Lab) -> str:
     """First and last MiB of every data drive, where every label lives; ordered by serial."""
     return lab.ssh(
         "node1",
-        "lsblk -dno SERIAL,NAME | grep NV | sort | while read s n; do echo $s $( (head -c 1M /dev/$n; "
+        "lsblk -dno SERIAL,NAME | grep LAB.N | sort | while read s n; do echo $s $( (head -c 1M /dev/$n; "
         "tail -c 1M /dev/$n) | md5sum); done",
     )
 

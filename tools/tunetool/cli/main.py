@@ -17,6 +17,7 @@ from tunetool.errors import ExitCode, TunetoolError
 COMMANDS = {
     "lab": "Virtual nodes with NVMe drives, for rehearsing a change before real nodes see it.",
     "provision": "Build the nodes of an inventory, or plan what that would cost their drives.",
+    "rebuild": "Make the scratch volume anew if every local drive came back blank (at boot).",
     "verify": "Check the node against its manifest, measure its storage, and judge.",
 }
 

@@ -1,0 +1,214 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: install or remove the unit that rebuilds the scratch volume on drives that came back blank."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: ephemeral_unit
+short_description: A boot-time unit that rebuilds the scratch volume when every local drive came back blank
+version_added: "0.1.0"
+description:
+  - Writes C(/etc/tunetool/ephemeral.json) and C(tunetool-ephemeral.service), and enables it. Started now, it finds the
+    volume and does nothing; a node on which it could not run is told so here and not at the next boot.
+  - What was built is read from the manifest, so M(tunetool.node.node_manifest) must have run.
+  - With O(enabled=false) removes both again.
+options:
+  enabled:
+    description: Whether the unit is there.
+    type: bool
+    required: true
+  installed:
+    description: Whether the program is on the node; the unit cannot do without.
+    type: bool
+    default: true
+  program:
+    description: The program.
+    type: path
+    default: /opt/tunetool/bin/tunetool
+  model:
+    description: Glob over the model string, as M(tunetool.node.nvme_drives) takes it.
+    type: str
+  size:
+    description: Nominal size of a drive.
+    type: str
+  transport:
+    description: Transport as sysfs names it.
+    type: str
+  serials:
+    description: Exact serial numbers, only where the owner pinned them. Clouds give other drives after a stop.
+    type: list
+    elements: str
+    default: []
+  label:
+    description: Label of the file system.
+    type: str
+    default: nvme_raid0
+  offload_owner:
+    description: Owner of the offload directory.
+    type: str
+    default: root
+  offload_group:
+    description: Group of the offload directory.
+    type: str
+    default: root
+  offload_mode:
+    description: Mode of the offload directory, octal digits.
+    type: str
+    default: "1777"
+  services:
+    description: Units that start after it, such as V(slurmd.service).
+    type: list
+    elements: str
+    default: []
+  wait_seconds:
+    description: How long a boot waits for the drives to appear.
+    type: int
+    default: 30
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: Says what would be written or removed.
+    support: full
+  diff_mode:
+    description: Shows every file before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Rebuild the scratch volume after a stop and start
+  tunetool.node.ephemeral_unit:
+    enabled: true
+    size: 3.5TiB
+    transport: pcie
+"""
+
+RETURN = r"""
+unit:
+  description: Name of the unit.
+  returned: success
+  type: str
+"""
+
+import grp  # noqa: E402  (Ansible wants the documentation first)
+import pwd  # noqa: E402
+from typing import Any  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+from ..module_utils import manifest as manifests  # noqa: E402
+from ..module_utils.bootunit import UNIT, carry_out, changes, files, has_run, take_effect  # noqa: E402
+from ..module_utils.commands import CommandError  # noqa: E402
+from ..module_utils.dropins import ForeignDropIn, units_problem  # noqa: E402
+from ..module_utils.ephemeral import SCHEMA_NAME, ConfigError, dump  # noqa: E402
+from ..module_utils.lock import Locked, only_one  # noqa: E402
+from ..module_utils.manifest import ManifestError  # noqa: E402
+from ..module_utils.refusal import Refusal  # noqa: E402
+from ..module_utils.units import UnitError, parse_size  # noqa: E402
+
+
+def configuration(wanted: dict[str, Any], offload: bool) -> dict[str, Any]:
+    """What the manifest does not hold. Raises ``UnitError``, or ``KeyError`` for an unknown owner."""
+    furnished = None
+    if offload:
+        furnished = {
+            "uid": pwd.getpwnam(wanted["offload_owner"]).pw_uid,
+            "gid": grp.getgrnam(wanted["offload_group"]).gr_gid,
+            "mode": wanted["offload_mode"],
+        }
+    return {
+        "schema": SCHEMA_NAME,
+        "drives": {
+            "model": wanted["model"] or None,
+            "size_bytes": (parse_size(wanted["size"]) or None) if wanted["size"] else None,
+            "transport": wanted["transport"] or None,
+            "serials": wanted["serials"],
+        },
+        "label": wanted["label"],
+        "offload": furnished,
+        "wait_seconds": wanted["wait_seconds"],
+    }
+
+
+def texts(wanted: dict[str, Any], check_mode: bool) -> dict[str, str]:
+    """The files as they must be; empty where there must be none."""
+    if not wanted["enabled"]:
+        return {}
+    if not wanted["installed"]:
+        raise Refusal("`ephemeral_enabled` needs the program on the node. hint: set `tunetool_install: true`")
+    if wanted["wait_seconds"] < 0:
+        raise Refusal("`ephemeral_wait_seconds` is below zero. hint: 30 is enough for local drives")
+    problem = units_problem(wanted["services"])
+    if problem:
+        raise Refusal(problem)
+    manifest: dict[str, Any]
+    try:
+        manifest = manifests.load()
+    except FileNotFoundError:
+        if not check_mode:
+            raise Refusal("`%s` is not there. hint: run role tunetool first" % manifests.MANIFEST_PATH) from None
+        # A blank node: what it will be called is known only when it is built.
+        manifest = {"filesystem": {"uuid": "(new)", "mount_point": "/(new)"}, "offload_dir": "(new)"}
+    config = dump(configuration(wanted, manifest["offload_dir"] is not None))
+    return files(manifest, wanted["program"], wanted["services"], config)
+
+
+def converge(module: AnsibleModule) -> list[dict[str, str]]:
+    """Compare, then write or remove; returns the diff."""
+    wanted = texts(module.params, module.check_mode)
+    found = changes(wanted)
+    if not module.check_mode:
+        for change in found:
+            carry_out(change)
+    diff = [
+        {"before_header": one.path, "after_header": one.path, "before": one.before, "after": one.after} for one in found
+    ]
+    if wanted and not has_run():
+        # It is new, or it failed at boot and the volume was mended since.
+        diff.append({"before_header": UNIT, "after_header": UNIT, "before": "", "after": "active\n"})
+    return diff
+
+
+def main() -> None:
+    """Do it under the node's lock, and report."""
+    module = AnsibleModule(
+        argument_spec={
+            "enabled": {"type": "bool", "required": True},
+            "installed": {"type": "bool", "default": True},
+            "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
+            "model": {"type": "str"},
+            "size": {"type": "str"},
+            "transport": {"type": "str"},
+            "serials": {"type": "list", "elements": "str", "default": []},
+            "label": {"type": "str", "default": "nvme_raid0"},
+            "offload_owner": {"type": "str", "default": "root"},
+            "offload_group": {"type": "str", "default": "root"},
+            "offload_mode": {"type": "str", "default": "1777"},
+            "services": {"type": "list", "elements": "str", "default": []},
+            "wait_seconds": {"type": "int", "default": 30},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        with only_one():
+            diff = converge(module)
+        # Outside the lock, which the unit's program takes.
+        if diff and not module.check_mode:
+            take_effect(module.params["enabled"])
+    except CommandError as error:
+        module.fail_json(msg="%s. hint: see `systemctl status %s`" % (error, UNIT))
+    except (ConfigError, ForeignDropIn, Locked, Refusal) as error:
+        module.fail_json(msg=str(error))
+    except (ManifestError, UnitError) as error:
+        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint))
+    except KeyError as error:
+        module.fail_json(msg="offload directory: %s. hint: make the user or group first" % error.args[0])
+    else:
+        module.exit_json(changed=bool(diff), diff=diff, unit=UNIT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+"""Ephemeral mode: when a boot builds and when it leaves everything alone; its configuration and its unit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machines import RECORDED, lay_out
+from tunetool.node import bootunit, ephemeral
+from tunetool.node import manifest as manifests
+from tunetool.node.arrays import read_arrays
+from tunetool.node.bootunit import UNIT, carry_out, changes, escape
+from tunetool.node.contents import Signature
+from tunetool.node.drives import Drive, Link, read_drives
+from tunetool.node.dropins import ForeignDropIn
+from tunetool.node.ephemeral import BUILD, LEAVE, NOTHING, RESUME, ConfigError, Finding, Scene, decide
+from tunetool.rebuild import IN_PROGRESS, half_made
+
+MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
+UUID = MANIFEST["array"]["uuid"]
+CONFIG: dict[str, Any] = {
+    "schema": "tunetool.ephemeral/1",
+    "drives": {"model": "QEMU NVMe Ctrl", "size_bytes": 2**32, "transport": "pcie", "serials": []},
+    "label": "nvme_raid0",
+    "offload": {"uid": 0, "gid": 0, "mode": "1777"},
+    "wait_seconds": 30,
+}
+SYSTEM = {"nvme0n1": [Signature("nvme0n1", "ext4", "labsystem", "1")]}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """A recorded node whose array is mounted, and whose ninth drive is somebody else's."""
+    root = str(lay_out("built", tmp_path_factory.mktemp("built")))
+    drives = read_drives(root)
+    contents = {drive.name: [own(drive.name)] for drive in drives if drive.arrays}
+    return Scene(drives, {**contents, **SYSTEM}, {}, read_arrays(root), filesystem=True)
+
+
+@pytest.fixture(scope="module")
+def blank(recorded: Scene) -> Scene:
+    """The same node after a stop and start: other serials, nothing on the drives."""
+    return replace(
+        recorded, drives=[handed_out(drive) for drive in recorded.drives], contents=SYSTEM, arrays=[], filesystem=False
+    )
+
+
+def handed_out(drive: Drive) -> Drive:
+    if not drive.arrays:
+        return drive
+    return replace(drive, serial=drive.serial.replace("NV", "NEW"), uses=(), arrays=(), idle_arrays=())
+
+
+def own(name: str) -> Signature:
+    return Signature(name, "linux_raid_member", "node1:nvme_raid0", UUID)
+
+
+def look(scene: Scene, **config: Any) -> Finding:
+    return decide(MANIFEST, {**CONFIG, **config}, scene)
+
+
+def test_blank_drives_are_built_whatever_their_serials(blank: Scene) -> None:
+    finding = look(blank)
+    assert finding.action == BUILD
+    assert [drive.serial for drive in finding.members] == [f"LAB1NEW{number}" for number in range(1, 9)]
+
+
+def test_our_array_is_left_alone(recorded: Scene) -> None:
+    finding = look(recorded)
+    assert (finding.action, finding.members) == (NOTHING, ())
+
+
+def test_a_rebuild_that_was_cut_off_goes_on_by_slot_and_only_with_its_mark(recorded: Scene) -> None:
+    finding = look(replace(recorded, begun=UUID))
+    assert finding.action == RESUME
+    assert [drive.serial for drive in finding.members] == [one["serial"] for one in MANIFEST["array"]["members"]]
+    assert look(replace(recorded, begun="0:0:0:0")).action == NOTHING
+
+
+def test_our_array_without_its_file_system_is_left_unless_the_mark_is_there(recorded: Scene) -> None:
+    finding = look(replace(recorded, filesystem=False))
+    assert finding.action == LEAVE
+    assert "without the file system" in finding.line
+    assert look(replace(recorded, filesystem=False, begun=UUID)).action == RESUME
+
+
+def test_an_array_of_ours_that_cannot_serve_is_not_made_anew(recorded: Scene) -> None:
+    broken = [replace(array, state="broken") for array in recorded.arrays]
+    assert look(replace(recorded, arrays=broken)).action == LEAVE
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_some_members_among_blank_drives_are_left_and_named(blank: Scene, number: int) -> None:
+    names = [f"nvme{index}n1" for index in range(1, number + 1)]
+    finding = look(replace(blank, contents={**SYSTEM, **{name: [own(name)] for name in names}}))
+    assert finding.action == LEAVE
+    assert f"{number} of 8 drives are members" in finding.line
+    assert all(f"`LAB1NEW{index}`" in finding.line for index in range(1, number + 1))
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "gpt", "LVM2_member", "zfs_member", "crypto_LUKS", "swap"])
+def test_one_drive_that_holds_anything_leaves_all(blank: Scene, kind: str) -> None:
+    finding = look(replace(blank, contents={**SYSTEM, "nvme3n1": [Signature("nvme3n1", kind, None, "abc")]}))
+    assert finding.action == LEAVE
+    assert f"`LAB1NEW3` (nvme3n1) holds {kind} UUID abc" in finding.line
+    assert "\n" not in finding.line
+    assert "hint: " in finding.line
+    # The drive that was never ours is no news.
+    assert "LAB1SYS" not in finding.line
+
+
+def change(scene: Scene, name: str, **values: Any) -> Scene:
+    return replace(scene, drives=[replace(drive, **values) if drive.name == name else drive for drive in scene.drives])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"size_bytes": 2**32 + 4096}, "the drives are not alike: `LAB1NEW3`"),
+        ({"lba_bytes": 4096}, "the drives are not alike: `LAB1NEW3`"),
+        ({"partitions": ("nvme3n1p1",)}, "has partitions nvme3n1p1"),
+        ({"uses": ("active swap",)}, "7 usable"),
+        ({"serial": ""}, "has no serial number"),
+        ({"model": "Another"}, "8 drives asked for, 7 usable"),
+    ],
+)
+def test_drives_that_do_not_fit_are_left(blank: Scene, values: dict[str, Any], words: str) -> None:
+    finding = look(change(blank, "nvme3n1", **values))
+    assert finding.action == LEAVE
+    assert words in finding.line
+
+
+def test_seven_nine_and_unreadable_drives_are_left(blank: Scene) -> None:
+    assert look(replace(blank, drives=blank.drives[:-1])).action == LEAVE
+    ninth = replace(blank.drives[-1], name="nvme9n1", serial="NINE")
+    assert "8 drives asked for, 9 match" in look(replace(blank, drives=[*blank.drives, ninth])).line
+    finding = look(replace(blank, unreadable={"nvme3n1": "cannot be read: input/output error"}))
+    assert (finding.action, "input/output error" in finding.line) == (LEAVE, True)
+
+
+def test_pinned_serials_hold(blank: Scene) -> None:
+    drives = dict(CONFIG["drives"], serials=[one["serial"] for one in MANIFEST["array"]["members"]])
+    assert look(blank, drives=drives).action == LEAVE
+
+
+def test_an_array_of_our_name_elsewhere_is_not_doubled(blank: Scene, recorded: Scene) -> None:
+    other = replace(recorded.arrays[0], uuid="1:2:3:4", members=("sdb",), raid_disks=1)
+    finding = look(replace(blank, arrays=[other]))
+    assert finding.action == LEAVE
+    assert "exists on other drives" in finding.line
+
+
+@given(st.dictionaries(st.integers(1, 8), st.sampled_from(["own", "ext4", "unreadable", "gone", "part"])))
+def test_nothing_is_built_unless_all_are_blank(faults: dict[int, str]) -> None:
+    scene = Scene([drive(number) for number in range(1, 9)])
+    contents: dict[str, list[Signature]] = {}
+    unreadable, drives = {}, []
+    for one in scene.drives:
+        fault = faults.get(int(one.name[4]))
+        if fault in ("own", "ext4"):
+            contents[one.name] = [own(one.name) if fault == "own" else Signature(one.name, "ext4", None, None)]
+        if fault == "unreadable":
+            unreadable[one.name] = "cannot be read"
+        if fault != "gone":
+            drives.append(replace(one, partitions=("p1",)) if fault == "part" else one)
+    finding = look(Scene(drives, contents, unreadable))
+    assert (finding.action == BUILD) == (not faults)
+
+
+def drive(number: int) -> Drive:
+    address = f"0000:{number:02x}:00.0"
+    return Drive(
+        f"nvme{number}n1", f"S{number}", "QEMU NVMe Ctrl", "1", 2**32, 512, 0, "pcie", address, None, None, Link()
+    )
+
+
+def test_the_manifest_gets_new_members_and_nothing_else(blank: Scene) -> None:
+    after = ephemeral.with_members(MANIFEST, look(blank).members)
+    assert manifests.validate(after) == []
+    assert [one["serial"] for one in after["array"]["members"]] == [f"LAB1NEW{number}" for number in range(1, 9)]
+    after["array"]["members"] = MANIFEST["array"]["members"]
+    assert manifests.dump(after) == manifests.dump(MANIFEST)
+
+
+def test_the_same_drives_are_the_same_manifest(recorded: Scene) -> None:
+    members = [one for one in recorded.drives if one.arrays]
+    assert manifests.dump(ephemeral.with_members(MANIFEST, members)) == manifests.dump(MANIFEST)
+
+
+def test_the_configuration_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "ephemeral.json"
+    path.write_text(ephemeral.dump(CONFIG))
+    assert ephemeral.load(str(path)) == CONFIG
+    path.write_text(ephemeral.dump({**CONFIG, "offload": None}))
+    assert ephemeral.load(str(path))["offload"] is None
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("schema", "tunetool.ephemeral/2"),
+        ("drives", {"model": None}),
+        ("offload", {"uid": "root", "gid": 0, "mode": "1777"}),
+        ("offload", {"uid": 0, "gid": 0, "mode": "rwx"}),
+        ("wait_seconds", -1),
+        ("surprise", 1),
+    ],
+)
+def test_a_configuration_of_another_shape_is_refused(tmp_path: Path, place: str, value: Any) -> None:
+    document = {**deepcopy(CONFIG), place: value}
+    path = tmp_path / "ephemeral.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=r"hint: "):
+        ephemeral.load(str(path))
+    with pytest.raises(ConfigError):
+        ephemeral.dump(document)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]"])
+def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "ephemeral.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=r"hint: "):
+        ephemeral.load(str(path))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/mnt/nvme_raid0", "//mnt//a-b/", "/mnt/a b", "/.hidden/x", "/mnt/50%", "/mnt/ä", "/dev/disk/by-uuid/0-a"],
+)
+def test_units_are_named_as_systemd_names_them(path: str) -> None:
+    if shutil.which("systemd-escape") is None:
+        pytest.skip("needs systemd-escape")
+    told = subprocess.run(["systemd-escape", "--path", path], capture_output=True, text=True, check=True)
+    assert escape(path) == told.stdout.strip()
+
+
+def files(*services: str, **filesystem: str) -> dict[str, str]:
+    manifest = {**MANIFEST, "filesystem": {**MANIFEST["filesystem"], **filesystem}}
+    return bootunit.files(manifest, "/opt/tunetool/bin/tunetool", services, ephemeral.dump(CONFIG))
+
+
+UNIT_PATH = f"/etc/systemd/system/{UNIT}"
+REQUIRES = f"/etc/systemd/system/mnt-nvme_raid0.mount.requires/{UNIT}"
+
+
+def test_the_unit_comes_before_mount_and_services() -> None:
+    lines = files("slurmd.service")[UNIT_PATH].splitlines()
+    assert "Before=mnt-nvme_raid0.mount slurmd.service" in lines
+    assert f"ExecStart=/opt/tunetool/bin/tunetool rebuild --unless {MANIFEST['filesystem']['uuid']}" in lines
+    assert "DefaultDependencies=no" in lines
+    # Nothing of a boot waits for it but the volume, and it waits for no drive that may be dead.
+    assert not [line for line in lines if line.startswith(("Requires=", "WantedBy=", "Before=local-fs"))]
+    assert not [line for line in lines if "settle" in line and not line.startswith("#")]
+
+
+def test_systemd_accepts_the_files(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    for one in changes(files(), str(tmp_path)):
+        carry_out(one)
+    units = tmp_path / "etc/systemd/system"
+    (units / UNIT).write_text((units / UNIT).read_text().replace("/opt/tunetool/bin/tunetool", "/bin/true"))
+    (units / "mnt-nvme_raid0.mount").write_text("[Mount]\nWhat=/dev/x\nWhere=/mnt/nvme_raid0\n")
+    told = subprocess.run(
+        ["systemd-analyze", "verify", UNIT, "mnt-nvme_raid0.mount", *[path.name[:-2] for path in units.glob("*.d")]],
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Other units of this machine may have faults of their own.
+    ours = [line for line in told.stderr.splitlines() if "tunetool" in line or "nvme" in line or "cycle" in line]
+    assert not ours, told.stderr
+
+
+def converge(root: Path, wanted: dict[str, str]) -> list[str]:
+    found = changes(wanted, str(root))
+    for one in found:
+        carry_out(one)
+    return sorted("/" + os.path.relpath(one.path, root) for one in found)
+
+
+def test_files_come_and_go(tmp_path: Path) -> None:
+    assert converge(tmp_path, {}) == []
+    assert converge(tmp_path, files()) == sorted(files())
+    assert (tmp_path / REQUIRES[1:]).resolve() == tmp_path / UNIT_PATH[1:]
+    assert converge(tmp_path, files()) == []
+    assert converge(tmp_path, files("a.service")) == [UNIT_PATH]
+    assert converge(tmp_path, {}) == sorted(files())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()]
+
+
+def test_another_mount_point_and_file_system_leave_nothing_behind(tmp_path: Path) -> None:
+    converge(tmp_path, files())
+    after = files(uuid="0-1", mount_point="/mnt/other")
+    converge(tmp_path, after)
+    there = [path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()]
+    assert {"/" + str(path.relative_to(tmp_path)) for path in there} == set(after)
+
+
+def test_a_unit_of_our_name_that_is_not_ours_stays(tmp_path: Path) -> None:
+    path = tmp_path / UNIT_PATH[1:]
+    path.parent.mkdir(parents=True)
+    path.write_text("[Unit]\n")
+    assert changes({}, str(tmp_path)) == []
+    with pytest.raises(ForeignDropIn):
+        changes(files(), str(tmp_path))
+
+
+def test_the_program_says_that_it_is_off_and_imports_nothing_heavy() -> None:
+    if Path(ephemeral.CONFIG_PATH).exists():
+        pytest.skip("this machine is in ephemeral mode")
+    code = (
+        "import sys; sys.argv = ['tunetool', 'rebuild', '--dry-run']\n"
+        "from tunetool.cli.main import main\n"
+        "try: main()\nexcept SystemExit as end: status = end.code\n"
+        "heavy = {'pydantic', 'rich', 'jinja2', 'tunetool.record', 'tunetool.verify'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else int(status))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "ephemeral mode is off\nhint: set `ephemeral_enabled: true`" in done.stderr
+
+
+def test_a_file_system_that_mkfs_did_not_finish_is_known(tmp_path: Path) -> None:
+    if shutil.which("mkfs.xfs") is None:
+        pytest.skip("needs mkfs.xfs")
+    image = tmp_path / "image"
+    with image.open("wb") as stream:
+        stream.truncate(512 * 2**20)
+    assert not half_made(str(image))
+    subprocess.run(["mkfs.xfs", "-q", str(image)], check=True)
+    assert not half_made(str(image))
+    with image.open("r+b") as stream:
+        stream.seek(IN_PROGRESS)
+        stream.write(b"\x01")
+    assert half_made(str(image))
+    # The tools of XFS read that byte as we do.
+    told = subprocess.run(
+        ["xfs_db", "-r", "-c", "sb 0", "-c", "p inprogress", str(image)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == "inprogress = 1\n"

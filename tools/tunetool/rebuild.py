@@ -1,0 +1,190 @@
+"""Make the scratch volume anew on drives that a cloud handed out blank: the work of ``tunetool rebuild``.
+
+At boot, before anything is mounted. The array and the file system get the UUIDs of the manifest, so that fstab,
+mdadm.conf and the initramfs stay true.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.node import ephemeral, manifest
+from tunetool.node.arrays import Array, read_arrays
+from tunetool.node.building import create, make_xfs, refuse_unless_blank, settled
+from tunetool.node.commands import CommandError, run
+from tunetool.node.contents import UnreadableDevice, read_contents, read_signatures
+from tunetool.node.drives import read_drives
+from tunetool.node.ephemeral import BUILD, LEAVE, NOTHING, Finding, Scene
+from tunetool.node.files import read_text, replace_file
+from tunetool.node.geometry import Geometry, differences, parse_xfs_info
+from tunetool.node.lock import Locked, only_one
+from tunetool.node.refusal import Refusal
+
+Say = Callable[[str], None]
+LOCK_SECONDS = 60.0
+LINK_SECONDS = 10.0
+SETTLE_SECONDS = 30
+IN_PROGRESS = 126
+"""Place of the superblock's byte that is 1 until mkfs.xfs is through (sb_inprogress in XFS's on-disk format)."""
+
+
+def rebuild(dry_run: bool, say: Say, unless: str | None = None) -> ExitCode:
+    """Look, and build if every drive is blank. Says one line about what was found and one about what was done.
+
+    Where the file system ``unless`` is there, nothing is read or done.
+    """
+    if unless and _present(unless):
+        return _leave_present(unless, say)
+    try:
+        config = ephemeral.load()
+        built = manifest.load()
+    except (ephemeral.ConfigError, manifest.ManifestError, FileNotFoundError) as error:
+        if unless:
+            # Where udev is only just assembling it, the volume is none the worse for a damaged file of ours.
+            run(["udevadm", "settle", f"--timeout={SETTLE_SECONDS}"], accept=(0, 1))
+            if _present(unless):
+                return _leave_present(unless, say)
+        if isinstance(error, FileNotFoundError):
+            say("nothing was written: there is no manifest. hint: run `site.yml` for this node")
+            return ExitCode.FALLS_SHORT
+        message, _, hint = str(error).partition(". hint: ")
+        raise UsageProblem(message, hint or getattr(error, "hint", None)) from None
+    try:
+        with only_one(patience=LOCK_SECONDS):
+            finding = _watch(built, config, 0.0 if dry_run else float(config["wait_seconds"]))
+            say(finding.line)
+            if finding.action == LEAVE:
+                return ExitCode.FALLS_SHORT
+            if finding.action != NOTHING and not dry_run:
+                _carry_out(finding, built, config)
+                say(
+                    f"`{built['filesystem']['mount_point']}` is made anew, empty: RAID0 over "
+                    + ", ".join(drive.serial for drive in finding.members)
+                )
+    except (Refusal, Locked) as error:
+        message, _, hint = str(error).partition(". hint: ")
+        raise CannotJudge(message, hint or None) from None
+    except (CommandError, UnreadableDevice) as error:
+        raise CannotJudge(str(error), ephemeral.ADVICE) from error
+    return ExitCode.OK
+
+
+def _present(uuid: str) -> bool:
+    return Path("/dev/disk/by-uuid", uuid).exists() and not Path(ephemeral.BEGUN_PATH).exists()
+
+
+def _leave_present(uuid: str, say: Say) -> ExitCode:
+    say(f"file system `{uuid}` is there: nothing to do")
+    return ExitCode.OK
+
+
+def _watch(built: Mapping[str, Any], config: Mapping[str, Any], patience: float) -> Finding:
+    """Drives come one after another, and udev assembles what it finds: look again until it is clear, or time is up."""
+    deadline = time.monotonic() + patience
+    link = _link(built)
+    while True:
+        arrays = read_arrays()
+        if ephemeral.assembled(built, arrays) is None or not link.exists():
+            left = max(1, int(deadline - time.monotonic()))
+            run(["udevadm", "settle", f"--timeout={left}"], accept=(0, 1))
+            arrays = read_arrays()
+        drives = read_drives()
+        contents, unreadable = ({}, {}) if ephemeral.assembled(built, arrays) else read_contents(drives)
+        begun = read_text(ephemeral.BEGUN_PATH) or ""
+        scene = Scene(drives, contents, unreadable, arrays, link.exists(), begun)
+        finding = ephemeral.decide(built, config, scene)
+        if finding.action != LEAVE or time.monotonic() >= deadline:
+            return finding
+        time.sleep(0.5)
+
+
+def _link(built: Mapping[str, Any]) -> Path:
+    return Path("/dev/disk/by-uuid", built["filesystem"]["uuid"])
+
+
+def _carry_out(finding: Finding, built: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    wanted, members = built["array"], list(finding.members)
+    begun = Path(ephemeral.BEGUN_PATH)
+    if finding.action == BUILD:
+        refuse_unless_blank(members)
+        replace_file(ephemeral.BEGUN_PATH, wanted["uuid"] + "\n")
+        create(wanted["name"], wanted["chunk_bytes"], members, wanted["uuid"])
+    array = _as_wanted(settled(wanted["uuid"]), wanted, [drive.name for drive in members])
+    try:
+        _make_filesystem(array, built["filesystem"], config["label"], fresh=finding.action == BUILD)
+    except Refusal:
+        # What lies there is none of our making: no later boot may take it for half work of ours.
+        begun.unlink(missing_ok=True)
+        raise
+    if built["offload_dir"] is not None and config["offload"] is not None:
+        _furnish(array, os.path.relpath(built["offload_dir"], built["filesystem"]["mount_point"]), config["offload"])
+    after = ephemeral.with_members(built, members)
+    if after != built:
+        manifest.write(after)
+    begun.unlink(missing_ok=True)
+    _wait_for_link(array, _link(built))
+
+
+def _as_wanted(array: Array | None, wanted: Mapping[str, Any], names: list[str]) -> Array:
+    if array is None:
+        raise Refusal(f"array `{wanted['name']}` did not appear. hint: see `dmesg | grep md`")
+    found = (array.uuid, array.level, array.chunk_bytes, list(array.members))
+    if found != (wanted["uuid"], wanted["level"], wanted["chunk_bytes"], names):
+        raise Refusal(f"array `{wanted['name']}` came out otherwise. hint: look at `mdadm --detail {array.path}`")
+    return array
+
+
+def _make_filesystem(array: Array, wanted: Mapping[str, Any], label: str, *, fresh: bool) -> None:
+    """XFS with the manifest's UUID and geometry. What is there already may only be that very file system, cut off."""
+    geometry = Geometry(wanted["data_su_bytes"], wanted["data_sw"], wanted["log_su_bytes"])
+    signatures = read_signatures([array.device])
+    ours = [(one.type, one.uuid) for one in signatures] == [(wanted["type"], wanted["uuid"])]
+    if ours and not fresh and half_made(array.path):
+        # It cannot be mounted, so nobody ever wrote a file to it.
+        run(["wipefs", "--all", "--quiet", array.path])
+        signatures = []
+    if not signatures:
+        make_xfs(array, geometry, label, wanted["uuid"])
+    elif fresh or not ours:
+        raise Refusal(
+            f"the array over blank drives shows {', '.join(map(str, signatures))}. "
+            "hint: old data came to light and was left alone; look at it, then decide"
+        )
+    wrong = differences(geometry, parse_xfs_info(run(["xfs_info", array.path]).stdout))
+    if wrong:
+        raise Refusal(f"the file system came out otherwise: {'; '.join(wrong)}. hint: {ephemeral.ADVICE}")
+
+
+def half_made(path: str) -> bool:
+    """Whether mkfs.xfs was cut off while it made the file system at ``path``."""
+    with Path(path).open("rb") as stream:
+        return stream.read(IN_PROGRESS + 1)[IN_PROGRESS:] == b"\x01"
+
+
+def _furnish(array: Array, place: str, offload: Mapping[str, Any]) -> None:
+    """The offload directory, before anybody can see the volume without it."""
+    with tempfile.TemporaryDirectory(prefix="tunetool-rebuild-", dir="/run") as point:
+        run(["mount", "-t", "xfs", array.path, point])
+        try:
+            directory = Path(point, place)
+            directory.mkdir(parents=True, exist_ok=True)
+            os.chown(directory, offload["uid"], offload["gid"])
+            directory.chmod(int(offload["mode"], 8))
+        finally:
+            run(["umount", point])
+
+
+def _wait_for_link(array: Array, link: Path) -> None:
+    """The mount waits for this link; udev makes it from the event of mkfs closing the device, which may come late."""
+    deadline = time.monotonic() + LINK_SECONDS
+    while not link.exists():
+        if time.monotonic() >= deadline:
+            raise Refusal(f"`{link}` does not appear. hint: see `udevadm info {array.path}`")
+        run(["udevadm", "trigger", "--action=change", f"/sys/class/block/{array.device}"])
+        run(["udevadm", "settle", "--timeout=5"], accept=(0, 1))
