@@ -157,7 +157,10 @@ def ssh(node: str, arguments: tuple[str, ...]) -> None:
 @click.argument("kind")
 @click.option("--drive", "serial", help="Serial of the drive; the third data drive without it.")
 def fault(node: str, kind: str, serial: str | None) -> None:
-    """Break NODE in one way: slow-drive, remove-drive, mixed-size, has-filesystem, has-partitions or in-use."""
+    """Break NODE in one way.
+
+    KIND is slow-drive, remove-drive, swap-drive, mixed-size, has-filesystem, has-partitions or in-use.
+    """
     from tunetool.lab import faults
     from tunetool.lab.state import Lab
 

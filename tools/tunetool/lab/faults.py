@@ -17,6 +17,7 @@ SLOW_BYTES_PER_SECOND = 20 * 10**6
 KINDS = {
     "slow-drive": "the drive reads and writes at 20 MB/s",
     "remove-drive": "the drive is pulled out of its slot",
+    "swap-drive": "the drive is replaced by a blank one of the same size with another serial",
     "mixed-size": "the drive is replaced by one of half the size with the same serial",
     "has-filesystem": "the drive carries an ext4 file system",
     "has-partitions": "the drive carries a partition table with one partition",
@@ -48,7 +49,7 @@ def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[st
         elif kind == "slow-drive":
             _slow(lab, found, drive)
         else:
-            _replace(lab, found, drive, drive.size // 2 if kind == "mixed-size" else None)
+            _replace(lab, found, drive, successor(drive, kind))
         fault = Fault(kind, drive.serial)
         found.faults.append(fault)
         lab.write(found)
@@ -76,24 +77,33 @@ def default_serial(found: NodeState) -> str:
     return next((drive.serial for drive in found.drives if same.match(drive.serial)), first)
 
 
+def successor(drive: Drive, kind: str) -> Drive | None:
+    """The drive that comes into this one's slot, or None."""
+    if kind == "mixed-size":
+        return replace(drive, size=drive.size // 2)
+    if kind == "swap-drive":
+        serial = drive.serial + "R"
+        return replace(drive, serial=serial, path=drive.path.with_name(drive.path.name.replace(drive.serial, serial)))
+    return None
+
+
 def _slow(lab: Lab, found: NodeState, drive: Drive) -> None:
     limits = dict.fromkeys(("bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr"), 0)
     with Qmp(lab.qmp_socket(found.name)) as qmp:
         qmp.command("block_set_io_throttle", {"id": drive.device_id, "bps": SLOW_BYTES_PER_SECOND, **limits})
 
 
-def _replace(lab: Lab, found: NodeState, drive: Drive, size: int | None) -> None:
+def _replace(lab: Lab, found: NodeState, drive: Drive, new: Drive | None) -> None:
     with Qmp(lab.qmp_socket(found.name)) as qmp:
         node.detach(lab, found, qmp, [drive])
         drive.path.unlink()
         found.drives.remove(drive)
         lab.write(found)
-        if size is None:
+        if new is None:
             return
-        smaller = replace(drive, size=size)
-        node.create_drive(smaller)
-        node.attach(qmp, smaller)
-        found.drives.append(smaller)
+        node.create_drive(new)
+        node.attach(qmp, new)
+        found.drives.append(new)
         found.drives.sort(key=lambda each: each.port)
         lab.write(found)
-    ssh.run(lab, found, guest.wait_for_size(drive.serial, size))
+    ssh.run(lab, found, guest.wait_for_size(new.serial, new.size))
