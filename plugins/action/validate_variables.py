@@ -14,7 +14,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 
-from ..module_utils.plan import PlanError, load
+from ..module_utils.plan import PROVISION, REPLACE, PlanError, load
 
 COLLECTION = Path(__file__).resolve().parents[2]
 SIZE = re.compile(r"^([1-9]\d*|([1-9]\d?|100)%)$")
@@ -26,6 +26,7 @@ PLAY_VARIABLES = frozenset(
     {
         "apply_plan",
         "plan_file",
+        "provision_job",
         "provision_max_fail_percentage",
         "provision_serial",
         "verify_allow_busy",
@@ -37,6 +38,9 @@ PLAY_VARIABLES = frozenset(
     }
 )
 """Variables of the playbooks plan.yml, provision.yml and verify.yml, which have no role to document them."""
+
+ROLE_OF_JOB = {REPLACE: "replace_drive"}
+"""The role whose required variables this job needs; no other job has any use for them."""
 
 
 def role_options() -> dict[str, dict[str, Any]]:
@@ -78,17 +82,30 @@ def batch_problem(variables: dict[str, Any]) -> str | None:
     return None
 
 
-def plan_problem(variables: dict[str, Any], provisions: bool) -> str | None:
-    """What is wrong about the plan that a run was given."""
+def without_required(spec: dict[str, Any]) -> dict[str, Any]:
+    """Options of a role that does not run, so that what it requires need not be there."""
+    return {name: {key: value for key, value in option.items() if key != "required"} for name, option in spec.items()}
+
+
+def hosts_problem(hosts: list[str], job: str) -> str | None:
+    """A drive is replaced on one host: its serials are no other's."""
+    if job == REPLACE and len(hosts) != 1:
+        return f"a drive is replaced on one host, not on {len(hosts)}. hint: `--limit {hosts[0] if hosts else 'HOST'}`"
+    return None
+
+
+def plan_problem(variables: dict[str, Any], job: str | None) -> str | None:
+    """What is wrong about the plan that a run was given. ``job`` is None where nothing is changed."""
     if "plan_file" in variables and "apply_plan" in variables:
         return "`plan_file` and `apply_plan` do not go together. hint: make the plan, read it, then apply it"
-    if provisions and "plan_file" in variables and "plan" not in variables.get("ansible_run_tags", ()):
-        return "`plan_file` without `--tags plan` would build the nodes. hint: add `--tags plan`"
+    if job and "plan_file" in variables and "plan" not in variables.get("ansible_run_tags", ()):
+        what = "build the nodes" if job == PROVISION else "change the nodes"
+        return f"`plan_file` without `--tags plan` would {what}. hint: add `--tags plan`"
     path = variables.get("apply_plan")
     if path is None:
         return None
     try:
-        load(str(path))
+        load(str(path), job or PROVISION)
     except PlanError as error:
         return str(error)
     return None
@@ -107,6 +124,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         for name in ("apply_plan", "plan_file", "provision_serial", "provision_max_fail_percentage"):
             if name in variables:
                 variables[name] = self._templar.template(variables[name])
+        job = self._task.args.get("job")
         options = role_options()
         problems = unknown_variables([str(name) for name in variables], options)
         for role, spec in options.items():
@@ -118,13 +136,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
                     given[name] = self._templar.template(variables[name])
                 except AnsibleError as error:
                     problems.append(f"`{name}` cannot be evaluated: {error}")
-            validation = ArgumentSpecValidator(spec).validate(given)
+            runs = role not in ROLE_OF_JOB.values() or ROLE_OF_JOB.get(job) == role
+            validation = ArgumentSpecValidator(spec if runs else without_required(spec)).validate(given)
             problems += [f"role {role}: {message}" for message in validation.error_messages]
         if problems:
             result["failed"] = True
             result["msg"] = "; ".join(problems) + ". hint: docs/reference/roles.md lists every variable"
         else:
-            problem = batch_problem(variables) or plan_problem(variables, bool(self._task.args.get("provision", False)))
+            hosts = [str(host) for host in variables["ansible_play_hosts_all"]]
+            problem = batch_problem(variables) or hosts_problem(hosts, job) or plan_problem(variables, job)
             if problem:
                 result["failed"] = True
                 result["msg"] = problem

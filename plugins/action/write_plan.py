@@ -12,13 +12,15 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 
 from ..module_utils.files import replace_file
-from ..module_utils.plan import document, dump
+from ..module_utils.plan import PROVISION, REPLACE, TEARDOWN, document, dump
 
 COLLECTION = Path(__file__).resolve().parents[2]
+RESULTS = {PROVISION: "nvme_drives_result", TEARDOWN: "teardown_result", REPLACE: "replace_drive_result"}
+"""Where each job's role leaves the host's part of the plan."""
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
-    """Collects; never connects."""
+    """Collects; never connects. The argument ``job`` says for which playbook the plan is."""
 
     TRANSFERS_FILES = False
     _requires_connection = False
@@ -27,9 +29,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         """Write the file, name the hosts that are not in it."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
+        job = str(self._task.args.get("job", PROVISION))
         hosts, absent = {}, []
         for name in variables["ansible_play_hosts_all"]:
-            part = (variables["hostvars"][name].get("nvme_drives_result") or {}).get("plan")
+            part = (variables["hostvars"][name].get(RESULTS[job]) or {}).get("plan")
             if part is None:
                 absent.append(str(name))
             else:
@@ -38,7 +41,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         version = (
             DataLoader().load_from_file(str(COLLECTION / "galaxy.yml")) if (COLLECTION / "galaxy.yml").exists() else {}
         )
-        text = dump(document(hosts, str(version.get("version", "unknown"))))
+        text = dump(document(hosts, str(version.get("version", "unknown")), job=job))
         if not os.path.isdir(os.path.dirname(path)):
             result.update(failed=True, msg=f"`{path}` is in no directory that exists. hint: give another `plan_file`")
             return result

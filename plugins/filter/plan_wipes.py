@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from ..module_utils.plan import PlanError, load, wipes
+from ..module_utils.plan import PROVISION, PlanError, load, wipes
 
 DOCUMENTATION = r"""
 name: plan_wipes
@@ -25,6 +25,11 @@ options:
     description: Inventory name of the host.
     type: str
     required: true
+  job:
+    description: The job that applies the plan. A plan for another job is refused.
+    type: str
+    choices: [provision, teardown, replace]
+    default: provision
 """
 
 EXAMPLES = r"""
@@ -41,10 +46,10 @@ _value:
 """
 
 
-def plan_wipes(path: str, host: str) -> list[dict[str, str]]:
+def plan_wipes(path: str, host: str, job: str = PROVISION) -> list[dict[str, str]]:
     """Serial and hash of each drive that ``host`` may lose."""
     try:
-        return wipes(load(str(path)), str(host)) if path else []
+        return wipes(load(str(path), str(job)), str(host)) if path else []
     except PlanError as error:
         raise AnsibleFilterError(str(error)) from error
 

@@ -37,6 +37,11 @@ class Array:
         """Device node, valid now."""
         return "/dev/" + self.device
 
+    @property
+    def serves(self) -> bool:
+        """False where it would answer with errors: a RAID0 whose drive was pulled still calls itself clean."""
+        return self.state not in DEAD_STATES and not (self.level == "raid0" and None in self.members)
+
 
 @dataclass(frozen=True)
 class Superblock:
@@ -50,6 +55,10 @@ class Superblock:
     chunk_bytes: int
     role: int | None
     version: str = "1.2"
+    created: str = ""
+    """When the array was made, as mdadm prints it: two arrays may share a UUID, made one after the other."""
+    data_offset_bytes: int | None = None
+    """Where the array's data begin on this member."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +158,8 @@ def parse_examine(text: str) -> dict[str, Superblock]:
             chunk_bytes=_chunk(_field(section, "Chunk Size")),
             role=int(role.group(1)) if role else None,
             version=_field(section, "Version") or "",
+            created=_field(section, "Creation Time") or "",
+            data_offset_bytes=_sectors(_field(section, "Data Offset")),
         )
     return found
 
@@ -156,6 +167,11 @@ def parse_examine(text: str) -> dict[str, Superblock]:
 def _field(section: str, name: str) -> str | None:
     match = re.search(r"^\s*%s : (.+)$" % re.escape(name), section, flags=re.MULTILINE)
     return match.group(1).strip() if match else None
+
+
+def _sectors(text: str | None) -> int | None:
+    match = re.match(r"(\d+) sectors", text or "")
+    return int(match.group(1)) * 512 if match else None
 
 
 def _chunk(text: str | None) -> int:
@@ -271,3 +287,9 @@ def conf_with_array(text: str, name: str, uuid: str) -> str:
     if not placed:
         kept.append(wanted)
     return "\n".join(kept) + "\n"
+
+
+def conf_without_array(text: str, uuid: str) -> str:
+    """mdadm.conf without the ARRAY lines of this UUID, all other lines as they are."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not (_ARRAY_LINE.match(line) and "UUID=%s" % uuid in line.split()))

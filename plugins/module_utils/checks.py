@@ -72,7 +72,7 @@ def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mappin
             array.state not in DEAD_STATES,
             "an active array",
             "state `%s`" % array.state,
-            "a RAID0 cannot lose a drive: replace it and rebuild the scratch",
+            "a RAID0 cannot lose a drive: replace it, then run `playbooks/replace_drive.yml`",
         ),
         _check(
             "array.name",
@@ -108,7 +108,7 @@ def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str,
         not gone and not strange,
         "%d members by serial" % len(expected),
         text,
-        "reseat or replace the drive named; a RAID0 has no repair in place, its data is lost",
+        "reseat the drive named and reboot, or replace it and run `playbooks/replace_drive.yml`; its data is lost",
     )
 
 

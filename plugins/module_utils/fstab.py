@@ -37,3 +37,12 @@ def with_entry(
         return text
     lines[entry.line_number - 1] = wanted
     return "\n".join(lines) + "\n"
+
+
+def without_entry(text: str, uuid: str) -> str:
+    """fstab without the entries for the file system ``uuid``, all other lines as they are."""
+    ours = {entry.line_number for entry in parse_fstab(text) if entry.spec.replace('"', "") == "UUID=" + uuid}
+    if not ours:
+        return text
+    lines = text.splitlines(keepends=True)
+    return "".join(line for number, line in enumerate(lines, start=1) if number not in ours)

@@ -8,10 +8,22 @@ import re
 from datetime import datetime, timezone
 from typing import Any, Mapping, Sequence
 
+from .removal import Removal
 from .selection import REFUSE, WIPE, Selection
 
 SCHEMA_NAME = "tunetool.plan/1"
-ARRAY_ACTIONS = ("create", "keep", "adopt", "refuse")
+PROVISION, TEARDOWN, REPLACE = "provision", "teardown", "replace"
+ARRAY_ACTIONS = {
+    PROVISION: ("create", "keep", "adopt", "refuse"),
+    TEARDOWN: ("remove", "nothing", "refuse"),
+    REPLACE: ("remove", "nothing", "refuse"),
+}
+"""What may become of a host's array, by the plan's job."""
+PLAYBOOKS = {
+    PROVISION: "site.yml",
+    TEARDOWN: "playbooks/teardown.yml",
+    REPLACE: "playbooks/replace_drive.yml",
+}
 _HASH = re.compile(r"^[0-9a-f]{64}$")
 _AGAIN = "make a new one: `--tags plan -e plan_file=plan.json`"
 
@@ -50,10 +62,12 @@ def host_part(
     return {"drives": drives, "array_action": array_action, "array_reason": array_reason}
 
 
-def document(hosts: Mapping[str, Mapping[str, Any]], tool_version: str, now: datetime | None = None) -> dict[str, Any]:
+def document(
+    hosts: Mapping[str, Mapping[str, Any]], tool_version: str, now: datetime | None = None, job: str = PROVISION
+) -> dict[str, Any]:
     """The plan over all hosts, sealed."""
     created = (now or datetime.now(timezone.utc)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    plan = {"schema": SCHEMA_NAME, "created": created, "tool_version": tool_version, "hosts": dict(hosts)}
+    plan = {"schema": SCHEMA_NAME, "job": job, "created": created, "tool_version": tool_version, "hosts": dict(hosts)}
     return dict(plan, sha256=seal(plan))
 
 
@@ -68,18 +82,18 @@ def dump(plan: Mapping[str, Any]) -> str:
     return json.dumps(plan, indent=2, sort_keys=True) + "\n"
 
 
-def load(path: str) -> dict[str, Any]:
-    """Read and check a plan file. Raises ``PlanError``."""
+def load(path: str, job: str = PROVISION) -> dict[str, Any]:
+    """Read and check a plan file for ``job``. Raises ``PlanError``."""
     try:
         with open(path, encoding="utf-8") as stream:
             text = stream.read()
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError("plan file `%s` cannot be read: %s" % (path, getattr(error, "strerror", error))) from error
-    return parse(text, path)
+    return parse(text, path, job)
 
 
-def parse(text: str, name: str) -> dict[str, Any]:
-    """A plan from its text; ``name`` is for messages. Raises ``PlanError``."""
+def parse(text: str, name: str, job: str = PROVISION) -> dict[str, Any]:
+    """A plan for ``job`` from its text; ``name`` is for messages. Raises ``PlanError``."""
     try:
         plan = json.loads(text)
     except ValueError:
@@ -89,10 +103,18 @@ def parse(text: str, name: str) -> dict[str, Any]:
         raise PlanError("`%s` is not a plan file: expected schema `%s`, found `%s`" % (name, SCHEMA_NAME, found))
     if plan.get("sha256") != seal(plan):
         raise PlanError("plan file `%s` was edited after it was written" % name)
+    if plan.get("job") not in ARRAY_ACTIONS:
+        raise PlanError("plan file `%s` is for no job of this version: `%s`" % (name, plan.get("job")))
+    if plan["job"] != job:
+        raise PlanError(
+            "plan file `%s` is for `%s`, not for `%s`" % (name, PLAYBOOKS[plan["job"]], PLAYBOOKS[job]),
+            "apply it with `%s`, or make a new one" % PLAYBOOKS[plan["job"]],
+        )
     if not isinstance(plan.get("hosts"), dict):
         raise PlanError("plan file `%s` names no hosts" % name)
     for host in plan["hosts"]:
         wipes(plan, host)
+        volume(plan, host)
     return plan
 
 
@@ -105,9 +127,48 @@ def wipes(plan: Mapping[str, Any], host: str) -> list[dict[str, str]]:
         chosen = [drive for drive in part["drives"] if drive["action"] == WIPE]
         found = [{"serial": drive["serial"], "hash": drive["hash"]} for drive in chosen]
         good = all(entry["serial"] and _HASH.match(entry["hash"]) for entry in found)
-        good = good and part["array_action"] in ARRAY_ACTIONS
+        good = good and part["array_action"] in ARRAY_ACTIONS[plan.get("job", PROVISION)]
     except (KeyError, TypeError):
         good, found = False, []
     if not good or len({entry["serial"] for entry in found}) != len(found):
         raise PlanError("the plan's entry for `%s` is not one that was written by a plan" % host)
     return found
+
+
+def volume(plan: Mapping[str, Any], host: str) -> dict[str, Any]:
+    """The volume that the plan lets this host lose: the array's UUID and the hash of what is in it. Empty for none."""
+    part = plan["hosts"].get(host)
+    if part is None or part["array_action"] != "remove":
+        return {}
+    try:
+        found = {"uuid": part["volume"]["uuid"], "hash": part["volume"]["hash"]}
+        good = bool(found["uuid"]) and (found["hash"] is None or bool(_HASH.match(found["hash"])))
+    except (KeyError, TypeError):
+        good, found = False, {}
+    if not good:
+        raise PlanError("the plan's entry for `%s` is not one that was written by a plan" % host)
+    return found
+
+
+def removal_part(found: Removal, text: str) -> dict[str, Any]:
+    """One host's part of a plan that removes a volume."""
+    action = "refuse" if found.problems else "nothing" if found.done else "remove"
+    hashes = found.hashes or {}
+    drives = []
+    for row in found.decisions:
+        wiped = row.verdict == WIPE and action == "remove"
+        drives.append(
+            {
+                "serial": row.drive.serial,
+                "model": row.drive.model,
+                "size_bytes": row.drive.size_bytes,
+                "action": WIPE if wiped else REFUSE if row.verdict == WIPE else row.verdict,
+                "reason": row.reason,
+                "holds": [],
+                "hash": hashes.get(row.drive.serial) if wiped else None,
+            }
+        )
+    part: dict[str, Any] = {"drives": drives, "array_action": action, "array_reason": text}
+    if action == "remove" and found.volume is not None:
+        part["volume"] = {"uuid": found.volume.uuid, "hash": found.inside, "holds": list(found.holds)}
+    return part

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+import contextlib
+import fcntl
+import os
+from typing import Iterator, Mapping, Sequence
 
+from .arrays import Superblock, examine, read_arrays
 from .commands import run
-from .contents import RAID_MEMBER, claim_problem, contents_hash, read_signatures
+from .contents import RAID_MEMBER, WINDOW, claim_problem, contents_hash, read_signatures
 from .drives import Drive, disks_under, partitions_of
 from .files import read_int
 from .refusal import Refusal
@@ -33,18 +37,22 @@ def refuse_unless_wipeable(drives: list[Drive], hashes: Mapping[str, str]) -> No
 def wipe(drives: list[Drive]) -> None:
     """Make drives blank, from the top of what lies on them to the bottom."""
     arrays = sorted({array for drive in drives for array in drive.idle_arrays})
+    serving = {array.device for array in read_arrays() if array.serves}
     for array in arrays:
         inside = [name for name in [*partitions_of("/", array), array] if has_capacity(name)]
-        if inside:
+        if inside and array in serving:
             # Else an array made anew at the same place would show the old file system again.
             run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in inside])
     for array in arrays:
         run(["mdadm", "--stop", "/dev/" + array])
     names = [name for drive in drives for name in (*drive.partitions, drive.name)]
+    members = [one.device for one in read_signatures(names) if one.type == RAID_MEMBER]
     # All members first: any event about one that still is a member makes udev assemble it again.
-    for signature in read_signatures(names):
-        if signature.type == RAID_MEMBER:
-            run(["mdadm", "--zero-superblock", "/dev/" + signature.device])
+    with unwatched(names):
+        for superblock in examine(members).values():
+            clear_beginning(superblock)
+        for name in members:
+            run(["mdadm", "--zero-superblock", "/dev/" + name])
     for drive in drives:
         if drive.partitions:
             run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in drive.partitions])
@@ -53,6 +61,32 @@ def wipe(drives: list[Drive]) -> None:
     for drive in drives:
         run(["blockdev", "--rereadpt", drive.path])
     run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+
+
+@contextlib.contextmanager
+def unwatched(names: Sequence[str]) -> Iterator[None]:
+    """Hold udev off these devices: it leaves alone what carries a lock (systemd.io/BLOCK_DEVICE_LOCKING)."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            handle = os.open("/dev/" + name, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def clear_beginning(member: Superblock) -> None:
+    """Overwrite this member's part of the array's first MiB, where the labels of what lies in the array are.
+
+    An array that does not run cannot be asked to do it, and one made anew over these drives would show them again.
+    """
+    if member.data_offset_bytes is None:
+        return
+    handle = os.open("/dev/" + member.device, os.O_WRONLY)
+    try:
+        os.pwrite(handle, bytes(WINDOW), member.data_offset_bytes)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def has_capacity(name: str) -> bool:

@@ -17,10 +17,12 @@ description:
   - Runs on the control machine; no connection to the node is made.
   - Refuses a plan file that cannot be applied in C(apply_plan) before anything is touched.
 options:
-  provision:
-    description: The play that follows builds nodes; C(plan_file) without C(--tags plan) is then refused.
-    type: bool
-    default: false
+  job:
+    description:
+      - What the plays that follow do to the nodes. C(plan_file) without C(--tags plan), a plan for another job, and
+        with V(replace) more than one host are then refused.
+    type: str
+    choices: [provision, teardown, replace]
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -42,6 +44,7 @@ RETURN = r""" # """
 if __name__ == "__main__":
     from ansible.module_utils.basic import AnsibleModule
 
-    AnsibleModule(argument_spec={"provision": {"type": "bool", "default": False}}, supports_check_mode=True).fail_json(
-        msg="this runs as an action plugin"
-    )
+    AnsibleModule(
+        argument_spec={"job": {"type": "str", "choices": ["provision", "teardown", "replace"]}},
+        supports_check_mode=True,
+    ).fail_json(msg="this runs as an action plugin")

@@ -11,14 +11,20 @@ module: write_plan
 short_description: Write one plan file for all hosts of a play
 version_added: "0.1.0"
 description:
-  - Collects what M(tunetool.node.nvme_drives) answered with C(plan) on every host of the play, from the variable
-    C(nvme_drives_result), and writes it atomically, mode 0600. Hosts without an answer are left out and named.
+  - Collects what M(tunetool.node.nvme_drives) or M(tunetool.node.scratch_removal) answered with C(plan) on every host
+    of the play, from the variable in which the job's role leaves it, and writes it atomically, mode 0600. Hosts
+    without an answer are left out and named.
   - Runs on the control machine; no connection to the node is made.
 options:
   path:
     description: Where the plan goes. A file that is there is replaced.
     type: path
     required: true
+  job:
+    description: For which playbook the plan is. No other one applies it.
+    type: str
+    choices: [provision, teardown, replace]
+    default: provision
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -53,6 +59,10 @@ left_out:
 if __name__ == "__main__":
     from ansible.module_utils.basic import AnsibleModule
 
-    AnsibleModule(argument_spec={"path": {"type": "path", "required": True}}, supports_check_mode=True).fail_json(
-        msg="this runs as an action plugin"
-    )
+    AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "job": {"type": "str", "choices": ["provision", "teardown", "replace"], "default": "provision"},
+        },
+        supports_check_mode=True,
+    ).fail_json(msg="this runs as an action plugin")

@@ -109,7 +109,11 @@ Partition[0] :      8386560 sectors at         2048 (type 83)
 
 def test_examine_is_read_and_a_partition_table_is_no_superblock() -> None:
     assert parse_examine(EXAMINE) == {
-        "nvme1n1": Superblock("nvme1n1", UUID, "nvme_raid0", "raid0", 8, 2**20, 3),
+        "nvme1n1": Superblock(
+            *("nvme1n1", UUID, "nvme_raid0", "raid0", 8, 2**20, 3),
+            created="Sat Nov 21 09:12:01 2026",
+            data_offset_bytes=3 * 2**20,
+        ),
     }
 
 

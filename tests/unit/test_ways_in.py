@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tunetool import __version__
+from tunetool.node.plan import TEARDOWN, document, dump
 
 pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
 yaml = pytest.importorskip("yaml")
@@ -68,6 +69,47 @@ def test_a_wrong_variable_stops_every_host_before_any_is_touched(variable: str, 
     assert "Choose the drives" not in done.stdout
 
 
+SWAP = ("-e", "replace_drive_old_serial=A", "-e", "replace_drive_new_serial=B")
+
+
+@pytest.mark.parametrize(
+    ("playbook", "arguments", "message"),
+    [
+        ("replace_drive", SWAP[:2], "missing required arguments: replace_drive_new_serial"),
+        ("replace_drive", SWAP, "a drive is replaced on one host, not on 4. hint: `--limit"),
+        ("replace_drive", (*SWAP, "-e", "replace_drive_serial=C"), "did you mean `replace_drive_"),
+        ("teardown", ("-e", "plan_file=plan.json"), "`plan_file` without `--tags plan` would change the nodes"),
+        ("teardown", ("-e", "apply_plan=/nowhere/plan.json"), "plan file `/nowhere/plan.json` cannot be read"),
+    ],
+    ids=["one serial", "many hosts", "misspelt", "tag forgotten", "no plan"],
+)
+def test_what_takes_away_is_as_strict(playbook: str, arguments: tuple[str, ...], message: str) -> None:
+    done = ansible("ansible-playbook", f"playbooks/{playbook}.yml", "-i", "inventory/h100", *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stdout.split()) + done.stderr
+    assert "unreachable=1" not in done.stdout
+    assert "up]" not in done.stdout
+
+
+def test_a_plan_for_one_playbook_is_refused_by_another(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(dump(document({}, "0", job=TEARDOWN)))
+    done = ansible("ansible-playbook", "site.yml", "-i", "inventory/h100", "-e", f"apply_plan={path}")
+    assert done.returncode == 2
+    assert "is for `playbooks/teardown.yml`, not for `site.yml`" in " ".join(done.stdout.split())
+
+
+def test_a_plan_of_what_is_taken_away_takes_nothing_away() -> None:
+    for playbook in ("teardown", "replace_drive"):
+        done = ansible(
+            "ansible-playbook", f"playbooks/{playbook}.yml", "-i", "inventory/h100", "--list-tasks", "--tags", "plan"
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Look at the scratch volume" in done.stdout
+        for task in ("Remove the scratch volume\t", "give the volume up\t", "Make or keep", "Choose the drives"):
+            assert task not in done.stdout
+
+
 def test_a_plan_runs_no_role_that_builds() -> None:
     for playbook, tags in (("site.yml", ["--tags", "plan"]), ("playbooks/plan.yml", [])):
         done = ansible("ansible-playbook", playbook, "-i", "inventory/h100", "--list-tasks", *tags)
@@ -121,8 +163,9 @@ def test_defaults_and_argument_specs_say_the_same() -> None:
     for role in sorted((ROOT / "roles").iterdir()):
         defaults = yaml.safe_load((role / "defaults/main.yml").read_text())
         spec = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
-        assert {name: option.get("default") for name, option in spec.items()} == defaults, role.name
-        assert all(name.startswith(role.name + "_") for name in defaults)
+        optional = {name: option.get("default") for name, option in spec.items() if not option.get("required")}
+        assert optional == defaults, role.name
+        assert all(name.startswith(role.name + "_") for name in spec)
 
 
 def test_help_answers_without_heavy_imports() -> None:

@@ -40,16 +40,21 @@ def rows(options: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def roles() -> str:
-    # In the order in which site.yml runs them.
+    # In the order in which site.yml runs them, then those of the playbooks that take away.
     order = [
         role["role"].rsplit(".", 1)[1]
-        for play in yaml.safe_load((ROOT / "playbooks/provision.yml").read_text())
+        for playbook in ("provision", "teardown", "replace_drive")
+        for play in yaml.safe_load((ROOT / f"playbooks/{playbook}.yml").read_text())
         for role in play.get("roles", [])
     ]
-    parts = ["# Roles\n\nIn the order in which `site.yml` runs them. Generated from `roles/*/meta/argument_specs.yml`."]
+    parts = [
+        "# Roles\n\nIn the order in which `site.yml` runs them, then those of `playbooks/teardown.yml` and "
+        "`playbooks/replace_drive.yml`. Generated from `roles/*/meta/argument_specs.yml`."
+    ]
     for role in order:
         spec = yaml.safe_load((ROOT / f"roles/{role}/meta/argument_specs.yml").read_text())["argument_specs"]["main"]
         table = ["| variable | type | default | |", "|---|---|---|---|", *rows(spec["options"])]
+        table = table if spec["options"] else ["No variables of its own."]
         parts.append(f"## {role}\n\n{spec['short_description']}. {plain(spec['description'])}\n\n" + "\n".join(table))
     return "\n\n".join(parts) + "\n"
 

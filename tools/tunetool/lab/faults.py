@@ -18,6 +18,7 @@ KINDS = {
     "slow-drive": "the drive reads and writes at 20 MB/s",
     "remove-drive": "the drive is pulled out of its slot",
     "extra-drive": "one more blank drive is plugged in",
+    "swap-drive": "the drive is replaced by a blank one of the same size with another serial",
     "mixed-size": "the drive is replaced by one of half the size with the same serial",
     "4k-sectors": "the drive is replaced by one with blocks of 4096 bytes and the same serial",
     "duplicate-serial": "the drive is replaced by one that shows another data drive's serial",
@@ -107,6 +108,9 @@ def replacement(found: NodeState, drive: Drive, kind: str) -> Drive | None:
         return drive
     if kind == "mixed-size":
         return replace(drive, size=drive.size // 2)
+    if kind == "swap-drive":
+        serial = drive.serial + "R"
+        return replace(drive, serial=serial, path=drive.path.with_name(drive.path.name.replace(drive.serial, serial)))
     if kind == "4k-sectors":
         return replace(drive, block=4096)
     if kind == "empty-serial":

@@ -1,0 +1,243 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: give the scratch volume up under an applied plan, for good or to build it anew with another drive."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: scratch_removal
+short_description: Remove the scratch volume under an applied plan, and leave its drives blank
+version_added: "0.1.0"
+description:
+  - Finds the volume by the manifest, else by its array's name on the drives; the array may be mounted, stopped, broken
+    or short of a member.
+  - Refuses, with nothing touched, a volume that anybody uses, members that hold something else than the manifest
+    says, and anything that O(wipes) and O(volume) do not name as it is now.
+  - Then unmounts it, takes every label off the file system, the array and the drives, and forgets it. Run again after
+    a power cut it goes on; what is blank already needs no consent.
+  - Data blocks stay on the drives. This is no erasure.
+options:
+  job:
+    description:
+      - V(teardown) also removes the drop-ins, the line in mdadm.conf, the mount point and the manifest, and rebuilds
+        the initramfs. V(replace) keeps those for the array that is to be built next, and first makes sure that it can
+        be built.
+    type: str
+    choices: [teardown, replace]
+    required: true
+  name:
+    description: Name of the array, where there is no manifest.
+    type: str
+    required: true
+  mount_point:
+    description: Mount point, where there is no manifest.
+    type: path
+    required: true
+  old_serial:
+    description: Serial number of the member that goes. It may be absent.
+    type: str
+  new_serial:
+    description: Serial number of the drive that comes. It is blank, or named in O(wipes).
+    type: str
+  count:
+    description: How many drives the inventory asks for.
+    type: int
+    default: 8
+  model:
+    description: Glob that the model string must match, case-sensitive.
+    type: str
+  size:
+    description: Nominal size, such as V(3.84TB); drives within 1 % of it match.
+    type: str
+  transport:
+    description: Transport as sysfs names it.
+    type: str
+  serials:
+    description: Serial numbers that the inventory pins.
+    type: list
+    elements: str
+    default: []
+  plan:
+    description: Change nothing and fail over nothing that is found; return the host's part of a plan.
+    type: bool
+    default: false
+  wipes:
+    description: Drives whose contents may be lost, from an applied plan.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      serial:
+        description: Serial number of the drive.
+        type: str
+        required: true
+      hash:
+        description: Hash of what it holds, from the plan file.
+        type: str
+        required: true
+  volume:
+    description: The volume that may be lost, from an applied plan.
+    type: dict
+    suboptions:
+      uuid:
+        description: UUID of the array.
+        type: str
+      hash:
+        description: Hash of what lies in the array; none where it did not run.
+        type: str
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: Says what would be done without doing it.
+    support: full
+  diff_mode:
+    description: Shows the volume, the drives and every file before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Return the drives blank
+  tunetool.node.scratch_removal:
+    job: teardown
+    name: nvme_raid0
+    mount_point: /mnt/nvme_raid0
+    wipes: "{{ apply_plan | tunetool.node.plan_wipes(inventory_hostname, 'teardown') }}"
+    volume: "{{ apply_plan | tunetool.node.plan_volume(inventory_hostname, 'teardown') }}"
+"""
+
+RETURN = r"""
+wiped:
+  description: Serial numbers of the drives that lost (or would lose) what they held.
+  returned: success
+  type: list
+  elements: str
+serials:
+  description: With V(replace), the members of the array that is to be built.
+  returned: success
+  type: list
+  elements: str
+plan:
+  description: The host's part of a plan file.
+  returned: when O(plan)
+  type: dict
+msg:
+  description: What there is, where there is nothing to do; with O(plan), what would be lost.
+  returned: when nothing is removed
+  type: str
+table:
+  description: Every drive with its verdict and the reason.
+  returned: success
+  type: str
+"""
+
+from typing import Any  # noqa: E402  (Ansible wants the documentation first)
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+from ..module_utils.commands import CommandError  # noqa: E402
+from ..module_utils.contents import UnreadableDevice  # noqa: E402
+from ..module_utils.dropins import ForeignDropIn  # noqa: E402
+from ..module_utils.giving_up import Job  # noqa: E402
+from ..module_utils.immutable import Unsupported  # noqa: E402
+from ..module_utils.lock import Locked, only_one  # noqa: E402
+from ..module_utils.manifest import ManifestError  # noqa: E402
+from ..module_utils.plan import PLAYBOOKS, REPLACE, TEARDOWN, removal_part  # noqa: E402
+from ..module_utils.refusal import Refusal  # noqa: E402
+from ..module_utils.removal import consent_problem, plan_removal  # noqa: E402
+from ..module_utils.removal_facts import describe, look  # noqa: E402
+from ..module_utils.replacing import Swap, plan_replacement  # noqa: E402
+from ..module_utils.selection import Criteria, table  # noqa: E402
+from ..module_utils.units import UnitError, parse_size  # noqa: E402
+
+
+def criteria_of(wanted: dict[str, Any]) -> Criteria:
+    """What the inventory asks of a drive. Raises ``UnitError``."""
+    return Criteria(
+        count=wanted["count"],
+        model=wanted["model"],
+        size_bytes=parse_size(wanted["size"]) if wanted["size"] else None,
+        transport=wanted["transport"],
+        serials=tuple(wanted["serials"]),
+    )
+
+
+def converge(module: AnsibleModule) -> dict[str, Any]:
+    """The whole job; returns the module's result. Raises ``Refusal``."""
+    wanted: dict[str, Any] = module.params
+    machine, hashes = look(wanted["new_serial"] if wanted["job"] == REPLACE else None)
+    if wanted["job"] == REPLACE:
+        swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted), hashes)
+        found = plan_replacement(machine, wanted["name"], wanted["mount_point"], swap)
+    else:
+        found = plan_removal(machine, wanted["name"], wanted["mount_point"])
+    told: dict[str, Any] = {"table": table(found.decisions), "serials": list(found.serials), "changed": False}
+    job = Job(found, found.volume, wanted["job"], module.check_mode) if found.volume else None
+    if wanted["plan"]:
+        text = describe(found, job.occupants() if job else [])
+        return dict(told, wiped=[], plan=removal_part(found, text), msg="%s\n%s" % (told["table"], text))
+    if found.problems:
+        raise Refusal("%s\n%s" % ("; ".join(found.problems), told["table"]))
+    if found.done or job is None:
+        return dict(told, wiped=[], msg=found.note)
+    job.refuse_if_busy()
+    allowed = {entry["serial"]: entry["hash"] for entry in wanted["wipes"]}
+    problem = consent_problem(found, allowed, wanted["volume"])
+    if problem:
+        raise Refusal(
+            "%s. hint: nothing was changed; `%s --tags plan -e plan_file=plan.json`, read it, then "
+            "`-e apply_plan=plan.json`" % (problem, PLAYBOOKS[wanted["job"]])
+        )
+    job.run(allowed)
+    for warning in job.warnings:
+        module.warn(warning)
+    return dict(told, changed=bool(job.diff), wiped=job.wiped, diff=job.diff)
+
+
+def main() -> None:
+    """Look, refuse or remove, report."""
+    module = AnsibleModule(
+        argument_spec={
+            "job": {"type": "str", "choices": [TEARDOWN, REPLACE], "required": True},
+            "name": {"type": "str", "required": True},
+            "mount_point": {"type": "path", "required": True},
+            "old_serial": {"type": "str"},
+            "new_serial": {"type": "str"},
+            "count": {"type": "int", "default": 8},
+            "model": {"type": "str"},
+            "size": {"type": "str"},
+            "transport": {"type": "str"},
+            "serials": {"type": "list", "elements": "str", "default": []},
+            "plan": {"type": "bool", "default": False},
+            "wipes": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {"serial": {"type": "str", "required": True}, "hash": {"type": "str", "required": True}},
+            },
+            "volume": {"type": "dict", "options": {"uuid": {"type": "str"}, "hash": {"type": "str"}}},
+        },
+        required_if=[("job", REPLACE, ["old_serial", "new_serial"])],
+        supports_check_mode=True,
+    )
+    try:
+        with only_one():
+            # Under the lock: what was read before it may have changed while we waited.
+            result = converge(module)
+    except ManifestError as error:
+        module.fail_json(
+            msg="%s. hint: nothing was changed; mend it with `site.yml`, or move it away: the array is then found by "
+            "its name" % error.message
+        )
+    except UnitError as error:
+        module.fail_json(msg="nvme_drives_size: %s. hint: %s" % (error.message, error.hint))
+    except (CommandError, UnreadableDevice, Refusal, Locked, ForeignDropIn, Unsupported) as error:
+        module.fail_json(msg=str(error))
+    else:
+        module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

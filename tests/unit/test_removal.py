@@ -1,0 +1,479 @@
+"""Giving the volume up: what belongs to it, what bars it, what a plan allows, and who is at work on it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machines import RECORDED, lay_out
+from tunetool.node.arrays import Superblock, conf_with_array, conf_without_array, read_arrays
+from tunetool.node.contents import Signature
+from tunetool.node.drives import disks_under, read_drives
+from tunetool.node.fstab import with_entry, without_entry
+from tunetool.node.occupants import occupants
+from tunetool.node.plan import REPLACE, TEARDOWN, PlanError, document, dump, parse, removal_part, seal, volume, wipes
+from tunetool.node.removal import Machine, Removal, consent_problem, plan_removal
+from tunetool.node.replacing import Swap, plan_replacement
+from tunetool.node.selection import IGNORE, REFUSE, TAKE, WIPE, Criteria
+
+NAME, POINT = "nvme_raid0", "/mnt/nvme_raid0"
+OTHER = "11111111:22222222:33333333:44444444"
+EIGHT = [f"LAB1NV{number}" for number in range(1, 9)]
+
+
+def raid(device: str, uuid: str) -> Signature:
+    return Signature(device, "linux_raid_member", f"node1:{NAME}", uuid, "0x1000")
+
+
+def machine(root: Path, recorded: str = "built") -> Machine:
+    """A node as it was recorded, with the labels that its manifest says are on its drives."""
+    lay_out(recorded, root)
+    manifest = json.loads((RECORDED / "built-manifest.json").read_text())
+    drives = read_drives(str(root))
+    arrays = read_arrays(str(root))
+    uuid, serials = manifest["array"]["uuid"], [member["serial"] for member in manifest["array"]["members"]]
+    members = {drive.name: serials.index(drive.serial) for drive in drives if drive.serial in serials}
+    system = next(drive.name for drive in drives if drive.serial not in serials)
+    return Machine(
+        drives=drives,
+        signatures={system: [Signature(system, "ext4", None, "1")], **{name: [raid(name, uuid)] for name in members}},
+        superblocks={
+            name: Superblock(name, uuid, NAME, "raid0", 8, 2**20, role, "1.2", "Sat Nov 21 10:00:00 2026", 2**20)
+            for name, role in members.items()
+        },
+        arrays=arrays,
+        under={array.device: frozenset(disks_under(str(root), array.device)) for array in arrays},
+        inside={
+            array.device: [Signature(array.device, "xfs", NAME, manifest["filesystem"]["uuid"])]
+            for array in arrays
+            if array.serves
+        },
+        manifest=manifest,
+        unreadable={},
+    )
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Machine:
+    return machine(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """The same, for many examples: it is never changed, only copied."""
+    return machine(tmp_path_factory.mktemp("built"))
+
+
+def name_of(found: Machine, serial: str) -> str:
+    return next(drive.name for drive in found.drives if drive.serial == serial)
+
+
+def without(found: Machine, serial: str) -> Machine:
+    """The machine with this drive blank."""
+    name = name_of(found, serial)
+    return replace(
+        found,
+        drives=[replace(one, uses=(), arrays=(), idle_arrays=()) if one.name == name else one for one in found.drives],
+        signatures={key: value for key, value in found.signatures.items() if key != name},
+        superblocks={key: value for key, value in found.superblocks.items() if key != name},
+        under={key: value - {name} for key, value in found.under.items()},
+    )
+
+
+def absent(found: Machine, serial: str) -> Machine:
+    gone = without(found, serial)
+    return replace(gone, drives=[drive for drive in gone.drives if drive.serial != serial])
+
+
+def remove(found: Machine) -> Removal:
+    return plan_removal(found, NAME, POINT)
+
+
+def verdicts(found: Removal) -> dict[str, str]:
+    return {row.drive.serial: row.verdict for row in found.decisions}
+
+
+def consent(found: Removal) -> tuple[dict[str, str], dict[str, object]]:
+    """What a plan made now would allow, as it comes out of the file."""
+    plan = parse(dump(document({"n": removal_part(found, "")}, "0", job=TEARDOWN)), "p.json", TEARDOWN)
+    return {entry["serial"]: entry["hash"] for entry in wipes(plan, "n")}, volume(plan, "n")
+
+
+def test_the_members_go_and_the_ninth_drive_is_none_of_them(built: Machine) -> None:
+    found = remove(built)
+    assert found.problems == ()
+    assert verdicts(found) == {"LAB1SYS": IGNORE, **dict.fromkeys(EIGHT, WIPE)}
+    assert consent_problem(found, {}, None) == "nothing is removed without a plan"
+    assert consent_problem(found, *consent(found)) is None
+
+
+@pytest.mark.parametrize("manifest", [True, False], ids=["manifest", "no manifest"])
+def test_a_volume_short_of_a_member_goes_as_well(tmp_path: Path, manifest: bool) -> None:
+    lost = machine(tmp_path, "lost-drive")
+    assert [array.serves for array in lost.arrays] == [False]
+    lost = replace(lost, manifest=lost.manifest if manifest else None)
+    found = remove(lost)
+    assert found.problems == ()
+    gone = [serial for serial in EIGHT if serial not in verdicts(found)]
+    assert len(gone) == 1
+    assert list(found.absent) == (gone if manifest else [])
+    assert found.inside is None
+    assert consent_problem(found, *consent(found)) is None
+
+
+def test_a_node_with_nothing_of_ours_needs_nothing(built: Machine) -> None:
+    blank = replace(built, manifest=None, superblocks={})
+    assert remove(blank).done
+    assert set(verdicts(remove(blank)).values()) == {IGNORE}
+
+
+def test_a_run_that_was_cut_goes_on_with_the_same_plan(built: Machine) -> None:
+    allowed = consent(remove(built))
+    cut = replace(built, inside={})  # the file system is gone, and then one member after the other
+    for serial in EIGHT:
+        assert consent_problem(remove(cut), *allowed) is None
+        cut = without(cut, serial)
+        assert verdicts(remove(cut))[serial] == IGNORE
+    # All blank: nothing to lose, and still something to tidy away.
+    assert (consent_problem(remove(cut), {}, None), remove(cut).done) == (None, False)
+
+
+def test_drives_that_are_out_of_sight_need_consent(built: Machine) -> None:
+    for serial in EIGHT:
+        built = absent(built, serial)
+    found = remove(built)
+    assert consent_problem(found, {}, None) == "nothing is removed without a plan"
+    assert consent_problem(found, *consent(found)) is None
+
+
+def rebuilt(found: Machine, **changes: object) -> Machine:
+    blocks = {name: replace(block, **changes) for name, block in found.superblocks.items()}  # type: ignore[arg-type]
+    return replace(found, superblocks=blocks)
+
+
+@pytest.mark.parametrize("changes", [{"created": "Sun Nov 22 10:00:00 2026"}, {"chunk_bytes": 2**19}, {"role": 1}])
+def test_a_plan_is_stale_for_an_array_that_was_made_anew(built: Machine, changes: dict[str, object]) -> None:
+    allowed = consent(remove(built))
+    problem = consent_problem(remove(rebuilt(built, **changes)), *allowed)
+    assert problem is not None
+    assert "not what the plan saw: drive `LAB1NV" in problem
+
+
+def test_a_plan_is_stale_for_another_file_system(built: Machine) -> None:
+    allowed = consent(remove(built))
+    other = {device: [replace(found[0], uuid="other")] for device, found in built.inside.items()}
+    assert "holds something else since" in str(consent_problem(remove(replace(built, inside=other)), *allowed))
+
+
+def test_a_plan_that_saw_no_inside_gives_none_up(built: Machine) -> None:
+    allowed = consent(remove(replace(built, inside={})))
+    assert "holds something else since" in str(consent_problem(remove(built), *allowed))
+
+
+@pytest.mark.parametrize(
+    ("how", "word"),
+    [
+        ("other array", "where the manifest has a member of another array"),
+        ("more labels", "holds more than the array: ext4"),
+        ("stranger", "is in an array with drives of another: nvme0n1"),
+        ("unlisted", "is not in the manifest"),
+        ("lvm", "member of `dm-0`"),
+        ("unreadable", "cannot be read"),
+    ],
+)
+def test_one_member_that_is_not_as_the_manifest_says_bars_all(built: Machine, how: str, word: str) -> None:
+    name = name_of(built, "LAB1NV4")
+    if how == "other array":
+        block = replace(built.superblocks[name], uuid=OTHER)
+        built = replace(
+            built,
+            superblocks={**built.superblocks, name: block},
+            signatures={**built.signatures, name: [raid(name, OTHER)]},
+        )
+    elif how == "more labels":
+        more = [*built.signatures[name], Signature(name, "ext4", None, "2")]
+        built = replace(built, signatures={**built.signatures, name: more})
+    elif how == "stranger":
+        built = replace(built, under={array: names | {"nvme0n1"} for array, names in built.under.items()})
+    elif how == "unlisted":
+        system = next(drive.name for drive in built.drives if drive.serial == "LAB1SYS")
+        built = replace(built, superblocks={**built.superblocks, system: built.superblocks[name]})
+    elif how == "lvm":
+        drives = [
+            replace(one, uses=(*one.uses, "member of `dm-0`")) if one.name == name else one for one in built.drives
+        ]
+        built = replace(built, drives=drives)
+    else:
+        built = replace(built, unreadable={name: "cannot be read: broken"})
+    found = remove(built)
+    assert word in " ".join(found.problems)
+    assert wipes({"job": TEARDOWN, "hosts": {"n": removal_part(found, "")}}, "n") == []
+
+
+@given(
+    situations=st.lists(st.sampled_from(["member", "blank", "absent", "other"]), min_size=8, max_size=8),
+    named=st.sets(st.sampled_from(EIGHT)),
+)
+def test_nothing_is_wiped_but_members_that_the_plan_names(
+    whole: Machine, situations: list[str], named: set[str]
+) -> None:
+    node = whole
+    for serial, situation in zip(EIGHT, situations, strict=True):
+        if situation == "blank":
+            node = without(node, serial)
+        elif situation == "absent":
+            node = absent(node, serial)
+        elif situation == "other":
+            name = name_of(node, serial)
+            node = without(node, serial)
+            node = replace(node, signatures={**node.signatures, name: [Signature(name, "ext4", None, "3")]})
+    found = remove(node)
+    doomed = [drive.serial for drive in found.members]
+    assert doomed == [serial for serial, situation in zip(EIGHT, situations, strict=True) if situation == "member"]
+    assert bool(found.problems) == ("other" in situations)
+    hashes, what = consent(remove(whole))
+    problem = consent_problem(found, {serial: hashes[serial] for serial in named}, what)
+    assert (problem is None) == (set(doomed) <= named)
+
+
+# --- replacing ---
+
+CRITERIA = Criteria(count=8, model="QEMU NVMe Ctrl", size_bytes=4 * 2**30, transport="pcie")
+SWAP = Swap("LAB1NV3", "NEW", CRITERIA, {})
+
+
+def swapped(found: Machine, **changes: object) -> Machine:
+    """LAB1NV3 is pulled, and a blank drive sits in its slot."""
+    old = next(drive for drive in found.drives if drive.serial == "LAB1NV3")
+    new = replace(old, serial="NEW", name="nvme3n2", uses=(), arrays=(), idle_arrays=(), **changes)  # type: ignore[arg-type]
+    gone = absent(found, "LAB1NV3")
+    return replace(gone, drives=[*gone.drives, new])
+
+
+def test_a_new_drive_takes_the_old_ones_slot(built: Machine) -> None:
+    found = plan_replacement(swapped(built), NAME, POINT, SWAP)
+    assert found.problems == ()
+    assert found.serials == tuple("NEW" if serial == "LAB1NV3" else serial for serial in EIGHT)
+    assert verdicts(found) == {"LAB1SYS": IGNORE, "NEW": TAKE, **{one: WIPE for one in EIGHT if one != "LAB1NV3"}}
+
+
+def test_an_old_drive_that_is_still_there_loses_its_label_too(built: Machine) -> None:
+    both = swapped(built)
+    found = plan_replacement(replace(built, drives=[*built.drives, both.drives[-1]]), NAME, POINT, SWAP)
+    assert found.problems == ()
+    assert "LAB1NV3" in [drive.serial for drive in found.members]
+    assert "LAB1NV3" not in found.serials
+
+
+def test_a_new_drive_that_holds_something_needs_its_own_consent(built: Machine) -> None:
+    node = swapped(built)
+    node = replace(node, signatures={**node.signatures, "nvme3n2": [raid("nvme3n2", OTHER)]})
+    found = plan_replacement(node, NAME, POINT, replace(SWAP, hashes={"nvme3n2": "a" * 64}))
+    assert (found.incoming and found.incoming.serial, found.problems) == ("NEW", ())
+    hashes, what = consent(found)
+    assert hashes["NEW"] == "a" * 64
+    assert consent_problem(found, hashes, what) is None
+    later = plan_replacement(node, NAME, POINT, replace(SWAP, hashes={"nvme3n2": "b" * 64}))
+    assert "drive `NEW` changed since" in str(consent_problem(later, hashes, what))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"size_bytes": 2 * 2**30}, "size 2 GiB is not 4 GiB"),
+        ({"size_bytes": 4 * 2**30 - 2**20}, "differs from the others'"),
+        ({"lba_bytes": 4096}, "logical block 4096 differs"),
+        ({"metadata_bytes": 8}, "metadata"),
+        ({"model": "Other"}, "model is not"),
+        ({"transport": "tcp"}, "transport `tcp`"),
+    ],
+    ids=str,
+)
+def test_a_new_drive_that_could_not_be_built_with_bars_all(
+    built: Machine, changes: dict[str, object], word: str
+) -> None:
+    found = plan_replacement(swapped(built, **changes), NAME, POINT, SWAP)
+    assert found.problems
+    row = next(row for row in found.decisions if row.drive.serial == "NEW")
+    assert row.verdict == REFUSE
+    assert word in row.reason
+
+
+@pytest.mark.parametrize(
+    ("swap", "word"),
+    [
+        (replace(SWAP, new="LAB1NV4"), "is a member already"),
+        (replace(SWAP, old="LAB1NV9"), "`LAB1NV9` is no member. hint: the members are LAB1NV1"),
+        (replace(SWAP, new="NOWHERE"), "serials not present: `NOWHERE`"),
+        (replace(SWAP, new=""), "serials not present"),
+        (replace(SWAP, criteria=replace(CRITERIA, count=7)), "7 drives asked for, 8 match"),
+        (replace(SWAP, criteria=replace(CRITERIA, serials=tuple(EIGHT))), "`nvme_drives_serials` of the inventory"),
+    ],
+    ids=["member", "no member", "absent", "empty", "count", "pinned"],
+)
+def test_wrong_serials_bar_all(built: Machine, swap: Swap, word: str) -> None:
+    assert word in " ".join(plan_replacement(swapped(built), NAME, POINT, swap).problems)
+
+
+def test_a_new_drive_in_use_or_twice_there_bars_all(built: Machine) -> None:
+    node = swapped(built)
+    used = [replace(one, uses=("mounted at `/x`",)) if one.serial == "NEW" else one for one in node.drives]
+    twice = [*node.drives, replace(node.drives[-1], name="nvme9n1")]
+    for drives in (used, twice):
+        assert plan_replacement(replace(node, drives=drives), NAME, POINT, SWAP).problems
+
+
+def test_two_drives_gone_are_not_replaced_by_one(built: Machine) -> None:
+    found = plan_replacement(absent(swapped(built), "LAB1NV5"), NAME, POINT, SWAP)
+    assert "more members are absent: `LAB1NV5`" in " ".join(found.problems)
+
+
+def test_a_drive_that_was_replaced_is_left_alone(built: Machine) -> None:
+    found = plan_replacement(built, NAME, POINT, replace(SWAP, old="LAB0OLD", new="LAB1NV3"))
+    assert (found.done, found.problems, found.serials) == (True, (), tuple(EIGHT))
+    assert "`LAB0OLD` is no member any more, `LAB1NV3` is one" in found.note
+
+
+def test_a_replacement_that_was_cut_before_the_manifest_goes_on(built: Machine) -> None:
+    node = swapped(built)
+    blocks = {name: replace(block, uuid=OTHER) for name, block in node.superblocks.items()}
+    blocks["nvme3n2"] = replace(next(iter(blocks.values())), device="nvme3n2", role=2)
+    found = plan_replacement(replace(node, superblocks=blocks), NAME, POINT, SWAP)
+    assert (found.done, found.problems) == (True, ())
+    assert "NEW" in found.serials
+    # One member that is not of the new array, and nobody can say what these drives are.
+    blocks["nvme3n2"] = replace(blocks["nvme3n2"], uuid="55555555:0:0:0")
+    assert plan_replacement(replace(node, superblocks=blocks), NAME, POINT, SWAP).problems
+
+
+# --- the file ---
+
+
+def test_a_plan_of_one_job_is_refused_by_another_with_the_playbook_it_is_for(built: Machine) -> None:
+    text = dump(document({"n": removal_part(remove(built), "")}, "0", job=TEARDOWN))
+    for job in (REPLACE, "provision"):
+        with pytest.raises(PlanError, match=r"is for `playbooks/teardown\.yml`, not for .* hint: apply it with"):
+            parse(text, "p.json", job)
+    plan = json.loads(text)
+    for bad in ("format", None):
+        plan["job"] = bad
+        plan["sha256"] = seal(plan)
+        with pytest.raises(PlanError, match="is for no job of this version"):
+            parse(json.dumps(plan), "p.json", TEARDOWN)
+
+
+def test_a_forged_volume_is_refused(built: Machine) -> None:
+    plan = json.loads(dump(document({"n": removal_part(remove(built), "")}, "0", job=TEARDOWN)))
+    plan["hosts"]["n"]["volume"]["hash"] = "any"
+    plan["sha256"] = seal(plan)
+    with pytest.raises(PlanError, match="`n` is not one"):
+        parse(json.dumps(plan), "p.json", TEARDOWN)
+
+
+# --- lines that go, and lines that stay ---
+
+LINES = st.lists(st.sampled_from(["# a comment", "", "UUID=1 / ext4 defaults 0 1", "/dev/sdb /x xfs noauto 0 0"]))
+
+
+@given(before=LINES, after=LINES)
+def test_only_our_line_leaves_fstab(before: list[str], after: list[str]) -> None:
+    text = "".join(line + "\n" for line in [*before, *after])
+    ours = with_entry("".join(line + "\n" for line in before), "UUID=u-2", POINT, "xfs", "nofail")
+    assert without_entry(ours + "".join(line + "\n" for line in after), "u-2") == text
+    assert without_entry(text, "u-2") == text
+
+
+def test_only_our_line_leaves_mdadm_conf() -> None:
+    text = f"DEVICE partitions\nARRAY /dev/md/theirs metadata=1.2 UUID={OTHER}\nHOMEHOST <system>"
+    ours = conf_with_array(text + "\n", NAME, "1:2:3:4")
+    assert conf_without_array(ours, "1:2:3:4") == text + "\n"
+    assert conf_without_array(text, "1:2:3:4") == text
+
+
+# --- who is at work on the volume ---
+
+MOUNT = f"40 1 9:127 / {POINT} rw - xfs /dev/md127 rw\n"
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A node with the volume mounted, and one process that has nothing to do with it."""
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    (tmp_path / "proc/self/ns/mnt").symlink_to("mnt:[1]")
+    (tmp_path / "proc/self/mountinfo").write_text("20 1 8:1 / / rw shared:1 - ext4 /dev/vda rw\n" + MOUNT)
+    process(tmp_path, 10, "idle")
+    return tmp_path
+
+
+def process(root: Path, pid: int, name: str, namespace: str = "mnt:[1]", mounts: str = MOUNT) -> Path:
+    base = root / f"proc/{pid}"
+    for folder in ("ns", "fd", "fdinfo"):
+        (base / folder).mkdir(parents=True)
+    (base / "comm").write_text(name + "\n")
+    (base / "ns/mnt").symlink_to(namespace)
+    (base / "mountinfo").write_text("20 1 8:1 / / rw - ext4 /dev/vda rw\n" + mounts)
+    for link in ("cwd", "root"):
+        (base / link).symlink_to("/")
+    (base / "fd/3").symlink_to("/mnt/nvme_raid0_other/file")
+    (base / "fdinfo/3").write_text("pos:\t0\nmnt_id:\t20\n")
+    (base / "maps").write_text("7f00-7f01 r--p 00000000 08:01 12 /usr/bin/x\n")
+    return base
+
+
+def busy(root: Path) -> list[str]:
+    return occupants("9:127", "md127", POINT, str(root))
+
+
+def test_nobody_at_work_is_nobody(proc: Path) -> None:
+    assert busy(proc) == []
+
+
+@pytest.mark.parametrize("how", ["fd", "deleted", "cwd", "maps", "container"])
+def test_a_process_is_named_with_what_it_holds(proc: Path, how: str) -> None:
+    elsewhere = how == "container"
+    base = process(
+        proc, 77, "train", "mnt:[2]" if elsewhere else "mnt:[1]", MOUNT.replace(POINT, "/data") if elsewhere else MOUNT
+    )
+    words = {"fd": "open file", "deleted": "open file", "cwd": "working directory", "maps": "mapped file"}
+    if how in ("fd", "deleted"):
+        (base / "fd/4").symlink_to(POINT + "/x" + (" (deleted)" if how == "deleted" else ""))
+        (base / "fdinfo/4").write_text("pos:\t0\nflags:\t02\nmnt_id:\t40\n")
+    elif how == "cwd":
+        (base / "cwd").unlink()
+        (base / "cwd").symlink_to(POINT)
+    elif how == "maps":
+        (base / "maps").write_text(f"7f00-7f01 r--p 00000000 09:7f 12 {POINT}/lib.so\n")
+    (line,) = busy(proc)
+    assert line.startswith("process 77 `train` (")
+    assert words.get(how, "keeps its own mount") in line
+
+
+def test_a_namespace_that_follows_the_node_is_not_in_the_way(proc: Path) -> None:
+    process(proc, 78, "systemd-udevd", "mnt:[3]", MOUNT.replace(" rw - ", " rw master:5 - "))
+    assert busy(proc) == []
+
+
+def test_a_namespace_that_may_not_be_read_is_no_other_namespace(proc: Path) -> None:
+    base = process(proc, 1, "init")
+    (base / "ns/mnt").unlink()
+    assert busy(proc) == []
+    (base / "cwd").unlink()
+    (base / "cwd").symlink_to(POINT)
+    assert busy(proc) == ["process 1 `init` (working directory)"]
+
+
+def test_mounts_swap_and_loops_within_are_in_the_way(proc: Path) -> None:
+    with (proc / "proc/self/mountinfo").open("a") as stream:
+        stream.write(f"50 40 0:9 / {POINT}/inner rw - tmpfs tmpfs rw\n51 1 9:127 /x /srv/x rw - xfs /dev/md127 rw\n")
+    (proc / "proc/swaps").write_text(f"Filename Type Size Used Priority\n{POINT}/swap file 1 0 -2\n")
+    loop = proc / "sys/block/loop0/loop"
+    loop.mkdir(parents=True)
+    (loop / "backing_file").write_text(f"{POINT}/image\n")
+    text = " ".join(busy(proc))
+    for word in (f"`{POINT}/inner`", "`/srv/x`", f"swap file `{POINT}/swap`", "`loop0`"):
+        assert word in text
