@@ -116,7 +116,7 @@ from typing import Any  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 from ..module_utils.arrays import Array, read_arrays  # noqa: E402
-from ..module_utils.building import make_xfs  # noqa: E402
+from ..module_utils.building import discard_half_made, half_made, make_xfs  # noqa: E402
 from ..module_utils.checks import shown_options  # noqa: E402
 from ..module_utils.commands import CommandError, run  # noqa: E402
 from ..module_utils.contents import UnreadableDevice, read_signatures  # noqa: E402
@@ -164,10 +164,14 @@ class Job:
         """UUID of the file system on the array, made now if the array held nothing. ``(new)`` in check mode."""
         signatures = read_signatures([array.device])
         kinds = {signature.type for signature in signatures}
-        if not signatures:
-            self.note("file system on %s" % self.wanted["array"], "", describe(self.geometry))
+        half = bool(signatures) and half_made(array.path, self.wanted["label"])
+        if not signatures or half:
+            before = "xfs that mkfs did not finish\n" if half else ""
+            self.note("file system on %s" % self.wanted["array"], before, describe(self.geometry))
             if self.check_mode:
                 return "(new)"
+            if half:
+                discard_half_made(array)
             make_xfs(array, self.geometry, self.wanted["label"])
             signatures = read_signatures([array.device])
         elif kinds != {"xfs"}:

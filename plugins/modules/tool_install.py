@@ -102,6 +102,8 @@ def install(python: str, archive: str, venv: str) -> None:
             timeout=900,
         )
     run([os.path.join(venv, "bin/tunetool"), "--version"])
+    # The link that comes next can reach the disk before what it leads to: after a power loss, a program of empty files.
+    run(["sync", "--file-system", venv])
 
 
 def point(link: str, target: str) -> bool:

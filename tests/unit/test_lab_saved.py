@@ -19,8 +19,8 @@ from tunetool.lab.state import Fault, Lab, NodeState
 PRINTED = """\
 holder md127
 holder md127
-array md127 clean nvme_raid0
-array md126 inactive
+array md127 clean 0 nvme_raid0
+array md126 inactive 8
 swap /dev/nvme3n1 6d0c
 SOURCE="/dev/vda" UUID="62f4c1c6" FSTYPE="ext4" FSROOT="/" OPTIONS="rw,relatime" TARGET="/"
 SOURCE="tmpfs" UUID="" FSTYPE="tmpfs" FSROOT="/" OPTIONS="rw,nosuid,nodev,size=524288k,inode64" TARGET="/dev/shm"
@@ -93,7 +93,8 @@ def test_it_is_taken_down_in_the_opposite_order_and_brought_back():
     ("line", "said"),
     [
         ("holder dm-0", "`dm-0` stands on its drives"),
-        ("array md127 broken nvme_raid0", "`md127` is broken"),
+        ("array md127 broken 0 nvme_raid0", "`md127` is broken"),
+        ("array md127 clean 1 nvme_raid0", "`md127` is broken"),
         ('SOURCE="/dev/md127[/a]" UUID="7" FSTYPE="xfs" FSROOT="/a" OPTIONS="rw" TARGET="/b"', "`/b` is a bind mount"),
     ],
 )

@@ -6,6 +6,7 @@ stood then is frozen. The drives' files are kept beside it, and every restore wo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -83,7 +84,9 @@ def take(lab: Lab, found: NodeState, wanted: str, say: Callable[[str], None]) ->
     try:
         ssh.run(lab, found, standing.take_down(look))
     except CannotJudge:
-        ssh.run(lab, found, standing.bring_back(look))
+        # What stopped us is worth more than what its clean-up has to say.
+        with contextlib.suppress(CannotJudge):
+            ssh.run(lab, found, standing.bring_back(look))
         raise
     say(f"{found.name}: pulling its drives and saving its memory")
     target = lab.saved_dir(found.name) / wanted

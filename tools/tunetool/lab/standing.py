@@ -16,7 +16,12 @@ done
 for array in /sys/block/md*/md; do
     [ -e "$array" ] || continue
     array=${array%/md}
-    echo "array ${array##*/} $(cat "$array/md/array_state")" \
+    missing=$(cat "$array/md/raid_disks")
+    for member in "$array"/md/rd[0-9]*/block; do
+        # The link of a drive that was pulled leads nowhere.
+        [ ! -e "$member" ] || missing=$((missing - 1))
+    done
+    echo "array ${array##*/} $(cat "$array/md/array_state") $missing" \
         "$(mdadm --detail --export "/dev/${array##*/}" | sed -n 's/^MD_DEVNAME=//p')"
 done
 while read -r device rest; do
@@ -27,7 +32,7 @@ findmnt -Pn -o SOURCE,UUID,FSTYPE,FSROOT,OPTIONS,TARGET
 
 _ON_DRIVES = re.compile(r"/dev/(nvme|md)")
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
-_WHOLE = ("clean", "active", "active-idle", "readonly", "read-auto", "write-pending")
+_STOPPED = ("clear", "inactive")
 _TRIES = 300
 
 
@@ -67,11 +72,13 @@ def parse(text: str, node: str) -> Standing:
                 f"`{node}`: `{rest}` stands on its drives", "take it down first: only md arrays are known"
             )
         if kind == "array":
-            device, state, *name = rest.split()
-            if state == "broken":
-                raise CannotJudge(f"`{node}`: array `{device}` is broken: it would not come back", "save a whole node")
+            device, state, missing, *name = rest.split()
             arrays.append(device)
-            names += name if state in _WHOLE else []
+            if state in _STOPPED:
+                continue
+            if state == "broken" or missing != "0":
+                raise CannotJudge(f"`{node}`: array `{device}` is broken: it would not come back", "save a whole node")
+            names += name
         elif kind == "swap":
             device, uuid = rest.split()
             swaps.append((device, uuid))
