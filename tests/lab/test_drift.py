@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from conftest import POINT, Done, Lab, changed_tasks
 
 pytestmark = pytest.mark.usefixtures("marker")
 
-UNIT = "slurmd.service"
+UNIT = "slurmd.service"  # named now, and not when the node was built
 # The program's installation is shown elsewhere; here it would only take time.
 ASKED = ("-e", json.dumps({"scratch_filesystem_services": [UNIT], "tunetool_install": False}))
 DATA = f"{POINT}/deepspeed_offload/data"
@@ -22,7 +21,7 @@ echo 0 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages
 mount -o remount,size=64M /dev/shm
 xfs_io -c 'label -s other' {POINT}
 sed -i '/^ARRAY .*nvme_raid0/d' /etc/mdadm/mdadm.conf
-rm /etc/systemd/system/{UNIT}.d/60-tunetool-scratch.conf /etc/security/limits.d/60-tunetool-memlock.conf
+rm /etc/security/limits.d/60-tunetool-memlock.conf
 chmod 0700 {POINT}/deepspeed_offload
 mkdir /tmp/beneath && mount --bind / /tmp/beneath && chattr -i /tmp/beneath{POINT}
 umount /tmp/beneath && rmdir /tmp/beneath"""
@@ -42,15 +41,11 @@ MENDED = {
 }
 
 
-@pytest.fixture(scope="module")
-def built(lab: Lab) -> Iterator[Lab]:
+@pytest.fixture
+def node(built: Lab) -> Lab:
     """A built node with a file that must outlive everything below."""
-    lab.reset("node1")
-    done = lab.site(*ASKED)
-    assert done.code == 0, done.text
-    lab.ssh("node1", f"head -c 3M /dev/urandom > {DATA} && sync")
-    yield lab
-    lab.reset("node1")
+    built.ssh("node1", f"head -c 3M /dev/urandom > {DATA} && sync")
+    return built
 
 
 def checksum(lab: Lab) -> str:
@@ -74,11 +69,11 @@ def differences(output: str) -> dict[str, dict[str, object]]:
     return found
 
 
-def test_what_can_be_mended_is_named_and_mended_beside_the_data(built: Lab) -> None:
-    before = checksum(built)
-    built.ssh("node1", BREAK)
-    looked = differences(verbose(built, "--check").stdout)
-    done = verbose(built)
+def test_what_can_be_mended_is_named_and_mended_beside_the_data(node: Lab) -> None:
+    before = checksum(node)
+    node.ssh("node1", BREAK)
+    looked = differences(verbose(node, "--check").stdout)
+    done = verbose(node)
     assert done.code == 0, done.text
     found = differences(done.stdout)
     assert set(found) == set(MENDED)
@@ -87,7 +82,7 @@ def test_what_can_be_mended_is_named_and_mended_beside_the_data(built: Lab) -> N
         if values:
             assert (found[name]["expected"], found[name]["found"]) == values
     assert looked == found
-    text = built.ssh(
+    text = node.ssh(
         "node1",
         f"findmnt -no OPTIONS {POINT}; findmnt -no LABEL {POINT}; findmnt -no SIZE /dev/shm; ls -ld {POINT}/*;"
         " cat /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages; grep -c nofail /etc/fstab",
@@ -100,21 +95,21 @@ def test_what_can_be_mended_is_named_and_mended_beside_the_data(built: Lab) -> N
         "64",
         "1",
     ]
-    again = verbose(built)
+    again = verbose(node)
     assert changed_tasks(again.stdout) == []
     assert "changed=0" in again.stdout
     assert differences(again.stdout) == {}
-    assert checksum(built) == before
+    assert checksum(node) == before
 
 
-def test_what_cannot_be_mended_stops_the_run_with_everything_named(built: Lab) -> None:
-    before = checksum(built)
-    built.ssh("node1", "echo 0 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
+def test_what_cannot_be_mended_stops_the_run_with_everything_named(node: Lab) -> None:
+    before = checksum(node)
+    node.ssh("node1", "echo 0 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
     wrong = {
         "raid_array_chunk": "512KiB",
         "scratch_filesystem_mount_options": ["noatime", "logbufs=4", "logbsize=256k"],
     }
-    done = built.site(*ASKED, "-e", json.dumps(wrong))
+    done = node.site(*ASKED, "-e", json.dumps(wrong))
     assert done.code != 0
     assert "changed=0" in done.stdout
     said = " ".join(done.text.split())
@@ -122,33 +117,33 @@ def test_what_cannot_be_mended_stops_the_run_with_everything_named(built: Lab) -
     assert "`mount.options`: expected logbufs=4, found logbufs=8. hint:" in said
     assert f"`umount {POINT}`" in said
     assert "`memory.hugepages[2MiB]`: expected 64 pages, found 0 pages. hint:" in said
-    assert built.ssh("node1", "cat /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages") == "0"
-    assert checksum(built) == before
+    assert node.ssh("node1", "cat /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages") == "0"
+    assert checksum(node) == before
     # Unmounted by its owner, the volume takes the options at the next run.
-    built.ssh("node1", f"umount {POINT}")
+    node.ssh("node1", f"umount {POINT}")
     del wrong["raid_array_chunk"]
-    assert built.site(*ASKED, "-e", json.dumps(wrong)).code == 0
-    assert "logbufs=4" in built.ssh("node1", f"findmnt -no OPTIONS {POINT}")
-    assert checksum(built) == before
+    assert node.site(*ASKED, "-e", json.dumps(wrong)).code == 0
+    assert "logbufs=4" in node.ssh("node1", f"findmnt -no OPTIONS {POINT}")
+    assert checksum(node) == before
 
 
 @pytest.mark.slow
-def test_what_somebody_made_anew_is_refused_until_it_is_adopted(built: Lab) -> None:
-    built.ssh(
+def test_what_somebody_made_anew_is_refused_until_it_is_adopted(node: Lab) -> None:
+    node.ssh(
         "node1",
         f"umount {POINT}; mkfs.xfs -q -f -d su=512k,sw=8 /dev/md/nvme_raid0"
         f" && mount /dev/md/nvme_raid0 {POINT} && mkdir {POINT}/deepspeed_offload && echo theirs > {DATA} && udevadm settle",
     )
-    before = checksum(built)
-    done = built.site(*ASKED)
+    before = checksum(node)
+    done = node.site(*ASKED)
     assert done.code != 0
     said = " ".join(done.text.split())
     for name in ("filesystem.uuid", "filesystem.data_stripe_unit"):
         assert f"`{name}`: expected" in said
     assert "changed=0" in done.stdout
-    assert checksum(built) == before
+    assert checksum(node) == before
     drives = "$(for n in 1 2 3 4 5 6 7 8; do lsblk -dno NAME,SERIAL | awk -v s=LAB1NV$n '$2 == s {print \"/dev/\" $1}'; done)"
-    built.ssh(
+    node.ssh(
         "node1",
         f'umount {POINT} && members="{drives}" && mdadm --stop /dev/md/nvme_raid0 2>&1'
         " && mdadm --zero-superblock $members && mdadm --create /dev/md/nvme_raid0 --run --level=0 --metadata=1.2"
@@ -157,14 +152,14 @@ def test_what_somebody_made_anew_is_refused_until_it_is_adopted(built: Lab) -> N
         f" && mount -o noatime,logbufs=8,logbsize=256k /dev/md/nvme_raid0 {POINT}"
         f" && mkdir {POINT}/deepspeed_offload && echo theirs > {DATA}",
     )
-    before = checksum(built)
-    done = built.site(*ASKED)
+    before = checksum(node)
+    done = node.site(*ASKED)
     assert done.code != 0
     said = " ".join(done.text.split())
     assert "`array.uuid`: expected" in said
     assert "`filesystem.uuid`: expected" in said
     assert "changed=0" in done.stdout
-    assert checksum(built) == before
-    adopted = built.site(*ASKED, "-e", "raid_array_adopt=true")
+    assert checksum(node) == before
+    adopted = node.site(*ASKED, "-e", "raid_array_adopt=true")
     assert adopted.code == 0, adopted.text
-    assert checksum(built) == before
+    assert checksum(node) == before

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +23,8 @@ from machines import RECORDED, lay_out
 from tunetool.node import overview as overviews
 from tunetool.node import place, volume
 from tunetool.node.array_drift import Asked, array_differences
-from tunetool.node.arrays import Superblock, read_arrays
-from tunetool.node.commands import Result
+from tunetool.node.arrays import Array, Superblock, read_arrays
+from tunetool.node.commands import CommandError, Result, run
 from tunetool.node.contents import Signature
 from tunetool.node.drift import Difference, Drifted, Ledger, settle
 from tunetool.node.drives import read_drives
@@ -37,6 +38,7 @@ from tunetool.node.memory import (
     render_tmpfiles,
 )
 from tunetool.node.memory_job import MemoryJob
+from tunetool.node.mounts import read_mounts
 from tunetool.node.options import at_mount_only, like, unwanted
 from tunetool.node.refusal import Refusal
 from tunetool.node.volume import Volume
@@ -408,6 +410,59 @@ def test_a_remount_never_carries_what_xfs_would_ignore(asked: list[str]) -> None
     assert not any(at_mount_only(option) for option in unwanted(asked, shown).values())
     assert {option for option in asked if at_mount_only(option)} == {"logbsize=64k", "discard"} & set(asked)
     assert like(["logbsize=64k", "noatime", "inode32"], shown) == "logbsize=256k,relatime,inode64"
+
+
+@pytest.fixture
+def real_xfs(tmp_path: Path) -> Iterator[tuple[Array, Path]]:
+    """A real XFS on a loop device, mounted with other options and another label than are asked for."""
+    image, point = tmp_path / "image", tmp_path / "point"
+    point.mkdir()
+    with image.open("w") as stream:
+        stream.truncate(4 * 2**30)
+    try:
+        run(["mkfs.xfs", "-q", "-L", "other", "-d", "su=1m,sw=8", "-l", "su=256k", str(image)])
+        device = run(["losetup", "--find", "--show", str(image)]).stdout.strip()
+    except CommandError as error:
+        pytest.skip(f"needs root, xfsprogs and loop devices: {error}")
+    try:
+        run(["mount", "-o", "relatime,nodev,logbufs=8,logbsize=256k", device, str(point)])
+    except CommandError as error:
+        run(["losetup", "--detach", device])
+        pytest.skip(f"needs XFS: {error}")
+    try:
+        number = Path("/sys/block", Path(device).name, "dev").read_text().strip()
+        yield Array(Path(device).name, "0", "nvme_raid0", "raid0", 2**20, 8, "clean", (), number), point
+    finally:
+        run(["umount", str(point)])
+        run(["losetup", "--detach", device])
+
+
+def test_a_real_mount_takes_its_options_and_label_and_keeps_its_data(real_xfs: tuple[Array, Path]) -> None:
+    array, point = real_xfs
+    (point / "file").write_text("precious")
+    wanted = wishes(mount_point=str(point))["filesystem"]
+
+    def work(ledger: Ledger) -> None:
+        one = Volume(wanted, ledger, array)
+        one.mount()
+        one.label()
+
+    rounds = [[str(one) for one in settle(work, MANIFEST, check)[1].differences] for check in (True, False, False)]
+    expected = [
+        "`mount.options`: expected noatime,dev, found relatime,nodev",
+        "`filesystem.label`: expected `nvme_raid0`, found `other`",
+    ]
+    assert rounds == [expected, expected, []]
+    wanted["mount_options"] = ["relatime", "logbufs=4", "logbsize=256k"]
+    with pytest.raises(Drifted) as caught:
+        settle(work, MANIFEST, False)
+    assert [(one.expected, one.found) for one in caught.value.differences] == [
+        ("logbufs=4", "logbufs=8"),
+        ("relatime", "noatime"),
+    ]
+    (mount,) = [one for one in read_mounts() if one.mount_point == str(point)]
+    assert {"noatime", "logbufs=8"} <= set(mount.options)
+    assert (point / "file").read_text() == "precious"
 
 
 # From here on: a built node is never made anew.
