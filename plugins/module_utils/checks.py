@@ -182,8 +182,9 @@ def _uuid_is(uuid: str, array: Array | None, root: str) -> bool:
         return False
 
 
-# Options that mount(8) and systemd use up: they never show in the mount table.
-_NOT_SHOWN = ("nofail", "defaults", "auto", "noauto", "_netdev")
+# Options that mount(8) and systemd use up, or that say only what holds anyway: they never show in the mount table.
+_NOT_SHOWN = {"nofail", "defaults", "auto", "noauto", "_netdev"}
+_NOT_SHOWN |= {"suid", "dev", "exec", "async", "diratime", "atime", "nolazytime"}
 
 
 def shown_options(options: list[str]) -> list[str]:

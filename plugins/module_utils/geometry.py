@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Sequence
 
+from .units import format_size_binary
+
 LOG_STRIPE_UNIT_MAX = 256 * 1024
 """XFS caps the log stripe unit at 256 KiB: ``mkfs.xfs -l su=1m`` fails (xfsprogs 6.1)."""
 
@@ -66,15 +68,17 @@ def geometry_of_mount(options: Sequence[str]) -> tuple[int, int] | None:
         return None
 
 
-def differences(wanted: Geometry, found: Geometry) -> list[str]:
-    """Each difference by name, expected and found."""
-    pairs = (
-        ("data stripe unit", wanted.data_su_bytes, found.data_su_bytes, "bytes"),
-        ("data stripe width", wanted.data_sw, found.data_sw, "members"),
-        ("log stripe unit", wanted.log_su_bytes, found.log_su_bytes, "bytes"),
+def apart(wanted: Geometry, found: Geometry) -> list[tuple[str, str, str]]:
+    """Each difference: name, expected, found."""
+    rows = (
+        ("data_stripe_unit", wanted.data_su_bytes, found.data_su_bytes),
+        ("log_stripe_unit", wanted.log_su_bytes, found.log_su_bytes),
     )
-    return [
-        "%s: expected %d %s, found %d" % (name, expected, unit, actual)
-        for name, expected, actual, unit in pairs
+    wrong = [
+        (name, format_size_binary(expected), format_size_binary(actual))
+        for name, expected, actual in rows
         if expected != actual
     ]
+    if wanted.data_sw != found.data_sw:
+        wrong.append(("data_stripe_width", "%d members" % wanted.data_sw, "%d members" % found.data_sw))
+    return wrong

@@ -10,6 +10,7 @@ from typing import Sequence
 
 from .files import read_int, read_text
 from .mounts import mount_at, read_mounts
+from .units import format_size_binary
 
 TMPFILES_PATH = "/etc/tmpfiles.d/60-tunetool-hugepages.conf"
 LIMITS_PATH = "/etc/security/limits.d/60-tunetool-memlock.conf"
@@ -33,6 +34,12 @@ class HugePages:
         """The sysfs file that sizes the pool (kernel: Documentation/admin-guide/mm/hugetlbpage.rst)."""
         base = "/sys/kernel/mm" if self.numa_node is None else "/sys/devices/system/node/node%d" % self.numa_node
         return "%s/hugepages/hugepages-%dkB/nr_hugepages" % (base, self.size_kib)
+
+    @property
+    def label(self) -> str:
+        """What a person calls it."""
+        size = format_size_binary(self.size_kib * 1024).replace(" ", "")
+        return size if self.numa_node is None else "%s,node%d" % (size, self.numa_node)
 
     @property
     def bytes(self) -> int:
@@ -61,6 +68,48 @@ def render_tmpfiles(pools: Sequence[HugePages]) -> str:
     """tmpfiles.d lines: unlike vm.nr_hugepages they reach every page size and NUMA node, at every boot."""
     lines = ["w %s - - - - %d\n" % (pool.path, pool.count) for pool in pools]
     return _HEADER + "".join(lines)
+
+
+_POOL_LINE = re.compile(
+    r"^w /sys/(?:kernel/mm|devices/system/node/node(?P<node>\d+))/hugepages/hugepages-(?P<size>\d+)kB/nr_hugepages"
+    r" - - - - (?P<count>\d+)$"
+)
+
+
+def parse_tmpfiles(text: str) -> list[HugePages]:
+    """The pools of a file that ``render_tmpfiles`` wrote; other lines are none."""
+    found = [match for match in map(_POOL_LINE.match, text.splitlines()) if match]
+    return [
+        HugePages(int(one["size"]), int(one["count"]), None if one["node"] is None else int(one["node"]))
+        for one in found
+    ]
+
+
+def pools_to_give_back(
+    before: Sequence[HugePages], asked: Sequence[HugePages], nodes: Sequence[int]
+) -> list[HugePages]:
+    """Pools of an earlier run that nobody asks for now, to be emptied.
+
+    The pool over all NUMA nodes is the sum of theirs: one asked for settles all of them, and where single nodes take
+    its place the others give back their share.
+    """
+    left: dict[str, HugePages] = {}
+    for pool in before:
+        others = {other.numa_node for other in asked if other.size_kib == pool.size_kib}
+        if None in others or pool.numa_node in others:
+            continue
+        if pool.numa_node is None and others:
+            unasked = [HugePages(pool.size_kib, 0, node) for node in nodes if node not in others]
+        else:
+            unasked = [HugePages(pool.size_kib, 0, pool.numa_node)]
+        left.update((one.path, one) for one in unasked)
+    return list(left.values())
+
+
+def numa_nodes(root: str = "/") -> list[int]:
+    """Numbers of the NUMA nodes."""
+    names = glob.glob(os.path.join(root, "sys/devices/system/node/node[0-9]*"))
+    return sorted(int(os.path.basename(name)[len("node") :]) for name in names)
 
 
 def render_limits(memlock: str) -> str:

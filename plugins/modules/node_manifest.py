@@ -78,6 +78,13 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+differences:
+  description:
+    - On a built node, what the manifest said otherwise and no other module tells (C(profile), C(expect),
+      C(offload_dir)).
+  returned: always
+  type: list
+  elements: dict
 checks:
   description: Every configuration check with its status, expected and found.
   returned: when the manifest was written or kept
@@ -85,12 +92,14 @@ checks:
   elements: dict
 """
 
-from dataclasses import asdict  # noqa: E402  (Ansible wants the documentation first)
+import json  # noqa: E402  (Ansible wants the documentation first)
+from dataclasses import asdict  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 from ..module_utils.answers import FAIL  # noqa: E402
 from ..module_utils.checks import run_checks  # noqa: E402
+from ..module_utils.drift import Difference, built_manifest, told  # noqa: E402
 from ..module_utils.files import content  # noqa: E402
 from ..module_utils.health import HEALTH_CHECKS  # noqa: E402
 from ..module_utils.manifest import (  # noqa: E402
@@ -154,8 +163,16 @@ def main() -> None:
         module.warn("%s: it is replaced" % error.message)
     # Damaged, it may hold any bytes: a difference must be printable.
     before, after = content(MANIFEST_PATH).encode(errors="replace").decode(), dump(document)
+    built = built_manifest() or document
     result = {
         "changed": before != after,
+        "differences": told(
+            [
+                Difference("manifest." + key, json.dumps(document[key]), json.dumps(built[key]))
+                for key in ("profile", "expect", "offload_dir")
+                if document[key] != built[key]
+            ]
+        ),
         "diff": {
             "before_header": MANIFEST_PATH,
             "after_header": MANIFEST_PATH,

@@ -70,6 +70,13 @@ options:
     description: Chunk size that an array must have to be adopted.
     type: str
     default: 1MiB
+  wishes:
+    description:
+      - What M(tunetool.node.scratch_filesystem) and M(tunetool.node.host_memory) will be asked for, their options as
+        C(filesystem) and C(memory). With them, a built node is looked at as a whole, and every difference is told when
+        one of them cannot be mended. Nothing is changed then.
+    type: dict
+    default: {}
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -111,6 +118,13 @@ decisions:
   returned: always
   type: list
   elements: dict
+differences:
+  description:
+    - On a built node whose drives, array, volume and memory cannot all be brought to what is asked, everything that is
+      not as asked. See M(tunetool.node.raid_array).
+  returned: failure
+  type: list
+  elements: dict
 table:
   description: The same as text.
   returned: always
@@ -121,6 +135,8 @@ from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
+from ..module_utils import memory_job, volume  # noqa: E402
+from ..module_utils.array_drift import Asked  # noqa: E402
 from ..module_utils.arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.commands import CommandError  # noqa: E402
 from ..module_utils.contents import (  # noqa: E402
@@ -132,13 +148,17 @@ from ..module_utils.contents import (  # noqa: E402
     read_contents,
     read_signatures,
 )
+from ..module_utils.drift import Drifted  # noqa: E402
+from ..module_utils.drift import told as as_told  # noqa: E402
 from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
 from ..module_utils.lba_formats import Formats, try_formats, with_capacity  # noqa: E402
 from ..module_utils.manifest import ManifestError, refuse_newer  # noqa: E402
+from ..module_utils.overview import overview  # noqa: E402
 from ..module_utils.plan import host_part  # noqa: E402
 from ..module_utils.selection import (  # noqa: E402
     ADOPT,
     KEEP,
+    WIPE,
     Consent,
     Criteria,
     Foreign,
@@ -255,6 +275,14 @@ def main() -> None:
             },
             "adopt": {"type": "bool", "default": False},
             "chunk": {"type": "str", "default": "1MiB"},
+            "wishes": {
+                "type": "dict",
+                "default": {},
+                "options": {
+                    "filesystem": {"type": "dict", "options": volume.ARGUMENTS},
+                    "memory": {"type": "dict", "options": memory_job.ARGUMENTS},
+                },
+            },
         },
         supports_check_mode=True,
     )
@@ -320,6 +348,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         told["plan"] = host_part(selection, holds(selection, contents), consent.hashes, action, reason)
         told["msg"] = "%s\narray: %s (%s)" % (told["table"], action, reason)
         module.exit_json(changed=False, **told)
+    fail_over_drift(module, selection, chunk, told)
     if selection.problem:
         module.fail_json(
             msg="%s. hint: %s\n%s" % (selection.problem, selection.hint, told["table"]), changed=False, **told
@@ -340,6 +369,22 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         ],
         **told,
     )
+
+
+def fail_over_drift(module: AnsibleModule, selection: Selection, chunk: int, told: dict[str, Any]) -> None:
+    """On a built node that cannot be brought to what is asked, tell everything that differs."""
+    wanted: dict[str, Any] = module.params
+    verdicts = {row.verdict for row in selection.decisions}
+    if WIPE in verdicts or not (selection.problem or verdicts & {KEEP, ADOPT}):
+        return  # what was built is given up, or gone
+    members = tuple(drive.serial for drive in selection.selected)
+    asked = Asked(wanted["array_name"], "raid0", chunk, members, wanted["count"], wanted["adopt"])
+    found = overview(asked, wanted["wishes"])
+    if not found or (not selection.problem and all(one.mended for one in found)):
+        return
+    drift = Drifted(found)
+    before = "%s. hint: %s\n%s\n" % (selection.problem, selection.hint, told["table"]) if selection.problem else ""
+    module.fail_json(msg=before + str(drift), changed=False, differences=as_told(drift.differences), **told)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ description:
   - Members are asked for signatures again in the same step in which the array is created.
   - Drives in O(wipes) lose what they hold, directly before the array is created over them, when their contents still
     have the hash given there and nobody uses them. One drive that does not, and none is touched.
+  - On a built node every difference is reported, and one that cannot be mended without risk to the data fails the
+    module before anything is changed. A node whose array is made anew loses its manifest first.
   - Then writes the array into mdadm.conf by UUID and rebuilds an initramfs that is older than that file, in this
     order, so that the array has its name after a reboot.
 options:
@@ -76,6 +78,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+differences:
+  description:
+    - On a built node, what is not as asked. C(mended) is false for what was left, with a C(hint).
+  returned: always
+  type: list
+  elements: dict
 action:
   description: What was done about the array (keep, assemble, create).
   returned: success
@@ -97,12 +105,15 @@ initramfs_rebuilt:
 """
 
 import re  # noqa: E402  (Ansible wants the documentation first)
+from typing import Mapping  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
+from ..module_utils.array_drift import Asked, array_differences  # noqa: E402
 from ..module_utils.arrays import (  # noqa: E402
     Array,
     Step,
+    Superblock,
     Wanted,
     adopted,
     conf_with_array,
@@ -119,7 +130,8 @@ from ..module_utils.building import (  # noqa: E402
 )
 from ..module_utils.commands import CommandError, run  # noqa: E402
 from ..module_utils.contents import UnreadableDevice  # noqa: E402
-from ..module_utils.drives import Drive  # noqa: E402
+from ..module_utils.drift import Difference, Drifted, built_manifest, forget, told  # noqa: E402
+from ..module_utils.drives import Drive, read_drives  # noqa: E402
 from ..module_utils.files import content, replace_file  # noqa: E402
 from ..module_utils.initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images  # noqa: E402
 from ..module_utils.lock import Locked, only_one  # noqa: E402
@@ -134,8 +146,10 @@ CHUNK_MIN = 4096
 def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive], doomed: list[Drive]) -> Array:
     """Carry out a step and read back what came of it. ``doomed`` are the members that a plan lets us wipe."""
     if step.action == "create":
+        refuse_unless_blank([drive for drive in members if drive not in doomed])
+        # Cut after this, the node is one that was not built: the next run goes on from what is there.
+        forget()
         if doomed:
-            refuse_unless_blank([drive for drive in members if drive not in doomed])
             wipe(doomed)
             members = members_by_serial([drive.serial for drive in members])
         refuse_unless_blank(members)
@@ -188,6 +202,8 @@ def main() -> None:
             members = members_by_serial(module.params["serials"])
             wanted = Wanted(name, module.params["level"], chunk, tuple(drive.name for drive in members))
             result = converge(module, wanted, members)
+    except Drifted as error:
+        module.fail_json(msg=str(error), changed=False, differences=told(error.differences))
     except (CommandError, UnreadableDevice, Refusal, Locked) as error:
         module.fail_json(msg="array `%s`: %s" % (name, error))
     else:
@@ -206,11 +222,15 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
     # A plan's drives count as blank here: what comes of them is decided before one is touched.
     doomed_names = {drive.name for drive in doomed}
     stopped = {array for drive in doomed for array in drive.idle_arrays}
+    arrays = read_arrays()
     step = decide(
         wanted,
         {name: block for name, block in superblocks.items() if name not in doomed_names},
-        [array for array in read_arrays() if array.device not in stopped],
+        [array for array in arrays if array.device not in stopped],
     )
+    differences: list[Difference] = []
+    if step.action != "create" and not doomed:
+        differences = drift(module, wanted, step, superblocks, arrays)
     if step.action == "refuse" or (doomed and step.action != "create"):
         module.fail_json(
             msg="array `%s` is not as asked: %s. hint: nothing was changed; move its data away and clear the "
@@ -249,6 +269,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
         module.fail_json(msg="the initramfs is still older than `%s`. hint: rebuild it by hand" % conf)
     return {
         "changed": step.action != "keep" or after != before or bool(stale),
+        "differences": told(differences),
         "action": step.action,
         "wiped": [drive.serial for drive in doomed],
         "initramfs_rebuilt": stale,
@@ -280,6 +301,25 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             },
         ],
     }
+
+
+def drift(
+    module: AnsibleModule, wanted: Wanted, step: Step, superblocks: Mapping[str, Superblock], arrays: list[Array]
+) -> list[Difference]:
+    """Every difference on a built node. Raises ``Drifted`` when one cannot be mended: nothing was changed then."""
+    manifest = built_manifest()
+    if manifest is None:
+        return []
+    members = tuple(module.params["serials"])
+    asked = Asked(wanted.name, wanted.level, wanted.chunk_bytes, members, len(members), module.params["adopt"])
+    serials = {drive.name: drive.serial for drive in read_drives()}
+    found = array_differences(manifest, asked, arrays, superblocks, serials)
+    if step.action == "refuse" and all(one.mended for one in found):
+        reasons = "; ".join(step.reasons)
+        found.append(Difference("array", "as asked", reasons, mended=False, hint="look at `mdadm --examine`"))
+    if not all(one.mended for one in found):
+        raise Drifted(found)
+    return found
 
 
 def only_name(step: Step) -> bool:

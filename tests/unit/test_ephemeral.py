@@ -21,11 +21,11 @@ from tunetool.node import bootunit, ephemeral
 from tunetool.node import manifest as manifests
 from tunetool.node.arrays import read_arrays
 from tunetool.node.bootunit import UNIT, carry_out, changes, escape
+from tunetool.node.building import half_made
 from tunetool.node.contents import Signature
 from tunetool.node.drives import Drive, Link, read_drives
 from tunetool.node.dropins import ForeignDropIn
 from tunetool.node.ephemeral import BUILD, LEAVE, NOTHING, RESUME, ConfigError, Finding, Scene, decide
-from tunetool.rebuild import IN_PROGRESS, half_made
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 UUID = MANIFEST["array"]["uuid"]
@@ -341,13 +341,13 @@ def test_a_file_system_that_mkfs_did_not_finish_is_known(tmp_path: Path) -> None
     image = tmp_path / "image"
     with image.open("wb") as stream:
         stream.truncate(512 * 2**20)
-    assert not half_made(str(image))
-    subprocess.run(["mkfs.xfs", "-q", str(image)], check=True)
-    assert not half_made(str(image))
+    assert not half_made(str(image), "made")
+    subprocess.run(["mkfs.xfs", "-q", "-L", "made", str(image)], check=True)
+    assert not half_made(str(image), "made")
     with image.open("r+b") as stream:
-        stream.seek(IN_PROGRESS)
+        stream.seek(126)  # sb_inprogress
         stream.write(b"\x01")
-    assert half_made(str(image))
+    assert half_made(str(image), "made")
     # The tools of XFS read that byte as we do.
     told = subprocess.run(
         ["xfs_db", "-r", "-c", "sb 0", "-c", "p inprogress", str(image)],

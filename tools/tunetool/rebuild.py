@@ -16,13 +16,20 @@ from typing import Any
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.node import ephemeral, manifest
 from tunetool.node.arrays import Array, read_arrays
-from tunetool.node.building import create, make_xfs, refuse_unless_blank, settled
+from tunetool.node.building import (
+    create,
+    discard_half_made,
+    half_made,
+    make_xfs,
+    refuse_unless_blank,
+    settled,
+)
 from tunetool.node.commands import CommandError, run
 from tunetool.node.contents import UnreadableDevice, read_contents, read_signatures
 from tunetool.node.drives import read_drives
 from tunetool.node.ephemeral import BUILD, LEAVE, NOTHING, Finding, Scene
 from tunetool.node.files import read_text, replace_file
-from tunetool.node.geometry import Geometry, differences, parse_xfs_info
+from tunetool.node.geometry import Geometry, apart, parse_xfs_info
 from tunetool.node.lock import Locked, only_one
 from tunetool.node.refusal import Refusal
 
@@ -30,8 +37,6 @@ Say = Callable[[str], None]
 LOCK_SECONDS = 60.0
 LINK_SECONDS = 10.0
 SETTLE_SECONDS = 30
-IN_PROGRESS = 126
-"""Place of the superblock's byte that is 1 until mkfs.xfs is through (sb_inprogress in XFS's on-disk format)."""
 
 
 def rebuild(dry_run: bool, say: Say, unless: str | None = None) -> ExitCode:
@@ -145,9 +150,9 @@ def _make_filesystem(array: Array, wanted: Mapping[str, Any], label: str, *, fre
     geometry = Geometry(wanted["data_su_bytes"], wanted["data_sw"], wanted["log_su_bytes"])
     signatures = read_signatures([array.device])
     ours = [(one.type, one.uuid) for one in signatures] == [(wanted["type"], wanted["uuid"])]
-    if ours and not fresh and half_made(array.path):
+    if ours and not fresh and half_made(array.path, label):
         # It cannot be mounted, so nobody ever wrote a file to it.
-        run(["wipefs", "--all", "--quiet", array.path])
+        discard_half_made(array)
         signatures = []
     if not signatures:
         make_xfs(array, geometry, label, wanted["uuid"])
@@ -156,15 +161,10 @@ def _make_filesystem(array: Array, wanted: Mapping[str, Any], label: str, *, fre
             f"the array over blank drives shows {', '.join(map(str, signatures))}. "
             "hint: old data came to light and was left alone; look at it, then decide"
         )
-    wrong = differences(geometry, parse_xfs_info(run(["xfs_info", array.path]).stdout))
+    wrong = apart(geometry, parse_xfs_info(run(["xfs_info", array.path]).stdout))
     if wrong:
-        raise Refusal(f"the file system came out otherwise: {'; '.join(wrong)}. hint: {ephemeral.ADVICE}")
-
-
-def half_made(path: str) -> bool:
-    """Whether mkfs.xfs was cut off while it made the file system at ``path``."""
-    with Path(path).open("rb") as stream:
-        return stream.read(IN_PROGRESS + 1)[IN_PROGRESS:] == b"\x01"
+        told = "; ".join(f"{name}: expected {expected}, found {found}" for name, expected, found in wrong)
+        raise Refusal(f"the file system came out otherwise: {told}. hint: {ephemeral.ADVICE}")
 
 
 def _furnish(array: Array, place: str, offload: Mapping[str, Any]) -> None:

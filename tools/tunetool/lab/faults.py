@@ -104,19 +104,17 @@ def extra_drive(found: NodeState) -> Drive:
 
 def replacement(found: NodeState, drive: Drive, kind: str) -> Drive | None:
     """The drive that takes this one's slot, where the fault is about what a drive is."""
-    if kind == "extra-drive":
-        return drive
-    if kind == "mixed-size":
-        return replace(drive, size=drive.size // 2)
-    if kind == "swap-drive":
-        serial = drive.serial + "R"
-        return replace(drive, serial=serial, path=drive.path.with_name(drive.path.name.replace(drive.serial, serial)))
-    if kind == "4k-sectors":
-        return replace(drive, block=4096)
-    if kind == "empty-serial":
-        return replace(drive, says="")
+    serial = drive.serial + "R"
+    path = drive.path.with_name(drive.path.name.replace(drive.serial, serial))
+    known = {
+        "extra-drive": drive,
+        "mixed-size": replace(drive, size=drive.size // 2),
+        "swap-drive": replace(drive, serial=serial, path=path),
+        "4k-sectors": replace(drive, block=4096),
+        "empty-serial": replace(drive, says=""),
+    }
     if kind != "duplicate-serial":
-        return None
+        return known.get(kind)
     others = [other for other in found.drives if other not in (drive, found.drives[0]) and other.says is None]
     if not others or any(other.says for other in found.drives):
         raise UsageProblem(

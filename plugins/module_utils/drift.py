@@ -1,0 +1,150 @@
+"""Drift: where a built node is not as asked, by name, with what was expected and what was found.
+
+A node is built when its manifest can be read. Creation is no drift: on a node without one nothing is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Callable, Mapping, Sequence, TypeVar
+
+from .manifest import MANIFEST_PATH, ManifestError, load
+from .refusal import Refusal
+
+WAITS = "it is mended by the next run that nothing else stops"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not as asked. ``mended``: it is changed now, or would be in check mode."""
+
+    name: str
+    expected: str
+    found: str
+    mended: bool = True
+    hint: str = ""
+    """What the owner can do about one that is left."""
+
+    def __str__(self) -> str:
+        text = "`%s`: expected %s, found %s" % (self.name, self.expected, self.found)
+        return "%s. hint: %s" % (text, self.hint) if self.hint else text
+
+
+class Drifted(Exception):
+    """Something cannot be changed without risk to the data, so nothing was changed."""
+
+    def __init__(self, differences: Sequence[Difference]) -> None:
+        self.differences = left_alone(differences)
+        super().__init__(message(self.differences))
+
+
+def left_alone(differences: Sequence[Difference]) -> list[Difference]:
+    """The same where nothing is changed: what could have been mended waits."""
+    return [replace(one, mended=False, hint=WAITS) if one.mended else one for one in differences]
+
+
+def message(differences: Sequence[Difference]) -> str:
+    """Differences of a run that ends here, a line each."""
+    return "the node is not as it was built and asked for:\n" + "\n".join(map(str, differences))
+
+
+def told(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+    """As modules return them."""
+    return [asdict(one) for one in differences]
+
+
+def built_manifest(path: str = MANIFEST_PATH) -> dict[str, Any] | None:
+    """What was built here; None on a node that was not, or whose manifest cannot be read."""
+    try:
+        return load(path)
+    except (FileNotFoundError, ManifestError):
+        return None
+
+
+def forget(path: str = MANIFEST_PATH) -> None:
+    """Remove the manifest of an array that is about to be made anew: a run cut after that starts from what is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+        handle = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class Ledger:
+    """What a job finds and does: before and after for the diff, and on a built node each difference by name."""
+
+    def __init__(self, manifest: Mapping[str, Any] | None, acting: bool) -> None:
+        self.manifest = manifest
+        self.acting = acting
+        self.diff: list[dict[str, str]] = []
+        self.differences: list[Difference] = []
+        self.warnings: list[str] = []
+
+    def note(self, what: str, before: str, after: str) -> bool:
+        """Remember a change for the diff alone; true when it must be made now."""
+        if before == after:
+            return False
+        self.diff.append({"before_header": what, "after_header": what, "before": before, "after": after})
+        return self.acting
+
+    def differs(self, name: str, expected: str, found: str, what: str, before: str, after: str) -> bool:
+        """Remember a difference that can be mended; true when it must be mended now."""
+        if before != after and self.manifest is not None:
+            self.differences.append(Difference(name, expected, found))
+        return self.note(what, before, after)
+
+    def file_differs(self, name: str, path: str, before: str, after: str) -> bool:
+        """The same for a file, told by the lines in which it differs."""
+        return self.differs(name, lines_only_in(after, before), lines_only_in(before, after), path, before, after)
+
+    def cannot(self, name: str, expected: str, found: str, hint: str, refusal: str) -> None:
+        """A difference that cannot be mended: collected on a built node, ``refusal`` at once on any other."""
+        if self.manifest is None:
+            raise Refusal(refusal)
+        self.differences.append(Difference(name, expected, found, mended=False, hint=hint))
+
+    def give_up(self, name: str, found: str, hint: str, refusal: str) -> None:
+        """What was begun and did not come out: the difference stays, with what is there now."""
+        if self.manifest is None:
+            raise Refusal(refusal)
+        self.differences = [
+            replace(one, found=found, mended=False, hint=hint) if one.name == name else one for one in self.differences
+        ]
+
+    @property
+    def left(self) -> list[Difference]:
+        """Differences that stay."""
+        return [one for one in self.differences if not one.mended]
+
+
+def lines_only_in(text: str, other: str) -> str:
+    """The lines of ``text`` that ``other`` lacks, comments left out, as one line."""
+    known = other.splitlines()
+    lines = [line for line in text.splitlines() if line and line not in known and not line.startswith("#")]
+    return "; ".join("`%s`" % line for line in lines) or "nothing"
+
+
+Result = TypeVar("Result")
+
+
+def settle(
+    work: Callable[[Ledger], Result], manifest: Mapping[str, Any] | None, check_mode: bool
+) -> tuple[Result, Ledger]:
+    """Look at everything that ``work`` is about, then let it act, if all that differs can be mended.
+
+    Raises ``Drifted`` with every difference, and ``Refusal`` on a node that is not built; nothing was changed then.
+    """
+    looking = Ledger(manifest, acting=False)
+    result = work(looking)
+    if looking.left:
+        raise Drifted(looking.differences)
+    if check_mode or not looking.diff:
+        return result, looking
+    acting = Ledger(manifest, acting=True)
+    result = work(acting)
+    acting.warnings = list(dict.fromkeys(looking.warnings + acting.warnings))
+    return result, acting
