@@ -44,18 +44,22 @@ class Lab:
     state: Path
     inventory: Path
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "TUNETOOL_LAB_DIR": str(self.state),
+            "ANSIBLE_NOCOLOR": "1",
+            "NO_COLOR": "1",
+            "COLUMNS": "200",
+        }
+
     def run(self, *command: str, timeout: float = 900) -> Done:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env={
-                **os.environ,
-                "PATH": f"{BIN}:{os.environ['PATH']}",
-                "TUNETOOL_LAB_DIR": str(self.state),
-                "ANSIBLE_NOCOLOR": "1",
-                "NO_COLOR": "1",
-                "COLUMNS": "200",
-            },
+            env=self.environment,
             capture_output=True,
             text=True,
             check=False,

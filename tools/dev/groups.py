@@ -113,7 +113,8 @@ def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
     if group == "measurement":
         return [pytest("-q", "--durations=5", "tests/measurement", *marks)]
     if group == "node":
-        return [pytest("-v", "--durations=0", "tests/lab", *marks)]
+        scenario = [str(VENV / "python"), "tools/dev/scenario.py", "node"]
+        return [scenario, pytest("-v", "--durations=0", "tests/lab", *marks)]
     raise SystemExit(f"error: `{group}` is not a group\nhint: see tests/timeboxes.toml")
 
 
