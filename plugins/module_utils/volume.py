@@ -75,7 +75,9 @@ class Volume(Place):
             return None
         signatures = read_signatures([self.array.device])
         kinds = {signature.type for signature in signatures}
-        half = kinds == {"xfs"} and self._mount() is None and half_made(self.array.path, self.wanted["label"])
+        half = (
+            kinds == {"xfs"} and self._mount() is None and half_made(self._path(self.array.path), self.wanted["label"])
+        )
         if (not signatures or half) and os.path.exists(self._path(MANIFEST_PATH)):
             hint = (
                 "nothing is made over it: `xfs_repair -n %s` looks for what was there; to begin anew without it, "

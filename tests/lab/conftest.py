@@ -44,18 +44,22 @@ class Lab:
     state: Path
     inventory: Path
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "TUNETOOL_LAB_DIR": str(self.state),
+            "ANSIBLE_NOCOLOR": "1",
+            "NO_COLOR": "1",
+            "COLUMNS": "200",
+        }
+
     def run(self, *command: str, timeout: float = 900) -> Done:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env={
-                **os.environ,
-                "PATH": f"{BIN}:{os.environ['PATH']}",
-                "TUNETOOL_LAB_DIR": str(self.state),
-                "ANSIBLE_NOCOLOR": "1",
-                "NO_COLOR": "1",
-                "COLUMNS": "200",
-            },
+            env=self.environment,
             capture_output=True,
             text=True,
             check=False,
@@ -95,6 +99,10 @@ class Lab:
     def refresh(self) -> None:
         """The port stays unless something else took it."""
         self.lab("inventory", "--output", str(self.inventory / "hosts.yml"))
+
+    def build_output(self) -> str:
+        """What `site.yml` printed when it built the node that `built` restores."""
+        return (self.state / "build-output.txt").read_text()
 
     def record(self) -> dict[str, Any]:
         """node1's own record of the last `verify`, as the fleet's record keeps it."""
@@ -139,6 +147,7 @@ def built_once(lab: Lab) -> Lab:
     lab.reset("node1")
     done = lab.site()
     assert done.code == 0, done.text
+    (lab.state / "build-output.txt").write_text(done.stdout)
     lab.lab("save", "node1", "built")
     return lab
 

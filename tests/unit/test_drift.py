@@ -212,6 +212,7 @@ def test_an_unmounted_volume_is_mounted(node: Node, monkeypatch: pytest.MonkeyPa
     lines = (node.root / "proc/self/mountinfo").read_text().splitlines(keepends=True)
     (node.root / "proc/self/mountinfo").write_text("".join(line for line in lines if POINT not in line))
     (node.root / MANIFEST["offload_dir"].lstrip("/")).rmdir()
+    (node.root / "dev/md127").write_bytes(b"XFSB".ljust(512, b"\0"))
     monkeypatch.setattr(place, "look", lambda path: node.bare)
     assert [str(one) for one in node.look()] == [f"`mount`: expected `{POINT}`, found not mounted"]
     (node.root / POINT.lstrip("/") / "lost").touch()

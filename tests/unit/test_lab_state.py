@@ -193,6 +193,7 @@ def test_a_fault_of_the_drive_itself_keeps_its_slot(lab: Lab):
     assert {kind for kind, drive in found.items() if drive} == {
         "extra-drive",
         "mixed-size",
+        "swap-drive",
         "4k-sectors",
         "duplicate-serial",
         "empty-serial",
@@ -202,6 +203,7 @@ def test_a_fault_of_the_drive_itself_keeps_its_slot(lab: Lab):
     assert shown["duplicate-serial"] == "LAB1NV1"
     assert shown["empty-serial"] == ""
     assert shown["4k-sectors"] == "LAB1NV3"
+    assert shown["swap-drive"] == "LAB1NV3R"
     four = found["4k-sectors"]
     assert four is not None
     assert four.device()["logical_block_size"] == 4096

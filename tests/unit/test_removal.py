@@ -287,7 +287,7 @@ def test_a_new_drive_that_holds_something_needs_its_own_consent(built: Machine) 
     [
         ({"size_bytes": 2 * 2**30}, "size 2 GiB is not 4 GiB"),
         ({"size_bytes": 4 * 2**30 - 2**20}, "differs from the others'"),
-        ({"lba_bytes": 4096}, "logical block 4096 differs"),
+        ({"lba_bytes": 4096}, "logical block of 4096 bytes"),
         ({"metadata_bytes": 8}, "metadata"),
         ({"model": "Other"}, "model is not"),
         ({"transport": "tcp"}, "transport `tcp`"),

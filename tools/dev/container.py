@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import secrets
 import shlex
 import shutil
 import signal
@@ -24,6 +23,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
+
+import scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIMES = ("podman", "docker")
@@ -37,9 +38,6 @@ OPTIONS = (
     "--dpkgopt=path-exclude=/usr/share/locale/*",
     "--dpkgopt=path-exclude=/usr/share/doc/*",
 )
-TOKEN = "TUNETOOL_CONTAINER_TEST"
-"""Environment variable that marks the processes of one test run."""
-
 READY_SECONDS = 60
 BUILD_SECONDS = 900
 SBIN = ":/usr/local/sbin:/usr/sbin:/sbin"
@@ -218,52 +216,16 @@ def down(runtime: str, name: str) -> None:
 
 
 def test(runtime: str, system: str) -> int:
-    """Molecule's exit status. Molecule itself leaves the container behind when it is interrupted."""
+    """Molecule's exit status."""
     ensure_image(runtime, system)
     # Another checkout on this machine has containers of its own.
     name = f"tunetool-test-{system}-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]}"
-    token = secrets.token_hex(8)
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-        "MOLECULE_COMMAND_BORDERS": "false",
+    variables = {
         "TUNETOOL_CONTAINER_RUNTIME": runtime,
         "TUNETOOL_CONTAINER_OS": system,
         "TUNETOOL_CONTAINER_NAME": name,
-        TOKEN: token,
     }
-    try:
-        return subprocess.run(["molecule", "test"], cwd=ROOT, env=environment, check=False).returncode
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        end_started(token)
-        down(runtime, name)
-
-
-def end_started(token: str) -> None:
-    """End what Molecule started and did not end: Ansible's workers sit in sessions that no Ctrl-C reaches."""
-    deadline = time.monotonic() + 30
-    number = signal.SIGTERM
-    while started := with_token(token):
-        for pid in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGTERM
-        time.sleep(0.2)
-
-
-def with_token(token: str) -> list[int]:
-    """This run's own processes, except for the container's, which go with the container."""
-    wanted, found = f"{TOKEN}={token}".encode(), []
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if (
-                wanted in (place / "environ").read_bytes().split(b"\0")
-                and b"conmon" not in (place / "cmdline").read_bytes().split(b"\0")[0]
-            ):
-                found.append(int(place.name))
-    return found
+    return scenario.test("default", variables, lambda: down(runtime, name))
 
 
 def main() -> None:

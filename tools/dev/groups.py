@@ -114,11 +114,12 @@ def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
     if group == "measurement":
         return [pytest("-q", "--durations=5", "tests/measurement", *marks)]
     if group == "node":
+        scenario = [str(VENV / "python"), "tools/dev/scenario.py", "node"]
         everything = pytest("-v", "--durations=0", "tests/lab", *marks)
         # The build and the refusals are what another system's kernel and tools could change.
         core = [f"tests/lab/test_{name}.py" for name in ("main_job", "refusals")]
         other = ["env", "TUNETOOL_LAB_OS=debian13", *pytest("-v", "--durations=0", *core, "-m", "not slow")]
-        return [everything, other] if slow else [everything]
+        return [scenario, everything, other] if slow else [scenario, everything]
     raise SystemExit(f"error: `{group}` is not a group\nhint: see tests/timeboxes.toml")
 
 

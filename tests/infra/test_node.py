@@ -1,0 +1,103 @@
+"""What site.yml left on a virtual node, after a reboot, looked at from outside by testinfra (molecule/node runs this)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from testinfra.host import Host
+
+from tunetool.lab.guest import marker
+
+pytestmark = pytest.mark.node
+
+POINT = "/mnt/nvme_raid0"
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def manifest(host: Host) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(host.file("/etc/tunetool/node.json").content_string)
+    return found
+
+
+def test_the_array_has_its_name_members_and_chunk(host: Host, manifest: dict[str, Any]) -> None:
+    text = host.check_output("mdadm --detail --export /dev/md/nvme_raid0")
+    found = dict(line.split("=", 1) for line in text.splitlines())
+    assert (found["MD_LEVEL"], found["MD_DEVICES"], found["MD_UUID"]) == ("raid0", "8", manifest["array"]["uuid"])
+    text = host.check_output(
+        "cd /sys/block/$(basename $(readlink /dev/md/nvme_raid0))/md; cat array_state chunk_size;"
+        " for slot in 0 1 2 3 4 5 6 7; do cat rd$slot/block/device/serial; done"
+    )
+    state, chunk, *serials = text.split()
+    assert (state, chunk) == ("clean", str(MIB))
+    assert serials == [f"LAB1NV{number}" for number in range(1, 9)]
+
+
+def test_the_manifest_names_what_was_built(host: Host, manifest: dict[str, Any]) -> None:
+    file = host.file("/etc/tunetool/node.json")
+    assert (file.user, file.group, file.mode) == ("root", "root", 0o644)
+    assert manifest["schema"] == "tunetool.manifest/1"
+    assert [member["serial"] for member in manifest["array"]["members"]] == [f"LAB1NV{slot}" for slot in range(1, 9)]
+    assert (manifest["array"]["name"], manifest["array"]["chunk_bytes"]) == ("nvme_raid0", MIB)
+    assert manifest["filesystem"]["mount_point"] == POINT
+    assert manifest["filesystem"]["uuid"] == host.check_output(f"findmnt -no UUID {POINT}")
+
+
+def test_the_file_system_is_aligned_with_the_array(host: Host) -> None:
+    geometry = host.check_output(f"xfs_info {POINT}")
+    assert "sunit=256    swidth=2048 blks" in geometry
+    assert "sunit=64 blks" in geometry
+
+
+def test_it_is_mounted_as_asked_and_at_every_boot(host: Host, manifest: dict[str, Any]) -> None:
+    mount = host.mount_point(POINT)
+    assert mount.exists
+    assert mount.filesystem == "xfs"
+    assert {"rw", "noatime", "logbsize=256k", "sunit=2048", "swidth=16384"} <= set(mount.options)
+    lines = [line.split() for line in host.file("/etc/fstab").content_string.splitlines()]
+    (line,) = [fields for fields in lines if len(fields) > 1 and fields[1] == POINT]
+    assert line[0] == f"UUID={manifest['filesystem']['uuid']}"
+    assert {"nofail", "noatime"} <= set(line[3].split(","))
+    assert any(one.startswith("x-systemd.device-timeout=") for one in line[3].split(","))
+
+
+def test_the_array_is_assembled_by_name_at_every_boot(host: Host, manifest: dict[str, Any]) -> None:
+    text = host.file("/etc/mdadm/mdadm.conf").content_string
+    arrays = [line for line in text.splitlines() if line.startswith("ARRAY")]
+    assert len(arrays) == 1
+    assert arrays[0].startswith("ARRAY /dev/md/nvme_raid0 ")
+    assert f"UUID={manifest['array']['uuid']}" in arrays[0]
+
+
+def test_everybody_may_write_below_the_volume_only(host: Host) -> None:
+    offload = host.file(f"{POINT}/deepspeed_offload")
+    assert (offload.user, offload.mode) == ("root", 0o1777)
+    assert host.file(POINT).mode & 0o022 == 0
+
+
+def test_memory(host: Host) -> None:
+    assert host.file("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages").content_string == "64\n"
+    assert host.check_output("findmnt -bno SIZE /dev/shm") == str(512 * MIB)
+    assert host.check_output("ulimit -l") == "unlimited"
+    assert host.check_output("systemctl show --property=DefaultLimitMEMLOCK") == "DefaultLimitMEMLOCK=infinity"
+
+
+def test_the_drive_that_is_not_ours_is_as_it_was(host: Host) -> None:
+    assert host.mount_point("/srv/system").device == "/dev/nvme0n1"
+    found = host.check_output("sha256sum < /srv/system/MARKER").split()[0]
+    assert found == hashlib.sha256(marker("LAB1SYS")).hexdigest()
+
+
+def test_nothing_failed_at_the_boot(host: Host) -> None:
+    assert host.check_output("systemctl --failed --no-legend") == ""
+
+
+def test_the_node_judges_itself(host: Host) -> None:
+    done = host.run("tunetool verify --level config --runs-dir /tmp/runs --json -")
+    assert done.rc == 0, done.stdout + done.stderr
+    record = json.loads(done.stdout)
+    assert record["verdict"]["status"] == "pass"
+    assert {check["status"] for check in record["checks"]} == {"pass"}

@@ -1,0 +1,154 @@
+"""The power fails while a node is being built: it boots, and `site.yml` goes on or says what to plan. No hand work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import POINT, ROOT, Lab, changed_tasks, row
+
+from tunetool.lab.qmp import Qmp
+from tunetool.lab.state import Lab as State
+
+pytestmark = pytest.mark.usefixtures("marker")
+
+FSTAB = f"grep -q {POINT} /etc/fstab"
+CONF = "grep -q ^ARRAY /etc/mdadm/mdadm.conf"
+# What mkfs.xfs writes first and takes away last.
+HALF = r"head -c 127 /dev/md/nvme_raid0 | tail -c 1 | grep -q $(printf '\001')"
+# It has the mark for some 0.1 s: from its start on it goes step by step, until the mark is there.
+MKFS = (
+    "pgrep -x mkfs.xfs && { pkill -STOP -x mkfs.xfs;"
+    f" until {HALF}; do pkill -CONT -x mkfs.xfs || break; pkill -STOP -x mkfs.xfs; done; {HALF}; }}"
+)
+OLD_IMAGE = "[ /etc/mdadm/mdadm.conf -nt $(readlink -f /initrd.img) ]"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A moment. ``when`` is true on the node from then on, ``shows`` after the boot if it came no later."""
+
+    what: str
+    when: str
+    shows: str
+    seconds: float = 0
+    """How long nothing goes on before the power fails: what is in memory only partly reaches the disk meanwhile."""
+
+
+CUTS = [
+    Cut("the array runs, mdadm.conf does not know it", "grep -q raid0 /proc/mdstat", f"! {CONF}"),
+    Cut("the initramfs is being rebuilt", "pgrep -x mkinitramfs", f"{CONF} && {OLD_IMAGE}"),
+    Cut("the file system is being made", MKFS, f"{HALF} && ! {OLD_IMAGE} && ! {FSTAB}"),
+    Cut("fstab has the volume, nothing is mounted", FSTAB, f"{FSTAB} && ! [ -e {POINT}/deepspeed_offload ]"),
+]
+# Names reach the disk every 5 seconds, what is in the files every 30: a program of empty files is the danger.
+HOLLOW = Cut(
+    "the program is there, the manifest is not",
+    "[ -e /opt/tunetool/bin/tunetool ]",
+    "[ -e /opt/tunetool/bin/tunetool ] && ! [ -e /etc/tunetool/node.json ]",
+    seconds=7,
+)
+
+
+def lose_power(lab: Lab, cut: Cut, *arguments: str) -> None:
+    """Run `site.yml`, take the power away at the moment, and boot what the disk holds."""
+    # To a file: Ansible's workers have sessions of their own, and would keep a pipe open until their node is gone.
+    with (lab.state / "cut.log").open("w+") as log:
+        running = subprocess.Popen(
+            ["ansible-playbook", "site.yml", "-i", str(lab.inventory), *arguments],
+            cwd=ROOT,
+            env=lab.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            # What works for Ansible stands still from the moment on; the kernel goes on until it is stopped.
+            lab.ssh(
+                "node1",
+                f"n=0; until {{ {cut.when}; }} >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 9000 ] || exit 1; sleep 0.02; done;"
+                # Again and again: the next module may have begun since.
+                f" for n in $(seq {1 + int(cut.seconds * 10)}); do pkill -STOP -x 'mkfs.xfs|mkinitramfs|python3'; sleep 0.1;"
+                " done; true",
+            )
+            with Qmp(State(lab.state).qmp_socket("node1")) as qmp:
+                qmp.command("stop")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+            log.seek(0)
+            print(log.read())
+    lab.reboot("node1", "--power-loss")
+    assert lab.ssh("node1", f"{cut.shows} && echo yes || echo no") == "yes", cut.what
+
+
+def converges(lab: Lab, *arguments: str) -> None:
+    """A run ends well, the program works, and another run has nothing to do."""
+    done = lab.site(*arguments)
+    assert done.code == 0, done.text
+    judged = lab.ssh("node1", "tunetool verify --level config --runs-dir /tmp/runs 2>&1 || true")
+    assert "PASS" in judged, judged
+    again = lab.site()
+    assert again.code == 0, again.text
+    assert changed_tasks(again.stdout) == []
+
+
+@pytest.mark.slow
+def test_power_fails_before_the_manifest_is_written(built: Lab) -> None:
+    built.ssh("node1", "rm -rf /opt/tunetool /usr/local/bin/tunetool /etc/tunetool && sync")
+    lose_power(built, HOLLOW)
+    converges(built)
+
+
+@pytest.mark.slow
+def test_power_fails_again_and_again_at_every_boundary(blank: Lab) -> None:
+    for cut in CUTS:
+        print(f"=== {cut.what}")
+        lose_power(blank, cut)
+    converges(blank)
+
+
+# $(dev LAB1NV5): a drive's device node, now.
+DEV = "dev() { lsblk -dnpo NAME,SERIAL | awk -v s=$1 '$2 == s {print $1}'; }; "
+# Two members of an array whose creation was cut, four drives with ext4, two blank ones.
+LEFT = DEV + (
+    "d=$(for n in 1 2 3 4 5 6 7 8; do dev LAB1NV$n; done);"
+    " mdadm --create /dev/md/nvme_raid0 --run --level=0 --raid-devices=8 --chunk=1M $d 2>&1 && udevadm settle"
+    " && mdadm --stop /dev/md/nvme_raid0 && for n in 3 4 5 6 7 8; do mdadm --zero-superblock $(dev LAB1NV$n); done"
+    " && for n in 3 4 5 6; do mkfs.ext4 -qF $(dev LAB1NV$n); done; sync"
+)
+
+
+@pytest.mark.slow
+def test_power_fails_while_a_plan_wipes(blank: Lab, tmp_path: Path) -> None:
+    blank.ssh("node1", LEFT)
+    plan, later = tmp_path / "plan.json", tmp_path / "later.json"
+    planned = blank.site("--tags", "plan", "-e", f"plan_file={plan}")
+    assert planned.code == 0, planned.text
+    assert [number for number in range(1, 9) if "  wipe  " in row(planned.stdout, f"LAB1NV{number}")] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
+    cut = Cut(
+        "some are blank, others not yet",
+        f"! wipefs -n $({DEV} dev LAB1NV3) | grep -q ext4",
+        f"wipefs -n $({DEV} dev LAB1NV6) | grep -q ext4",
+    )
+    lose_power(blank, cut, "-e", f"apply_plan={plan}")
+    stale = blank.site("-e", f"apply_plan={plan}")
+    assert stale.code != 0
+    assert "its contents changed since" in row(stale.stdout, "LAB1NV3")
+    again = blank.site("--tags", "plan", "-e", f"plan_file={later}")
+    assert again.code == 0, again.text
+    converges(blank, "-e", f"apply_plan={later}")
