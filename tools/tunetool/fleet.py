@@ -27,7 +27,7 @@ from tunetool.playbook import (
     run_playbook,
 )
 from tunetool.record import Expectation, FleetHost, Record, Verdict
-from tunetool.verdict import TOLERANCE, exit_code, worst
+from tunetool.verdict import exit_code, worst
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class FleetRequest:
     forks: int | None = None
     expect: Mapping[str, float] = field(default_factory=dict)
     target: str | None = None
-    duration: float = 10.0
+    duration: float = 4.0
+    tolerance: float = 0.0
     level: str = "quick"
     allow_busy: bool = False
     runs_dir: Path | None = None
@@ -90,6 +91,7 @@ def extra_variables(request: FleetRequest) -> dict[str, object]:
         "verify_level": request.level,
         "verify_duration": f"{request.duration:g}s",
         "verify_allow_busy": request.allow_busy,
+        "verify_tolerance": f"{request.tolerance * 100:g}%",
     }
     if request.expect:
         variables["verify_expect"] = [f"{name}={rate:.3f}B/s" for name, rate in sorted(request.expect.items())]
@@ -139,7 +141,7 @@ def fleet_record(request: FleetRequest, hosts: Sequence[tuple[FleetHost, Record 
             for direction in sorted(NAMES)
             if direction in request.expect
         ],
-        tolerance=TOLERANCE,
+        tolerance=request.tolerance,
         measurements=figures,
         hosts=[host for host, _ in hosts],
         verdict=Verdict(
@@ -166,7 +168,7 @@ def _run(
             found, record = host_result(host, data)
             progress.say(f"{host}: {found.status.upper()}{_figures(record)}")
 
-    seconds = 7 * request.duration + 15 if request.level == "quick" else 5
+    seconds = 13 * request.duration + 25 if request.level == "quick" else 5
     run = Run(playbook, request.inventory, request.limit, forks, extra_variables(request))
     run_playbook(run, on_event, progress, f"{len(names)} hosts", seconds)
     return outcomes

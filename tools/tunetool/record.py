@@ -82,7 +82,7 @@ class Expectation(_Model):
 class Confidence(_Model):
     """Between which values the truth lies, and how that was found."""
 
-    level: float | None = None
+    level: float | None = Field(None, description="Probability that the true median lies between low and high")
     low: float
     high: float
     method: str
@@ -93,6 +93,7 @@ class Trend(_Model):
 
     slope_per_second: float
     significant: bool
+    change: float | None = Field(None, description="First to last sample, as a fraction of the median")
 
 
 class Evidence(_Model):
