@@ -13,6 +13,7 @@ from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
 from tunetool.measure.facts import node_facts
 from tunetool.measure.figures import NAMES
+from tunetool.measure.outliers import OUTLIER, outliers
 from tunetool.measure.progress import Progress
 from tunetool.node.units import format_bandwidth
 from tunetool.playbook import (
@@ -73,10 +74,10 @@ def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
     runs_dir = request.runs_dir or records.default_runs_dir()
     records.prepare_runs_dir(runs_dir)
     outcomes = _run(request, playbook, forks, names, progress)
-    hosts = [host_result(name, outcomes.get(name)) for name in names]
+    hosts = name_outliers([host_result(name, outcomes.get(name)) for name in names])
     record = fleet_record(request, hosts, started)
     raw = {
-        f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host.host)}.json": records.dumps(found)
+        f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host.host)}.json": records.dumps(found, compact=True)
         for host, found in hosts
         if found is not None
     }
@@ -117,6 +118,28 @@ def host_result(name: str, event: Mapping[str, Any] | None) -> tuple[FleetHost, 
         return FleetHost(host=name, record_id=record.id, status="error", reasons=["its record has no verdict"]), record
     verdict = record.verdict
     return FleetHost(host=name, record_id=record.id, status=verdict.status, reasons=verdict.reasons), record
+
+
+def name_outliers(hosts: Sequence[tuple[FleetHost, Record | None]]) -> list[tuple[FleetHost, Record | None]]:
+    """The hosts, with a reason for each that is slow among its like; its own verdict stays what it is."""
+    told: dict[str, list[str]] = {}
+    for direction, name in sorted(NAMES.items()):
+        values = {
+            host.host: measurement.value
+            for host, record in hosts
+            for measurement in (record.measurements if record else [])
+            if measurement.name == name
+        }
+        for each in outliers(values):
+            told.setdefault(each.host, []).append(
+                f"{OUTLIER}{direction} {format_bandwidth(each.value)}, {each.score:.0f} robust standard deviations "
+                f"below the median {format_bandwidth(each.middle)} of {len(values)} nodes: compare its drives, links "
+                "and firmware with theirs"
+            )
+    return [
+        (host.model_copy(update={"reasons": [*host.reasons, *told.get(host.host, [])]}), record)
+        for host, record in hosts
+    ]
 
 
 def fleet_record(request: FleetRequest, hosts: Sequence[tuple[FleetHost, Record | None]], started: Any) -> Record:

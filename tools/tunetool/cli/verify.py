@@ -53,6 +53,7 @@ _MOST_TOLERANCE = 50.0
 @click.option("--dry-run", is_flag=True, help="Say what would be written, how long and where; do nothing.")
 @click.option("-i", "--inventory", metavar="INVENTORY", help="Verify every host of an Ansible inventory.")
 @click.option("--limit", metavar="PATTERN", help="With -i: only these hosts.")
+@click.option("--one-at-a-time", is_flag=True, help="With -i: one host after the other.")
 @click.option(
     "--forks", type=click.IntRange(min=1), metavar="N", help="With -i: so many at once. Default: all, up to 100."
 )
@@ -69,6 +70,7 @@ def command(
     dry_run: bool,
     inventory: str | None,
     limit: str | None,
+    one_at_a_time: bool,
     forks: int | None,
 ) -> int:
     """Check the node against its manifest, measure its storage, and judge.
@@ -82,6 +84,10 @@ def command(
         if path is not None and not path.strip():
             # `--target "$UNSET"` must not measure the directory that the shell happens to be in.
             raise UsageProblem(f"`{name}` is empty", "give a path, or leave the option out")
+    if one_at_a_time:
+        if forks is not None and forks != 1:
+            raise UsageProblem("`--one-at-a-time` and `--forks` contradict each other", "give one of them")
+        forks = 1
     wanted = parse_expectations(expect)
     seconds = parse_duration(duration)
     forgiven = parse_tolerance(tolerance)
@@ -94,7 +100,7 @@ def command(
         return _fleet(
             wanted, target, seconds, forgiven, level, json_to, runs_dir, allow_busy, dry_run, inventory, limit, forks
         )
-    for name, value in (("--limit", limit), ("--forks", forks)):
+    for name, value in (("--limit", limit), ("--one-at-a-time` or `--forks", forks)):
         if value is not None:
             raise UsageProblem(f"`{name}` needs an inventory", "add `-i INVENTORY`")
     return _node(wanted, target, seconds, forgiven, level, json_to, runs_dir, manifest, allow_busy, dry_run)

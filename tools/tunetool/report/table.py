@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import CEILING, NAMES
+from tunetool.measure.outliers import OUTLIER
 from tunetool.node.units import format_bandwidth
 from tunetool.provision import ProvisionResult
 from tunetool.record import Expectation, FleetHost, Measurement, Record
@@ -151,12 +152,16 @@ def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Conso
     table.add_column("reason", ratio=1, overflow="fold")
     for host, record in hosts:
         read, write = (median_of(record, direction) for direction in ("read", "write"))
-        reason = host.reasons[0] if host.reasons else ""
+        reason = next((each for each in host.reasons if not each.startswith(OUTLIER)), "")
         table.add_row(Text(host.host), word(host.status.upper()), Text(speed(read)), Text(speed(write)), Text(reason))
     console.print(table)
     line = slowest(hosts)
     if line:
         console.print(_line(line))
+    for host, _ in hosts:
+        for reason in host.reasons:
+            if reason.startswith(OUTLIER):
+                _block(console, f"{host.host}: {reason}", 2)
 
 
 def print_hosts(record: Record, console: Console) -> None:
