@@ -1,7 +1,7 @@
 # Every target sets up what it needs by itself; `make setup` is called by all of them and is quick when done.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-all rehearse clean
+.PHONY: help setup check test test-all bench rehearse clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -19,6 +19,10 @@ test: ## everything that must hold
 test-all: ## the same and what exceeds its time box
 	@tools/dev/setup.sh --timed --lab --containers
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow lint unit containers measurement node
+
+bench: setup  ## what tunetool itself costs: aggregating records, verify against bare fio
+	@.venv/bin/python bench/aggregate.py
+	@.venv/bin/python bench/against_fio.py --target $${TARGET:-/var/tmp}
 
 rehearse: ## a virtual node with eight blank drives: built, verified, judged
 	@tools/dev/setup.sh --lab

@@ -32,7 +32,11 @@ options:
   duration:
     description: Length of one sample, such as V(10s).
     type: str
-    default: 10s
+    default: 4s
+  tolerance:
+    description: What of an expectation may be missing, such as V(2%).
+    type: str
+    default: 0%
   target:
     description: Directory to measure. Empty for the manifest's mount point.
     type: str
@@ -94,7 +98,7 @@ TAIL_LINES = 20
 
 def arguments(program: str, wanted: Mapping[str, Any], check_mode: bool) -> list[str]:
     """The command line."""
-    argv = [program, "verify", "--json", "-", "--duration", wanted["duration"]]
+    argv = [program, "verify", "--json", "-", "--duration", wanted["duration"], "--tolerance", wanted["tolerance"]]
     argv += ["--level", "config" if check_mode else wanted["level"]]
     for expectation in wanted["expect"]:
         argv += ["--expect", expectation]
@@ -128,7 +132,8 @@ def main() -> None:
             "executable": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
             "expect": {"type": "list", "elements": "str", "default": []},
             "level": {"type": "str", "choices": ["config", "quick"], "default": "quick"},
-            "duration": {"type": "str", "default": "10s"},
+            "duration": {"type": "str", "default": "4s"},
+            "tolerance": {"type": "str", "default": "0%"},
             "target": {"type": "str", "default": ""},
             "allow_busy": {"type": "bool", "default": False},
             "runs_dir": {"type": "str", "default": ""},

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tunetool import record as records
 from tunetool.errors import UsageProblem
-from tunetool.fleet import FleetRequest, extra_variables, fleet_record, host_result, verify_fleet
+from tunetool.fleet import FleetRequest, extra_variables, fleet_record, host_result, name_outliers, verify_fleet
 from tunetool.measure.figures import NAMES
 from tunetool.playbook import find_playbook
-from tunetool.record import Measurement, Node, Record, Status, Verdict
+from tunetool.record import FleetHost, Measurement, Node, Record, Status, Verdict
 from tunetool.report.progress import PlainProgress
+from tunetool.report.table import WIDTH, print_fleet
 
 NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
 ansible_runner = pytest.importorskip("ansible_runner")
 
 
-def node_record(status: Status = "pass") -> Record:
+def node_record(status: Status = "pass", value: float = 5e9) -> Record:
     figure = Measurement(
         name=NAMES["read"],
         layer="filesystem",
@@ -30,7 +33,7 @@ def node_record(status: Status = "pass") -> Record:
         quantity="bandwidth",
         unit="B/s",
         better="higher",
-        value=5e9,
+        value=value,
     )
     return Record(
         kind="verify",
@@ -71,6 +74,23 @@ def test_a_host_without_a_record_is_an_error(said: dict[str, Any] | None, reason
     host, record = host_result("n1", said)
     assert (host.status, record) == ("error", None)
     assert reason in host.reasons[0]
+
+
+def test_a_slow_node_among_its_like_is_named_though_it_passes() -> None:
+    hosts = [(FleetHost(host=f"n{n}", status="pass"), node_record(value=52e9 + n * 1e7)) for n in range(15)]
+    hosts.append((FleetHost(host="slow", status="pass"), node_record(value=31e9)))
+    named = name_outliers([*hosts, (FleetHost(host="gone", status="error", reasons=["gone"]), None)])
+    assert [host.host for host, _ in named if any(reason.startswith("outlier: ") for reason in host.reasons)] == [
+        "slow"
+    ]
+    record = fleet_record(FleetRequest(Path("i")), named[:16], NOW)
+    assert record.verdict is not None
+    assert record.verdict.status == "pass"
+    stream = io.StringIO()
+    print_fleet(named, Console(file=stream, width=WIDTH))
+    text = " ".join(stream.getvalue().split())
+    assert "slow: outlier: read 31 GB/s" in text
+    assert "of 16 nodes" in text
 
 
 def test_a_record_damaged_on_the_way_is_an_error() -> None:

@@ -17,7 +17,6 @@ from tunetool.measure.ceiling import ceiling, link_bandwidth
 from tunetool.measure.evidence import Counted, count, explain, obstacles
 from tunetool.measure.facts import node_facts
 from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, file_bytes, plan
-from tunetool.measure.statistics import estimate
 from tunetool.node.blockstack import BlockStack, Counters, Leaf
 from tunetool.node.drives import Drive, Link
 
@@ -109,11 +108,6 @@ def test_ceiling_is_the_sum_of_negotiated_links() -> None:
     assert ceiling(stack(), drives[:7]) is None
 
 
-def test_estimate() -> None:
-    found = estimate([3.0, 1.0, 2.0])
-    assert (found.value, found.low, found.high, found.method) == (2.0, 1.0, 3.0, "range of 3 samples")
-
-
 @pytest.mark.parametrize(("cpus", "jobs"), [(1, 4), (8, 8), (192, 16)])
 def test_jobs_follow_cpus(cpus: int, jobs: int) -> None:
     assert plan(Path("/t"), "disk", 10**15, cpus, 10, None).jobs == jobs
@@ -136,8 +130,9 @@ def test_too_little_space_is_told_in_numbers() -> None:
 def test_announcement_says_bytes_time_and_place() -> None:
     text = " ".join(plan(Path("/t"), "disk", 10**13, 16, 10, 126e9).announcement())
     assert "`/t` (disk)" in text
-    assert "at most 3.917 TB in all" in text
-    assert "about 76 s" in text
+    assert "at most 19.04 TB in all" in text
+    assert "about 144 s" in text
+    assert "up to 15 of each, 334 s" in text
 
 
 def test_run_directory_is_private_and_gone_afterwards(tmp_path: Path) -> None:

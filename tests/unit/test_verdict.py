@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.errors import ExitCode
-from tunetool.measure.statistics import estimate
-from tunetool.record import CheckResult, Confidence, Evidence, Expectation, Measurement, Status
+from tunetool.measure.statistics import LOOKS, estimate
+from tunetool.record import CheckResult, Confidence, Evidence, Expectation, Measurement, Status, Trend
 from tunetool.verdict import Case, exit_code, judge, judged_expectations, worst
 
 RATES = st.floats(min_value=1.0, max_value=1e12)
@@ -17,7 +17,9 @@ STATUSES = st.sampled_from(get_args(Status))
 CHECK_STATUSES = st.sampled_from(["pass", "fail", "skip", "unknown"])
 
 
-def figure(*samples: float, name: str = "sequential.read", kind: str = "block") -> Measurement:
+def figure(*given_samples: float, name: str = "sequential.read", kind: str = "block", change: float = 0) -> Measurement:
+    """One sample stands for as many equal ones as a judgement needs."""
+    samples = given_samples * LOOKS[0][0] if len(given_samples) == 1 else given_samples
     found = estimate(samples)
     return Measurement(
         name=name,
@@ -29,7 +31,9 @@ def figure(*samples: float, name: str = "sequential.read", kind: str = "block") 
         better="higher",
         value=found.value,
         samples=list(samples),
-        confidence=Confidence(low=found.low, high=found.high, method=found.method),
+        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
+        trend=Trend(slope_per_second=change, significant=bool(change), change=change),
+        parameters={"direction": name.rsplit(".", maxsplit=1)[-1]},
         evidence=Evidence.model_validate({"kind": kind, "ratio": 1.0}),
     )
 
@@ -44,11 +48,40 @@ def check(status: str, identity: str = "array.chunk") -> CheckResult:
     )
 
 
-@given(st.lists(RATES, min_size=1, max_size=9), RATES)
-def test_never_a_pass_with_a_sample_below(samples: list[float], limit: float) -> None:
-    status = judge(Case(measurements=[figure(*samples)], expectations=[wanted(limit)])).status
-    assert (status == "pass") == (min(samples) >= limit)
-    assert (status == "fail") == (max(samples) < limit)
+@given(st.lists(RATES, min_size=6, max_size=11), RATES, st.floats(0, 0.4))
+def test_the_whole_interval_decides(samples: list[float], limit: float, tolerance: float) -> None:
+    case = Case(measurements=[figure(*samples)], expectations=[wanted(limit)], tolerance=tolerance)
+    status = judge(case).status
+    assert (status == "pass") == (min(samples) >= limit * (1 - tolerance))
+    assert (status == "fail") == (max(samples) < limit * (1 - tolerance))
+
+
+@given(st.lists(RATES, min_size=2, max_size=5), RATES)
+def test_too_few_samples_decide_nothing(samples: list[float], limit: float) -> None:
+    verdict = judge(Case(measurements=[figure(*samples)], expectations=[wanted(limit)]))
+    assert verdict.status == "unstable"
+    assert "too few to judge by" in verdict.reasons[0]
+
+
+def test_a_gibibyte_is_not_a_gigabyte() -> None:
+    # 50 GiB/s are 53.7 GB/s: a node that reads 51 GB/s holds the one and not the other.
+    assert judge(Case(measurements=[figure(51e9)], expectations=[wanted(50e9)])).status == "pass"
+    assert judge(Case(measurements=[figure(51e9)], expectations=[wanted(50 * 2**30)])).status == "fail"
+
+
+def test_a_fall_is_named_with_its_cause() -> None:
+    samples = (60e9, 58e9, 55e9, 52e9, 49e9, 46e9)
+    for name, cause in (("sequential.write", "write cache is exhausted"), ("sequential.read", "throttle")):
+        case = Case(measurements=[figure(*samples, name=name, change=-0.26)], expectations=[wanted(50e9, name)])
+        verdict = judge(case)
+        assert verdict.status == "unstable"
+        assert "it fell by 26%" in verdict.reasons[0]
+        assert cause in verdict.reasons[0]
+
+
+def test_what_is_forgiven_is_said() -> None:
+    case = Case(measurements=[figure(40e9)], expectations=[wanted(50e9)], tolerance=0.02)
+    assert "50 GB/s (46.57 GiB/s) less 0.02 of it" in judge(case).reasons[0]
 
 
 @given(

@@ -14,7 +14,7 @@ import pytest
 
 from tunetool import verify as verify_module
 from tunetool.cli.main import main
-from tunetool.cli.verify import parse_duration, parse_expectations
+from tunetool.cli.verify import parse_duration, parse_expectations, parse_tolerance
 from tunetool.errors import UsageProblem
 from tunetool.measure import busy, sequential
 from tunetool.node.blockstack import BlockStack, Counters, Leaf
@@ -214,10 +214,13 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path) -> Any:
         slow: str | None = None,
         environment: dict[str, str] | None = None,
         mount_point: str = "/mnt/scratch",
+        stored: bool = True,
         **options: Any,
     ) -> Result:
         monkeypatch.setattr(verify_module, "read_stack", lambda path: stack_on(path, mount_point))
         monkeypatch.setattr(verify_module, "free_bytes", lambda path: 10**14)
+        if stored:
+            monkeypatch.setattr(sequential, "incomplete", lambda directory, names, size: [])
         monkeypatch.setattr(sequential, "snapshot", Drives(list(factor), slow).snapshot)
         found = fake_fio(tmp_path / "bin", claims() if body is None else body)
         before = listing(target)
@@ -264,6 +267,38 @@ def test_it_falls_short(node: Any) -> None:
     assert "sequential write 2 GB/s" in reasons(result)
 
 
+UNEVEN = """n=$(($(cat "$0.n" 2>/dev/null || echo 0) + 1)); echo $n > "$0.n"
+echo '{"jobs": [{"error": 0, "read": {"io_bytes": 4000000000, "runtime": '$((900 + n % 2 * 200))'},
+ "write": {"io_bytes": 2000000000, "runtime": 1000}}]}'"""
+"""A fake fio that takes 0.9 s and 1.1 s in turn for its reads."""
+
+
+@pytest.mark.parametrize(
+    ("expected", "tolerance", "samples", "status"),
+    [(3.6e9, 0.0, 6, "pass"), (4e9, 0.0, 15, "unstable"), (4e9, 0.1, 6, "pass"), (4.5e9, 0.0, 6, "fail")],
+)
+def test_more_samples_only_where_the_expectation_lies_among_them(
+    node: Any, expected: float, tolerance: float, samples: int, status: str
+) -> None:
+    result = node(body=UNEVEN, expect={"read": expected}, tolerance=tolerance)
+    record = record_of(result)
+    figures = {measurement.name: measurement for measurement in record.measurements}
+    assert len(figures["sequential.read"].samples or []) == samples
+    assert len(figures["sequential.write"].samples or []) == 6
+    assert [wanted.status for wanted in record.expectations] == [status]
+    assert record.tolerance == tolerance
+    confidence = figures["sequential.read"].confidence
+    assert confidence is not None
+    assert (confidence.level or 0) >= 0.95
+
+
+@pytest.mark.parametrize("text", ["2", "-1%", "banana", "50%", "100%", ""])
+def test_a_tolerance_is_per_cent(text: str) -> None:
+    with pytest.raises(UsageProblem):
+        parse_tolerance(text)
+    assert parse_tolerance("2.5%") == 0.025
+
+
 def test_no_expectation(node: Any) -> None:
     result = node()
     assert result.code == 3
@@ -275,6 +310,13 @@ def test_bytes_that_never_arrived(node: Any) -> None:
     assert result.code == 3
     assert "counted only 0.500" in reasons(result)
     assert record_of(result).measurements[0].parameters["repeated_samples"] == 0
+
+
+def test_files_that_hold_less_than_was_written(node: Any) -> None:
+    # The counters agree, yet this fio wrote no file at all.
+    result = node(expect={"read": 1e9}, stored=False)
+    assert result.code == 3
+    assert "`data.0` is gone" in reasons(result)
 
 
 def test_a_neighbour_is_waited_out(node: Any) -> None:

@@ -112,7 +112,7 @@ def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
         program = [str(VENV / "python"), "tools/dev/container.py", "test"]
         return [["env", f"TUNETOOL_CONTAINER_OS={system}", *program] for system in systems]
     if group == "measurement":
-        return [pytest("-q", "--durations=5", "tests/measurement", *marks)]
+        return [pytest("-q", "--durations=5", "tests/measurement", "tests/liars", *marks)]
     if group == "node":
         scenario = [str(VENV / "python"), "tools/dev/scenario.py", "node"]
         everything = pytest("-v", "--durations=0", "tests/lab", *marks)

@@ -13,6 +13,7 @@ from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
 from tunetool.measure.facts import node_facts
 from tunetool.measure.figures import NAMES
+from tunetool.measure.outliers import OUTLIER, outliers
 from tunetool.measure.progress import Progress
 from tunetool.node.summary import one_line
 from tunetool.node.units import format_bandwidth
@@ -27,7 +28,7 @@ from tunetool.playbook import (
     run_playbook,
 )
 from tunetool.record import Expectation, FleetHost, Record, Verdict
-from tunetool.verdict import TOLERANCE, exit_code, worst
+from tunetool.verdict import exit_code, worst
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class FleetRequest:
     forks: int | None = None
     expect: Mapping[str, float] = field(default_factory=dict)
     target: str | None = None
-    duration: float = 10.0
+    duration: float = 4.0
+    tolerance: float = 0.0
     level: str = "quick"
     allow_busy: bool = False
     runs_dir: Path | None = None
@@ -72,10 +74,10 @@ def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
     runs_dir = request.runs_dir or records.default_runs_dir()
     records.prepare_runs_dir(runs_dir)
     outcomes = _run(request, playbook, forks, names, progress)
-    hosts = [host_result(name, outcomes.get(name)) for name in names]
+    hosts = name_outliers([host_result(name, outcomes.get(name)) for name in names])
     record = fleet_record(request, hosts, started)
     raw = {
-        f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host.host)}.json": records.dumps(found)
+        f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host.host)}.json": records.dumps(found, compact=True)
         for host, found in hosts
         if found is not None
     }
@@ -90,6 +92,7 @@ def extra_variables(request: FleetRequest) -> dict[str, object]:
         "verify_level": request.level,
         "verify_duration": f"{request.duration:g}s",
         "verify_allow_busy": request.allow_busy,
+        "verify_tolerance": f"{request.tolerance * 100:g}%",
     }
     if request.expect:
         variables["verify_expect"] = [f"{name}={rate:.3f}B/s" for name, rate in sorted(request.expect.items())]
@@ -117,6 +120,28 @@ def host_result(name: str, event: Mapping[str, Any] | None) -> tuple[FleetHost, 
     return FleetHost(host=name, record_id=record.id, status=verdict.status, reasons=verdict.reasons), record
 
 
+def name_outliers(hosts: Sequence[tuple[FleetHost, Record | None]]) -> list[tuple[FleetHost, Record | None]]:
+    """The hosts, with a reason for each that is slow among its like; its own verdict stays what it is."""
+    told: dict[str, list[str]] = {}
+    for direction, name in sorted(NAMES.items()):
+        values = {
+            host.host: measurement.value
+            for host, record in hosts
+            for measurement in (record.measurements if record else [])
+            if measurement.name == name
+        }
+        for each in outliers(values):
+            told.setdefault(each.host, []).append(
+                f"{OUTLIER}{direction} {format_bandwidth(each.value)}, {each.score:.0f} robust standard deviations "
+                f"below the median {format_bandwidth(each.middle)} of {len(values)} nodes: compare its drives, links "
+                "and firmware with theirs"
+            )
+    return [
+        (host.model_copy(update={"reasons": [*host.reasons, *told.get(host.host, [])]}), record)
+        for host, record in hosts
+    ]
+
+
 def fleet_record(request: FleetRequest, hosts: Sequence[tuple[FleetHost, Record | None]], started: Any) -> Record:
     """One record over all hosts: their ids, verdicts and sequential figures."""
     figures = [
@@ -139,7 +164,7 @@ def fleet_record(request: FleetRequest, hosts: Sequence[tuple[FleetHost, Record 
             for direction in sorted(NAMES)
             if direction in request.expect
         ],
-        tolerance=TOLERANCE,
+        tolerance=request.tolerance,
         measurements=figures,
         hosts=[host for host, _ in hosts],
         verdict=Verdict(
@@ -166,7 +191,7 @@ def _run(
             found, record = host_result(host, data)
             progress.say(f"{host}: {found.status.upper()}{_figures(record)}")
 
-    seconds = 7 * request.duration + 15 if request.level == "quick" else 5
+    seconds = 13 * request.duration + 25 if request.level == "quick" else 5
     run = Run(playbook, request.inventory, request.limit, forks, extra_variables(request))
     run_playbook(run, on_event, progress, f"{len(names)} hosts", seconds)
     return outcomes

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 from tunetool.errors import ExitCode
 from tunetool.measure.figures import CEILING
+from tunetool.measure.statistics import LEVEL
 from tunetool.node.units import format_bandwidth
 from tunetool.record import CheckResult, Expectation, Measurement, Status, Verdict
 
-TOLERANCE = 0.0
-"""Nothing is forgiven below an expectation; the record says so."""
+LEAST_FALL = 0.02
+"""A fall that is certain and smaller than this is not worth a sentence."""
 
 _ORDER: tuple[Status, ...] = ("fail", "error", "unproven", "unstable", "pass")
 _CODES: Mapping[Status, ExitCode] = {
@@ -39,6 +40,8 @@ class Case:
     """Why nothing that was measured proves anything."""
     errors: Sequence[str] = ()
     """What could not be done."""
+    tolerance: float = 0.0
+    """Fraction of an expectation that may be missing. Nothing, unless the caller says so."""
     measured: bool = True
     """False when only the configuration was to be judged: then expectations have no say."""
 
@@ -72,18 +75,23 @@ def judge(case: Case) -> Verdict:
     return Verdict(status=ranked[0][0], reasons=[reason for _, reason in ranked])
 
 
-def status_of(measurement: Measurement, expectation: Expectation) -> Status:
+def status_of(measurement: Measurement, expectation: Expectation, tolerance: float = 0.0) -> Status:
     """A proven figure against its expectation: the whole interval decides, not its middle."""
     interval = measurement.confidence
-    low = interval.low if interval else measurement.value
-    high = interval.high if interval else measurement.value
+    if interval is None or (interval.level or 0.0) < LEVEL:
+        return "unstable"
     if measurement.better == "lower":
-        low, high, limit = -high, -low, -expectation.value
+        low, high, limit = -interval.high, -interval.low, -expectation.value * (1 + tolerance)
     else:
-        limit = expectation.value
+        low, high, limit = interval.low, interval.high, limit_of(expectation.value, tolerance)
     if low >= limit:
         return "pass"
     return "fail" if high < limit else "unstable"
+
+
+def limit_of(expected: float, tolerance: float) -> float:
+    """What a figure must reach."""
+    return expected * (1 - tolerance)
 
 
 def status_by_name(case: Case) -> dict[str, Status]:
@@ -97,7 +105,7 @@ def status_by_name(case: Case) -> dict[str, Status]:
         elif case.doubts or expectation.name in case.unproven or not _has_proof(measurement):
             found[expectation.name] = "unproven"
         else:
-            found[expectation.name] = status_of(measurement, expectation)
+            found[expectation.name] = status_of(measurement, expectation, case.tolerance)
     return found
 
 
@@ -152,9 +160,28 @@ def _short(measurement: Measurement, expectation: Expectation, status: Status, c
     spread = f" [{interval.low / 1e9:.4g} to {interval.high / 1e9:.4g}]" if interval else ""
     what = f"{_human(measurement.name)} {format_bandwidth(measurement.value)}{spread}"
     limit = format_bandwidth(expectation.value)
+    if case.tolerance:
+        limit += f" less {case.tolerance:.4g} of it"
     if status == "unstable":
-        return f"{what} lies on both sides of {limit}: verify again with a longer `--duration`"
-    return f"{what} is below {limit}: {_cause(measurement, expectation, case)}"
+        count = len(measurement.samples or [])
+        if interval is None or (interval.level or 0.0) < LEVEL:
+            return f"{what}: {count} samples are too few to judge by: verify again and let it come to its end"
+        steady = (
+            _drifting(measurement) or "something comes and goes: look for other load, then take a longer `--duration`"
+        )
+        return f"{what} lies on both sides of {limit} after {count} samples: {steady}"
+    return f"{what} is below {limit}: {_drifting(measurement) or _cause(measurement, expectation, case)}"
+
+
+def _drifting(measurement: Measurement) -> str | None:
+    """What a falling slope means; None where there is none."""
+    trend = measurement.trend
+    if trend is None or not trend.significant or (trend.change or 0.0) > -LEAST_FALL:
+        return None
+    fell = f"it fell by {-(trend.change or 0.0):.0%} while it was measured"
+    if measurement.parameters.get("direction") == "write":
+        return f"{fell}: the drives' write cache is exhausted, or they throttle (`nvme smart-log`: temperature)"
+    return f"{fell}: the drives throttle (`nvme smart-log`: temperature), or other load grows"
 
 
 def _cause(measurement: Measurement, expectation: Expectation, case: Case) -> str:

@@ -26,7 +26,7 @@ from tunetool.node.checks import run_checks
 from tunetool.node.drives import read_drives
 from tunetool.node.manifest import MANIFEST_PATH, ManifestError, load
 from tunetool.record import CheckResult, Expectation, Measurement, Record
-from tunetool.verdict import TOLERANCE, Case, exit_code, judge, judged_expectations
+from tunetool.verdict import Case, exit_code, judge, judged_expectations, limit_of
 
 Level = Literal["config", "quick"]
 
@@ -41,7 +41,9 @@ class Request:
     expect: Mapping[str, float] = field(default_factory=dict)
     """Bytes per second by direction; empty: the manifest's."""
     target: Path | None = None
-    duration: float = 10.0
+    duration: float = 4.0
+    tolerance: float = 0.0
+    """Fraction of an expectation that may be missing."""
     level: Level = "quick"
     manifest: Path | None = None
     """None: the node's own, if there is one."""
@@ -191,7 +193,13 @@ def _set_scene(
     if limit is not None:
         found.measurements.append(figures.ceiling_figure(stack, limit))
     cpus = os.cpu_count() or 1
-    shape = plan_sequential(target, stack.medium, free_bytes(target), cpus, request.duration, limit)
+    limits = {
+        direction: limit_of(wanted.value, request.tolerance)
+        for wanted in expectations(request, manifest)
+        for direction, name in figures.NAMES.items()
+        if name == wanted.name
+    }
+    shape = plan_sequential(target, stack.medium, free_bytes(target), cpus, request.duration, limit, limits)
     stale = rundir.stale_directories(target)
     for line in [*shape.announcement(), *(f"`{path}` was left by a run that died" for path in stale)]:
         progress.say(line)
@@ -219,6 +227,7 @@ def _measure(
     except CannotJudge as error:
         found.errors.append(_one_line(error))
     found.raw.update(results.raw)
+    found.doubts += dict.fromkeys(results.incomplete)
     if results.samples:
         found.measurements += figures.bandwidths(stack, fio, scene.shape, results)
         found.measurements += figures.service_time_figures(stack, results)
@@ -267,6 +276,7 @@ def _conclude(
         unproven=found.unproven,
         doubts=found.doubts,
         errors=found.errors,
+        tolerance=request.tolerance,
         measured=request.level != "config",
     )
     return Record(
@@ -278,7 +288,7 @@ def _conclude(
         command=list(request.command),
         target=stack.directory if stack else None,
         expectations=judged_expectations(case),
-        tolerance=TOLERANCE,
+        tolerance=request.tolerance,
         measurements=found.measurements,
         checks=found.checks,
         verdict=judge(case),

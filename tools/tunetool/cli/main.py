@@ -16,6 +16,7 @@ from tunetool.errors import ExitCode, TunetoolError
 # name -> one-line help. The module of a command is imported only when it is called, so that `--help` is quick.
 COMMANDS = {
     "lab": "Virtual nodes with NVMe drives, for rehearsing a change before real nodes see it.",
+    "report": "Look at records: show one, list them, compare two.",
     "provision": "Build the nodes of an inventory, or plan what that would cost their drives.",
     "rebuild": "Make the scratch volume anew if every local drive came back blank (at boot).",
     "verify": "Check the node against its manifest, measure its storage, and judge.",

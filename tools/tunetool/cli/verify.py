@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _DURATION_HINT = "write seconds or minutes, such as `10s` or `1m`"
 _LONGEST = 3600.0
+_MOST_TOLERANCE = 50.0
 
 
 @click.command("verify")
@@ -30,7 +31,14 @@ _LONGEST = 3600.0
     help="`50GBps` (the sequential read), `read=50GBps,write=25GBps`. Default: the manifest's.",
 )
 @click.option("--target", metavar="DIR", help="Directory to measure. Default: the manifest's mount point.")
-@click.option("--duration", default="10s", show_default=True, metavar="TIME", help="One sample, such as `10s` or `1m`.")
+@click.option("--duration", default="4s", show_default=True, metavar="TIME", help="One sample, such as `10s` or `1m`.")
+@click.option(
+    "--tolerance",
+    default="0%",
+    show_default=True,
+    metavar="PERCENT",
+    help="What of an expectation may be missing; printed beside the verdict.",
+)
 @click.option(
     "--level",
     type=click.Choice(["config", "quick"]),
@@ -45,6 +53,7 @@ _LONGEST = 3600.0
 @click.option("--dry-run", is_flag=True, help="Say what would be written, how long and where; do nothing.")
 @click.option("-i", "--inventory", metavar="INVENTORY", help="Verify every host of an Ansible inventory.")
 @click.option("--limit", metavar="PATTERN", help="With -i: only these hosts.")
+@click.option("--one-at-a-time", is_flag=True, help="With -i: one host after the other.")
 @click.option(
     "--forks", type=click.IntRange(min=1), metavar="N", help="With -i: so many at once. Default: all, up to 100."
 )
@@ -52,6 +61,7 @@ def command(
     expect: tuple[str, ...],
     target: str | None,
     duration: str,
+    tolerance: str,
     level: str,
     json_to: str | None,
     runs_dir: str | None,
@@ -60,12 +70,13 @@ def command(
     dry_run: bool,
     inventory: str | None,
     limit: str | None,
+    one_at_a_time: bool,
     forks: int | None,
 ) -> int:
     """Check the node against its manifest, measure its storage, and judge.
 
-    Measures sequential read and write with fio, proves the bytes by the drives' own counters, and compares the whole
-    range of the samples with the expectation. Exit codes: 0 it holds, 1 it falls short, 2 the call was wrong,
+    Measures sequential read and write with fio, proves the bytes by the drives' own counters, and compares the median's
+    whole confidence interval with the expectation. Exit codes: 0 it holds, 1 it falls short, 2 the call was wrong,
     3 it could not be judged.
     """
     paths = {"--target": target, "--json": json_to, "--runs-dir": runs_dir, "--manifest": manifest, "-i": inventory}
@@ -73,19 +84,26 @@ def command(
         if path is not None and not path.strip():
             # `--target "$UNSET"` must not measure the directory that the shell happens to be in.
             raise UsageProblem(f"`{name}` is empty", "give a path, or leave the option out")
+    if one_at_a_time:
+        if forks is not None and forks != 1:
+            raise UsageProblem("`--one-at-a-time` and `--forks` contradict each other", "give one of them")
+        forks = 1
     wanted = parse_expectations(expect)
     seconds = parse_duration(duration)
+    forgiven = parse_tolerance(tolerance)
     _check_json(json_to)
     if inventory is not None:
         if manifest is not None:
             raise UsageProblem(
                 "`--manifest` and `-i` do not go together", "each host of a fleet reads its own manifest"
             )
-        return _fleet(wanted, target, seconds, level, json_to, runs_dir, allow_busy, dry_run, inventory, limit, forks)
-    for name, value in (("--limit", limit), ("--forks", forks)):
+        return _fleet(
+            wanted, target, seconds, forgiven, level, json_to, runs_dir, allow_busy, dry_run, inventory, limit, forks
+        )
+    for name, value in (("--limit", limit), ("--one-at-a-time` or `--forks", forks)):
         if value is not None:
             raise UsageProblem(f"`{name}` needs an inventory", "add `-i INVENTORY`")
-    return _node(wanted, target, seconds, level, json_to, runs_dir, manifest, allow_busy, dry_run)
+    return _node(wanted, target, seconds, forgiven, level, json_to, runs_dir, manifest, allow_busy, dry_run)
 
 
 def parse_expectations(texts: tuple[str, ...]) -> dict[str, float]:
@@ -126,6 +144,14 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def parse_tolerance(text: str) -> float:
+    """A fraction from ``2%``; below one half. Raises ``UsageProblem``."""
+    match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,3})?)%", text.strip())
+    if not match or float(match.group(1)) >= _MOST_TOLERANCE:
+        raise UsageProblem(f"`{text}` is not a tolerance", f"write per cent below {_MOST_TOLERANCE:g}, such as `2%`")
+    return float(match.group(1)) / 100
+
+
 def _check_json(json_to: str | None) -> None:
     if json_to is None or json_to == "-":
         return
@@ -140,6 +166,7 @@ def _node(
     wanted: dict[str, float],
     target: str | None,
     seconds: float,
+    tolerance: float,
     level: str,
     json_to: str | None,
     runs_dir: str | None,
@@ -155,6 +182,7 @@ def _node(
         expect=wanted,
         target=Path(target) if target is not None else None,
         duration=seconds,
+        tolerance=tolerance,
         level="config" if level == "config" else "quick",
         manifest=Path(manifest) if manifest is not None else None,
         runs_dir=Path(runs_dir) if runs_dir is not None else None,
@@ -174,6 +202,7 @@ def _fleet(
     wanted: dict[str, float],
     target: str | None,
     seconds: float,
+    tolerance: float,
     level: str,
     json_to: str | None,
     runs_dir: str | None,
@@ -194,6 +223,7 @@ def _fleet(
         expect=wanted,
         target=target,
         duration=seconds,
+        tolerance=tolerance,
         level=level,
         allow_busy=allow_busy,
         runs_dir=Path(runs_dir) if runs_dir is not None else None,

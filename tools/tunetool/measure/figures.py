@@ -7,10 +7,10 @@ from statistics import median
 from tunetool.measure.balance import service_times
 from tunetool.measure.evidence import Counted, explain
 from tunetool.measure.fio import Direction, Fio
-from tunetool.measure.sequential import Plan, Results, Sample
-from tunetool.measure.statistics import estimate
+from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
+from tunetool.measure.statistics import drift, estimate
 from tunetool.node.blockstack import BlockStack
-from tunetool.record import Confidence, Evidence, Measurement, Scalar
+from tunetool.record import Confidence, Evidence, Measurement, Scalar, Trend
 
 NAMES: dict[Direction, str] = {"read": "sequential.read", "write": "sequential.write"}
 CEILING = "ceiling.link"
@@ -21,8 +21,13 @@ def bandwidths(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> li
     return [
         _bandwidth(direction, samples, stack, fio, shape, results)
         for direction, samples in sorted(results.samples.items())
-        if len(samples) == shape.samples
+        if len(samples) >= FEWEST or _disproved(samples)
     ]
+
+
+def _disproved(samples: list[Sample]) -> bool:
+    """A claim that the drives deny ends a direction before it has all its samples."""
+    return any(sample.counted is not None and sample.counted.judgement == "missing" for sample in samples)
 
 
 def _bandwidth(
@@ -35,6 +40,7 @@ def _bandwidth(
 ) -> Measurement:
     values = [sample.outcome.bandwidth for sample in samples]
     found = estimate(values)
+    change = drift([sample.moment for sample in samples], values)
     middle = min(samples, key=lambda sample: abs(sample.outcome.bandwidth - found.value))
     parameters: dict[str, Scalar] = {
         "direction": direction,
@@ -58,7 +64,8 @@ def _bandwidth(
         better="higher",
         value=found.value,
         samples=values,
-        confidence=Confidence(low=found.low, high=found.high, method=found.method),
+        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
+        trend=Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change),
         percentiles=middle.outcome.percentiles or None,
         parameters=parameters,
         evidence=_evidence(stack, samples),

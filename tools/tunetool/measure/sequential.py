@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.evidence import REPEATS, Counted, count
-from tunetool.measure.fio import Direction, Fio, FioFailed, Job, Outcome, run
+from tunetool.measure.fio import DATA_FILE, Direction, Fio, FioFailed, Job, Outcome, run
 from tunetool.measure.progress import Progress
+from tunetool.measure.statistics import LOOKS, estimate, next_look
+from tunetool.measure.stored import incomplete
 from tunetool.node.blockstack import BlockStack, CountersChanged, difference, snapshot
 from tunetool.node.units import format_bandwidth, format_size
 
@@ -20,7 +23,10 @@ PROBE_BYTES = 64 * MIB
 LARGEST_FILE = 8 * 2**30
 FREE_SHARE = 0.10
 """Of the free space: a scratch volume in use must not fill up because it is being measured."""
-SAMPLES = 3
+FEWEST, MOST = LOOKS[0][0], LOOKS[-1][0]
+"""Samples of one direction: at least, and where its figure lies on both sides of what is expected of it."""
+WARM_UP_SHARE = 0.5
+"""Of a sample's duration. It is a process of its own, so that nothing of it enters a sample."""
 _START_SECONDS = 0.5
 """What a fio process costs on top of its samples."""
 
@@ -34,8 +40,9 @@ class Plan:
     jobs: int
     largest_file_bytes: int
     duration: float
-    samples: int
     ceiling: float | None
+    limits: Mapping[Direction, float] = field(default_factory=dict)
+    """Bytes per second that a direction is judged against, tolerance taken off."""
 
     @property
     def space_bytes(self) -> int:
@@ -44,16 +51,24 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """About how long it takes: the samples of both directions, laying out the files, starting fio."""
-        runs = 2 * self.samples
-        return runs * (self.duration + _START_SECONDS) + self.duration + 3
+        """About how long it takes when the first look decides: samples, warm-up, laying out the files."""
+        return self._seconds_of(FEWEST)
+
+    @property
+    def longest_seconds(self) -> float:
+        """About how long it takes when both directions need every sample that they may have."""
+        return self._seconds_of(MOST)
+
+    def _seconds_of(self, samples: int) -> float:
+        warm_up = WARM_UP_SHARE * self.duration + _START_SECONDS
+        return 2 * samples * (self.duration + _START_SECONDS) + warm_up + self.duration + 3
 
     @property
     def written_bytes(self) -> float | None:
         """The most that can be written in that time, from the links' ceiling; None when that is unknown."""
         if self.ceiling is None:
             return None
-        return self.ceiling * self.samples * self.duration + self.space_bytes
+        return self.ceiling * MOST * self.duration + self.space_bytes
 
     def announcement(self) -> list[str]:
         """What a person must know before it starts."""
@@ -65,8 +80,9 @@ class Plan:
         return [
             f"writes to `{self.target}` ({self.medium}): files of at most {format_size(self.space_bytes)}, "
             "removed afterwards",
-            f"{self.samples} writes and {self.samples} reads of {self.duration:g} s by {self.jobs} jobs, "
-            f"about {self.seconds:.0f} s; {amount}",
+            f"{FEWEST} writes and {FEWEST} reads of {self.duration:g} s by {self.jobs} jobs, about "
+            f"{self.seconds:.0f} s; up to {MOST} of each, {self.longest_seconds:.0f} s, where they lie on both sides "
+            f"of what is expected; {amount}",
         ]
 
 
@@ -77,6 +93,8 @@ class Sample:
     outcome: Outcome
     counted: Counted | None
     """None on a target without a block device."""
+    moment: float
+    """Middle of the sample, in seconds of a clock that never jumps."""
 
 
 @dataclass
@@ -88,9 +106,19 @@ class Results:
     raw: dict[str, str] = field(default_factory=dict)
     file_bytes: int = 0
     direct: bool = True
+    incomplete: list[str] = field(default_factory=list)
+    """Files of the run that hold less than was written to them."""
 
 
-def plan(target: Path, medium: str, free_bytes: int, cpu_count: int, duration: float, ceiling: float | None) -> Plan:
+def plan(
+    target: Path,
+    medium: str,
+    free_bytes: int,
+    cpu_count: int,
+    duration: float,
+    ceiling: float | None,
+    limits: Mapping[Direction, float] | None = None,
+) -> Plan:
     """Decide on jobs and sizes. Raises ``UsageProblem`` when there is too little space."""
     jobs = max(4, min(16, cpu_count))
     usable = int(free_bytes * FREE_SHARE)
@@ -102,7 +130,7 @@ def plan(target: Path, medium: str, free_bytes: int, cpu_count: int, duration: f
             f"and at most {FREE_SHARE:.0%} of the free space is used",
         )
     largest = min(LARGEST_FILE, usable // jobs // MIB * MIB)
-    return Plan(str(target), medium, jobs, largest, duration, SAMPLES, ceiling)
+    return Plan(str(target), medium, jobs, largest, duration, ceiling, limits or {})
 
 
 def file_bytes(shape: Plan, bandwidth: float) -> int:
@@ -136,20 +164,36 @@ class Sequential:
         speed = probe.outcome.bandwidth
         size = self.results.file_bytes = file_bytes(self.shape, speed)
         total = size * self.shape.jobs
-        written = speed * self.shape.samples * self.shape.duration + total
+        written = speed * FEWEST * self.shape.duration + total
         self.progress.say(
-            f"about {format_bandwidth(speed)}: files of {format_size(total)}, {format_size(written)} written in all"
+            f"about {format_bandwidth(speed)}: files of {format_size(total)}, {format_size(written)} or more written"
         )
         seconds = total / speed
         self._sample("layout", self._job("write", size, None), seconds, 60 + 10 * seconds)
+        self._look_at_files(size)
+        # The layout has warmed the writes up.
         self._direction("write", size)
+        warm_up = WARM_UP_SHARE * self.shape.duration
+        self._sample("warm-up", self._job("read", size, warm_up), warm_up, warm_up + 60)
         self._direction("read", size)
+        self._look_at_files(size)
+
+    def _look_at_files(self, size: int) -> None:
+        """A sparse or short file is read without a drive; what is not stored was not written either."""
+        names = [DATA_FILE.format(number=number) for number in range(self.shape.jobs)]
+        self.results.incomplete += incomplete(self.directory, names, size)
 
     def _direction(self, direction: Direction, size: int) -> None:
         job = self._job(direction, size, self.shape.duration)
         kept = self.results.samples.setdefault(direction, [])
         repeats = 0
-        while len(kept) < self.shape.samples:
+        goal = FEWEST
+        while True:
+            if len(kept) == goal:
+                more = self._undecided(direction, kept)
+                if more is None:
+                    return
+                goal = more
             name = f"{direction}-{len(kept) + 1}" + (f"-repeat-{repeats}" if repeats else "")
             sample = self._sample(name, job, self.shape.duration, self.shape.duration + 60)
             # Only the counters decide what is taken again, never the speed.
@@ -160,6 +204,23 @@ class Sequential:
                 self.progress.say(f"{name}: something else used the drives meanwhile, taken again")
                 continue
             kept.append(sample)
+            if sample.counted is not None and sample.counted.judgement == "missing":
+                # No further sample can prove this figure.
+                return
+
+    def _undecided(self, direction: Direction, kept: list[Sample]) -> int | None:
+        """How many samples it takes to look again; None when the figure is decided, or no look is left."""
+        limit = self.shape.limits.get(direction)
+        if limit is None:
+            return None
+        found = estimate([sample.outcome.bandwidth for sample in kept])
+        if not found.low < limit <= found.high:
+            return None
+        more = next_look(len(kept))
+        if more is not None:
+            told = f"{len(kept)} samples lie on both sides of {format_bandwidth(limit)}"
+            self.progress.say(f"{direction}: {told}: {more - len(kept)} more")
+        return more
 
     def _job(self, direction: Direction, size: int, seconds: float | None) -> Job:
         return Job(direction, self.shape.jobs, size, seconds, direct=self.results.direct)
@@ -167,14 +228,16 @@ class Sequential:
     def _sample(self, name: str, job: Job, seconds: float, timeout: float) -> Sample:
         with self.progress.step(f"{self.shape.target}: {name}", seconds) as tick:
             try:
+                began = time.monotonic()
                 before = snapshot(self.stack)
                 outcome = self._fio(name, job, timeout, tick)
                 devices = difference(snapshot(self.stack), before)
             except CountersChanged as error:
                 raise CannotJudge(f"the drives changed during `{name}`: {error}", "see `dmesg | tail`") from None
+        moment = (began + time.monotonic()) / 2
         if not self.stack.counts:
-            return Sample(outcome, None)
-        return Sample(outcome, count(self.stack, job.direction, outcome.claimed_bytes, devices))
+            return Sample(outcome, None, moment)
+        return Sample(outcome, count(self.stack, job.direction, outcome.claimed_bytes, devices), moment)
 
     def _fio(self, name: str, job: Job, timeout: float, tick: Callable[[], None]) -> Outcome:
         try:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import CEILING, NAMES
+from tunetool.measure.outliers import OUTLIER
 from tunetool.node.summary import lines
 from tunetool.node.units import format_bandwidth
 from tunetool.provision import ProvisionResult
@@ -69,7 +70,7 @@ def _figure_cells(measurement: Measurement, expectation: Expectation | None) -> 
         measurement.medium,
     ]
     status = expectation.status if expectation else None
-    return [*map(Text, cells), _word(status.upper() if status else "not judged")]
+    return [*map(Text, cells), word(status.upper() if status else "not judged")]
 
 
 def _footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
@@ -85,11 +86,26 @@ def _footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
     for expectation in record.expectations:
         spoken = expectation.name.replace(".", " ")
         lines.append(f"expectation ({expectation.source}): {spoken} of at least {format_bandwidth(expectation.value)}")
-    if figures:
-        first = figures[0]
-        method = first.confidence.method if first.confidence else "one sample"
-        lines.append(f"median and {method} of {first.parameters.get('sample_seconds')} s; {first.engine}")
+    if record.tolerance:
+        lines.append(f"tolerance: {record.tolerance * 100:g} % of an expectation may be missing")
+    for measurement in figures:
+        lines.append(_how(measurement))
     return lines
+
+
+def _how(measurement: Measurement) -> str:
+    """How a figure came about, and whether it drifts."""
+    direction, interval, trend = measurement.parameters.get("direction"), measurement.confidence, measurement.trend
+    line = (
+        f"{direction}: median, {interval.method} of {measurement.parameters.get('sample_seconds')} s"
+        if interval
+        else ""
+    )
+    if interval and interval.level:
+        line += f" ({interval.level:.1%} confidence)"
+    if trend and trend.significant and trend.change is not None:
+        line += f"; {'rising' if trend.change > 0 else 'falling'} by {abs(trend.change):.1%} meanwhile"
+    return f"{line}; {measurement.engine}"
 
 
 def _print_checks(record: Record, console: Console) -> None:
@@ -118,7 +134,13 @@ def _print_verdict_line(record: Record, path: Path | None, console: Console) -> 
             _block(console, f"- {reason}", 2)
     if path is not None:
         console.print(_line(f"record: {path}"))
-    console.print(_word(record.verdict.status.upper()))
+    console.print(_verdict_word(record))
+
+
+def _verdict_word(record: Record) -> Text:
+    """The word; what was forgiven stands beside it."""
+    shown = word(record.verdict.status.upper() if record.verdict else "")
+    return Text.assemble(shown, f" (tolerance {record.tolerance * 100:g} %)") if record.tolerance else shown
 
 
 def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Console) -> None:
@@ -131,14 +153,25 @@ def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Conso
     table.add_column("reason", ratio=1, overflow="fold")
     for host, record in hosts:
         read, write = (median_of(record, direction) for direction in ("read", "write"))
-        reason = host.reasons[0] if host.reasons else ""
-        table.add_row(
-            Text(host.host), _word(host.status.upper()), Text(_speed(read)), Text(_speed(write)), Text(reason)
-        )
+        reason = next((each for each in host.reasons if not each.startswith(OUTLIER)), "")
+        table.add_row(Text(host.host), word(host.status.upper()), Text(speed(read)), Text(speed(write)), Text(reason))
     console.print(table)
     line = slowest(hosts)
     if line:
         console.print(_line(line))
+    for host, _ in hosts:
+        for reason in host.reasons:
+            if reason.startswith(OUTLIER):
+                _block(console, f"{host.host}: {reason}", 2)
+
+
+def print_hosts(record: Record, console: Console) -> None:
+    """The hosts of a fleet's record, which holds their figures, though not their own records."""
+    print_fleet([(host, _part(record, host)) for host in record.hosts or []], console)
+
+
+def _part(record: Record, host: FleetHost) -> Record:
+    return record.model_copy(update={"measurements": [m for m in record.measurements if m.host == host.host]})
 
 
 def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> None:
@@ -146,7 +179,7 @@ def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> 
     if path is not None:
         console.print(_line(f"record: {path}"))
     if record.verdict is not None:
-        console.print(_word(record.verdict.status.upper()))
+        console.print(_verdict_word(record))
 
 
 def print_provision(result: ProvisionResult, console: Console) -> None:
@@ -182,7 +215,8 @@ def median_of(record: Record | None, direction: str) -> float | None:
     return None
 
 
-def _speed(value: float | None) -> str:
+def speed(value: float | None) -> str:
+    """GB/s, or a dash."""
     return "-" if value is None else _number(value / 1e9)
 
 
@@ -193,8 +227,9 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 
 
-def _word(word: str) -> Text:
-    return Text(word, style=_STYLES.get(word, ""))
+def word(text: str) -> Text:
+    """A verdict's word in its colour."""
+    return Text(text, style=_STYLES.get(text, ""))
 
 
 def _line(text: str) -> Text:

@@ -1,0 +1,190 @@
+"""The liar's bench: every case is a way to make storage look faster than it is. None may end in PASS.
+
+Real processes, real fio, file systems on loop devices of this machine. What needs a node of its own (a drive that is
+slow, dies or returns errors) is in tests/lab; what needs a fio that lies about itself is in tests/unit/test_verify.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunetool.errors import UsageProblem
+from tunetool.record import read
+
+EASY = "read=1MBps,write=1MBps"
+"""An expectation that any honest disk meets: whatever falls short of PASS here falls short for what it is."""
+
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run said."""
+
+    code: int
+    text: str
+    record: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A place on a disk, and verify in a mount namespace of its own."""
+
+    place: Path
+
+    @property
+    def target(self) -> Path:
+        return self.place / "target"
+
+    def mounted(self, script: str, *arguments: str, expect: str = EASY, **environment: str) -> Answer:
+        """Run ``script`` (mounts at ``$T``; nobody else sees them), then verify ``$T``."""
+        runs = self.place / "runs"
+        verify = [sys.executable, "-m", "tunetool", "verify", "--target", str(self.target), "--runs-dir", str(runs)]
+        line = shlex.join([*verify, "--expect", expect, "--duration", "1s", *arguments])
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-euc", f"{script}\nexec {line}"],
+            env={**os.environ, "T": str(self.target), "P": str(self.place), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+            stdin=subprocess.DEVNULL,
+        )
+        found = sorted(runs.glob("*/record.json"), key=lambda path: path.stat().st_mtime)
+        record = json.loads(found[-1].read_text()) if found else None
+        print(done.stdout, done.stderr)
+        return Answer(done.returncode, done.stdout + done.stderr, record)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """Needs root, loop devices and fio; without them nothing here could lie, and nothing would be shown."""
+    if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
+        pytest.skip("needs root and loop devices")
+    if shutil.which("fio") is None:
+        pytest.fail("these tests need fio on PATH")
+    # Not pytest's own directory: it may lie in memory.
+    place = Path(tempfile.mkdtemp(prefix="tunetool-liars-", dir="/var/tmp"))
+    (place / "target").mkdir()
+    yield Bench(place)
+    shutil.rmtree(place)
+
+
+def lied(answer: Answer, code: int, *said: str) -> None:
+    """It was not believed, and the reason is said."""
+    assert answer.code == code, answer.text
+    assert "PASS" not in answer.text.splitlines()
+    flat = " ".join(answer.text.split())
+    for words in said:
+        assert words in flat, words
+
+
+IMAGE = "truncate -s {size} $P/image; mkfs.ext4 -q -F {options} $P/image; mount -o loop{mount} $P/image $T\n"
+
+
+def test_an_honest_disk_passes_though_the_clock_jumps(bench: Bench, tmp_path: Path) -> None:
+    # Else everything below could be refused for a reason of the bench itself.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import itertools, time\n_real, _calls = time.time, itertools.count()\n"
+        "time.time = lambda: _real() + 3600 * (next(_calls) % 2)\n"
+    )
+    answer = bench.mounted("true", "--allow-busy", PYTHONPATH=str(tmp_path))
+    assert answer.code == 0, answer.text
+    assert answer.record is not None
+    for figure in answer.record["measurements"]:
+        assert figure["value"] < 1000 * GB
+    (path,) = (bench.place / "runs").glob("*/record.json")
+    path.write_text(path.read_text().replace('"pass"', '"fail"'))
+    with pytest.raises(UsageProblem):
+        read(path)
+
+
+def test_tmpfs(bench: Bench) -> None:
+    lied(bench.mounted("mount -t tmpfs -o size=6G none $T"), 3, "lies on tmpfs, in memory", "UNPROVEN")
+
+
+def test_overlay(bench: Bench) -> None:
+    script = "mkdir $P/l $P/u $P/w\nmount -t overlay -o lowerdir=$P/l,upperdir=$P/u,workdir=$P/w overlay $T"
+    lied(bench.mounted(script, "--allow-busy"), 3, "overlay", "no block device whose counters could prove")
+
+
+def test_a_file_system_in_a_file_in_memory(bench: Bench) -> None:
+    script = "mkdir $P/m; mount -t tmpfs -o size=6G none $P/m; truncate -s 5G $P/m/image\n"
+    script += "mkfs.ext4 -q -F $P/m/image; mount -o loop $P/m/image $T"
+    lied(bench.mounted(script, "--allow-busy"), 3, "UNPROVEN")
+
+
+def test_the_page_cache_answers_for_the_drive(bench: Bench) -> None:
+    # ext4 with data=journal takes O_DIRECT and then ignores it.
+    script = IMAGE.format(size="5G", options="", mount=",data=journal")
+    lied(bench.mounted(script, "--allow-busy"), 3, "UNPROVEN")
+
+
+def test_a_full_disk(bench: Bench) -> None:
+    script = IMAGE.format(size="300M", options="", mount="") + "head -c 400M /dev/zero > $T/full || true"
+    lied(bench.mounted(script, "--allow-busy"), 2, "has too little space")
+
+
+def test_a_quota_that_ends_in_the_middle(bench: Bench) -> None:
+    # Space that statfs promises and the writer does not get.
+    answer = bench.mounted("ulimit -f 20000", "--allow-busy")
+    lied(answer, 3, "was ended by SIGXFSZ")
+
+
+def test_somebody_else_hammers_the_disk(bench: Bench) -> None:
+    hammer = ["fio", "--name=hammer", "--rw=randrw", "--bs=256k", "--size=256m", "--direct=1", "--time_based"]
+    with subprocess.Popen(
+        [*hammer, "--runtime=600", "--ioengine=libaio", "--iodepth=8", "--thread", f"--directory={bench.place}"],
+        stdout=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    ) as neighbour:
+        try:
+            while not list(bench.place.glob("hammer*")):
+                time.sleep(0.1)
+            time.sleep(2)
+            busy = bench.mounted("true")
+            lied(busy, 3, "busy", "ERROR")
+            assert list(bench.target.iterdir()) == []
+            beside = bench.mounted("true", "--allow-busy")
+        finally:
+            neighbour.terminate()
+            neighbour.wait(30)
+    lied(beside, 3, "more than fio's", "something else uses the drives")
+
+
+def test_code_that_swallows_every_sync(bench: Bench, tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    source = tmp_path / "swallow.c"
+    source.write_text("int fsync(int f) { return 0; }\nint fdatasync(int f) { return 0; }\n")
+    library = tmp_path / "swallow.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    lied(bench.mounted("true", "--allow-busy", LD_PRELOAD=str(library)), 3, "`LD_PRELOAD` was set", "UNPROVEN")
+
+
+def test_a_fio_that_claims_more_than_it_moves(bench: Bench, tmp_path: Path) -> None:
+    real = shutil.which("fio")
+    liar = tmp_path / "fio"
+    liar.write_text(
+        f'#!{sys.executable}\nimport json, subprocess, sys\ndone = subprocess.run(["{real}", *sys.argv[1:]], '
+        "stdout=subprocess.PIPE, text=True)\nif '--version' in sys.argv:\n    print(done.stdout, end='')\n    sys.exit()\n"
+        "document = json.loads(done.stdout[done.stdout.index('{'):])\nfor job in document['jobs']:\n"
+        "    for side in ('read', 'write'):\n        job[side]['io_bytes'] *= 2\nprint(json.dumps(document))\n"
+    )
+    liar.chmod(0o755)
+    answer = bench.mounted("true", "--allow-busy", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    lied(answer, 3, "counted only 0.5", "the rest never reached a drive")

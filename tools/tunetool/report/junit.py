@@ -1,0 +1,71 @@
+"""A record as JUnit XML: one test case for each check and expectation, and one for the verdict itself."""
+
+from __future__ import annotations
+
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from tunetool.node.units import format_bandwidth
+from tunetool.record import Record, Status
+
+
+def junit(record: Record) -> str:
+    """The XML text. A case fails where something falls short, and is an error where it could not be judged."""
+    suite = Element("testsuite", name=_clean(f"tunetool {record.kind} {record.node.host}"), timestamp=_time(record))
+    suite.set("time", f"{(record.finished - record.started).total_seconds():.3f}")
+    for check in record.checks:
+        case = _case(suite, "checks", check.id)
+        told = f"found {check.found}, expected {check.expected}"
+        if check.status == "fail":
+            _mark(case, "failure", told, check.remedy)
+        elif check.status == "unknown":
+            _mark(case, "error", told, check.remedy)
+        elif check.status == "skip":
+            SubElement(case, "skipped", message=_clean(check.found))
+    figures = {measurement.name: measurement for measurement in record.measurements}
+    for wanted in record.expectations:
+        figure = figures.get(wanted.name)
+        found = format_bandwidth(figure.value) if figure else "not measured"
+        _judge(
+            _case(suite, "expectations", wanted.name),
+            wanted.status,
+            f"found {found}, expected at least {format_bandwidth(wanted.value)} ({wanted.source})",
+        )
+    for host in record.hosts or []:
+        _judge(_case(suite, "hosts", host.host), host.status, "; ".join(host.reasons))
+    verdict = record.verdict
+    if verdict is not None:
+        _judge(_case(suite, "verdict", record.target or record.node.host), verdict.status, "; ".join(verdict.reasons))
+    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(len(list(suite.iter(tag)))))
+    root = Element("testsuites")
+    root.append(suite)
+    indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+
+
+def _case(suite: Element, group: str, name: str) -> Element:
+    return SubElement(suite, "testcase", classname=f"tunetool.{group}", name=_clean(name))
+
+
+def _judge(case: Element, status: Status | None, told: str) -> None:
+    if status == "fail":
+        _mark(case, "failure", told, "")
+    elif status not in ("pass", None):
+        _mark(case, "error", f"{status}: {told}", "")
+
+
+def _mark(case: Element, tag: str, message: str, text: str) -> None:
+    SubElement(case, tag, message=_clean(message)).text = _clean(text) or None
+
+
+def _time(record: Record) -> str:
+    return record.started.isoformat(timespec="seconds")
+
+
+def _clean(text: str) -> str:
+    """Without what XML 1.0 cannot carry (section 2.2)."""
+    return "".join(
+        letter
+        for letter in text
+        if letter in "\t\n\r" or " " <= letter <= "\ud7ff" or "\ue000" <= letter <= "\ufffd" or letter > "\uffff"
+    )

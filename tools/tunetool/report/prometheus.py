@@ -1,0 +1,74 @@
+"""A record for Prometheus' node exporter: a file for its textfile collector.
+
+Format: Prometheus' text exposition format 0.0.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tunetool.record import Measurement, Record
+
+_UNITS = {"B/s": "bytes_per_second", "s": "seconds", "1/s": "per_second", "B": "bytes", "1": "ratio"}
+_STATUSES = ("pass", "fail", "unstable", "unproven", "error")
+_CHECKS = {"pass": 0, "fail": 1, "unknown": 2, "skip": 3}
+
+
+class _Page:
+    """Families in the order in which they are first named: the format wants each one's lines together."""
+
+    def __init__(self) -> None:
+        self.families: dict[str, list[str]] = {}
+
+    def add(self, name: str, help_text: str, labels: Mapping[str, str], value: float) -> None:
+        head = [f"# HELP tunetool_{name} {help_text}", f"# TYPE tunetool_{name} gauge"]
+        shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        self.families.setdefault(name, head).append(f"tunetool_{name}{{{shown}}} {value!r}")
+
+    def text(self) -> str:
+        return "".join(line + "\n" for family in self.families.values() for line in family)
+
+
+def prometheus(record: Record) -> str:
+    """The file's text. Write it by rename: the collector may read at any moment."""
+    page = _Page()
+    base = {"kind": record.kind, "node": record.node.host}
+    page.add("finished_timestamp_seconds", "When the run ended: alert on its age", base, record.finished.timestamp())
+    for status in _STATUSES:
+        if record.verdict is not None:
+            now = float(record.verdict.status == status)
+            page.add("verdict", "1 for the verdict that was given", {**base, "status": status}, now)
+    for measurement in record.measurements:
+        _measurement(page, base, measurement)
+    for wanted in record.expectations:
+        labels = {**base, "measurement": wanted.name}
+        page.add("expected_" + _UNITS["B/s"], "What was expected", labels, wanted.value)
+    for check in record.checks:
+        value = float(_CHECKS[check.status])
+        page.add("check", "0 pass, 1 fail, 2 unknown, 3 skipped", {**base, "check": check.id}, value)
+    for host in record.hosts or []:
+        value = float(host.status == "pass")
+        page.add("host_pass", "1 where the host passed", {**base, "host": host.host, "status": host.status}, value)
+    return page.text()
+
+
+def _measurement(page: _Page, base: Mapping[str, str], measurement: Measurement) -> None:
+    labels = {**base, "measurement": measurement.name, "medium": measurement.medium}
+    for name, value in (("serial", measurement.parameters.get("serial")), ("host", measurement.host)):
+        if value:
+            labels[name] = str(value)
+    unit = _UNITS[measurement.unit]
+    page.add(f"{measurement.quantity}_{unit}", "Median of the samples", labels, measurement.value)
+    if measurement.confidence is not None:
+        page.add(f"{measurement.quantity}_low_{unit}", "Lower end of its interval", labels, measurement.confidence.low)
+        page.add(
+            f"{measurement.quantity}_high_{unit}", "Upper end of its interval", labels, measurement.confidence.high
+        )
+    if measurement.evidence is not None and measurement.evidence.ratio is not None:
+        page.add(
+            "evidence_ratio", "Bytes that the drives counted, for each claimed one", labels, measurement.evidence.ratio
+        )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
