@@ -204,9 +204,11 @@ def holders_of(root: str, name: str) -> list[str]:
 
 
 def disks_under(root: str, array: str) -> set[str]:
-    """Kernel names of the whole disks directly beneath an md device, also one that is inactive."""
+    """Kernel names of the whole disks directly beneath an md device that are still there, also one that is inactive."""
+    slaves = os.path.join(root, "sys/block", array, "slaves")
     try:
-        below = os.listdir(os.path.join(root, "sys/block", array, "slaves"))
+        # A drive that was pulled leaves its link behind.
+        below = [name for name in os.listdir(slaves) if os.path.exists(os.path.join(slaves, name))]
     except OSError:
         return set()
     disks = set()

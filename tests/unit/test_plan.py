@@ -247,6 +247,9 @@ def test_an_idle_array_is_seen_from_below_and_above(machine: Path) -> None:
     assert (first.uses, first.claims, first.idle_arrays) == (("member of `md127`",), (), ("md127",))
     assert (second.claims, second.idle_arrays) == ((), ("md127",))
     assert disks_under(str(machine), "md127") == {"nvme1n1", "nvme2n1"}
+    # As the kernel leaves it when a drive is pulled out of an array.
+    (machine / "sys/block/md127/slaves/nvme3n1").symlink_to("../../../devices/gone/nvme3n1")
+    assert disks_under(str(machine), "md127") == {"nvme1n1", "nvme2n1"}
 
 
 @pytest.mark.parametrize("use", ["mount", "swap", "holder", "partition"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def raid(device: str, uuid: str) -> Signature:
 def machine(root: Path, recorded: str = "built") -> Machine:
     """A node as it was recorded, with the labels that its manifest says are on its drives."""
     lay_out(recorded, root)
+    slaves = root / "sys/devices/virtual/block/md127/slaves"
+    slaves.mkdir(exist_ok=True)
+    for number in range(1, 9):
+        link = slaves / f"nvme{number}n1"
+        if not link.is_symlink():
+            link.symlink_to(os.path.relpath((root / f"sys/class/block/nvme{number}n1").resolve(), slaves))
     manifest = json.loads((RECORDED / "built-manifest.json").read_text())
     drives = read_drives(str(root))
     arrays = read_arrays(str(root))
