@@ -7,6 +7,7 @@ import os
 import time
 from typing import Mapping
 
+from . import bootunit
 from .arrays import conf_without_array
 from .commands import CommandError, run
 from .contents import claim_problem, read_signatures
@@ -126,14 +127,17 @@ class Job:
             replace_file(conf, after)
 
     def forget_services(self) -> None:
-        """The drop-ins of the services that needed the volume."""
+        """The drop-ins of the services that needed the volume, and the unit that would make it anew at boot."""
         found = changes([], self.volume.mount_point)
-        for change in found:
+        at_boot = bootunit.changes({})
+        for change in [*found, *at_boot]:
             self.note(change.path, change.before, change.after)
             if not self.check_mode:
                 apply(change)
         if found and not self.check_mode:
             reload_systemd()
+        if at_boot and not self.check_mode:
+            bootunit.take_effect(False)
 
     def wipe(self) -> None:
         """Every label off what the plan named: in the array, of the array, on the drives."""

@@ -119,14 +119,15 @@ def test_one_bad_and_one_dead_host_stop_nobody(fleet: Fleet) -> None:
 
 def test_a_dead_host_is_out_before_a_batch_of_one_counts_it(fleet: Fleet) -> None:
     done = fleet.run(dead="b", provision_serial=1)
-    assert done.built == list("acdef"), done.output
+    assert done.built == list("acdef"), done.output  # one by one
 
 
 @pytest.mark.parametrize("where", ["extra", "inventory"])
 def test_batches_follow_each_other_and_a_bad_host_in_each_ends_nothing(fleet: Fleet, where: str) -> None:
     sizes = {"provision_serial": [1, "50%"]}  # a; b c d; e f
     done = fleet.run(bad="ce", **({"inventory": sizes} if where == "inventory" else sizes))
-    assert done.built == ["a", "b", "d", "f"], done.output
+    # Within a batch they end as they come.
+    assert [done.built[0], set(done.built[1:3]), done.built[3:]] == ["a", {"b", "d"}, ["f"]], done.output
     assert done.output.count("TASK [End]") == 3
 
 
