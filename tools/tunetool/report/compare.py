@@ -18,6 +18,7 @@ from tunetool.report.table import WIDTH
 
 Word = Literal["faster", "slower", "no significant difference", "not compared"]
 
+_MILLISECOND = 1e-3
 _CONDITIONS = ("block_bytes", "queue_depth", "jobs", "io_engine", "direct", "sample_seconds")
 """Parameters that make two figures of one name different questions."""
 
@@ -149,6 +150,6 @@ def _shown(value: float | None, unit: str) -> str:
         return "-"
     if unit == "B/s":
         return f"{value / 1e9:.4g} GB/s"
-    return (
-        f"{value * 1e6:.4g} us" if unit == "s" and value < 1 else f"{value:.4g} {unit if unit != '1' else ''}".strip()
-    )
+    if unit == "s" and value < 1:
+        return f"{value * 1e3:.4g} ms" if value >= _MILLISECOND else f"{value * 1e6:.4g} us"
+    return f"{value:.4g} {unit}".removesuffix(" 1")

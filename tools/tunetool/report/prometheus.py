@@ -54,7 +54,9 @@ def prometheus(record: Record) -> str:
 
 def _measurement(page: _Page, base: Mapping[str, str], measurement: Measurement) -> None:
     labels = {**base, "measurement": measurement.name, "medium": measurement.medium}
-    for name, value in (("serial", measurement.parameters.get("serial")), ("host", measurement.host)):
+    # A drive without a serial number is told from its neighbour by its name, or two lines would be one series.
+    place = {name: measurement.parameters.get(name) for name in ("serial", "device")}
+    for name, value in (*place.items(), ("host", measurement.host)):
         if value:
             labels[name] = str(value)
     unit = _UNITS[measurement.unit]
