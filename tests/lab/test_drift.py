@@ -15,7 +15,7 @@ ASKED = ("-e", json.dumps({"scratch_filesystem_services": [UNIT], "tunetool_inst
 DATA = f"{POINT}/deepspeed_offload/data"
 
 BREAK = f"""set -e
-mount -o remount,relatime {POINT}
+mount --options-mode ignore -o remount,relatime {POINT}
 sed -i 's/,nofail//' /etc/fstab
 echo 0 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages
 mount -o remount,size=64M /dev/shm
