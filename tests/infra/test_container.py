@@ -66,7 +66,7 @@ def test_no_manifest_of_what_was_not_built(host: Host) -> None:
 def test_the_program_is_on_everyones_path(host: Host) -> None:
     assert host.file("/usr/local/bin/tunetool").linked_to == host.file("/opt/tunetool/bin/tunetool").linked_to
     assert host.check_output("tunetool --version").startswith("tunetool")
-    assert len(host.file("/opt/tunetool").listdir()) == 2  # bin, the wheelhouse, one venv
+    assert len(host.file("/opt/tunetool").listdir()) == 2  # bin, one venv
 
 
 def test_checks_without_a_manifest_cannot_be_judged(host: Host) -> None:

@@ -84,14 +84,14 @@ def test_what_can_be_mended_is_named_and_mended_beside_the_data(node: Lab) -> No
     assert looked == found
     text = node.ssh(
         "node1",
-        f"findmnt -no OPTIONS {POINT}; findmnt -no LABEL {POINT}; findmnt -no SIZE /dev/shm; ls -ld {POINT}/*;"
+        f"findmnt -no OPTIONS {POINT}; findmnt -no LABEL {POINT}; findmnt -bno SIZE /dev/shm; ls -ld {POINT}/*;"
         " cat /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages; grep -c nofail /etc/fstab",
     )
     assert "noatime" in text
     assert "drwxrwxrwt" in text
-    assert [line for line in text.splitlines() if line in ("nvme_raid0", "512M", "64", "1")] == [
+    assert [line for line in text.splitlines() if line in ("nvme_raid0", str(512 * 2**20), "64", "1")] == [
         "nvme_raid0",
-        "512M",
+        str(512 * 2**20),
         "64",
         "1",
     ]
