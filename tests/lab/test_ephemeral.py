@@ -127,6 +127,7 @@ def test_a_rebuild_that_was_cut_off_is_finished_by_the_next_boot(cloud: Lab) -> 
     cloud.ssh("node1", f"{VERIFY}; test ! -e /etc/tunetool/ephemeral.begun")
 
 
+@pytest.mark.slow
 def test_one_drive_that_holds_data_stops_it_and_the_boot_goes_on(cloud: Lab) -> None:
     cloud.ssh("node1", ONE_HOLDS_DATA)
     before = checksums(cloud)
