@@ -69,6 +69,7 @@ def differences(output: str) -> dict[str, dict[str, object]]:
     return found
 
 
+@pytest.mark.slow
 def test_what_can_be_mended_is_named_and_mended_beside_the_data(node: Lab) -> None:
     before = checksum(node)
     node.ssh("node1", BREAK)

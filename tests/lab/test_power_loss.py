@@ -94,6 +94,7 @@ def converges(lab: Lab, *arguments: str) -> None:
     assert changed_tasks(again.stdout) == []
 
 
+@pytest.mark.slow
 def test_power_fails_before_the_manifest_is_written(built: Lab) -> None:
     built.ssh("node1", "rm -rf /opt/tunetool /usr/local/bin/tunetool /etc/tunetool && sync")
     lose_power(built, HOLLOW)

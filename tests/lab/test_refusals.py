@@ -124,6 +124,7 @@ def test_whatever_a_drive_is_is_refused_by_name(blank: Lab) -> None:
     assert output.count("serial `LAB1NV1` is on 2 drives") == 2 * output.count("has no serial number") > 0
 
 
+@pytest.mark.slow
 def test_the_printed_lines_mend_odd_blocks_and_the_count_must_be_right(blank: Lab) -> None:
     newer = '{"schema": "tunetool.manifest/2", "array": {}}'
     blank.ssh("node1", f"mkdir -p /etc/tunetool && echo '{newer}' > /etc/tunetool/node.json")

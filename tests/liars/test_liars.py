@@ -116,11 +116,13 @@ def test_tmpfs(bench: Bench) -> None:
     lied(bench.mounted("mount -t tmpfs -o size=6G none $T"), 3, "lies on tmpfs, in memory", "UNPROVEN")
 
 
+@pytest.mark.slow
 def test_overlay(bench: Bench) -> None:
     script = "mkdir $P/l $P/u $P/w\nmount -t overlay -o lowerdir=$P/l,upperdir=$P/u,workdir=$P/w overlay $T"
     lied(bench.mounted(script, "--allow-busy"), 3, "overlay", "no block device whose counters could prove")
 
 
+@pytest.mark.slow
 def test_a_file_system_in_a_file_in_memory(bench: Bench) -> None:
     script = "mkdir $P/m; mount -t tmpfs -o size=6G none $P/m; truncate -s 5G $P/m/image\n"
     script += "mkfs.ext4 -q -F $P/m/image; mount -o loop $P/m/image $T"
