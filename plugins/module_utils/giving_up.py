@@ -20,6 +20,7 @@ from .initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_
 from .manifest import MANIFEST_PATH
 from .mounts import mount_at, read_mounts
 from .occupants import occupants
+from .place import reload_systemd
 from .plan import TEARDOWN
 from .refusal import Refusal
 from .removal import Removal, Volume
@@ -197,9 +198,3 @@ class Job:
         os.unlink(MANIFEST_PATH)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(MANIFEST_PATH))
-
-
-def reload_systemd() -> None:
-    """Let systemd read its files again, where it runs."""
-    if os.path.isdir("/run/systemd/system"):
-        run(["systemctl", "daemon-reload"])

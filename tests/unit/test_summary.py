@@ -26,7 +26,7 @@ SSH = (
     "'/bin/sh -c '\"'\"'/usr/bin/python3 && sleep 0'\"'\"''"
 )
 SFTP = "<127.0.0.1> SSH: EXEC sftp -b - -o ControlMaster=auto -o Port=38451 '[127.0.0.1]'"
-PUT_BESIDE_SFTP = "<127.0.0.1> PUT /root/w.tar TO /root/.ansible/tmp/x/.source.tar"
+PUT_BESIDE_SFTP = "<127.0.0.1> PUT /home/me/w.tar TO /home/me/.ansible/tmp/x/.source.tar"
 LOCAL = "<localhost> EXEC /bin/sh -c '/usr/bin/python3 && sleep 0'"
 OTHERS = (
     "<127.0.0.1> ESTABLISH SSH CONNECTION FOR USER: root",
