@@ -202,23 +202,33 @@ def _start(
         node.start_restored(lab, nodes[name], source.snapshot, kept.drives if kept else None)
         preparing[name] = node.start_preparing(lab, nodes[name], kept.standing if kept else None)
 
+    def finish(name: str, problem: node.NotReady | None) -> None:
+        for left in reversed(range(RESTORE_ATTEMPTS - (problem is not None))):
+            try:
+                if problem is not None:
+                    begin(name, nodes[name].ssh_port)
+                node.finish_preparing(nodes[name], preparing[name])
+                return
+            except node.NotReady as error:
+                if not left:
+                    raise
+                say(f"{error.message}: restoring {source.what} once more")
+                problem = error
+
     try:
         taken = {other.ssh_port for other in lab.nodes() if other.name not in names}
+        problems: dict[str, node.NotReady] = {}
         for name in names:
             say(f"{name}: restoring {source.what} ({source.template.accel})")
-            begin(name, port or process.pick_port(taken))
+            try:
+                begin(name, port or process.pick_port(taken))
+            except node.NotReady as error:
+                say(f"{error.message}: restoring {source.what} once more")
+                problems[name] = error
             taken.add(nodes[name].ssh_port)
         found = []
         for name in names:
-            for left in reversed(range(RESTORE_ATTEMPTS)):
-                try:
-                    node.finish_preparing(nodes[name], preparing[name])
-                    break
-                except node.DriveMissing as error:
-                    if not left:
-                        raise
-                    say(f"{error.message}: restoring {source.what} once more")
-                    begin(name, nodes[name].ssh_port)
+            finish(name, problems.get(name))
             found.append(Started(nodes[name], time.monotonic() - begun))
     except BaseException:
         # Half a node helps nobody: whatever stopped us, what was begun here is gone when we leave.

@@ -56,7 +56,7 @@ until mountpoint -q {recipe.SYSTEM_MOUNT}; do
     [ "$tries" -lt 300 ] || {{ echo "{recipe.SYSTEM_MOUNT} is not mounted" >&2; exit 1; }}
     sleep 0.1
 done
-udevadm settle --timeout=30
+{_UDEV_IDLE}
 find_drive {shlex.quote(serials[0])}
 """
 
@@ -76,9 +76,17 @@ while :; do
     [ "$tries" -lt 300 ] || {{ echo "$found drives instead of {count}" >&2; exit 1; }}
     sleep 0.1
 done
-udevadm settle --timeout=30
+{_UDEV_IDLE}
 """
 
+
+# What hangs is told in one line: the processes of udev, each with where it waits in the kernel.
+_UDEV_IDLE = """\
+udevadm settle --timeout=30 || {
+    hanging=$(ps -e -o stat,wchan:24,args | grep -E '[u]dev|[m]dadm|[b]lkid' | tr -s ' ' | tr '\\n' ';')
+    echo "udev is still at work: $hanging" >&2
+    exit 1
+}"""
 
 # Only shell built-ins: a fork costs 10 ms and more under TCG. The serial is padded with spaces, which `read` drops.
 _FIND = """\

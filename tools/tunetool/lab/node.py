@@ -97,18 +97,19 @@ def start_preparing(lab: Lab, node: NodeState, there: Standing | None = None) ->
     return ssh.start(lab, node, script + bring_back(there) if there else script)
 
 
-class DriveMissing(CannotJudge):
-    """A drive was attached and the node did not notice: now and then a hot-plug event is lost."""
+class NotReady(CannotJudge):
+    """A node that was started and is not as it should be: now and then a hot-plug event is lost, or udev hangs."""
 
 
 def finish_preparing(node: NodeState, preparing: subprocess.Popen[str]) -> str:
-    """Wait until the node sees its drives and its ninth is mounted; the ninth's device is returned."""
+    """Wait until the node sees its drives and its ninth is mounted; the ninth's device is returned.
+
+    Raises ``NotReady``.
+    """
     try:
         return ssh.finish(node, preparing, PREPARE_SECONDS).stdout.strip()
     except CannotJudge as error:
-        if "does not appear" in error.message:
-            raise DriveMissing(error.message, error.hint) from None
-        raise
+        raise NotReady(error.message, error.hint) from None
 
 
 def shut_down(lab: Lab, node: NodeState) -> None:
@@ -174,7 +175,7 @@ def _wait_enumerated(node: NodeState, qmp: Qmp, drive: Drive) -> None:
         if any(drive.device_id == name and mapped for name, mapped in _pci_devices(qmp.command("query-pci"))):
             return
         time.sleep(0.01)
-    raise CannotJudge(f"`{node.name}` does not notice drive `{drive.serial}`", f"tunetool lab reset {node.name}")
+    raise NotReady(f"`{node.name}` does not notice drive `{drive.serial}`", f"tunetool lab reset {node.name}")
 
 
 def _pci_devices(buses: list[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
