@@ -122,7 +122,7 @@ def test_a_dead_host_is_out_before_a_batch_of_one_counts_it(fleet: Fleet) -> Non
     assert done.built == list("acdef"), done.output  # one by one
 
 
-@pytest.mark.parametrize("where", ["extra", "inventory"])
+@pytest.mark.parametrize("where", ["extra", pytest.param("inventory", marks=pytest.mark.slow)])
 def test_batches_follow_each_other_and_a_bad_host_in_each_ends_nothing(fleet: Fleet, where: str) -> None:
     sizes = {"provision_serial": [1, "50%"]}  # a; b c d; e f
     done = fleet.run(bad="ce", **({"inventory": sizes} if where == "inventory" else sizes))
@@ -138,6 +138,7 @@ def test_the_share_that_may_fail_ends_the_run(fleet: Fleet) -> None:
     assert sorted(done.built) == list("bcdef"), done.output
 
 
+@pytest.mark.slow
 def test_a_batch_that_failed_whole_ends_the_run(fleet: Fleet) -> None:
     # Ansible's own rule, which docs/guides/provision.md tells.
     done = fleet.run(bad="ab", provision_serial=2)

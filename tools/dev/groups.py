@@ -11,15 +11,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv/bin"
 COLLECTION = "ansible_collections.tunetool.node.plugins"
+PARALLEL = ("-n", "auto", "--dist", "worksteal")
+"""pytest-xdist, for tests that share nothing."""
 NO_TESTS = 5
 """pytest's exit status when it collected nothing: a fault here, since every group has tests."""
 
@@ -106,7 +112,7 @@ def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
         return lint_commands()
     if group == "unit":
         everywhere = other_pythons() if pythons else []
-        return [pytest("-q", "tests/unit", *marks), *compiled_by_the_oldest(), *everywhere]
+        return [pytest("-q", *PARALLEL, "tests/unit", *marks), *compiled_by_the_oldest(), *everywhere]
     if group == "containers":
         systems = ["debian12", "debian13"] if slow else ["debian12"]
         program = [str(VENV / "python"), "tools/dev/container.py", "test"]
@@ -123,9 +129,11 @@ def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
     raise SystemExit(f"error: `{group}` is not a group\nhint: see tests/timeboxes.toml")
 
 
-def run(command: list[str], seconds: float) -> int:
+def run(command: list[str], seconds: float, output: IO[str] | None = None) -> int:
     """Exit status; 124 when it did not end in time. Its whole process group goes with it."""
-    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, start_new_session=True, stdout=output, stderr=subprocess.STDOUT if output else None
+    ) as process:
         try:
             return process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -141,13 +149,33 @@ def run(command: list[str], seconds: float) -> int:
             raise
 
 
+def run_apart(command: list[str], seconds: float) -> int:
+    """As ``run``, for commands that run side by side: what each says is kept together."""
+    with tempfile.TemporaryFile("w+") as output:
+        code = run(command, seconds, output)
+        output.seek(0)
+        print(output.read(), end="", flush=True)
+    return code
+
+
+def statuses(group: str, commands: list[list[str]], limit: float) -> Iterator[tuple[list[str], int]]:
+    """Each command with its exit status. The tools of lint know nothing of each other: one per core at a time."""
+    started = time.monotonic()
+    if group != "lint":
+        for command in commands:
+            yield command, run(command, max(limit - (time.monotonic() - started), 1))
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        codes = [pool.submit(run_apart, command, limit) for command in commands]
+        for command, code in zip(commands, codes, strict=True):
+            yield command, code.result()
+
+
 def run_group(group: str, allowed: float, slow: bool, pythons: bool) -> Outcome:
     print(f"--- {group}", flush=True)
     started, status = time.monotonic(), "passed"
     limit = allowed * (10 if slow else 2)
-    for command in commands_of(group, slow, pythons):
-        left = limit - (time.monotonic() - started)
-        code = run(command, max(left, 1))
+    for command, code in statuses(group, commands_of(group, slow, pythons), limit):
         if code == NO_TESTS and "pytest" in command:
             print("error: no tests were collected", flush=True)
         if code:

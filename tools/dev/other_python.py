@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from groups import PARALLEL
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -20,11 +22,11 @@ def main() -> int:
         subprocess.run([python, "-m", "venv", "--clear", str(venv)], check=True)
         pip = [str(venv / "bin/pip"), "--disable-pip-version-check", "install", "--quiet"]
         constraint = ["--constraint", str(ROOT / "constraints.txt")]
-        needs = ["click", "jinja2", "pydantic", "rich", "pytest", "hypothesis", "jsonschema", "pyyaml"]
+        needs = ["click", "jinja2", "pydantic", "rich", "pytest", "pytest-xdist", "hypothesis", "jsonschema", "pyyaml"]
         subprocess.run([*pip, *constraint, *needs], check=True)
         (venv / "ready").touch()
     # Tests that drive Ansible need a control machine's Python (3.11) and skip themselves elsewhere.
-    command = [str(venv / "bin/python"), "-m", "pytest", "-q", "tests/unit", "-m", "not slow"]
+    command = [str(venv / "bin/python"), "-m", "pytest", "-q", *PARALLEL, "tests/unit", "-m", "not slow"]
     environment = dict(os.environ, PYTHONPATH=str(ROOT / "tools"), PYTHONDONTWRITEBYTECODE="1")
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
