@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.lab import fleet, node
+from tunetool.lab import fleet, node, restoring
 from tunetool.lab.snapshot import Snapshot
 from tunetool.lab.state import Lab, NodeState
 
@@ -48,7 +48,7 @@ def test_a_drive_that_was_not_noticed(
     monkeypatch.setattr(node, "end", lambda lab, name: ended.append(name))
     lab = Lab(tmp_path / "state")
     lab.prepare()
-    source = fleet.Source(Snapshot(tmp_path), TEMPLATE)
+    source = restoring.Source(Snapshot(tmp_path), TEMPLATE)
     if works:
         (started,) = fleet._start(lab, source, ["node1"], lambda text: None, 0.0, port=2222)
         assert started.node.ssh_port == 2222

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.lab import faults, image, inventory, kvm, node, process, programs, renewal, saved, snapshot, ssh
 from tunetool.lab.machine import SPARE_PORTS, Machine
+from tunetool.lab.restoring import Restores, Say, Source
 from tunetool.lab.state import Lab, NodeState, cache_dir, file_lock
 
-Say = Callable[[str], None]
 SYSTEM_DEVICE = "/dev/nvme0n1"
-RESTORE_ATTEMPTS = 3
 BOOT_ATTEMPTS = 3
 """Linux 6.4 and later probe drives at the same time: now and then the first slot's is not nvme0."""
 
@@ -43,26 +41,6 @@ class Started:
 
     node: NodeState
     seconds: float | None
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a node starts from: the snapshot with blank drives, or a state that somebody saved."""
-
-    snapshot: snapshot.Snapshot
-    template: NodeState
-    kept: saved.Saved | None = None
-
-    @property
-    def what(self) -> str:
-        """What a message calls it."""
-        return f"`{self.kept.directory.name}`" if self.kept else "the snapshot"
-
-    def new_node(self, lab: Lab, name: str, port: int) -> NodeState:
-        """A node that is about to start from here."""
-        if self.kept:
-            return saved.start(lab, self.kept, port)
-        return replace(self.template, name=name, index=int(name[4:]), ssh_port=port, drives=[], faults=[])
 
 
 def up(lab: Lab, settings: Settings, say: Say) -> list[Started]:
@@ -191,53 +169,20 @@ def _say_difference(running: NodeState, settings: Settings, say: Say) -> None:
 def _start(
     lab: Lab, source: Source, names: list[str], say: Say, begun: float, port: int | None = None
 ) -> list[Started]:
-    nodes: dict[str, NodeState] = {}
-    preparing = {}
-
-    def begin(name: str, port: int) -> None:
-        if name in lab.names():
-            node.end(lab, name)
-        nodes[name] = source.new_node(lab, name, port)
-        kept = source.kept
-        node.start_restored(lab, nodes[name], source.snapshot, kept.drives if kept else None)
-        preparing[name] = node.start_preparing(lab, nodes[name], kept.standing if kept else None)
-
-    def finish(name: str, problem: node.NotReady | None) -> None:
-        for left in reversed(range(RESTORE_ATTEMPTS - (problem is not None))):
-            try:
-                if problem is not None:
-                    begin(name, nodes[name].ssh_port)
-                node.finish_preparing(nodes[name], preparing[name])
-                return
-            except node.NotReady as error:
-                if not left:
-                    raise
-                say(f"{error.message}: restoring {source.what} once more")
-                problem = error
-
+    restores = Restores(lab, source, say)
     try:
         taken = {other.ssh_port for other in lab.nodes() if other.name not in names}
-        problems: dict[str, node.NotReady] = {}
         for name in names:
-            say(f"{name}: restoring {source.what} ({source.template.accel})")
-            try:
-                begin(name, port or process.pick_port(taken))
-            except node.NotReady as error:
-                say(f"{error.message}: restoring {source.what} once more")
-                problems[name] = error
-            taken.add(nodes[name].ssh_port)
+            restores.begin(name, port or process.pick_port(taken))
+            taken.add(restores.nodes[name].ssh_port)
         found = []
         for name in names:
-            finish(name, problems.get(name))
-            found.append(Started(nodes[name], time.monotonic() - begun))
+            restores.finish(name)
+            found.append(Started(restores.nodes[name], time.monotonic() - begun))
     except BaseException:
         # Half a node helps nobody: whatever stopped us, what was begun here is gone when we leave.
         with process.undisturbed():
-            for script in preparing.values():
-                script.kill()
-                script.communicate()
-            for name in nodes:
-                node.end(lab, name)
+            restores.end()
             if not lab.names():
                 inventory.remove(lab)
                 _forget(lab)
