@@ -20,8 +20,9 @@ test-all: ## the same and what exceeds its time box
 	@tools/dev/setup.sh --timed --lab --containers
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow lint unit containers measurement node
 
-bench: setup  ## what tunetool itself costs: aggregating records, verify against bare fio
+bench: setup  ## what tunetool itself costs: aggregating records, a fleet, verify against bare fio
 	@.venv/bin/python bench/aggregate.py
+	@.venv/bin/python bench/fleet.py
 	@.venv/bin/python bench/against_fio.py --target $${TARGET:-/var/tmp}
 
 rehearse: ## a virtual node with eight blank drives: built, verified, judged
