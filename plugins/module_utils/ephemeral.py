@@ -10,9 +10,10 @@ from typing import Any, Mapping, Sequence
 from .arrays import DEAD_STATES, Array, Wanted, find
 from .arrays import decide as decide_array
 from .contents import Signature
+from .decisions import KEEP, REFUSE, Criteria, Decision
 from .drives import Drive
 from .manifest import validate
-from .selection import KEEP, REFUSE, Criteria, Decision, select
+from .selection import select
 
 CONFIG_PATH = "/etc/tunetool/ephemeral.json"
 BEGUN_PATH = "/etc/tunetool/ephemeral.begun"

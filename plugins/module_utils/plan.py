@@ -8,8 +8,9 @@ import re
 from datetime import datetime, timezone
 from typing import Any, Mapping, Sequence
 
+from .decisions import REFUSE, WIPE
 from .removal import Removal
-from .selection import REFUSE, WIPE, Selection
+from .selection import Selection
 
 SCHEMA_NAME = "tunetool.plan/1"
 PROVISION, TEARDOWN, REPLACE = "provision", "teardown", "replace"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
 from .arrays import Array, Superblock
+from .consent import plain_uuid
 from .contents import RAID_MEMBER, Signature
+from .decisions import IGNORE, REFUSE, WIPE, Decision
 from .drives import Drive
-from .selection import IGNORE, REFUSE, WIPE, Decision, plain_uuid
 
 
 @dataclass(frozen=True)

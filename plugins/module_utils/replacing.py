@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Mapping
 
+from .consent import plain_uuid
+from .decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria, Decision
 from .drives import Drive
 from .removal import Machine, Removal, Volume, plan_removal
-from .selection import IGNORE, REFUSE, TAKE, WIPE, Criteria, Decision, plain_uuid, select
+from .selection import select
 
 
 @dataclass(frozen=True)

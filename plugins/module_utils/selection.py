@@ -3,79 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Iterable, Mapping, Sequence
 
+from .consent import Consent, adopt, wipe
 from .contents import RAID_MEMBER, Signature
+from .decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, shown_size
 from .drives import Drive
 from .lba_formats import Formats, mending
-from .units import format_size, format_size_binary
 
 SIZE_TOLERANCE = 0.01
 """A "3.84 TB" drive has 3,840,755,982,336 bytes (IDEMA LBA1-03): within 1 % of its name, and so is its neighbour."""
-
-TAKE, KEEP, REFUSE, IGNORE = "take", "keep", "refuse", "ignore"
-WIPE, ADOPT = "wipe", "adopt"
 
 PLAN_HINT = (
     "see the reason beside each drive; nothing was changed. Drives that may lose what they hold are named by a plan: "
     "`--tags plan -e plan_file=plan.json`, read it, then `-e apply_plan=plan.json`"
 )
 ADOPT_HINT = "`raid_array_adopt: true` keeps that array with its data; nothing was changed"
-
-
-@dataclass(frozen=True)
-class Criteria:
-    """What the owner asks for. ``serials`` and the rest may be combined; all that is given must hold."""
-
-    count: int
-    model: str | None = None
-    """Glob over the model string, case-sensitive: ``SAMSUNG MZWLO3T8*``."""
-    size_bytes: int | None = None
-    transport: str | None = None
-    serials: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One drive's row in the table."""
-
-    drive: Drive
-    verdict: str
-    """take (blank), keep (member of our own array), refuse (asked for, but not safe), ignore (not asked for),
-    wipe (holds something that a plan may give up), adopt (member of an array that is as asked but for its name)."""
-    reason: str
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """An array of another name over drives of ours, as far as adopting it needs to know."""
-
-    uuid: str
-    """Hexadecimal digits alone: wipefs, mdadm and sysfs group them each in its way."""
-    name: str
-    level: str
-    chunk_bytes: int
-    raid_disks: int
-    version: str = "1.2"
-
-
-@dataclass(frozen=True)
-class Consent:
-    """What the owner allows beyond blank drives. Nothing, unless said."""
-
-    plan: bool = False
-    """True: nothing will be done; say what a plan would have to allow."""
-    wipes: Mapping[str, str] = field(default_factory=dict)
-    """Hashes by serial, from the applied plan."""
-    hashes: Mapping[str, str] = field(default_factory=dict)
-    """Hashes by kernel name, of the drives as they are now."""
-    adopt: bool = False
-    chunk_bytes: int = 0
-    foreign: tuple[Foreign, ...] = ()
-    disks_under: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Kernel names of the disks under each idle array."""
 
 
 @dataclass(frozen=True)
@@ -135,126 +80,11 @@ def select(
             rows.append(Decision(drive, KEEP, "member of our array `%s`" % array_name))
         else:
             rows.append(Decision(drive, TAKE, "blank"))
-    rows, adoptable = _adopt(rows, signatures, unreadable or {}, criteria, consent)
+    rows, adoptable = adopt(rows, signatures, unreadable or {}, criteria, consent)
     if not adoptable:
-        rows = _wipe(rows, holding, criteria, consent)
+        rows = wipe(rows, holding, criteria, consent)
     rows = _spare_the_rest(rows, criteria)
     return _settle(rows, criteria, holding, adoptable and not consent.adopt, consent, formats)
-
-
-def wipeable(decisions: Sequence[Decision]) -> list[Drive]:
-    """The drives that are to be wiped."""
-    return [row.drive for row in decisions if row.verdict == WIPE]
-
-
-def _adopt(
-    rows: list[Decision],
-    signatures: Mapping[str, Sequence[Signature]],
-    unreadable: Mapping[str, str],
-    criteria: Criteria,
-    consent: Consent,
-) -> tuple[list[Decision], bool]:
-    """Rows with the members of an array that fits but for its name; exactly one such array, or none."""
-    if sum(row.verdict == TAKE for row in rows) == criteria.count and not consent.adopt:
-        return rows, False  # blank drives suffice
-    if any(row.verdict == KEEP for row in rows):
-        return rows, False
-    fitting = [array for array in consent.foreign if _fits(array, rows, signatures, unreadable, criteria, consent)]
-    if len(fitting) != 1:
-        return rows, False
-    array = fitting[0]
-    what = "member of array `%s` with level and chunk as asked" % array.name
-    marked = []
-    for row in rows:
-        if row.verdict == IGNORE or not _is_member(signatures.get(row.drive.name, ()), array):
-            marked.append(row)
-        elif consent.adopt:
-            marked.append(Decision(row.drive, ADOPT, what))
-        elif consent.plan:
-            marked.append(Decision(row.drive, ADOPT, what + "; needs `raid_array_adopt: true`"))
-        else:
-            marked.append(Decision(row.drive, REFUSE, "%s; %s" % (row.reason, what)))
-    return marked, True
-
-
-def _fits(
-    array: Foreign,
-    rows: list[Decision],
-    signatures: Mapping[str, Sequence[Signature]],
-    unreadable: Mapping[str, str],
-    criteria: Criteria,
-    consent: Consent,
-) -> bool:
-    members = [row.drive for row in rows if _is_member(signatures.get(row.drive.name, ()), array)]
-    refused = {row.drive.name for row in rows if row.verdict == REFUSE}
-    serials = {drive.serial for drive in members}
-    return (
-        bool(array.name)
-        and array.version == "1.2"
-        and array.level == "raid0"
-        and array.chunk_bytes == consent.chunk_bytes
-        and array.raid_disks == len(members) == len(serials) == criteria.count
-        and all(
-            drive.name in refused
-            and drive.name not in unreadable
-            and drive.serial
-            and not drive.partitions
-            and not drive.metadata_bytes
-            and len(signatures.get(drive.name, ())) == 1
-            and len(drive.arrays) == (1 if drive.uses else 0)
-            for drive in members
-        )
-    )
-
-
-def _is_member(signatures: Sequence[Signature], array: Foreign) -> bool:
-    return any(one.type == RAID_MEMBER and plain_uuid(one.uuid) == array.uuid for one in signatures)
-
-
-def plain_uuid(uuid: str | None) -> str:
-    """The hexadecimal digits of a UUID."""
-    return "".join(letter for letter in (uuid or "").lower() if letter in "0123456789abcdef")
-
-
-def _wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: Consent) -> list[Decision]:
-    """Rows with the drives that are to be wiped: in a plan those that are needed, else those that a plan named.
-
-    Never more than the count needs, never a guess among several, and never to mend an array that lost a member:
-    RAID0 cannot be mended.
-    """
-    needed = criteria.count - sum(row.verdict == TAKE for row in rows)
-    if needed <= 0 or any(row.verdict == KEEP for row in rows):
-        return rows
-    if consent.plan:
-        names = holding
-    else:
-        names = {row.drive.name for row in rows if row.drive.name in holding and row.drive.serial in consent.wipes}
-    checked = []
-    for row in rows:
-        drive = row.drive
-        if drive.name not in names:
-            checked.append(row)
-            continue
-        problem = None
-        strangers = sorted(
-            other for array in drive.idle_arrays for other in consent.disks_under.get(array, ()) if other not in names
-        )
-        if strangers:
-            problem = "its array has other members that may not be wiped: %s" % ", ".join(strangers)
-        elif consent.hashes.get(drive.name) is None:
-            problem = "its contents could not be hashed"
-        elif not consent.plan and consent.hashes[drive.name] != consent.wipes[drive.serial]:
-            problem = "not what the plan saw: its contents changed since"
-        checked.append(
-            Decision(drive, REFUSE, "%s; %s" % (row.reason, problem)) if problem else Decision(drive, WIPE, row.reason)
-        )
-    if sum(row.verdict == WIPE for row in checked) == needed:
-        return checked
-    # Too few or too many: nothing is given up. What is wrong with each drive stays said.
-    return [
-        Decision(row.drive, REFUSE, row.reason) if row.verdict == WIPE and row.drive.name in names else row
-        for row in checked
-    ]
 
 
 def _mismatch(drive: Drive, criteria: Criteria) -> str | None:
@@ -264,7 +94,7 @@ def _mismatch(drive: Drive, criteria: Criteria) -> str | None:
         return "model is not `%s`" % criteria.model
     size = criteria.size_bytes
     if size is not None and not any(abs(found - size) <= SIZE_TOLERANCE * size for found in _sizes(drive)):
-        return "size %s is not %s" % (_size(drive.size_bytes), _size(size))
+        return "size %s is not %s" % (shown_size(drive.size_bytes), shown_size(size))
     if criteria.transport is not None and drive.transport != criteria.transport:
         return "transport `%s` is not `%s`" % (drive.transport, criteria.transport)
     return None
@@ -402,28 +232,3 @@ def _uneven(
     marked = [Decision(row.drive, REFUSE, odd[row.drive.name]) if row.drive.name in odd else row for row in rows]
     serials = ", ".join("`%s`" % row.drive.serial for row in rows if row.drive.name in odd)
     return "the drives are not alike: %s" % serials, marked
-
-
-def _size(count: int) -> str:
-    """Decimal as drives are sold, unless the binary figure is the round one."""
-    return format_size_binary(count) if count % 2**30 == 0 else format_size(count)
-
-
-def table(decisions: Sequence[Decision]) -> str:
-    """The rows as fixed-width text, one drive a line."""
-    header = ("drive", "serial", "model", "size", "verdict", "reason")
-    lines = [header] + [
-        (
-            row.drive.name,
-            row.drive.serial or "(none)",
-            row.drive.model,
-            _size(row.drive.size_bytes),
-            row.verdict,
-            row.reason,
-        )
-        for row in decisions
-    ]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header) - 1)]
-    return "\n".join(
-        "  ".join([cell.ljust(width) for cell, width in zip(line, widths)] + [line[-1]]).rstrip() for line in lines
-    )

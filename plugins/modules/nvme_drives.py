@@ -139,6 +139,7 @@ from ..module_utils import memory_job, volume  # noqa: E402
 from ..module_utils.array_drift import Asked  # noqa: E402
 from ..module_utils.arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.commands import CommandError  # noqa: E402
+from ..module_utils.consent import Consent, Foreign, plain_uuid  # noqa: E402
 from ..module_utils.contents import (  # noqa: E402
     RAID_MEMBER,
     Contents,
@@ -148,6 +149,7 @@ from ..module_utils.contents import (  # noqa: E402
     read_contents,
     read_signatures,
 )
+from ..module_utils.decisions import ADOPT, KEEP, WIPE, Criteria, table, wipeable  # noqa: E402
 from ..module_utils.drift import Drifted  # noqa: E402
 from ..module_utils.drift import told as as_told  # noqa: E402
 from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
@@ -155,19 +157,7 @@ from ..module_utils.lba_formats import Formats, try_formats, with_capacity  # no
 from ..module_utils.manifest import ManifestError, refuse_newer  # noqa: E402
 from ..module_utils.overview import overview  # noqa: E402
 from ..module_utils.plan import host_part  # noqa: E402
-from ..module_utils.selection import (  # noqa: E402
-    ADOPT,
-    KEEP,
-    WIPE,
-    Consent,
-    Criteria,
-    Foreign,
-    Selection,
-    plain_uuid,
-    select,
-    table,
-    wipeable,
-)
+from ..module_utils.selection import Selection, select  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 
 

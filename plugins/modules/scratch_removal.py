@@ -139,6 +139,7 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 from ..module_utils.commands import CommandError  # noqa: E402
 from ..module_utils.contents import UnreadableDevice  # noqa: E402
+from ..module_utils.decisions import Criteria, table  # noqa: E402
 from ..module_utils.dropins import ForeignDropIn  # noqa: E402
 from ..module_utils.giving_up import Job  # noqa: E402
 from ..module_utils.immutable import Unsupported  # noqa: E402
@@ -149,7 +150,6 @@ from ..module_utils.refusal import Refusal  # noqa: E402
 from ..module_utils.removal import consent_problem, plan_removal  # noqa: E402
 from ..module_utils.removal_facts import describe, look  # noqa: E402
 from ..module_utils.replacing import Swap, plan_replacement  # noqa: E402
-from ..module_utils.selection import Criteria, table  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 
 

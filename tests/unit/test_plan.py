@@ -11,23 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.node.arrays import Superblock, Wanted, adopted, decide
+from tunetool.node.consent import Consent, Foreign
 from tunetool.node.contents import Signature, UnreadableDevice, ends_digest
+from tunetool.node.decisions import ADOPT, IGNORE, REFUSE, TAKE, WIPE, Criteria, wipeable
 from tunetool.node.drives import Drive, Link, disks_under, read_drives
 from tunetool.node.plan import PlanError, document, dump, host_part, load, parse, seal, wipes
-from tunetool.node.selection import (
-    ADOPT,
-    ADOPT_HINT,
-    IGNORE,
-    REFUSE,
-    TAKE,
-    WIPE,
-    Consent,
-    Criteria,
-    Foreign,
-    Selection,
-    select,
-    wipeable,
-)
+from tunetool.node.selection import ADOPT_HINT, Selection, select
 
 CRITERIA = Criteria(count=4)
 NAME = "nvme_raid0"

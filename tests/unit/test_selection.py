@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.node.contents import Signature, UnreadableDevice, parse_signatures
+from tunetool.node.decisions import IGNORE, KEEP, REFUSE, Criteria, table
 from tunetool.node.drives import Drive, Link
 from tunetool.node.lba_formats import Formats, LbaFormat, with_capacity
-from tunetool.node.selection import IGNORE, KEEP, REFUSE, Criteria, Selection, select, table
+from tunetool.node.selection import Selection, select
 
 SIZE = 3_840_755_982_336
 CRITERIA = Criteria(count=8, size_bytes=3_840_000_000_000, transport="pcie")
