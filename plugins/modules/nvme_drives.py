@@ -109,6 +109,10 @@ wipes:
   returned: success
   type: list
   elements: dict
+boot_unit:
+  description: Whether anything of M(tunetool.node.ephemeral_unit) is on the node.
+  returned: success, without O(plan)
+  type: bool
 plan:
   description: The host's part of a plan file.
   returned: when O(plan)
@@ -135,7 +139,7 @@ from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils import memory_job, volume  # noqa: E402
+from ..module_utils import bootunit, memory_job, volume  # noqa: E402
 from ..module_utils.array_drift import Asked  # noqa: E402
 from ..module_utils.arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.commands import CommandError  # noqa: E402
@@ -345,6 +349,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         )
     module.exit_json(
         changed=False,
+        boot_unit=bool(bootunit.changes({})),
         wipes=[{"serial": drive.serial, "hash": allowed[drive.serial]} for drive in wipeable(selection.decisions)],
         selected=[
             {
