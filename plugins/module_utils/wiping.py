@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from typing import Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 from .arrays import Superblock, examine, read_arrays
 from .commands import run
@@ -13,6 +13,14 @@ from .contents import RAID_MEMBER, WINDOW, claim_problem, contents_hash, read_si
 from .drives import Drive, disks_under, partitions_of
 from .files import read_int
 from .refusal import Refusal
+
+WIPES: dict[str, Any] = {
+    "type": "list",
+    "elements": "dict",
+    "default": [],
+    "options": {"serial": {"type": "str", "required": True}, "hash": {"type": "str", "required": True}},
+}
+"""A module's argument: the drives that an applied plan allows it to wipe, as the filter plan_wipes gives them."""
 
 
 def refuse_unless_wipeable(drives: list[Drive], hashes: Mapping[str, str]) -> None:

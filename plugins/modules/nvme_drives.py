@@ -163,6 +163,7 @@ from ..module_utils.overview import overview  # noqa: E402
 from ..module_utils.plan import host_part  # noqa: E402
 from ..module_utils.selection import Selection, select  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
+from ..module_utils.wiping import WIPES  # noqa: E402
 
 
 def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> tuple[Foreign, ...]:
@@ -261,12 +262,7 @@ def main() -> None:
             "transport": {"type": "str"},
             "serials": {"type": "list", "elements": "str", "default": []},
             "plan": {"type": "bool", "default": False},
-            "wipes": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {"serial": {"type": "str", "required": True}, "hash": {"type": "str", "required": True}},
-            },
+            "wipes": WIPES,
             "adopt": {"type": "bool", "default": False},
             "chunk": {"type": "str", "default": "1MiB"},
             "wishes": {

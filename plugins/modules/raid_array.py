@@ -137,7 +137,7 @@ from ..module_utils.initramfs import images, mdadm_conf_path, rebuild, rebuild_c
 from ..module_utils.lock import Locked, only_one  # noqa: E402
 from ..module_utils.refusal import Refusal  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-from ..module_utils.wiping import contents_text, refuse_unless_wipeable, wipe  # noqa: E402
+from ..module_utils.wiping import WIPES, contents_text, refuse_unless_wipeable, wipe  # noqa: E402
 
 CHUNK_MIN = 4096
 """md wants whole pages, and a power of two for RAID0 on older kernels (md(4))."""
@@ -177,12 +177,7 @@ def main() -> None:
             "level": {"type": "str", "choices": ["raid0"], "default": "raid0"},
             "chunk": {"type": "str", "default": "1MiB"},
             "serials": {"type": "list", "elements": "str", "required": True},
-            "wipes": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {"serial": {"type": "str", "required": True}, "hash": {"type": "str", "required": True}},
-            },
+            "wipes": WIPES,
             "adopt": {"type": "bool", "default": False},
         },
         supports_check_mode=True,

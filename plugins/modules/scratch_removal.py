@@ -151,6 +151,7 @@ from ..module_utils.removal import consent_problem, plan_removal  # noqa: E402
 from ..module_utils.removal_facts import describe, look  # noqa: E402
 from ..module_utils.replacing import Swap, plan_replacement  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
+from ..module_utils.wiping import WIPES  # noqa: E402
 
 
 def criteria_of(wanted: dict[str, Any]) -> Criteria:
@@ -211,12 +212,7 @@ def main() -> None:
             "transport": {"type": "str"},
             "serials": {"type": "list", "elements": "str", "default": []},
             "plan": {"type": "bool", "default": False},
-            "wipes": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {"serial": {"type": "str", "required": True}, "hash": {"type": "str", "required": True}},
-            },
+            "wipes": WIPES,
             "volume": {"type": "dict", "options": {"uuid": {"type": "str"}, "hash": {"type": "str"}}},
         },
         required_if=[("job", REPLACE, ["old_serial", "new_serial"])],
