@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Iterable
+
 from .mounts import parse_fstab
+
+FSTAB = "/etc/fstab"
 
 
 class FstabConflict(Exception):
@@ -37,6 +41,15 @@ def with_entry(
         return text
     lines[entry.line_number - 1] = wanted
     return "\n".join(lines) + "\n"
+
+
+def foreign_entry(text: str, mount_point: str, specs: Iterable[str]) -> str | None:
+    """The first entry for ``mount_point`` whose device is none of ``specs``, in words."""
+    known = set(specs)
+    for entry in parse_fstab(text):
+        if entry.mount_point == mount_point and entry.spec.replace('"', "") not in known:
+            return "/etc/fstab line %d mounts `%s` at `%s`" % (entry.line_number, entry.spec, mount_point)
+    return None
 
 
 def without_entry(text: str, uuid: str) -> str:

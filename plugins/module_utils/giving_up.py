@@ -14,7 +14,7 @@ from .contents import claim_problem, read_signatures
 from .drives import read_drives
 from .dropins import apply, changes
 from .files import content, replace_file
-from .fstab import without_entry
+from .fstab import FSTAB, without_entry
 from .immutable import Unsupported, set_immutable
 from .initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images
 from .manifest import MANIFEST_PATH
@@ -26,8 +26,6 @@ from .refusal import Refusal
 from .removal import Removal, Volume
 from .removal_facts import shown
 from .wiping import contents_text, refuse_unless_wipeable, wipe
-
-FSTAB = "/etc/fstab"
 
 
 class Job:

@@ -9,7 +9,7 @@ from typing import Any, Mapping
 from .commands import run
 from .drift import Ledger
 from .files import content, replace_file
-from .fstab import FstabConflict, with_entry
+from .fstab import FSTAB, FstabConflict, with_entry
 from .memory import (
     LIMITS_PATH,
     SYSTEMD_PATHS,
@@ -31,7 +31,6 @@ from .refusal import Refusal
 from .units import format_size_binary, parse_size
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-FSTAB = "/etc/fstab"
 
 ARGUMENTS: dict[str, Any] = {
     "hugepages": {

@@ -14,6 +14,8 @@ from .commands import CommandError
 from .contents import UnreadableDevice
 from .drift import Difference, Ledger, built_manifest
 from .drives import read_drives
+from .files import content
+from .fstab import FSTAB, foreign_entry
 from .manifest import MANIFEST_PATH
 from .memory_job import MemoryJob
 from .refusal import Refusal
@@ -51,6 +53,13 @@ def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[D
     if memory:
         found += _look(manifest, "memory", lambda ledger: MemoryJob(memory, ledger, root).all())
     return found
+
+
+def in_the_way(mount_point: str, root: str = "/") -> str | None:
+    """What the node's own fstab mounts where a volume is to be made; asked before any drive is touched."""
+    manifest = built_manifest(root.rstrip("/") + MANIFEST_PATH)
+    ours = ["UUID=%s" % manifest["filesystem"]["uuid"]] if manifest else []
+    return foreign_entry(content(root.rstrip("/") + FSTAB), mount_point, ours)
 
 
 def _look(manifest: Mapping[str, Any], name: str, work: Callable[[Ledger], object]) -> list[Difference]:

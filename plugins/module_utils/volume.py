@@ -12,15 +12,13 @@ from .commands import run
 from .contents import read_signatures
 from .drift import Ledger
 from .files import content, replace_file
-from .fstab import FstabConflict, with_entry
+from .fstab import FSTAB, FstabConflict, with_entry
 from .geometry import Geometry, apart, parse_xfs_info, wanted_geometry
 from .manifest import MANIFEST_PATH
 from .mounts import mount_at, parse_fstab, read_mounts
 from .options import at_mount_only, like, unwanted
 from .place import Place, reload_systemd
 from .refusal import Refusal
-
-FSTAB = "/etc/fstab"
 
 ARGUMENTS: dict[str, Any] = {
     "array": {"type": "str", "required": True},
@@ -152,7 +150,8 @@ class Volume(Place):
             )
         except FstabConflict as error:
             hint = "remove the line that is not the volume's"
-            self.ledger.cannot("fstab[%s]" % self.point, "one line for it", str(error), hint, str(error))
+            refusal = "%s. hint: %s" % (error, hint)
+            self.ledger.cannot("fstab[%s]" % self.point, "one line for it", str(error), hint, refusal)
             return
         if self.ledger.file_differs("fstab[%s]" % self.point, FSTAB, before, after):
             replace_file(self._path(FSTAB), after)

@@ -70,6 +70,11 @@ options:
     description: Chunk size that an array must have to be adopted.
     type: str
     default: 1MiB
+  mount_point:
+    description:
+      - Where the volume will be mounted. A node whose array would be made, and whose C(/etc/fstab) mounts something
+        else there, is refused before a drive is touched.
+    type: path
   wishes:
     description:
       - What M(tunetool.node.scratch_filesystem) and M(tunetool.node.host_memory) will be asked for, their options as
@@ -159,11 +164,13 @@ from ..module_utils.drift import told as as_told  # noqa: E402
 from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
 from ..module_utils.lba_formats import Formats, try_formats, with_capacity  # noqa: E402
 from ..module_utils.manifest import ManifestError, refuse_newer  # noqa: E402
-from ..module_utils.overview import overview  # noqa: E402
+from ..module_utils.overview import in_the_way, overview  # noqa: E402
 from ..module_utils.plan import host_part  # noqa: E402
 from ..module_utils.selection import Selection, select  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 from ..module_utils.wiping import WIPES  # noqa: E402
+
+OBSTACLE_HINT = "remove that line, or choose another `scratch_filesystem_mount_point`; nothing was changed"
 
 
 def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> tuple[Foreign, ...]:
@@ -265,6 +272,7 @@ def main() -> None:
             "wipes": WIPES,
             "adopt": {"type": "bool", "default": False},
             "chunk": {"type": "str", "default": "1MiB"},
+            "mount_point": {"type": "path"},
             "wishes": {
                 "type": "dict",
                 "default": {},
@@ -333,12 +341,18 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
             for row in selection.decisions
         ],
     }
+    to_build = not selection.problem and not any(row.verdict in (KEEP, ADOPT) for row in selection.decisions)
+    obstacle = in_the_way(wanted["mount_point"]) if to_build and wanted["mount_point"] else None
     if wanted["plan"]:
         action, reason = array_action(selection, wanted["array_name"], chunk, wanted["adopt"])
+        if obstacle:
+            action, reason = "refuse", "%s. hint: %s" % (obstacle, OBSTACLE_HINT)
         told["plan"] = host_part(selection, holds(selection, contents), consent.hashes, action, reason)
         told["msg"] = "%s\narray: %s (%s)" % (told["table"], action, reason)
         module.exit_json(changed=False, **told)
     fail_over_drift(module, selection, chunk, told)
+    if obstacle:
+        module.fail_json(msg="%s. hint: %s" % (obstacle, OBSTACLE_HINT), changed=False, **told)
     if selection.problem:
         module.fail_json(
             msg="%s. hint: %s\n%s" % (selection.problem, selection.hint, told["table"]), changed=False, **told

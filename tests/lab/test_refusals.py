@@ -185,6 +185,13 @@ def test_drives_of_4096_are_built_over_what_a_node_s_files_already_said(blank: L
         f"echo '{OLD_FSTAB}' >> /etc/fstab; echo '{FOREIGN_ARRAY}' >> /etc/mdadm/mdadm.conf; systemctl daemon-reload;"
         " mkdir -p /etc/tunetool; printf '\\377{\"schema\": ' > /etc/tunetool/node.json",
     )
+    # Somebody's line for the mount point is not ours to replace, and told before a drive is touched.
+    refused = blank.site()
+    assert refused.code != 0
+    assert "/etc/fstab line" in refused.text
+    assert "choose another `scratch_filesystem_mount_point`" in " ".join(refused.text.split())
+    assert blank.ssh("node1", "ls /dev/md 2>/dev/null; blkid -o device | grep -c nvme").split() == ["1"]
+    blank.ssh("node1", "sed -i /dead-beef/d /etc/fstab; systemctl daemon-reload")
     done = blank.site()
     assert done.code == 0, done.text
     assert "`/etc/tunetool/node.json` cannot be read" in " ".join(done.text.split())

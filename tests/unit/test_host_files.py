@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.node.files import content, replace_file
-from tunetool.node.fstab import FstabConflict, escape, with_entry
+from tunetool.node.fstab import FstabConflict, escape, foreign_entry, with_entry
 from tunetool.node.geometry import Geometry, apart, geometry_of_mount, parse_xfs_info, wanted_geometry
 from tunetool.node.initramfs import stale_images
 from tunetool.node.lock import Locked, only_one
 from tunetool.node.memory import HugePages, render_limits, render_systemd, render_tmpfiles
 from tunetool.node.mounts import mount_at, mount_holding, parse_fstab, parse_mountinfo, unescape
+from tunetool.node.overview import in_the_way
 
 XFS_INFO = """meta-data=/dev/md127               isize=512    agcount=16, agsize=523776 blks
          =                       sectsz=512   attr=2, projid32bit=1
@@ -87,6 +88,17 @@ def test_somebody_elses_entry_is_not_replaced() -> None:
     twice = "UUID=2 /m xfs a 0 0\nUUID=2 /m xfs a 0 0\n"
     with pytest.raises(FstabConflict, match="twice"):
         with_entry(twice, "UUID=2", "/m", "xfs", "a")
+
+
+def test_somebody_elses_entry_is_seen_before_there_is_one_of_ours(tmp_path: Path) -> None:
+    text = '# /dev/sdb1 /m ext4\nUUID="2" /m xfs nofail 0 0\n/dev/sdb1 /m ext4 defaults 0 2\n'
+    assert foreign_entry(text, "/m", ["UUID=2"]) == "/etc/fstab line 3 mounts `/dev/sdb1` at `/m`"
+    assert foreign_entry(text, "/m", []) == '/etc/fstab line 2 mounts `UUID="2"` at `/m`'
+    assert foreign_entry(text, "/mnt", []) is None
+    assert in_the_way("/m", str(tmp_path)) is None
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/fstab").write_text(text)
+    assert in_the_way("/m", str(tmp_path)) == foreign_entry(text, "/m", [])
 
 
 @given(st.text(alphabet="az09 \t\\#.-_é", min_size=1))
