@@ -123,7 +123,9 @@ def test_power_fails_while_a_plan_wipes(blank: Lab, tmp_path: Path) -> None:
     assert [number for number in range(1, 9) if "  wipe  " in row(planned.stdout, f"LAB1NV{number}")] == [3, 4, 5, 6]
     cut = Cut(
         "some are blank, others not yet",
-        f"! wipefs -n $({DEV} dev LAB1NV3) | grep -q ext4",
+        # Four drives are blank within a fifth of a second: ext4's magic number is read, which takes little.
+        f": ${{nv3:=$({DEV} dev LAB1NV3)}};"
+        " ! dd if=$nv3 bs=2 skip=540 count=1 status=none | od -An -tx1 | grep -q '53 ef'",
         f"wipefs -n $({DEV} dev LAB1NV6) | grep -q ext4",
     )
     lose_power(blank, cut, "-e", f"apply_plan={plan}")
