@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, Literal
 from tunetool import record as records
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure import busy, figures, rundir
+from tunetool.measure.aio import rung as deepspeed
 from tunetool.measure.balance import balance
 from tunetool.measure.ceiling import ceiling
 from tunetool.measure.evidence import obstacles
@@ -50,6 +52,10 @@ class Request:
     runs_dir: Path | None = None
     allow_busy: bool = False
     dry_run: bool = False
+    python: Path = Path(sys.executable)
+    """Whose torch and DeepSpeed the DeepSpeed rung uses."""
+    require: Sequence[str] = ()
+    """Rungs without which there is no pass."""
     command: Sequence[str] = ()
 
 
@@ -82,6 +88,7 @@ class _Scene:
     shape: Plan
     stale: Sequence[Path]
     """What runs that died left in the target."""
+    rung: deepspeed.Rung
 
 
 def verify(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:
@@ -92,7 +99,7 @@ def verify(request: Request, progress: Progress, environment: Mapping[str, str] 
     found = _Findings()
     if manifest is not None:
         found.checks += [_as_result(check) for check in run_checks(manifest)]
-    scene = _set_scene(request, manifest, found, progress) if request.level == "quick" else None
+    scene = _set_scene(request, manifest, found, progress, environment) if request.level == "quick" else None
     if manifest is None:
         progress.say("no manifest: the configuration checks are skipped")
     if request.dry_run:
@@ -178,7 +185,11 @@ def _doubt_manifest(request: Request, manifest: Mapping[str, Any] | None, stack:
 
 
 def _set_scene(
-    request: Request, manifest: Mapping[str, Any] | None, found: _Findings, progress: Progress
+    request: Request,
+    manifest: Mapping[str, Any] | None,
+    found: _Findings,
+    progress: Progress,
+    environment: Mapping[str, str],
 ) -> _Scene | None:
     """Look at the target and say what will happen; None where nothing may be written. Writes nothing itself."""
     target, own_mount = _target(request, manifest)
@@ -201,9 +212,11 @@ def _set_scene(
     }
     shape = plan_sequential(target, stack.medium, free_bytes(target), cpus, request.duration, limit, limits)
     stale = rundir.stale_directories(target)
-    for line in [*shape.announcement(), *(f"`{path}` was left by a run that died" for path in stale)]:
+    rung = deepspeed.prepare(request.python, request.duration, request.require, environment)
+    left = [f"`{path}` was left by a run that died" for path in stale]
+    for line in [*shape.announcement(), rung.announcement(), *left]:
         progress.say(line)
-    return _Scene(stack, shape, stale)
+    return _Scene(stack, shape, stale, rung)
 
 
 def _measure(
@@ -223,7 +236,7 @@ def _measure(
         found.errors.append(_one_line(error))
         return
     try:
-        _run(request, scene, fio, results, progress, environment)
+        _run(request, scene, fio, results, found, progress, environment)
     except CannotJudge as error:
         found.errors.append(_one_line(error))
     found.raw.update(results.raw)
@@ -244,6 +257,7 @@ def _run(
     scene: _Scene,
     fio: Fio,
     results: Results,
+    found: _Findings,
     progress: Progress,
     environment: Mapping[str, str],
 ) -> None:
@@ -258,6 +272,11 @@ def _run(
                 busy.refuse(busy.look(stack, tick))
         place = held.enter_context(rundir.run_directory(target, records.new_id()))
         Sequential(scene.shape, stack, fio, place, environment, progress, results).execute()
+        seen = min((each.outcome.bandwidth for samples in results.samples.values() for each in samples), default=0.0)
+        rung = deepspeed.measure(scene.rung, stack, place, seen, environment, progress)
+        found.checks.append(rung.check)
+        found.measurements += rung.measurements
+        found.raw.update(rung.raw)
 
 
 def _conclude(

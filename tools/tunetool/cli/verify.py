@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,15 @@ _MOST_TOLERANCE = 50.0
 @click.option("--runs-dir", metavar="DIR", help="Where records are kept.")
 @click.option("--manifest", metavar="PATH", help="Default: /etc/tunetool/node.json, if there is one.")
 @click.option("--allow-busy", is_flag=True, help="Measure beside a job that uses the drives or GPUs.")
+@click.option(
+    "--python", metavar="PATH", help="Whose torch and DeepSpeed the DeepSpeed rung uses. Default: tunetool's."
+)
+@click.option(
+    "--require",
+    multiple=True,
+    type=click.Choice(["deepspeed"]),
+    help="No pass without it: else the DeepSpeed rung has no say.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be written, how long and where; do nothing.")
 @click.option("-i", "--inventory", metavar="INVENTORY", help="Verify every host of an Ansible inventory.")
 @click.option("--limit", metavar="PATTERN", help="With -i: only these hosts.")
@@ -67,6 +77,8 @@ def command(
     runs_dir: str | None,
     manifest: str | None,
     allow_busy: bool,
+    python: str | None,
+    require: tuple[str, ...],
     dry_run: bool,
     inventory: str | None,
     limit: str | None,
@@ -80,6 +92,7 @@ def command(
     3 it could not be judged.
     """
     paths = {"--target": target, "--json": json_to, "--runs-dir": runs_dir, "--manifest": manifest, "-i": inventory}
+    paths["--python"] = python
     for name, path in paths.items():
         if path is not None and not path.strip():
             # `--target "$UNSET"` must not measure the directory that the shell happens to be in.
@@ -91,8 +104,13 @@ def command(
     wanted = parse_expectations(expect)
     seconds = parse_duration(duration)
     forgiven = parse_tolerance(tolerance)
-    _check_json(json_to)
+    check_json(json_to)
     if inventory is not None:
+        if python is not None or require:
+            raise UsageProblem(
+                "`--python` or `--require` does not go with `-i`",
+                "run `tunetool verify --require deepspeed` on the node",
+            )
         if manifest is not None:
             raise UsageProblem(
                 "`--manifest` and `-i` do not go together", "each host of a fleet reads its own manifest"
@@ -103,7 +121,12 @@ def command(
     for name, value in (("--limit", limit), ("--one-at-a-time` or `--forks", forks)):
         if value is not None:
             raise UsageProblem(f"`{name}` needs an inventory", "add `-i INVENTORY`")
-    return _node(wanted, target, seconds, forgiven, level, json_to, runs_dir, manifest, allow_busy, dry_run)
+    if require and level == "config":
+        raise UsageProblem("`--require` and `--level config` contradict each other", "config measures nothing")
+    interpreter = check_python(python)
+    return _node(
+        wanted, target, seconds, forgiven, level, json_to, runs_dir, manifest, allow_busy, dry_run, interpreter, require
+    )
 
 
 def parse_expectations(texts: tuple[str, ...]) -> dict[str, float]:
@@ -152,7 +175,20 @@ def parse_tolerance(text: str) -> float:
     return float(match.group(1)) / 100
 
 
-def _check_json(json_to: str | None) -> None:
+def check_python(path: str | None) -> Path:
+    """The interpreter, ours without one. Raises ``UsageProblem``."""
+    if path is None:
+        return Path(sys.executable)
+    found = shutil.which(path)
+    if found is None:
+        raise UsageProblem(
+            f"`{path}` is not a program", "`--python` takes an interpreter, such as `/opt/venv/bin/python`"
+        )
+    # Not resolved: a venv's python is a link, and is the venv by its own name only.
+    return Path(found).absolute()
+
+
+def check_json(json_to: str | None) -> None:
     if json_to is None or json_to == "-":
         return
     path = Path(json_to)
@@ -173,6 +209,8 @@ def _node(
     manifest: str | None,
     allow_busy: bool,
     dry_run: bool,
+    python: Path,
+    require: tuple[str, ...],
 ) -> int:
     from tunetool.report.progress import best_progress
     from tunetool.report.table import print_verdict, table_console
@@ -188,11 +226,13 @@ def _node(
         runs_dir=Path(runs_dir) if runs_dir is not None else None,
         allow_busy=allow_busy,
         dry_run=dry_run,
+        python=python,
+        require=require,
         command=sys.argv,
     )
     result = verify(request, best_progress())
     if result.record is not None:
-        _write_json(result.record, json_to)
+        write_json(result.record, json_to)
         if json_to != "-":
             print_verdict(result.record, result.path, table_console())
     return int(result.code)
@@ -232,7 +272,7 @@ def _fleet(
     )
     result = verify_fleet(request, best_progress())
     if result.record is not None:
-        _write_json(result.record, json_to)
+        write_json(result.record, json_to)
         if json_to != "-":
             console = table_console()
             print_fleet(result.hosts, console)
@@ -240,7 +280,7 @@ def _fleet(
     return int(result.code)
 
 
-def _write_json(record: Record, json_to: str | None) -> None:
+def write_json(record: Record, json_to: str | None) -> None:
     from tunetool.node.files import replace_file
     from tunetool.record import dumps
 

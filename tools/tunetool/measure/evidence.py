@@ -62,16 +62,16 @@ def obstacles(stack: BlockStack) -> list[str]:
     ]
 
 
-def explain(stack: BlockStack, direction: Direction, sample: Counted) -> str:
-    """Why ``sample`` proves nothing."""
+def explain(stack: BlockStack, direction: Direction, sample: Counted, engine: str = "fio") -> str:
+    """Why ``sample``, which ``engine`` claims, proves nothing."""
     devices = ", ".join(f"`{name}`" for name in stack.counts)
     if sample.judgement == "missing":
         return (
-            f"{devices} counted only {sample.ratio:.3f} of the {format_size(sample.claimed_bytes)} that fio claims "
-            f"to {direction}: the rest never reached a drive"
+            f"{devices} counted only {sample.ratio:.3f} of the {format_size(sample.claimed_bytes)} that {engine} "
+            f"claims to {direction}: the rest never reached a drive"
         )
     foreign = format_size(sample.counted_bytes - sample.claimed_bytes)
     return (
-        f"{devices} counted {foreign} more than fio's {direction}s, {REPEATS} repeats included: something else uses "
-        "the drives; stop it (see `pidstat -d 1`) and verify again"
+        f"{devices} counted {foreign} more than {engine}'s {direction}s, {REPEATS} repeats included: something else "
+        "uses the drives; stop it (see `pidstat -d 1`) and verify again"
     )

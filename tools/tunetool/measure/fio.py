@@ -181,7 +181,7 @@ def _popen(argv: list[str], directory: Path, environment: Mapping[str, str]) -> 
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches tunetool alone, which then ends fio in order
-        preexec_fn=_die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
+        preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
     )
 
 
@@ -296,6 +296,6 @@ def _end(process: subprocess.Popen[str]) -> None:
             return
 
 
-def _die_with_parent() -> None:
-    # When tunetool itself is killed outright, no `finally` of ours runs: the kernel ends fio for us.
+def die_with_parent() -> None:
+    """For a child, before it runs its program: when tunetool is killed outright, the kernel ends the child too."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tunetool.measure.aio.rung import CHECK_ID as DEEPSPEED
 from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import CEILING, NAMES
 from tunetool.measure.outliers import OUTLIER
@@ -20,6 +21,8 @@ from tunetool.provision import ProvisionResult
 from tunetool.record import Expectation, FleetHost, Measurement, Record
 
 WIDTH = 100
+_DEEPSPEED = "deepspeed."
+_HANDLES = {"cpu": "aio", "cuda": "aio, HBM", "gds": "gds, HBM"}
 _STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red", "REFUSED": "bold red"}
 
 
@@ -28,6 +31,7 @@ def print_verdict(record: Record, path: Path | None, console: Console) -> None:
     place = f"`{record.target}`" if record.target else "nothing measured"
     console.print(_line(f"{record.node.host}: {place}"))
     figures = [m for m in record.measurements if m.name in NAMES.values()]
+    figures += [m for m in record.measurements if m.name.startswith(_DEEPSPEED)]
     if figures:
         console.print(_figures_table(record, figures))
     for line in _footnotes(record, figures):
@@ -50,8 +54,20 @@ def _figures_table(record: Record, figures: Sequence[Measurement]) -> Table:
         table.add_column(title, justify="right" if right else "left", overflow="fold", min_width=least)
     wanted = {expectation.name: expectation for expectation in record.expectations}
     for measurement in figures:
-        table.add_row(*_figure_cells(measurement, wanted.get(measurement.name)))
+        cells = _figure_cells(measurement, wanted.get(measurement.name))
+        if measurement.name.startswith(_DEEPSPEED):
+            handle = _HANDLES[str(measurement.parameters["device"])]
+            share = _share(measurement, figures)
+            cells = [Text(f"{cells[0]}, {handle}"), *cells[1:-1], Text(share) if share else cells[-1]]
+        table.add_row(*cells)
     return table
+
+
+def _share(measurement: Measurement, figures: Sequence[Measurement]) -> str | None:
+    """What DeepSpeed's handle reaches of what fio reaches."""
+    direction = measurement.parameters["direction"]
+    fio = next((m.value for m in figures if m.name in NAMES.values() and m.parameters["direction"] == direction), 0.0)
+    return f"{measurement.value / fio:.0%} of fio" if fio else None
 
 
 def _figure_cells(measurement: Measurement, expectation: Expectation | None) -> list[Text]:
@@ -96,6 +112,8 @@ def _footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
 def _how(measurement: Measurement) -> str:
     """How a figure came about, and whether it drifts."""
     direction, interval, trend = measurement.parameters.get("direction"), measurement.confidence, measurement.trend
+    if measurement.name.startswith(_DEEPSPEED):
+        direction = f"{direction}, {_HANDLES[str(measurement.parameters['device'])]}"
     line = (
         f"{direction}: median, {interval.method} of {measurement.parameters.get('sample_seconds')} s"
         if interval
@@ -109,7 +127,7 @@ def _how(measurement: Measurement) -> str:
 
 
 def _print_checks(record: Record, console: Console) -> None:
-    if all(check.id == BALANCE for check in record.checks):
+    if all(check.id in (BALANCE, DEEPSPEED) for check in record.checks):
         console.print(_line("configuration checks: skipped, there is no manifest"))
     counts = {
         status: sum(check.status == status for check in record.checks) for status in ("pass", "fail", "unknown", "skip")
@@ -118,6 +136,8 @@ def _print_checks(record: Record, console: Console) -> None:
     if summary:
         console.print(_line(f"checks: {summary}"))
     for check in record.checks:
+        if check.id == DEEPSPEED and check.status == "skip":
+            _block(console, f"deepspeed: left out, {check.found}" + (f"; {check.remedy}" if check.remedy else ""), 2)
         if check.status in ("fail", "unknown"):
             _block(console, f"{check.status.upper():8}{check.id}: {check.found}", 8)
             _block(console, f"        expected: {check.expected}", 10)

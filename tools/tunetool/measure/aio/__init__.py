@@ -1,0 +1,28 @@
+"""DeepSpeed's own I/O handle, driven in a process of its own and held to what it claims.
+
+``run`` moves, ``measurements`` and ``unproven`` say what came of it. Nothing here imports torch or deepspeed.
+"""
+
+from tunetool.measure.aio.driver import Outcome, Pass, run
+from tunetool.measure.aio.figures import figure, measurements, name, unproven
+from tunetool.measure.aio.ops import Probe, need, probe
+from tunetool.measure.aio.spec import Device, Failed, Missing, Spec, default_io_bytes, default_parallelism
+
+__all__ = [
+    "Device",
+    "Failed",
+    "Missing",
+    "Outcome",
+    "Pass",
+    "Probe",
+    "Spec",
+    "default_io_bytes",
+    "default_parallelism",
+    "figure",
+    "measurements",
+    "name",
+    "need",
+    "probe",
+    "run",
+    "unproven",
+]

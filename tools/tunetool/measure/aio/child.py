@@ -1,0 +1,243 @@
+"""DeepSpeed's own I/O handle, in a process that may die. Self-contained: any Python from 3.8 with torch can run it.
+
+Orders come as JSON lines on stdin, one answer each goes out as a JSON line. Started and watched by ``process.py``.
+It loads the compiled op from its file and never through DeepSpeed's builder, which would compile it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import time
+from typing import Any
+
+PAGE = 4096
+
+
+def find(name: str) -> Any:
+    """The folder of an installed package, without importing it (DeepSpeed takes seconds); None without it."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return os.path.dirname(os.path.realpath(spec.origin)) if spec and spec.origin else None
+
+
+def variables_of(path: str) -> dict[str, Any]:
+    """What a module that holds only constants defines."""
+    found: dict[str, Any] = {}
+    with open(path, encoding="utf-8") as stream:
+        exec(compile(stream.read(), path, "exec"), found)  # noqa: S102  (torch's and DeepSpeed's own version files)
+    return found
+
+
+def extension_root(torch_version: dict[str, Any]) -> str:
+    """Where torch keeps extensions it compiled (torch.utils.cpp_extension._get_build_directory)."""
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if given:
+        return os.path.abspath(given)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    hip, cuda = torch_version.get("hip"), torch_version.get("cuda")
+    accelerator = "cpu"
+    if hip is not None or cuda is not None:
+        accelerator = ("rocm" + hip if hip is not None else "cu" + str(cuda)).replace(".", "")
+    version = "py%d%d%s" % (sys.version_info[0], sys.version_info[1], getattr(sys, "abiflags", ""))
+    return os.path.join(os.path.realpath(os.path.join(cache, "torch_extensions")), version + "_" + accelerator)
+
+
+def probe(order: dict[str, Any]) -> dict[str, Any]:
+    """What this interpreter has; imports torch only where it could see a GPU."""
+    answer: dict[str, Any] = {"python": sys.executable, "python_version": "%d.%d" % sys.version_info[:2]}
+    torch_path, deepspeed_path = find("torch"), find("deepspeed")
+    if torch_path:
+        version = variables_of(os.path.join(str(torch_path), "version.py"))
+        answer.update(torch_path=torch_path, torch=str(version["__version__"]), root=extension_root(version))
+        answer["cuda"] = False
+        if version.get("cuda"):
+            import torch
+
+            answer["cuda"] = bool(torch.cuda.is_available())
+    if deepspeed_path:
+        answer["deepspeed_path"] = deepspeed_path
+        own = os.path.join(str(deepspeed_path), "git_version_info_installed.py")
+        answer["deepspeed"] = str(variables_of(own)["version"]) if os.path.exists(own) else "unknown"
+        ops = os.path.join(str(deepspeed_path), "ops")
+        answer["installed"] = {name: installed(ops, name) for name in ("async_io", "gds", "pin_memory")}
+        builder = os.path.join(ops, "op_builder", "pin_memory.py")
+        answer["needs_pin_memory"] = os.path.exists(builder)
+    return answer
+
+
+def installed(ops: str, name: str) -> Any:
+    """The file of an op that was compiled when DeepSpeed was installed (DS_BUILD_OPS=1)."""
+    folder = os.path.join(ops, "aio" if name == "async_io" else name)
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = os.path.join(folder, name + "_op" + suffix)
+        if os.path.exists(path):
+            return path
+    return None
+
+
+def load(path: str) -> Any:
+    """The compiled module at ``path``."""
+    name = os.path.basename(path).split(".", 1)[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("`%s` cannot be loaded" % path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Mover:
+    """One handle, one file, one buffer of the file's size."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        import torch
+
+        self.torch = torch
+        self.path, self.bytes, self.device = order["file"], int(order["io_bytes"]), order["device"]
+        if self.device != "cpu" and not torch.cuda.is_available():
+            raise RuntimeError("torch sees no GPU")
+        if order.get("pin_memory"):
+            load(order["pin_memory"])
+            # The op finds the one manager of locked memory by its symbol.
+            ctypes.CDLL(order["pin_memory"], mode=ctypes.RTLD_GLOBAL)
+        module = load(order["op"])
+        maker = getattr(module, "gds_handle" if self.device == "gds" else "aio_handle")
+        self.handle = maker(
+            order["block_bytes"],
+            order["queue_depth"],
+            order["single_submit"],
+            order["overlap_events"],
+            order["intra_op_parallelism"],
+        )
+        self.memory: Any = None if self.device == "cpu" else self._on_gpu()
+        self.pinned: Any = None if self.device == "gds" else self._pinned(order["pinned_by"])
+        source: Any = self.pinned if self.memory is None else self.memory
+        source.view(torch.int64).random_()
+        self.data: Any = source
+
+    def _on_gpu(self) -> Any:
+        memory = self.torch.empty(self.bytes, dtype=self.torch.uint8, device="cuda")
+        if self.device == "gds":
+            self.handle.pin_device_tensor(memory)
+        return memory
+
+    def _pinned(self, pinned_by: str) -> Any:
+        if pinned_by == "cuda":
+            return self.torch.empty(self.bytes, dtype=self.torch.uint8, pin_memory=True)
+        return self.handle.new_cpu_locked_tensor(self.bytes, self.torch.empty(0, dtype=self.torch.uint8))
+
+    def facts(self) -> dict[str, Any]:
+        buffer = self.pinned if self.pinned is not None else self.memory
+        alignment = self.handle.get_alignment() if hasattr(self.handle, "get_alignment") else None
+        return {"address": buffer.data_ptr(), "alignment": alignment}
+
+    def move(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Whole passes over the file until ``seconds`` are over, at least one; or exactly ``loops``."""
+        write, seconds, loops = order["direction"] == "write", order.get("seconds"), order.get("loops")
+        if write:
+            # Each page differs from what an earlier sample left in the file, which could be mistaken for this one's.
+            mark = self.torch.tensor(list(order["stamp"].to_bytes(8, "little")), dtype=self.torch.uint8)
+            pages = self.data[: self.bytes // PAGE * PAGE].view(-1, PAGE)
+            pages[:, :8] = mark.to(self.data.device)
+            self._settle()
+        passes = []
+        start = time.perf_counter()
+        while True:
+            began = time.perf_counter()
+            self._write() if write else self._read()
+            ended = time.perf_counter()
+            passes.append(ended - began)
+            enough = len(passes) >= loops if loops else ended - start >= (seconds or 0.0)
+            if enough:
+                break
+        moved = time.perf_counter() - start
+        if write:
+            handle = os.open(self.path, os.O_WRONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        durable = time.perf_counter() - start
+        return {"bytes": self.bytes * len(passes), "seconds": moved, "durable_seconds": durable, "passes": passes}
+
+    def _write(self) -> None:
+        if self.device == "cuda":
+            self.pinned.copy_(self.memory)
+        source = self.memory if self.device == "gds" else self.pinned
+        self._done(self.handle.pwrite(source, self.path, False, True))
+
+    def _read(self) -> None:
+        target = self.memory if self.device == "gds" else self.pinned
+        self._done(self.handle.pread(target, self.path, False, True))
+        if self.device == "cuda":
+            self.memory.copy_(self.pinned)
+            self._settle()
+
+    def _done(self, submitted: int) -> None:
+        if submitted != 0:
+            raise OSError("the handle refused the transfer (it returned %s)" % submitted)
+        completed = self.handle.wait()
+        if completed != 1:
+            raise OSError("the handle completed %s transfers of 1" % completed)
+
+    def _settle(self) -> None:
+        if self.device != "cpu":
+            self.torch.cuda.synchronize()
+
+    def clear(self) -> dict[str, Any]:
+        """Forget the data, so that what is there after a read came from it."""
+        for buffer in (self.pinned, self.memory):
+            if buffer is not None:
+                buffer.zero_()
+        self._settle()
+        return {}
+
+    def digest(self) -> dict[str, Any]:
+        """SHA-256 of the data, from where it lies."""
+        found = hashlib.sha256()
+        step = 64 * 2**20
+        for start in range(0, self.bytes, step):
+            part = self.data[start : start + step].cpu()
+            found.update((ctypes.c_char * part.numel()).from_address(part.data_ptr()))
+        return {"sha256": found.hexdigest()}
+
+
+def main() -> None:
+    # The op prints to stdout: that goes where its errors go, and the answers keep a way of their own.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    mover = None
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            if order["do"] == "probe":
+                answer = probe(order)
+            elif order["do"] == "open":
+                mover = Mover(order)
+                answer = mover.facts()
+            elif mover is None:
+                raise ValueError("nothing is open")
+            else:
+                answer = act(mover, order)
+        except Exception as error:
+            answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def act(mover: Mover, order: dict[str, Any]) -> dict[str, Any]:
+    if order["do"] == "move":
+        return mover.move(order)
+    return mover.clear() if order["do"] == "clear" else mover.digest()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Runs DeepSpeed's handle over a file, sample by sample, and believes nothing that it says about itself."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunetool.errors import CannotJudge
+from tunetool.measure.aio.ops import Probe, need, probe
+from tunetool.measure.aio.process import Child, script
+from tunetool.measure.aio.spec import FILE, Failed, Missing, Spec, check_limits, check_shape, granule
+from tunetool.measure.evidence import REPEATS, Counted, count
+from tunetool.measure.fio import Direction, die_with_parent
+from tunetool.measure.progress import Progress
+from tunetool.measure.sequential import free_bytes
+from tunetool.measure.stored import incomplete
+from tunetool.node.blockstack import BlockStack, CountersChanged, difference, snapshot
+from tunetool.node.files import read_int, read_text
+from tunetool.node.units import format_size
+
+START_SECONDS = 180.0
+"""The longest that torch may take to be imported, and memory to be locked and filled."""
+SLOWEST = 20e6
+"""Bytes per second below which a pass counts as stuck."""
+_CAP_IPC_LOCK = 14
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One sample: whole passes over the file."""
+
+    claimed_bytes: int
+    seconds: float
+    """Until the last pass was done, as ds_io counts."""
+    durable_seconds: float
+    """For a write: until it was synced as well."""
+    passes: tuple[float, ...]
+    counted: Counted | None
+    moment: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second, a write's sync included."""
+        return self.claimed_bytes / self.durable_seconds
+
+
+@dataclass
+class Outcome:
+    """Filled while measuring, so that what was measured before a failure is kept."""
+
+    engine: str = ""
+    samples: dict[Direction, list[Pass]] = field(default_factory=dict)
+    repeated: dict[Direction, int] = field(default_factory=dict)
+    messages: str = ""
+    """The end of what the child printed."""
+
+
+def run(
+    spec: Spec,
+    stack: BlockStack,
+    environment: Mapping[str, str],
+    progress: Progress,
+    outcome: Outcome | None = None,
+    found: Probe | None = None,
+) -> Outcome:
+    """Measure. Raises ``Missing`` where there is nothing to measure with, ``Failed`` for whatever is not as claimed."""
+    outcome = Outcome() if outcome is None else outcome
+    found = probe(spec.python, environment) if found is None else found
+    need(found, spec.op)
+    sector = sector_bytes(stack)
+    check_shape(spec, sector)
+    check_limits(spec, free_bytes(spec.directory), memlock(), _limit(resource.RLIMIT_FSIZE))
+    outcome.engine = f"{spec.handle} (deepspeed {found.deepspeed}, torch {found.torch})"
+    what = f"the process that runs DeepSpeed's `{spec.handle}`"
+    with Child([str(spec.python), str(script("child.py"))], what, environment) as child:
+        try:
+            _Run(spec, stack, progress, outcome, child, sector).execute(found)
+        finally:
+            outcome.messages = child.messages()
+    return outcome
+
+
+@dataclass
+class _Run:
+    spec: Spec
+    stack: BlockStack
+    progress: Progress
+    outcome: Outcome
+    child: Child
+    sector: int
+    stamp: int = 0
+    pace: float = SLOWEST
+
+    def execute(self, found: Probe) -> None:
+        with self._step("start", 5) as tick:
+            self.child.tick = tick
+            self._open(found)
+        self._pass("write", "layout", loops=1)
+        self._stored()
+        for direction in self.spec.directions:
+            if direction == "write":
+                self._warm_up("write")
+                self._direction("write")
+                self._stored()
+        # By another process and past the cache, whatever is measured: reads of a file that is wrong prove nothing.
+        expected = self._digest()
+        self._read_back(expected)
+        if "read" in self.spec.directions:
+            self.child.ask({"do": "clear"}, START_SECONDS)
+            self._warm_up("read", least=1)
+            if self._digest() != expected:
+                raise Failed(f"`{self.spec.handle}` read something else than what the file holds")
+            self._direction("read")
+            self._stored()
+
+    def _open(self, found: Probe) -> None:
+        spec = self.spec
+        order = {
+            "do": "open",
+            "op": str(found.find(spec.op)),
+            "pin_memory": str(found.find("pin_memory")) if found.needs_pin_memory else None,
+            "file": str(spec.file),
+            **{name: getattr(spec, name) for name in ("io_bytes", "device", "block_bytes", "queue_depth")},
+            **{name: getattr(spec, name) for name in ("single_submit", "overlap_events", "intra_op_parallelism")},
+            "pinned_by": spec.pinned_by,
+        }
+        facts = self.child.ask(order, START_SECONDS)
+        unit = granule(1, self.sector)
+        if facts["address"] % unit:
+            raise Failed(f"`{spec.handle}` got memory at {facts['address']:#x}, which is not aligned to {unit} bytes")
+        wanted = facts.get("alignment")
+        if wanted and spec.io_bytes % int(wanted):
+            raise Failed(f"`{spec.handle}` asks for multiples of {wanted} bytes, {spec.io_bytes} is none")
+
+    def _warm_up(self, direction: Direction, least: int = 0) -> None:
+        for _ in range(max(least, self.spec.warm_ups)):
+            self._pass(direction, f"{direction} warm-up", loops=1)
+
+    def _direction(self, direction: Direction) -> None:
+        kept = self.outcome.samples.setdefault(direction, [])
+        repeats = 0
+        while len(kept) < self.spec.samples:
+            name = f"{direction}-{len(kept) + 1}" + (f"-repeat-{repeats}" if repeats else "")
+            sample = self._pass(direction, name, loops=None if self.spec.seconds else 1)
+            # Only the counters decide what is taken again, never the speed.
+            if sample.counted is not None and sample.counted.judgement == "other-io" and repeats < REPEATS:
+                repeats += 1
+                self.outcome.repeated[direction] = repeats
+                self.progress.say(f"deepspeed {name}: something else used the drives meanwhile, taken again")
+                continue
+            kept.append(sample)
+            if sample.counted is not None and sample.counted.judgement == "missing":
+                return
+
+    def _pass(self, direction: Direction, name: str, loops: int | None) -> Pass:
+        self.stamp += 1
+        seconds = self.spec.seconds if loops is None else None
+        expected = seconds or self.spec.io_bytes / self.pace
+        longest = 60 + 5 * (seconds or 0.0) + 10 * self.spec.io_bytes / self.pace
+        order = {"do": "move", "direction": direction, "seconds": seconds, "loops": loops, "stamp": self.stamp}
+        with self._step(name, expected if self.pace > SLOWEST else 1.0) as tick:
+            self.child.tick = tick
+            began = time.monotonic()
+            try:
+                before = snapshot(self.stack)
+                answer = self.child.ask(order, longest)
+                devices = difference(snapshot(self.stack), before)
+            except CountersChanged as error:
+                raise CannotJudge(f"the drives changed during `{name}`: {error}", "see `dmesg | tail`") from None
+            moment = (began + time.monotonic()) / 2
+        claimed = int(answer["bytes"])
+        counted = count(self.stack, direction, claimed, devices) if self.stack.counts else None
+        self.pace = max(SLOWEST, self.spec.io_bytes / max(answer["passes"]))
+        return Pass(claimed, answer["seconds"], answer["durable_seconds"], tuple(answer["passes"]), counted, moment)
+
+    def _stored(self) -> None:
+        found = incomplete(self.spec.directory, [FILE], self.spec.io_bytes)
+        size = self.spec.file.stat().st_size if self.spec.file.exists() else 0
+        if not found and size != self.spec.io_bytes:
+            found = [f"`{FILE}` holds {format_size(size)}, {format_size(self.spec.io_bytes)} were written to it"]
+        if found:
+            raise Failed(f"`{self.spec.handle}` reported success, but {found[0]}", raw=self.child.messages())
+
+    def _digest(self) -> str:
+        answer: dict[str, Any] = self.child.ask({"do": "digest"}, START_SECONDS + self.spec.io_bytes / 100e6)
+        return str(answer["sha256"])
+
+    def _read_back(self, expected: str) -> None:
+        with self._step("read-back", self.spec.io_bytes / 1e9) as tick:
+            found = read_back(self.spec, tick)
+        if found["bytes"] != self.spec.io_bytes or found["sha256"] != expected:
+            raise Failed(
+                f"`{self.spec.handle}` reported success, but the file does not hold what was written to it",
+                "look for I/O errors: `dmesg | tail`",
+            )
+
+    def _step(self, name: str, seconds: float) -> Any:
+        return self.progress.step(f"{self.spec.directory.parent}: deepspeed {self.spec.device} {name}", seconds)
+
+
+def read_back(spec: Spec, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """What the file really holds, by a process of its own, past the page cache. Raises ``Failed``."""
+    limit = 60 + spec.io_bytes / SLOWEST
+    argv = [sys.executable, str(script("readback.py")), str(spec.file)]
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
+    ) as process:
+        deadline = time.monotonic() + limit
+        try:
+            while True:
+                try:
+                    stdout, stderr = process.communicate(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    tick()
+                    if time.monotonic() > deadline:
+                        raise Failed(f"`{spec.file}` could not be read back within {limit:.0f} s") from None
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        last = stderr.strip().splitlines()[-1:] or ["no message"]
+        raise Failed(f"what was written cannot be read back: {last[0]}", "look for I/O errors: `dmesg | tail`")
+    found: dict[str, Any] = json.loads(stdout)
+    return found
+
+
+def sector_bytes(stack: BlockStack, root: str = "") -> int:
+    """The largest logical block of the drives underneath: what direct I/O must be aligned to."""
+    found = [read_int(f"{root}/sys/class/block/{leaf.name}/queue/logical_block_size") for leaf in stack.leaves]
+    return max([512, *(size for size in found if size)])
+
+
+def memlock(root: str = "") -> int | None:
+    """How many bytes this process may lock; None: as many as it likes. A capability overrides the limit."""
+    capabilities = 0
+    for line in (read_text(f"{root}/proc/self/status") or "").splitlines():
+        if line.startswith("CapEff:"):
+            capabilities = int(line.split()[1], 16)
+    return None if capabilities >> _CAP_IPC_LOCK & 1 else _limit(resource.RLIMIT_MEMLOCK)
+
+
+def _limit(name: int) -> int | None:
+    soft, _ = resource.getrlimit(name)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+__all__ = ["Failed", "Missing", "Outcome", "Pass", "run"]

@@ -1,0 +1,93 @@
+"""From the handle's samples to the record's measurements, and to the reasons why a figure proves nothing."""
+
+from __future__ import annotations
+
+from tunetool.measure.aio.driver import Outcome, Pass
+from tunetool.measure.aio.spec import Device, Spec
+from tunetool.measure.evidence import explain
+from tunetool.measure.fio import Direction
+from tunetool.measure.statistics import drift, estimate
+from tunetool.node.blockstack import BlockStack
+from tunetool.record import Confidence, Evidence, Measurement, Scalar, Trend
+
+
+def name(device: Device, direction: Direction) -> str:
+    """Of the measurement: ``deepspeed.cpu.write``."""
+    return f"deepspeed.{device}.{direction}"
+
+
+def measurements(spec: Spec, stack: BlockStack, outcome: Outcome) -> list[Measurement]:
+    """One figure for each direction that has samples; a write's time includes its sync."""
+    return [
+        figure(name(spec.device, direction), spec, stack, outcome, direction, [each.bandwidth for each in samples])
+        for direction, samples in sorted(outcome.samples.items())
+        if samples
+    ]
+
+
+def figure(
+    title: str, spec: Spec, stack: BlockStack, outcome: Outcome, direction: Direction, values: list[float]
+) -> Measurement:
+    """A bandwidth over the samples of ``direction``."""
+    samples = outcome.samples[direction]
+    found = estimate(values)
+    change = drift([sample.moment for sample in samples], values)
+    parameters: dict[str, Scalar] = {
+        "direction": direction,
+        "device": spec.device,
+        "block_bytes": spec.block_bytes,
+        "queue_depth": spec.queue_depth,
+        "intra_op_parallelism": spec.intra_op_parallelism,
+        "single_submit": spec.single_submit,
+        "overlap_events": spec.overlap_events,
+        "medium": stack.medium,
+        "file_bytes": spec.io_bytes,
+        "pinned_by": spec.pinned_by,
+        "python": str(spec.python),
+        "repeated_samples": outcome.repeated.get(direction, 0),
+    }
+    if spec.seconds:
+        parameters["sample_seconds"] = spec.seconds
+    return Measurement(
+        name=title,
+        layer="filesystem",
+        engine=outcome.engine,
+        medium=stack.medium,
+        quantity="bandwidth",
+        unit="B/s",
+        better="higher",
+        value=found.value,
+        samples=values,
+        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
+        trend=Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change),
+        parameters=parameters,
+        evidence=_evidence(stack, samples),
+    )
+
+
+def unproven(spec: Spec, stack: BlockStack, outcome: Outcome) -> dict[str, str]:
+    """By measurement name, why its samples prove nothing; empty when the counters agree."""
+    reasons = {}
+    for direction, samples in outcome.samples.items():
+        bad = [each.counted for each in samples if each.counted is not None and each.counted.judgement != "proven"]
+        if bad:
+            worst = min(bad, key=lambda sample: (sample.judgement != "missing", -abs(sample.ratio - 1)))
+            reasons[name(spec.device, direction)] = explain(stack, direction, worst, spec.handle)
+        elif any(each.counted is None for each in samples):
+            reasons[name(spec.device, direction)] = f"no counters prove bytes on {stack.medium}"
+    return reasons
+
+
+def _evidence(stack: BlockStack, samples: list[Pass]) -> Evidence:
+    counted = [sample.counted for sample in samples if sample.counted is not None]
+    claimed = sum(sample.claimed_bytes for sample in samples)
+    if not counted:
+        return Evidence(kind="memory" if stack.in_memory else "none", claimed_bytes=claimed)
+    total = sum(sample.counted_bytes for sample in counted)
+    return Evidence(
+        kind="memory" if stack.in_memory else "block",
+        device=", ".join(stack.counts),
+        claimed_bytes=claimed,
+        counted_bytes=total,
+        ratio=total / claimed,
+    )

@@ -1,0 +1,169 @@
+"""DeepSpeed's compiled ops: are they there, for this torch, and does a build's lock stand in the way? Compiles nothing.
+
+torch's loader takes a file called ``lock`` in an op's folder as "somebody builds this" and waits for ever until it is
+gone. A build that was killed leaves it behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunetool.measure.aio.process import Child, script
+from tunetool.measure.aio.spec import Failed, Missing
+from tunetool.node.files import read_text
+
+LOCK = "lock"
+STAMP = "tunetool.json"
+"""Beside an op that `tunetool prebuild` built: for which torch and DeepSpeed. Paths may differ, versions may not."""
+PROBE_SECONDS = 60.0
+DEPENDENCIES: Mapping[str, Sequence[str]] = {"async_io": ("pin_memory",), "gds": ("pin_memory",)}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What an interpreter has."""
+
+    python: str
+    python_version: str
+    torch: str | None = None
+    torch_path: str | None = None
+    deepspeed: str | None = None
+    deepspeed_path: str | None = None
+    root: str | None = None
+    """Where torch keeps the extensions that it compiles for this interpreter."""
+    cuda: bool = False
+    needs_pin_memory: bool = False
+    """Newer DeepSpeeds keep the locked memory in an op of its own."""
+    installed: Mapping[str, str | None] = field(default_factory=dict)
+    """Ops compiled when DeepSpeed was installed, by name."""
+
+    def folder(self, op: str) -> Path:
+        """Where torch builds ``op``."""
+        return Path(self.root or "") / op
+
+    def parts(self, op: str) -> list[str]:
+        """``op`` and what must be loaded before it, in that order."""
+        before = DEPENDENCIES.get(op, ()) if self.needs_pin_memory else ()
+        return [*before, op]
+
+    def find(self, op: str) -> Path | None:
+        """The compiled file of ``op``; None where there is none, or one for another torch or DeepSpeed."""
+        ready = self.installed.get(op)
+        if ready:
+            return Path(ready)
+        library = self.folder(op) / f"{op}.so"
+        return library if library.exists() and _fits(self, library) else None
+
+    def has(self, op: str) -> bool:
+        """Whether ``op`` could be loaded without compiling anything."""
+        return all(self.find(part) for part in self.parts(op))
+
+    def stamp(self) -> dict[str, str | None]:
+        """What an op was built for."""
+        return {"python": self.python_version, "torch": self.torch, "deepspeed": self.deepspeed}
+
+
+def probe(python: Path, environment: Mapping[str, str]) -> Probe:
+    """Ask ``python`` what it has. Raises ``Missing`` when it cannot say."""
+    what = f"`{python}`"
+    with Child([str(python), str(script("child.py"))], what, environment) as child:
+        try:
+            answer = child.ask({"do": "probe"}, PROBE_SECONDS)
+        except Failed as error:
+            raise Missing(error.message, "name a working Python with `--python`") from None
+    known = {name: value for name, value in answer.items() if name in Probe.__dataclass_fields__}
+    return Probe(**known)
+
+
+def need_deepspeed(found: Probe) -> None:
+    """Raises ``Missing`` without torch or DeepSpeed."""
+    for name, version in (("torch", found.torch), ("deepspeed", found.deepspeed)):
+        if version is None:
+            raise Missing(
+                f"{name} is not installed in `{found.python}`",
+                "`pip install 'tunetool[deepspeed]'`, or name the Python that has it with `--python`",
+            )
+
+
+def need(found: Probe, op: str) -> None:
+    """Raises ``Missing`` unless ``op`` can be loaded as it is."""
+    need_deepspeed(found)
+    if found.has(op):
+        return
+    other = "" if Path(found.python) == Path(sys.executable) else f" --python {found.python}"
+    hint = f"run `tunetool prebuild{other}" + ("`" if op == "async_io" else f" --op {op}`")
+    for part in found.parts(op):
+        lock = found.folder(part) / LOCK
+        if lock.exists():
+            busy = builders(lock)
+            who = f"process {busy[0]} builds it" if busy else "a build that died left it, and DeepSpeed waits for ever"
+            raise Missing(
+                f"DeepSpeed's op `{op}` is locked by `{lock}`: {who}", "wait until it is built" if busy else hint
+            )
+    raise Missing(f"DeepSpeed's op `{op}` is not built for torch {found.torch} and deepspeed {found.deepspeed}", hint)
+
+
+def _fits(found: Probe, library: Path) -> bool:
+    if (library.parent / LOCK).exists():
+        return False
+    try:
+        stamp: dict[str, Any] = json.loads((library.parent / STAMP).read_text())
+    except (OSError, ValueError):
+        return _built_here(found, library)
+    return stamp == found.stamp()
+
+
+def _built_here(found: Probe, library: Path) -> bool:
+    """Built by DeepSpeed's own loader: from this torch and this DeepSpeed, and after both were installed."""
+    recipe = read_text(str(library.parent / "build.ninja")) or ""
+    roots = [path for path in (found.torch_path, found.deepspeed_path) if path]
+    if len(roots) < 2 or not all(re.search(re.escape(root) + r"/", recipe) for root in roots):
+        return False
+    versions = [Path(roots[0]) / "version.py", Path(roots[1]) / "git_version_info_installed.py"]
+    with contextlib.suppress(OSError):
+        return all(library.stat().st_mtime > path.stat().st_ctime for path in versions if path.exists())
+    return False
+
+
+def write_stamp(found: Probe, op: str) -> None:
+    """Say for what the op in its folder was built."""
+    for part in found.parts(op):
+        folder = found.folder(part)
+        if (folder / f"{part}.so").exists():
+            (folder / STAMP).write_text(json.dumps(found.stamp()) + "\n")
+
+
+def builders(lock: Path, proc: str = "/proc") -> list[int]:
+    """Processes that build in the folder of ``lock``: they hold the lock open, or work in the folder.
+
+    torch's loader keeps the lock open while it builds; a compiler that outlived it still works in the folder.
+    """
+    folder = str(lock.parent.resolve())
+    found = []
+    for entry in sorted(Path(proc).iterdir(), key=lambda path: path.name):
+        if entry.name.isdigit() and any(_below(link, folder) for link in _links(entry)):
+            found.append(int(entry.name))
+    return found
+
+
+def _links(entry: Path) -> list[str]:
+    links = []
+    with contextlib.suppress(OSError):
+        links.append(str((entry / "cwd").readlink()))
+    with contextlib.suppress(OSError):
+        for descriptor in (entry / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                links.append(str(descriptor.readlink()))
+    return links
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)

@@ -1,0 +1,47 @@
+"""What is really stored in a file: its SHA-256, read past the page cache by a process that did not write it.
+
+Self-contained; ``readback.py FILE`` prints one JSON line. The page cache is told to forget the file, and direct I/O is
+used where the file system has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import sys
+
+_STEP = 4 * 2**20
+
+
+def digest(path: str) -> dict[str, object]:
+    """SHA-256 and number of bytes of the file at ``path``."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+    try:
+        handle, direct = os.open(path, os.O_RDONLY | os.O_DIRECT), True
+    except OSError:
+        handle, direct = os.open(path, os.O_RDONLY), False
+    found, total = hashlib.sha256(), 0
+    # Page-aligned, as direct I/O asks.
+    buffer = mmap.mmap(-1, _STEP)
+    try:
+        while True:
+            count = os.preadv(handle, [buffer], total)
+            if count == 0:
+                return {"sha256": found.hexdigest(), "bytes": total, "direct": direct}
+            with memoryview(buffer) as view:
+                found.update(view[:count])
+            total += count
+    finally:
+        os.close(handle)
+        buffer.close()
+
+
+if __name__ == "__main__":
+    print(json.dumps(digest(sys.argv[1])))  # noqa: T201

@@ -1,0 +1,116 @@
+"""The DeepSpeed rung of ``verify``: short, left out where there is no DeepSpeed, judged only when it is required."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunetool.errors import CannotJudge
+from tunetool.measure.aio.driver import Outcome, run
+from tunetool.measure.aio.figures import measurements, unproven
+from tunetool.measure.aio.ops import Probe, need, probe
+from tunetool.measure.aio.spec import Missing, Spec, default_io_bytes, default_parallelism
+from tunetool.measure.progress import Progress
+from tunetool.measure.sequential import FEWEST, free_bytes
+from tunetool.node.blockstack import BlockStack
+from tunetool.node.memory import memory_total
+from tunetool.node.units import format_size
+from tunetool.record import CheckResult, CheckStatus, Measurement
+
+CHECK_ID = "deepspeed.io"
+SAMPLE_SECONDS = 1.0
+SAMPLE_SHARE = 0.25
+"""Of fio's sample: the rung is to add little to a verification that must end within 90 s."""
+START_SECONDS = 8
+"""torch's import, the buffer, the layout, the read-back."""
+
+_EXPECTED = "DeepSpeed's own handle writes and reads what it claims"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Whether and how the rung will be measured."""
+
+    python: Path
+    seconds: float
+    required: bool
+    found: Probe | None = None
+    missing: str = ""
+    """Why it is left out."""
+    remedy: str = ""
+
+    def announcement(self) -> str:
+        """What a person must know before it starts."""
+        if self.found is None:
+            return f"DeepSpeed's rung is left out: {self.missing}" + (f"; {self.remedy}" if self.remedy else "")
+        total = 2 * FEWEST * self.seconds + START_SECONDS
+        return (
+            f"then DeepSpeed's `aio_handle` ({self.found.deepspeed}): a file of at most {format_size(2**30)}, "
+            f"{FEWEST} writes and {FEWEST} reads of {self.seconds:g} s, about {total:.0f} s"
+        )
+
+
+@dataclass
+class Result:
+    """What came of it."""
+
+    check: CheckResult
+    measurements: list[Measurement] = field(default_factory=list)
+    raw: dict[str, str] = field(default_factory=dict)
+
+
+def prepare(python: Path, duration: float, required: Sequence[str], environment: Mapping[str, str]) -> Rung:
+    """Look whether ``python`` has what it takes. Compiles nothing."""
+    rung = Rung(python, min(SAMPLE_SECONDS, duration * SAMPLE_SHARE), "deepspeed" in required)
+    try:
+        found = probe(python, environment)
+        need(found, "async_io")
+    except Missing as error:
+        return Rung(rung.python, rung.seconds, rung.required, None, error.message, error.hint or "")
+    return Rung(rung.python, rung.seconds, rung.required, found)
+
+
+def measure(
+    rung: Rung,
+    stack: BlockStack,
+    place: Path,
+    bandwidth: float,
+    environment: Mapping[str, str],
+    progress: Progress,
+) -> Result:
+    """Measure inside the run's directory. ``bandwidth`` is fio's, by which the file is sized."""
+    if rung.found is None:
+        return Result(_check(rung, rung.missing, rung.remedy))
+    parallelism = default_parallelism(os.cpu_count() or 1)
+    size = default_io_bytes(free_bytes(place), memory_total(), parallelism, bandwidth)
+    spec = Spec(place, size, intra_op_parallelism=parallelism, python=rung.python, seconds=rung.seconds)
+    outcome = Outcome()
+    try:
+        run(spec, stack, environment, progress, outcome, rung.found)
+        check = _conclude(rung, spec, stack, outcome)
+    except CannotJudge as error:
+        # What was measured before it failed is not shown: a handle that fails later did not do it right before.
+        return Result(_check(rung, error.message, error.hint or ""), raw=_raw(outcome))
+    finally:
+        spec.file.unlink(missing_ok=True)
+    return Result(check, measurements(spec, stack, outcome), _raw(outcome))
+
+
+def _conclude(rung: Rung, spec: Spec, stack: BlockStack, outcome: Outcome) -> CheckResult:
+    reasons = unproven(spec, stack, outcome)
+    if reasons:
+        return _check(rung, next(iter(reasons.values())), "")
+    moved = sum(each.claimed_bytes for samples in outcome.samples.values() for each in samples)
+    found = f"{format_size(moved)} moved and counted, {format_size(spec.io_bytes)} read back and equal"
+    return CheckResult(id=CHECK_ID, status="pass", expected=_EXPECTED, found=found)
+
+
+def _check(rung: Rung, found: str, remedy: str) -> CheckResult:
+    status: CheckStatus = "unknown" if rung.required else "skip"
+    return CheckResult(id=CHECK_ID, status=status, expected=_EXPECTED, found=found, remedy=remedy)
+
+
+def _raw(outcome: Outcome) -> dict[str, str]:
+    return {"deepspeed.txt": outcome.messages} if outcome.messages else {}
