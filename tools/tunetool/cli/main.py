@@ -15,7 +15,9 @@ from tunetool.errors import ExitCode, TunetoolError
 
 # name -> one-line help. The module of a command is imported only when it is called, so that `--help` is quick.
 COMMANDS = {
+    "bench": "What a user runs, timed: `ds-io` is DeepSpeed's own I/O handle, held to what it claims.",
     "lab": "Virtual nodes with NVMe drives, for rehearsing a change before real nodes see it.",
+    "prebuild": "Compile DeepSpeed's ops once, so that nothing compiles in the middle of a job.",
     "report": "Look at records: show one, list them, compare two.",
     "provision": "Build the nodes of an inventory, or plan what that would cost their drives.",
     "rebuild": "Make the scratch volume anew if every local drive came back blank (at boot).",

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,11 +93,8 @@ def command(
     3 it could not be judged.
     """
     paths = {"--target": target, "--json": json_to, "--runs-dir": runs_dir, "--manifest": manifest, "-i": inventory}
-    paths["--python"] = python
-    for name, path in paths.items():
-        if path is not None and not path.strip():
-            # `--target "$UNSET"` must not measure the directory that the shell happens to be in.
-            raise UsageProblem(f"`{name}` is empty", "give a path, or leave the option out")
+    paths |= {"--python": python}
+    no_empty_paths(paths)
     if one_at_a_time:
         if forks is not None and forks != 1:
             raise UsageProblem("`--one-at-a-time` and `--forks` contradict each other", "give one of them")
@@ -127,6 +125,13 @@ def command(
     return _node(
         wanted, target, seconds, forgiven, level, json_to, runs_dir, manifest, allow_busy, dry_run, interpreter, require
     )
+
+
+def no_empty_paths(paths: Mapping[str, str | None]) -> None:
+    """Raises ``UsageProblem``: `--target "$UNSET"` must not measure the directory that the shell happens to be in."""
+    for name, path in paths.items():
+        if path is not None and not path.strip():
+            raise UsageProblem(f"`{name}` is empty", "give a path, or leave the option out")
 
 
 def parse_expectations(texts: tuple[str, ...]) -> dict[str, float]:

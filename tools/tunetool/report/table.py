@@ -35,9 +35,9 @@ def print_verdict(record: Record, path: Path | None, console: Console) -> None:
     if figures:
         console.print(_figures_table(record, figures))
     for line in _footnotes(record, figures):
-        _block(console, line, 2)
+        print_block(console, line, 2)
     _print_checks(record, console)
-    _print_verdict_line(record, path, console)
+    print_verdict_line(record, path, console)
 
 
 def table_console() -> Console:
@@ -137,21 +137,24 @@ def _print_checks(record: Record, console: Console) -> None:
         console.print(_line(f"checks: {summary}"))
     for check in record.checks:
         if check.id == DEEPSPEED and check.status == "skip":
-            _block(console, f"deepspeed: left out, {check.found}" + (f"; {check.remedy}" if check.remedy else ""), 2)
+            print_block(
+                console, f"deepspeed: left out, {check.found}" + (f"; {check.remedy}" if check.remedy else ""), 2
+            )
         if check.status in ("fail", "unknown"):
-            _block(console, f"{check.status.upper():8}{check.id}: {check.found}", 8)
-            _block(console, f"        expected: {check.expected}", 10)
+            print_block(console, f"{check.status.upper():8}{check.id}: {check.found}", 8)
+            print_block(console, f"        expected: {check.expected}", 10)
             if check.remedy:
-                _block(console, f"        remedy: {check.remedy}", 10)
+                print_block(console, f"        remedy: {check.remedy}", 10)
 
 
-def _print_verdict_line(record: Record, path: Path | None, console: Console) -> None:
+def print_verdict_line(record: Record, path: Path | None, console: Console) -> None:
+    """The reasons, where the record lies, and the word."""
     if record.verdict is None:
         return
     told = tuple(f"{check.id}: " for check in record.checks if check.status in ("fail", "unknown"))
     for reason in record.verdict.reasons:
         if not reason.startswith(told):  # a failed check stands above already
-            _block(console, f"- {reason}", 2)
+            print_block(console, f"- {reason}", 2)
     if path is not None:
         console.print(_line(f"record: {path}"))
     console.print(_verdict_word(record))
@@ -182,7 +185,7 @@ def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Conso
     for host, _ in hosts:
         for reason in host.reasons:
             if reason.startswith(OUTLIER):
-                _block(console, f"{host.host}: {reason}", 2)
+                print_block(console, f"{host.host}: {reason}", 2)
 
 
 def print_hosts(record: Record, console: Console) -> None:
@@ -256,7 +259,8 @@ def _line(text: str) -> Text:
     return Text(text, overflow="ignore", no_wrap=True)
 
 
-def _block(console: Console, text: str, indent: int) -> None:
+def print_block(console: Console, text: str, indent: int) -> None:
+    """Text as wide as the table, its further lines indented."""
     for line in textwrap.wrap(
         text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, drop_whitespace=True
     ):

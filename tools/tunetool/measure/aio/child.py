@@ -17,6 +17,8 @@ import time
 from typing import Any
 
 PAGE = 4096
+# Where DeepSpeed's installer puts what it compiled, below deepspeed/ops.
+FOLDERS = {"async_io": "aio", "gds": "gds", "pin_memory": "pin_memory", "utils": "", "cpu_adam": "adam"}
 
 
 def find(name: str) -> Any:
@@ -67,7 +69,7 @@ def probe(order: dict[str, Any]) -> dict[str, Any]:
         own = os.path.join(str(deepspeed_path), "git_version_info_installed.py")
         answer["deepspeed"] = str(variables_of(own)["version"]) if os.path.exists(own) else "unknown"
         ops = os.path.join(str(deepspeed_path), "ops")
-        answer["installed"] = {name: installed(ops, name) for name in ("async_io", "gds", "pin_memory")}
+        answer["installed"] = {name: installed(ops, name) for name in FOLDERS}
         builder = os.path.join(ops, "op_builder", "pin_memory.py")
         answer["needs_pin_memory"] = os.path.exists(builder)
     return answer
@@ -75,7 +77,7 @@ def probe(order: dict[str, Any]) -> dict[str, Any]:
 
 def installed(ops: str, name: str) -> Any:
     """The file of an op that was compiled when DeepSpeed was installed (DS_BUILD_OPS=1)."""
-    folder = os.path.join(ops, "aio" if name == "async_io" else name)
+    folder = os.path.join(ops, FOLDERS[name])
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = os.path.join(folder, name + "_op" + suffix)
         if os.path.exists(path):
@@ -94,6 +96,17 @@ def load(path: str) -> Any:
     return module
 
 
+def load_all(files: list[str]) -> Any:
+    """Load an op, the last of ``files``, after what it needs."""
+    import torch  # noqa: F401  (the ops resolve their symbols in it)
+
+    for path in files[:-1]:
+        load(path)
+        # The op finds the one manager of locked memory by its symbol.
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    return load(files[-1])
+
+
 class Mover:
     """One handle, one file, one buffer of the file's size."""
 
@@ -104,11 +117,7 @@ class Mover:
         self.path, self.bytes, self.device = order["file"], int(order["io_bytes"]), order["device"]
         if self.device != "cpu" and not torch.cuda.is_available():
             raise RuntimeError("torch sees no GPU")
-        if order.get("pin_memory"):
-            load(order["pin_memory"])
-            # The op finds the one manager of locked memory by its symbol.
-            ctypes.CDLL(order["pin_memory"], mode=ctypes.RTLD_GLOBAL)
-        module = load(order["op"])
+        module = load_all(order["files"])
         maker = getattr(module, "gds_handle" if self.device == "gds" else "aio_handle")
         self.handle = maker(
             order["block_bytes"],
@@ -220,6 +229,9 @@ def main() -> None:
         try:
             if order["do"] == "probe":
                 answer = probe(order)
+            elif order["do"] == "load":
+                load_all(order["files"])
+                answer = {}
             elif order["do"] == "open":
                 mover = Mover(order)
                 answer = mover.facts()

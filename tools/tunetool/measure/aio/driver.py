@@ -123,8 +123,7 @@ class _Run:
         spec = self.spec
         order = {
             "do": "open",
-            "op": str(found.find(spec.op)),
-            "pin_memory": str(found.find("pin_memory")) if found.needs_pin_memory else None,
+            "files": [str(found.find(part)) for part in found.parts(spec.op)],
             "file": str(spec.file),
             **{name: getattr(spec, name) for name in ("io_bytes", "device", "block_bytes", "queue_depth")},
             **{name: getattr(spec, name) for name in ("single_submit", "overlap_events", "intra_op_parallelism")},

@@ -1,0 +1,225 @@
+"""DeepSpeed's I/O handle over one file, as its own ``ds_io`` does it, but held to what it claims."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunetool import record as records
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.measure import aio, busy, rundir
+from tunetool.measure.aio.driver import sector_bytes
+from tunetool.measure.aio.spec import Device, granule, misfit
+from tunetool.measure.evidence import obstacles
+from tunetool.measure.facts import node_facts
+from tunetool.measure.fio import Direction, preloads
+from tunetool.measure.progress import Progress
+from tunetool.node.blockstack import BlockStack, read_stack
+from tunetool.node.drives import read_drives
+from tunetool.node.units import UnitError, format_size, parse_size
+from tunetool.record import Measurement, Record, Verdict
+from tunetool.verdict import exit_code
+from tunetool.verify import check_target
+
+KIND = "bench.ds-io"
+DURABLE = "_durable"
+_SIZE = re.compile(r"^([0-9]+)([KMG]?)$")
+_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller asked for, spelt as ds_io spells it."""
+
+    folder: Path
+    io_size: int
+    block_size: int = 2**20
+    queue_depth: int = 32
+    io_parallel: int = 1
+    single_submit: bool = False
+    sequential_requests: bool = False
+    read: bool = False
+    gpu: bool = False
+    use_gds: bool = False
+    use_accelerator_pin_memory: bool = False
+    loops: int = 3
+    warmup_loops: int = 1
+    python: Path = Path(sys.executable)
+    runs_dir: Path | None = None
+    allow_busy: bool = False
+    dry_run: bool = False
+    command: Sequence[str] = ()
+
+    @property
+    def direction(self) -> Direction:
+        """What is timed."""
+        return "read" if self.read else "write"
+
+    @property
+    def device(self) -> Device:
+        """Where the data comes from or goes to."""
+        if not self.gpu:
+            return "cpu"
+        return "gds" if self.use_gds else "cuda"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The record, where it lies, and what the process ends with. No record for a dry run."""
+
+    record: Record | None
+    path: Path | None
+    code: ExitCode
+
+
+def parse_io_size(text: str) -> int:
+    """Bytes from ``1G`` (binary, as ds_io has it), ``1GiB`` or ``1GB``. Raises ``UsageProblem``."""
+    match = _SIZE.match(text.strip())
+    if match:
+        return int(match[1]) * _FACTORS[match[2]]
+    try:
+        return parse_size(text)
+    except UnitError as error:
+        raise UsageProblem(error.message, "write `1G` or `1GiB` (2^30 bytes), or `1GB` (10^9)") from None
+
+
+def ds_io(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:
+    """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
+    environment = os.environ if environment is None else environment
+    started = records.utc_now()
+    check_target(request.folder)
+    stack = read_stack(str(request.folder.resolve()))
+    check_request(request, sector_bytes(stack))
+    found = aio.probe(request.python, environment)
+    aio.need(found, "gds" if request.use_gds else "async_io")
+    if request.gpu and not found.cuda:
+        raise CannotJudge(f"torch in `{found.python}` sees no GPU", "leave out `--gpu`, or name another `--python`")
+    for line in announcement(request, stack):
+        progress.say(line)
+    if request.dry_run:
+        return Result(None, None, ExitCode.OK)
+    runs_dir = request.runs_dir or records.default_runs_dir()
+    records.prepare_runs_dir(runs_dir)
+    outcome, errors = aio.Outcome(), list[str]()
+    spec = _spec(request, request.folder)
+    try:
+        spec = _run(request, stack, found, environment, progress, outcome)
+    except CannotJudge as error:
+        errors.append(f"{error.message}; {error.hint}" if error.hint else error.message)
+    figures = [] if errors else _figures(request, spec, stack, outcome)
+    doubts = [] if errors else _doubts(stack, environment) or list(aio.unproven(spec, stack, outcome).values())
+    record = Record(
+        kind=KIND,
+        id=records.new_id(),
+        started=started,
+        finished=records.utc_now(),
+        node=node_facts(read_drives(), stack),
+        command=list(request.command),
+        target=stack.directory,
+        measurements=figures,
+        verdict=_verdict(errors, doubts),
+    )
+    raw = {"deepspeed.txt": outcome.messages} if outcome.messages else {}
+    path = records.write(record, runs_dir, raw)
+    assert record.verdict is not None  # noqa: S101  (made above)
+    return Result(record, path, exit_code([record.verdict.status]))
+
+
+def check_request(request: Request, sector: int) -> None:
+    """Raises ``UsageProblem`` for what ds_io answers with silence, an abort or a division by zero."""
+    for name in ("io_parallel", "queue_depth", "block_size", "loops"):
+        if getattr(request, name) < 1:
+            raise UsageProblem(f"`--{name} {getattr(request, name)}` is too small", "it must be at least 1")
+    if request.use_gds and not request.gpu:
+        raise UsageProblem("`--use_gds` without `--gpu`", "add `--gpu`: cuFile moves between storage and GPU memory")
+    hint = misfit(request.io_size, request.io_parallel, sector)
+    if hint:
+        raise UsageProblem(f"`--io_size {request.io_size}` cannot be moved exactly", hint)
+    unit = granule(1, sector)
+    if request.block_size % unit:
+        near = max(unit, request.block_size // unit * unit)
+        raise UsageProblem(
+            f"`--block_size {request.block_size}` cannot be moved exactly", f"{near} would do: a multiple of {unit}"
+        )
+
+
+def announcement(request: Request, stack: BlockStack) -> list[str]:
+    """What a person must know before it starts."""
+    passes = request.loops + request.warmup_loops
+    written = request.io_size * (1 if request.read else 1 + passes)
+    return [
+        f"writes to `{stack.directory}` ({stack.medium}): a file of {format_size(request.io_size)}, removed afterwards",
+        f"{passes} {request.direction}s of it, {format_size(written)} written in all, as long as that takes",
+    ]
+
+
+def _spec(request: Request, place: Path) -> aio.Spec:
+    return aio.Spec(
+        directory=place,
+        io_bytes=request.io_size,
+        device=request.device,
+        block_bytes=request.block_size,
+        queue_depth=request.queue_depth,
+        intra_op_parallelism=request.io_parallel,
+        single_submit=request.single_submit,
+        overlap_events=not request.sequential_requests,
+        python=request.python,
+        pinned_by="cuda" if request.use_accelerator_pin_memory and request.gpu else "deepspeed",
+        directions=(request.direction,),
+        samples=request.loops,
+        seconds=None,
+        warm_ups=request.warmup_loops,
+    )
+
+
+def _run(
+    request: Request,
+    stack: BlockStack,
+    found: aio.Probe,
+    environment: Mapping[str, str],
+    progress: Progress,
+    outcome: aio.Outcome,
+) -> aio.Spec:
+    key = stack.device_number or f"dev-{request.folder.stat().st_dev}"
+    with ExitStack() as held:
+        held.enter_context(busy.device_lock(key, busy.lock_directory(environment, os.geteuid() == 0)))
+        rundir.remove_stale(rundir.stale_directories(request.folder))
+        if not request.allow_busy:
+            with progress.step("looking for other work", busy.LOOK_SECONDS) as tick:
+                busy.refuse(busy.look(stack, tick))
+        place = held.enter_context(rundir.run_directory(request.folder, records.new_id()))
+        spec = _spec(request, place)
+        aio.run(spec, stack, environment, progress, outcome, found)
+        return spec
+
+
+def _figures(request: Request, spec: aio.Spec, stack: BlockStack, outcome: aio.Outcome) -> list[Measurement]:
+    """As ds_io counts, until the handle's ``wait`` returns; for a write also until it was synced."""
+    direction = request.direction
+    samples = outcome.samples[direction]
+    plain = [sample.claimed_bytes / sample.seconds for sample in samples]
+    found = [aio.figure(f"ds_io.{direction}", spec, stack, outcome, direction, plain)]
+    if not request.read:
+        durable = [sample.bandwidth for sample in samples]
+        found.append(aio.figure(f"ds_io.{direction}{DURABLE}", spec, stack, outcome, direction, durable))
+    return found
+
+
+def _doubts(stack: BlockStack, environment: Mapping[str, str]) -> list[str]:
+    found = [f"`{name}` was set, so foreign code ran in tunetool itself: unset it" for name in preloads(environment)]
+    return [*obstacles(stack), *found]
+
+
+def _verdict(errors: list[str], doubts: list[str]) -> Verdict:
+    if errors:
+        return Verdict(status="error", reasons=errors)
+    return (
+        Verdict(status="unproven", reasons=list(dict.fromkeys(doubts)))
+        if doubts
+        else Verdict(status="pass", reasons=[])
+    )
