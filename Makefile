@@ -6,24 +6,26 @@ SHELL := /bin/bash
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
-setup:  ## .venv with the tool and ansible-playbook, the collection link, hooks
-	@tools/dev/setup.sh
+setup:  ## .venv with the tool, ansible-playbook and DeepSpeed, whose I/O op is compiled once; the collection link
+	@tools/dev/setup.sh --deepspeed
 
-check: setup  ## lint and unit tests: the fast part, for every edit
+check:  ## lint and unit tests: the fast part, for every edit
+	@tools/dev/setup.sh
 	@.venv/bin/python tools/dev/groups.py lint unit
 
 test: ## everything that must hold
-	@tools/dev/setup.sh --timed --lab --containers
+	@tools/dev/setup.sh --timed --lab --containers --deepspeed
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons lint unit containers measurement node
 
 test-all: ## the same and what exceeds its time box
-	@tools/dev/setup.sh --timed --lab --containers
+	@tools/dev/setup.sh --timed --lab --containers --deepspeed
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow lint unit containers measurement node
 
-bench: setup  ## what tunetool itself costs: aggregating records, a fleet, verify against bare fio
+bench: setup  ## what tunetool itself costs: aggregating records, a fleet, verify against bare fio, ds-io against ds_io
 	@.venv/bin/python bench/aggregate.py
 	@.venv/bin/python bench/fleet.py
 	@.venv/bin/python bench/against_fio.py --target $${TARGET:-/var/tmp}
+	@.venv/bin/python bench/against_ds_io.py --target $${TARGET:-/var/tmp}
 
 rehearse: ## a virtual node with eight blank drives: built, verified, judged
 	@tools/dev/setup.sh --lab

@@ -21,7 +21,9 @@ from typing import Any
 
 import pytest
 
+from pythons import bare_python, python_that
 from tunetool.errors import UsageProblem
+from tunetool.measure.aio import Missing, need, probe
 from tunetool.record import read
 
 EASY = "read=1MBps,write=1MBps"
@@ -53,6 +55,8 @@ class Bench:
         """Run ``script`` (mounts at ``$T``; nobody else sees them), then verify ``$T``."""
         runs = self.place / "runs"
         verify = [sys.executable, "-m", "tunetool", "verify", "--target", str(self.target), "--runs-dir", str(runs)]
+        if "--require" not in arguments:  # DeepSpeed's rung is no part of these
+            verify += ["--python", str(bare_python(self.place))]
         line = shlex.join([*verify, "--expect", expect, "--duration", "1s", *arguments])
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-euc", f"{script}\nexec {line}"],
@@ -190,3 +194,24 @@ def test_a_fio_that_claims_more_than_it_moves(bench: Bench, tmp_path: Path) -> N
     liar.chmod(0o755)
     answer = bench.mounted("true", "--allow-busy", PATH=f"{tmp_path}:{os.environ['PATH']}")
     lied(answer, 3, "counted only 0.5", "the rest never reached a drive")
+
+
+def has_deepspeed() -> bool:
+    """Whether this Python has DeepSpeed with its op built; `make setup` sees to it where torch comes without CUDA."""
+    try:
+        need(probe(Path(sys.executable), os.environ), "async_io")
+    except Missing:
+        return False
+    return True
+
+
+def test_the_process_that_runs_deepspeed_is_killed(bench: Bench) -> None:
+    if not has_deepspeed():
+        pytest.skip("needs DeepSpeed: `make setup`")
+    # In the middle of its work: once its file is there. The probe before it makes none and ends by itself.
+    data = f"{bench.target}/.tunetool-*/aio.data"
+    watch = f"(while kill -0 $$ && ! [ -e {data} ]; do sleep 0.02; done; sleep 0.3; kill -KILL $$) 2>/dev/null &"
+    liar = python_that(bench.place, watch)
+    answer = bench.mounted("true", "--allow-busy", "--require", "deepspeed", "--python", str(liar))
+    lied(answer, 3, "deepspeed.io: the process that runs DeepSpeed's `aio_handle` was ended by SIGKILL", "UNPROVEN")
+    assert list(bench.target.iterdir()) == []

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from pythons import bare_python
+from tunetool.measure.aio import Missing, need, probe
 from tunetool.measure.evidence import obstacles
 from tunetool.node.blockstack import read_stack
 from tunetool.record import Record, parse, read
@@ -42,8 +44,10 @@ def memory() -> Iterator[Path]:
 
 
 def verify(target: Path, runs: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # The DeepSpeed rung is shown once; elsewhere its seconds would add nothing.
+    without = [] if {"-i", "--require"} & set(arguments) else ["--python", str(bare_python(runs.parent))]
     return subprocess.run(
-        [*TUNETOOL, "--target", str(target), "--runs-dir", str(runs), "--allow-busy", *arguments],
+        [*TUNETOOL, "--target", str(target), "--runs-dir", str(runs), "--allow-busy", *without, *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -57,9 +61,19 @@ def only_record(runs: Path) -> Record:
     return read(path)
 
 
+def has_deepspeed() -> bool:
+    """Whether `make setup` found a torch without CUDA, and compiled the op."""
+    try:
+        need(probe(Path(sys.executable), os.environ), "async_io")
+    except Missing:
+        return False
+    return True
+
+
 def test_it_passes_with_proof_and_leaves_nothing(disk: Path, tmp_path: Path) -> None:
     (disk / "theirs").write_text("keep")
-    done = verify(disk, tmp_path / "runs", "--expect", "1MBps,write=1MBps", "--duration", "1s")
+    required = ["--require", "deepspeed"] if has_deepspeed() else []
+    done = verify(disk, tmp_path / "runs", "--expect", "1MBps,write=1MBps", "--duration", "1s", *required)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("PASS")
     assert [entry.name for entry in disk.iterdir()] == ["theirs"]
@@ -71,6 +85,12 @@ def test_it_passes_with_proof_and_leaves_nothing(disk: Path, tmp_path: Path) -> 
         assert evidence.kind == "block"
         assert 0.98 <= (evidence.ratio or 0) <= 1.02
         assert figures[f"sequential.{direction}"].parameters["fio_path"] == shutil.which("fio")
+        if required:
+            theirs = figures[f"deepspeed.cpu.{direction}"]
+            assert theirs.evidence is not None
+            assert 0.98 <= (theirs.evidence.ratio or 0) <= 1.02
+            assert f"{direction}, aio" in done.stdout
+            assert f"{theirs.value / figures[f'sequential.{direction}'].value:.0%} of fio" in done.stdout
 
 
 def test_it_fails_an_expectation_no_disk_meets(disk: Path, tmp_path: Path) -> None:
@@ -148,7 +168,9 @@ def inventory(tmp_path: Path) -> Path:
     prefix.mkdir(parents=True)
     program = prefix / "tunetool"
     # The node's own copy of its record goes where the test's files go.
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tunetool "$@" --runs-dir {tmp_path}/node-runs\n')
+    program.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -m tunetool "$@" --runs-dir {tmp_path}/node-runs --python {bare_python(tmp_path)}\n'
+    )
     program.chmod(0o755)
     common = {"ansible_become": False, "tunetool_prefix": str(prefix.parent)}
     here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}

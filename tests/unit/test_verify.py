@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pythons import bare_python
 from tunetool import verify as verify_module
 from tunetool.cli.main import main
 from tunetool.cli.verify import parse_duration, parse_expectations, parse_tolerance
@@ -224,7 +225,8 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path) -> Any:
         monkeypatch.setattr(sequential, "snapshot", Drives(list(factor), slow).snapshot)
         found = fake_fio(tmp_path / "bin", claims() if body is None else body)
         before = listing(target)
-        request = Request(**{"target": target, "runs_dir": tmp_path / "runs", "allow_busy": True, **options})
+        fixed = {"target": target, "runs_dir": tmp_path / "runs", "allow_busy": True, "python": bare_python(tmp_path)}
+        request = Request(**{**fixed, **options})
         result = verify(request, PlainProgress(), {**found, **(environment or {})})
         assert listing(target) == before
         return result

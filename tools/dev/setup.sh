@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Sets up this checkout: the machine's packages where they are missing, .venv, the collection's link.
 #   --lab         also what virtual nodes and fio measurements need
+#   --deepspeed   also torch and DeepSpeed, and its I/O op compiled (six minutes the first time on a machine)
 #   --containers  also podman and mmdebstrap, where neither podman nor docker works
 #   --timed       leave the seconds taken in .venv/.setup-seconds for the table of time boxes
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 started=$SECONDS
-lab=false containers=false timed=false
+lab=false containers=false deepspeed=false timed=false
 for argument in "$@"; do
   case $argument in
     --lab) lab=true ;;
     --containers) containers=true ;;
+    --deepspeed) deepspeed=true ;;
     --timed) timed=true ;;
     *) echo "error: \`$argument\` is not an option of setup.sh" >&2; exit 2 ;;
   esac
@@ -30,6 +32,10 @@ if $lab; then
   command -v fio >/dev/null || packages+=(fio)
   command -v ssh >/dev/null || packages+=(openssh-client)
   command -v shellcheck >/dev/null || packages+=(shellcheck)
+fi
+if $deepspeed; then
+  [ -e /usr/include/libaio.h ] || packages+=(libaio-dev)
+  command -v c++ >/dev/null || packages+=(g++)
 fi
 if $containers; then
   if ! podman info >/dev/null 2>&1 && ! docker info >/dev/null 2>&1; then
@@ -58,6 +64,22 @@ if [ "$(cat .venv/.stamp 2>/dev/null)" != "$key" ]; then
     --editable '.[control,dev]'
   printf '%s' "$key" >.venv/.stamp
 fi
+
+# torch from the default index brings gigabytes of CUDA. Where there is no GPU to use them, only a CPU wheel is taken
+# (from a `find-links` or `extra-index-url` of pip's configuration); without one DeepSpeed is left out, and says so.
+if $deepspeed && [ "$(cat .venv/.stamp-deepspeed 2>/dev/null)" != "$key" ]; then
+  pip=(.venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt)
+  if [ ! -e /dev/nvidiactl ] && "${pip[@]}" --dry-run --ignore-installed --report - torch | grep -q '"name": "nvidia-'; then
+    echo "DeepSpeed is left out: the only torch for this Python comes with CUDA, and there is no GPU"
+    echo "hint: let pip find a CPU wheel of torch (PIP_EXTRA_INDEX_URL), or use Python 3.11 where that has one"
+  else
+    echo "installing torch and DeepSpeed"
+    "${pip[@]}" --editable '.[control,dev,deepspeed]'
+    printf '%s' "$key" >.venv/.stamp-deepspeed
+  fi
+fi
+# Compiled into the user's own cache, where the next clone finds it.
+if $deepspeed && [ -e .venv/.stamp-deepspeed ]; then .venv/bin/tunetool prebuild --op async_io; fi
 
 # A clone is its own collection: ansible.cfg looks under .ansible/collections, and this leads back here.
 mkdir -p .ansible/collections/ansible_collections/tunetool

@@ -1,0 +1,105 @@
+"""Does `tunetool bench ds-io` find what DeepSpeed's own `ds_io` finds, where that tells the truth?
+
+    .venv/bin/python bench/against_ds_io.py --target DIR [--pairs 9] [--io-size 1G]
+
+Interleaved pairs with equal parameters, in turns first and second: ds_io, then ours, then ours, then ds_io ... Both
+write a file of the same size in the same directory, overwrite it, and read it. ds_io's number is the mean over its
+loops by the wall clock of its process (E2E); it says "GB/sec" and means GiB/s. Ours is the median loop, timed in the
+same place: until the handle's `wait` returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+LOOPS, WARM_UPS = 5, 1
+DIRECTIONS = ("write", "read")
+NEAR = 0.05
+"""How far from 1 the median ratio may lie without a warning."""
+
+
+def theirs(place: Path, direction: str, size: str, shape: list[str]) -> float:
+    """Bytes per second, as ds_io prints them."""
+    program = Path(sys.executable).with_name("ds_io")
+    command = [str(program), "--folder", str(place), "--io_size", size, *shape, *extra(direction)]
+    # ds_io's loader wants ninja on PATH, and compiles if this checkout's torch is not the one the op was built by.
+    environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=1800)
+    found = re.search(r"^E2E (?:Read|Write) Speed = ([0-9.]+) GB/sec", done.stdout, re.MULTILINE)
+    if not found:
+        raise SystemExit(f"error: `ds_io` printed no speed\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
+    return float(found[1]) * 2**30
+
+
+def ours(place: Path, runs: Path, direction: str, size: str, shape: list[str]) -> tuple[float, float | None]:
+    """Bytes per second, and with the sync."""
+    command = [sys.executable, "-m", "tunetool", "bench", "ds-io", "--folder", str(place), "--io_size", size, *shape]
+    command += [*extra(direction), "--runs-dir", str(runs), "--json", "-", "--allow-busy"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    if done.returncode != 0:
+        raise SystemExit(
+            f"error: `tunetool bench ds-io` ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr}"
+        )
+    figures = {m["name"]: m["value"] for m in json.loads(done.stdout)["measurements"]}
+    return figures[f"ds_io.{direction}"], figures.get(f"ds_io.{direction}_durable")
+
+
+def extra(direction: str) -> list[str]:
+    return ["--read"] if direction == "read" else []
+
+
+def spread(values: list[float], unit: float = 1e9) -> str:
+    return f"{statistics.median(values) / unit:.3f} [{min(values) / unit:.3f} to {max(values) / unit:.3f}]"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--io-size", default="1G")
+    parser.add_argument("--io-parallel", type=int, default=1)
+    options = parser.parse_args()
+    shape = ["--block_size", "1M", "--queue_depth", "32", "--io_parallel", str(options.io_parallel)]
+    shape += ["--loops", str(LOOPS), "--warmup_loops", str(WARM_UPS)]
+    place = Path(tempfile.mkdtemp(prefix="against-ds-io-", dir=options.target))
+    good = True
+    try:
+        (place / "data").mkdir()
+        theirs(place / "data", "write", options.io_size, shape)  # compiles, if it must
+        for direction in DIRECTIONS:
+            first: list[float] = []
+            second: list[float] = []
+            durable: list[float] = []
+            for pair in range(options.pairs):
+                for turn in (pair % 2, 1 - pair % 2):
+                    if turn == 0:
+                        first.append(theirs(place / "data", direction, options.io_size, shape))
+                        continue
+                    value, synced = ours(place / "data", place / "runs", direction, options.io_size, shape)
+                    second.append(value)
+                    durable += [synced] if synced is not None else []
+            ratios = [mine / other for mine, other in zip(second, first, strict=True)]
+            middle = statistics.median(ratios)
+            good = good and abs(middle - 1) <= NEAR
+            print(f"{direction:6} ds_io {spread(first)} GB/s, bench ds-io {spread(second)} GB/s", end="")
+            print(f", synced {spread(durable)}" if durable else "")
+            print(
+                f"       ratio {spread(ratios, 1.0)} over {options.pairs} pairs; within {NEAR:.0%} of 1 wanted",
+                flush=True,
+            )
+    finally:
+        shutil.rmtree(place)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

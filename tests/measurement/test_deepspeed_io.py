@@ -1,0 +1,273 @@
+"""DeepSpeed's own handle, as `make setup` compiled it, on the disk under the temporary directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pythons import python_that
+from tunetool.measure.aio import Missing, Probe, need, probe
+from tunetool.measure.evidence import obstacles
+from tunetool.node.blockstack import read_stack
+from tunetool.record import parse
+
+TUNETOOL = [sys.executable, "-m", "tunetool"]
+
+
+@pytest.fixture(scope="module")
+def ready() -> Probe:
+    """DeepSpeed with its op built; left out where torch would come with CUDA, which `make setup` said then."""
+    try:
+        found = probe(Path(sys.executable), os.environ)
+        need(found, "async_io")
+    except Missing as error:
+        pytest.skip(f"{error.message}; {error.hint}")
+    return found
+
+
+@pytest.fixture
+def disk(tmp_path: Path, ready: Probe) -> Path:
+    path = tmp_path / "target"
+    path.mkdir()
+    if obstacles(read_stack(str(path))):
+        pytest.skip("the temporary directory lies on no disk: set TMPDIR to one")
+    return path
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    runs = str(folder.parent / "runs")
+    return [*TUNETOOL, "bench", "ds-io", "--folder", str(folder), "--runs-dir", runs, "--allow-busy", *arguments]
+
+
+def ds_io(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def figures(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    record = parse(done.stdout, "stdout")
+    assert record.kind == "bench.ds-io"
+    return {measurement.name: measurement for measurement in record.measurements}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--io_parallel", "4"),
+        pytest.param(("--read", "--io_parallel", "2", "--single_submit"), marks=pytest.mark.slow),
+        pytest.param(("--sequential_requests", "--block_size", "256K"), marks=pytest.mark.slow),
+    ],
+)
+def test_it_moves_what_it_says_and_leaves_nothing(disk: Path, arguments: tuple[str, ...]) -> None:
+    (disk / "theirs").write_text("keep")
+    done = ds_io(disk, "--io_size", "64M", "--loops", "6", *arguments, "--json", "-")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = figures(done)
+    name = "ds_io.read" if "--read" in arguments else "ds_io.write"
+    figure = found[name]
+    assert figure.evidence is not None
+    assert figure.evidence.kind == "block"
+    assert 0.98 <= figure.evidence.ratio <= 1.02
+    assert figure.evidence.claimed_bytes == 6 * 64 * 2**20
+    assert len(figure.samples or []) == 6
+    assert figure.engine.startswith("aio_handle (deepspeed ")
+    if name == "ds_io.write":
+        assert found["ds_io.write_durable"].value <= figure.value
+    assert [entry.name for entry in disk.iterdir()] == ["theirs"]
+
+
+def test_calls_that_cannot_be_done_exactly_do_nothing(disk: Path) -> None:
+    done = ds_io(disk, "--io_size", "1000")
+    assert done.returncode == 2
+    assert "`--io_size 1000` cannot be moved exactly" in done.stderr
+    assert "hint: 512 or 1024 bytes would do" in done.stderr
+    assert not (disk.parent / "runs").exists()
+
+
+def test_a_transfer_that_a_limit_cut_short_is_no_success(disk: Path, tmp_path: Path) -> None:
+    # The limit holds for the child alone, so nothing can be known before. The op reports success all the same.
+    liar = python_that(tmp_path, "ulimit -f 20000")
+    done = ds_io(disk, "--io_size", "64M", "--python", str(liar))
+    assert done.returncode == 3, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert "`aio_handle` reported success, but `aio.data` holds" in said
+    assert "Speed" not in done.stdout
+    assert done.stdout.rstrip().endswith("ERROR")
+    assert list(disk.iterdir()) == []
+
+
+def test_a_limit_of_our_own_is_named_beforehand(disk: Path) -> None:
+    done = subprocess.run(
+        ["prlimit", "--fsize=20000000", *command(disk, "--io_size", "64M")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "RLIMIT_FSIZE ends files at 19.07 MiB" in done.stdout
+    assert list(disk.iterdir()) == []
+
+
+LITTLE = ["prlimit", "--memlock=65536:65536"]
+
+
+def test_a_user_who_may_lock_little(disk: Path, tmp_path: Path, ready: Probe) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    python, environment = python_of_nobody(ready)
+    arguments = command(disk, "--io_size", "64M")[1:]
+    with copied_ops(ready) as extensions:
+        for folder in (disk, tmp_path, tmp_path.parent, tmp_path.parent.parent):
+            folder.chmod(0o777 if folder in (disk, tmp_path) else 0o755)
+        done = subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *LITTLE, python, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, **environment, "TORCH_EXTENSIONS_DIR": str(extensions), "HOME": "/nonexistent"},
+        )
+    assert done.returncode == 3, done.stdout + done.stderr
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "RLIMIT_MEMLOCK is 64 KiB, DeepSpeed's buffer locks 64 MiB" in said
+    assert list(disk.iterdir()) == []
+
+
+def python_of_nobody(ready: Probe) -> tuple[str, dict[str, str]]:
+    """A Python that everybody may start, with what this one has; pyenv's lies in root's home."""
+    if all(parent.stat().st_mode & 0o005 == 0o005 for parent in Path(sys.executable).resolve().parents):
+        return sys.executable, {}
+    system = shutil.which(f"python{ready.python_version}", path="/usr/bin")
+    if system is None:
+        pytest.skip(f"no Python {ready.python_version} here that `nobody` may start")
+    return system, {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path.endswith(("tools", "site-packages")))
+    }
+
+
+@pytest.mark.slow
+def test_the_op_aborts_where_it_cannot_lock(disk: Path, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give up a capability for the child alone")
+    # Root without the capability, for the child alone: so the limit is not known before.
+    program = tmp_path / "python"
+    given_up = ["setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", *LITTLE]
+    program.write_text(f'#!/bin/sh\nexec {" ".join(given_up)} {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    done = ds_io(disk, "--io_size", "64M", "--python", str(program))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "was ended by SIGABRT" in " ".join(done.stdout.split())
+    assert list(disk.iterdir()) == []
+
+
+@contextlib.contextmanager
+def copied_ops(ready: Probe) -> Iterator[Path]:
+    """The compiled ops where everybody may read them."""
+    place = Path(tempfile.mkdtemp(prefix="tunetool-ops-", dir="/var/tmp"))
+    try:
+        place.chmod(0o755)
+        for part in ready.parts("async_io"):
+            library = ready.find(part)
+            assert library is not None
+            (place / part).mkdir()
+            shutil.copy(library, place / part / f"{part}.so")
+            (place / part / "tunetool.json").write_text(json.dumps(ready.stamp()))
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full(disk: Path, ready: Probe) -> None:
+    if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
+        pytest.skip("needs root and loop devices")
+    image = disk.parent / "image"
+    script = f"truncate -s 200M {image}; mkfs.ext4 -q -F {image}; mount -o loop {image} {disk}; exec "
+    line = " ".join(command(disk, "--io_size", "256M"))
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-euc", script + line], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "has too little space" in done.stdout
+
+
+def test_interrupted_in_the_middle(disk: Path) -> None:
+    process = subprocess.Popen(
+        command(disk, "--io_size", "64M", "--loops", "100000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(disk.glob(".tunetool-*/aio.data")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    workers = children_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert workers
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    assert list(disk.iterdir()) == []
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_an_op_that_is_not_built_is_named_and_nothing_is_compiled(disk: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "extensions"
+    done = ds_io(disk, "--io_size", "64M", TORCH_EXTENSIONS_DIR=str(empty))
+    assert done.returncode == 3
+    assert "DeepSpeed's op `async_io` is not built for torch" in done.stderr
+    assert "hint: run `tunetool prebuild`" in done.stderr
+    assert not empty.exists()
+
+
+def test_what_is_built_is_not_built_again(ready: Probe) -> None:
+    started = time.monotonic()
+    done = subprocess.run(
+        [*TUNETOOL, "prebuild", "--op", "async_io"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "async_io  already built: " in done.stdout
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.slow
+def test_a_build_from_nothing_and_one_that_is_interrupted(ready: Probe, tmp_path: Path) -> None:
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    build = [*TUNETOOL, "prebuild", "--op", "utils"]
+    with subprocess.Popen(build, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "utils/lock").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+    assert not (tmp_path / "utils/lock").exists()
+    (tmp_path / "utils/lock").touch()
+    done = subprocess.run(build, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"removed `{tmp_path}/utils/lock`" in done.stderr
+    assert "utils: 3 of 3 objects" in done.stderr
+    assert "utils     built in " in done.stdout

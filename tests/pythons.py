@@ -1,0 +1,19 @@
+"""Interpreters for the DeepSpeed rung."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def bare_python(folder: Path) -> Path:
+    """This Python without anything that was installed into it: the rung is left out, as where there is no DeepSpeed."""
+    return python_that(folder, "", "-S", name="bare-python")
+
+
+def python_that(folder: Path, before: str, *options: str, name: str = "python") -> Path:
+    """This Python, after the lines of shell ``before``; ``$$`` is its process."""
+    program = folder / name
+    program.write_text(f'#!/bin/sh\n{before}\nexec {sys.executable} {" ".join(options)} "$@"\n')
+    program.chmod(0o755)
+    return program
