@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 LOOPS, WARM_UPS = 5, 1
@@ -44,7 +45,11 @@ def ours(place: Path, runs: Path, direction: str, size: str, shape: list[str]) -
     """Bytes per second, and with the sync."""
     command = [sys.executable, "-m", "tunetool", "bench", "ds-io", "--folder", str(place), "--io_size", size, *shape]
     command += [*extra(direction), "--runs-dir", str(runs), "--json", "-", "--allow-busy"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    for _ in range(60):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+        if "another tunetool run is measuring" not in done.stdout:
+            break
+        time.sleep(5)
     if done.returncode != 0:
         raise SystemExit(
             f"error: `tunetool bench ds-io` ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr}"

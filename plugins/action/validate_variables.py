@@ -34,6 +34,8 @@ PLAY_VARIABLES = frozenset(
         "verify_expect",
         "verify_judge",
         "verify_level",
+        "verify_python",
+        "verify_require",
         "verify_target",
     }
 )

@@ -45,6 +45,16 @@ options:
     description: Measure beside a job that uses the drives or GPUs.
     type: bool
     default: false
+  require:
+    description: Rungs without which there is no pass. V(deepspeed) is DeepSpeed's own I/O handle.
+    type: list
+    elements: str
+    choices: [deepspeed]
+    default: []
+  python:
+    description: The node's Python whose torch and DeepSpeed that rung uses. Empty for the program's own.
+    type: str
+    default: ""
   runs_dir:
     description: Where the node keeps its record. Empty for the program's own default.
     type: str
@@ -99,10 +109,14 @@ TAIL_LINES = 20
 def arguments(program: str, wanted: Mapping[str, Any], check_mode: bool) -> list[str]:
     """The command line."""
     argv = [program, "verify", "--json", "-", "--duration", wanted["duration"], "--tolerance", wanted["tolerance"]]
-    argv += ["--level", "config" if check_mode else wanted["level"]]
+    level = "config" if check_mode else wanted["level"]
+    argv += ["--level", level]
+    if level != "config":
+        for rung in wanted["require"]:
+            argv += ["--require", rung]
     for expectation in wanted["expect"]:
         argv += ["--expect", expectation]
-    for option in ("target", "runs_dir"):
+    for option in ("target", "python", "runs_dir"):
         if wanted[option]:
             argv += ["--" + option.replace("_", "-"), wanted[option]]
     if wanted["allow_busy"]:
@@ -136,6 +150,8 @@ def main() -> None:
             "tolerance": {"type": "str", "default": "0%"},
             "target": {"type": "str", "default": ""},
             "allow_busy": {"type": "bool", "default": False},
+            "require": {"type": "list", "elements": "str", "choices": ["deepspeed"], "default": []},
+            "python": {"type": "str", "default": ""},
             "runs_dir": {"type": "str", "default": ""},
         },
         supports_check_mode=True,

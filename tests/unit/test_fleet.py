@@ -126,7 +126,9 @@ def test_variables_for_the_play() -> None:
     assert variables["verify_expect"] == ["read=50000000000.000B/s", "write=50036368998.400B/s"]
     assert variables["verify_duration"] == "1.5s"
     assert variables["verify_target"] == "/mnt/x"
-    assert "verify_expect" not in extra_variables(FleetRequest(Path("inv")))
+    assert {"verify_expect", "verify_python", "verify_require"}.isdisjoint(extra_variables(FleetRequest(Path("inv"))))
+    asked = extra_variables(FleetRequest(Path("inv"), python="/opt/v/bin/python", require=("deepspeed",)))
+    assert (asked["verify_python"], asked["verify_require"]) == ("/opt/v/bin/python", ["deepspeed"])
 
 
 def test_the_playbook_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ class FleetRequest:
     allow_busy: bool = False
     runs_dir: Path | None = None
     dry_run: bool = False
+    python: str | None = None
+    require: Sequence[str] = ()
     command: Sequence[str] = ()
 
 
@@ -98,6 +100,10 @@ def extra_variables(request: FleetRequest) -> dict[str, object]:
         variables["verify_expect"] = [f"{name}={rate:.3f}B/s" for name, rate in sorted(request.expect.items())]
     if request.target is not None:
         variables["verify_target"] = request.target
+    if request.python is not None:
+        variables["verify_python"] = request.python
+    if request.require:
+        variables["verify_require"] = list(request.require)
     return variables
 
 

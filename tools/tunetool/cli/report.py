@@ -88,6 +88,7 @@ def _text(record: object, path: Path) -> str:
     from rich.console import Console
 
     from tunetool.record import Record
+    from tunetool.report.ds_io import print_ds_io
     from tunetool.report.table import WIDTH, print_fleet_verdict, print_hosts, print_verdict
 
     if not isinstance(record, Record):
@@ -99,6 +100,8 @@ def _text(record: object, path: Path) -> str:
     if record.hosts is not None:
         print_hosts(record, console)
         print_fleet_verdict(record, path, console)
+    elif record.kind == "bench.ds-io":
+        print_ds_io(record, path, console)
     else:
         print_verdict(record, path, console)
     return stream.getvalue()

@@ -103,24 +103,32 @@ def command(
     seconds = parse_duration(duration)
     forgiven = parse_tolerance(tolerance)
     check_json(json_to)
+    if require and level == "config":
+        raise UsageProblem("`--require` and `--level config` contradict each other", "config measures nothing")
     if inventory is not None:
-        if python is not None or require:
-            raise UsageProblem(
-                "`--python` or `--require` does not go with `-i`",
-                "run `tunetool verify --require deepspeed` on the node",
-            )
         if manifest is not None:
             raise UsageProblem(
                 "`--manifest` and `-i` do not go together", "each host of a fleet reads its own manifest"
             )
         return _fleet(
-            wanted, target, seconds, forgiven, level, json_to, runs_dir, allow_busy, dry_run, inventory, limit, forks
+            wanted,
+            target,
+            seconds,
+            forgiven,
+            level,
+            json_to,
+            runs_dir,
+            allow_busy,
+            dry_run,
+            inventory,
+            limit,
+            forks,
+            python,
+            require,
         )
     for name, value in (("--limit", limit), ("--one-at-a-time` or `--forks", forks)):
         if value is not None:
             raise UsageProblem(f"`{name}` needs an inventory", "add `-i INVENTORY`")
-    if require and level == "config":
-        raise UsageProblem("`--require` and `--level config` contradict each other", "config measures nothing")
     interpreter = check_python(python)
     return _node(
         wanted, target, seconds, forgiven, level, json_to, runs_dir, manifest, allow_busy, dry_run, interpreter, require
@@ -256,6 +264,8 @@ def _fleet(
     inventory: str,
     limit: str | None,
     forks: int | None,
+    python: str | None,
+    require: tuple[str, ...],
 ) -> int:
     from tunetool.fleet import FleetRequest, verify_fleet
     from tunetool.report.progress import best_progress
@@ -273,6 +283,8 @@ def _fleet(
         allow_busy=allow_busy,
         runs_dir=Path(runs_dir) if runs_dir is not None else None,
         dry_run=dry_run,
+        python=python,
+        require=require,
         command=sys.argv,
     )
     result = verify_fleet(request, best_progress())
