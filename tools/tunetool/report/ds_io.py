@@ -37,5 +37,5 @@ def _how(measurement: Measurement) -> str:
     return (
         f"{measurement.engine}; {format_size_binary(float(told['file_bytes']))} on {measurement.medium}, blocks of "
         f"{format_size_binary(float(told['block_bytes']))}, depth {told['queue_depth']}, "
-        f"{told['intra_op_parallelism']} threads; {proof}"
+        f"parallel {told['intra_op_parallelism']}; {proof}"
     )

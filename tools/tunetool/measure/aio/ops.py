@@ -23,7 +23,8 @@ from tunetool.node.files import read_text
 LOCK = "lock"
 STAMP = "tunetool.json"
 """Beside an op that `tunetool prebuild` built: for which torch and DeepSpeed. Paths may differ, versions may not."""
-PROBE_SECONDS = 60.0
+PROBE_SECONDS = 120.0
+"""A torch with CUDA is imported in it, from a cold disk perhaps."""
 DEPENDENCIES: Mapping[str, Sequence[str]] = {"async_io": ("pin_memory",), "gds": ("pin_memory",)}
 
 

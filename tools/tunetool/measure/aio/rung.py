@@ -20,8 +20,8 @@ from tunetool.node.units import format_size
 from tunetool.record import CheckResult, CheckStatus, Measurement
 
 CHECK_ID = "deepspeed.io"
-SAMPLE_SECONDS = 1.0
-SAMPLE_SHARE = 0.25
+SAMPLE_SECONDS = 0.5
+SAMPLE_SHARE = 0.125
 """Of fio's sample: the rung is to add little to a verification that must end within 90 s."""
 START_SECONDS = 8
 """torch's import, the buffer, the layout, the read-back."""

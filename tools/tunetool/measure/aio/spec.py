@@ -87,7 +87,7 @@ def misfit(io_bytes: int, parallelism: int, sector_bytes: int = SECTOR) -> str |
         return None
     below, above = io_bytes // unit * unit, -(-max(io_bytes, 1) // unit) * unit
     near = f"{below} or {above}" if below else str(above)
-    return f"{near} bytes would do: sizes must be multiples of {unit} ({unit // parallelism} x {parallelism} threads)"
+    return f"{near} bytes would do: sizes must be multiples of {unit} ({unit // parallelism} x parallelism {parallelism})"
 
 
 def check_shape(spec: Spec, sector_bytes: int) -> None:
@@ -126,13 +126,13 @@ def check_limits(spec: Spec, free_bytes: int, memlock: int | None, file_limit: i
 
 
 def default_io_bytes(free_bytes: int, memory_bytes: int, parallelism: int, bandwidth: float = 0.0) -> int:
-    """A size that a sample of a second moves at least once, that fits, and that can be moved exactly.
+    """A size that a sample of half a second moves twice, that fits, and that can be moved exactly.
 
     ``bandwidth`` is what the storage was seen to do; 0: unknown.
     """
     wanted = int(min(LARGEST, free_bytes * SPACE_SHARE, memory_bytes * MEMORY_SHARE))
     if bandwidth:
-        wanted = min(wanted, max(SMALLEST, int(bandwidth / 2)))
+        wanted = min(wanted, max(SMALLEST, int(bandwidth / 4)))
     unit = max(granule(parallelism, 4096), 2**20 * parallelism)
     return wanted // unit * unit
 
