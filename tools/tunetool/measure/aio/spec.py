@@ -87,7 +87,8 @@ def misfit(io_bytes: int, parallelism: int, sector_bytes: int = SECTOR) -> str |
         return None
     below, above = io_bytes // unit * unit, -(-max(io_bytes, 1) // unit) * unit
     near = f"{below} or {above}" if below else str(above)
-    return f"{near} bytes would do: sizes must be multiples of {unit} ({unit // parallelism} x parallelism {parallelism})"
+    each = unit // parallelism
+    return f"{near} bytes would do: sizes must be multiples of {unit} ({each} x parallelism {parallelism})"
 
 
 def check_shape(spec: Spec, sector_bytes: int) -> None:
