@@ -1,0 +1,135 @@
+"""What fio says it did: its JSON, read strictly."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tunetool.errors import CannotJudge
+
+Direction = Literal["read", "write"]
+
+INSTALL_HINT = "install it: `apt install fio` or `dnf install fio`"
+
+
+class FioFailed(CannotJudge):
+    """fio did not do what it was asked to. ``raw`` is what it printed, for the record's directory."""
+
+    def __init__(self, message: str, hint: str | None = None, raw: str = "") -> None:
+        super().__init__(message, hint)
+        self.raw = raw
+
+
+@dataclass(frozen=True)
+class Fio:
+    """The program that was found."""
+
+    path: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one fio process says it did."""
+
+    claimed_bytes: int
+    seconds: float
+    percentiles: dict[str, float]
+    """Completion latency in seconds, by percentile (``p50``)."""
+    raw: str
+    requests: int = 0
+    cores: float = 0.0
+    """How many cores' worth of time the jobs spent."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second, over the longest-running job."""
+        return self.claimed_bytes / self.seconds
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.requests / self.seconds
+
+
+def shares(
+    fio: Fio, direction: Direction, stdout: str, stderr: str = "", *, by_name: bool = False
+) -> dict[str, Outcome]:
+    """The result of all jobs together or, by their name, of those that share one. Raises ``FioFailed``."""
+    raw = stdout + stderr
+    document = _json_of(fio, stdout, stderr)
+    sides: dict[str, list[Mapping[str, Any]]] = {}
+    try:
+        if not document["jobs"]:
+            raise FioFailed(f"`{fio.path}` reports no job", raw=raw)
+        errors = [int(entry["error"]) for entry in document["jobs"] if entry["error"]]
+        if errors:
+            raise FioFailed(
+                f"`{fio.path}` reports an error: {first_line(stderr, stdout) or os.strerror(errors[0])}", raw=raw
+            )
+        for entry in document["jobs"]:
+            sides.setdefault(str(entry["jobname"]) if by_name else "", []).append(entry)
+        return {name: _outcome(fio, direction, entries, stdout, stderr) for name, entries in sides.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FioFailed(
+            f"`{fio.path}` printed JSON without what a result needs ({error!r})", INSTALL_HINT, raw=raw
+        ) from None
+
+
+def _outcome(fio: Fio, direction: Direction, entries: Sequence[Mapping[str, Any]], stdout: str, stderr: str) -> Outcome:
+    sides = [entry[direction] for entry in entries]
+    claimed = sum(_whole(side["io_bytes"]) for side in sides)
+    milliseconds = max(_whole(side["runtime"]) for side in sides)
+    if claimed <= 0 or milliseconds <= 0:
+        raise FioFailed(
+            f"`{fio.path}` moved {claimed} bytes in {milliseconds} ms: {first_line(stderr, stdout) or 'no message'}",
+            raw=stdout + stderr,
+        )
+    # Per cent of each thread's time; of a group, of all its threads' time together.
+    spent = sum(
+        (entry.get("usr_cpu", 0.0) + entry.get("sys_cpu", 0.0)) / 100 * entry.get("job_runtime", 0) for entry in entries
+    )
+    return Outcome(
+        claimed,
+        milliseconds / 1000,
+        _percentiles(sides[0]),
+        stdout,
+        requests=sum(_whole(side.get("total_ios", 0)) for side in sides),
+        cores=spent / milliseconds,
+    )
+
+
+def _json_of(fio: Fio, stdout: str, stderr: str) -> dict[str, Any]:
+    # Warnings precede the JSON on stdout; nothing may follow it.
+    start = 0 if stdout.startswith("{") else stdout.find("\n{") + 1
+    try:
+        document = json.loads(stdout[start:])
+    except ValueError:
+        said = first_line(stderr, stdout) or "nothing"
+        raise FioFailed(f"`{fio.path}` did not print a result: {said}", INSTALL_HINT, stdout + stderr) from None
+    if not isinstance(document, dict):
+        raise FioFailed(f"`{fio.path}` did not print a result", INSTALL_HINT, stdout + stderr)
+    return document
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _percentiles(side: Mapping[str, Any]) -> dict[str, float]:
+    # Nanoseconds, keyed "50.000000"; without group_reporting's merge the first group stands for all.
+    wanted = {"50.000000": "p50", "95.000000": "p95", "99.000000": "p99", "99.900000": "p99.9"}
+    found = side.get("clat_ns", {}).get("percentile", {})
+    return {name: _whole(found[key]) / 1e9 for key, name in wanted.items() if key in found}
+
+
+def first_line(*texts: str) -> str | None:
+    """fio's own words: a line that starts with its name tells more than what surrounds it."""
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip() not in ("", "{", "}")]
+    telling = [line for line in lines if line.startswith("fio:")]
+    return next(iter(telling or lines), None)
