@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Mapping, Sequence
 
 from .answers import FAIL, PASS, SKIP, UNKNOWN, Check
-from .drives import Drive
+from .drives import Drive, Link
 from .files import read_text
 from .nvme_admin import GET_LOG_PAGE, IDENTIFY, IDENTIFY_BYTES, NotOffered, Refused, Silent, ask, opened
 
@@ -232,8 +232,7 @@ def judge_links(members: Sequence[Drive]) -> Check:
     wrong, known = [], 0
     for drive in members:
         link = drive.link
-        speed = _lower(link.max_speed_gts, link.slot_max_speed_gts)
-        width = _lower(link.max_width, link.slot_max_width)
+        speed, width = possible_link(link)
         if speed is None or width is None or link.current_speed_gts is None or link.current_width is None:
             continue
         known += 1
@@ -246,6 +245,12 @@ def judge_links(members: Sequence[Drive]) -> Check:
     if not known:
         return Check(LINK, SKIP, expected, "no link is visible")
     return Check(LINK, PASS, expected, "%d of %d links visible" % (known, len(members)))
+
+
+def possible_link(link: Link) -> tuple[float | None, int | None]:
+    """Speed in GT/s and width that drive and slot both allow."""
+    width = _lower(link.max_width, link.slot_max_width)
+    return _lower(link.max_speed_gts, link.slot_max_speed_gts), None if width is None else int(width)
 
 
 def _lower(drive: float | None, slot: float | None) -> float | None:

@@ -67,6 +67,19 @@ def parse_bandwidth(text: str) -> float:
     raise UnitError("`%s` is not a bandwidth" % text, "use `50GBps`, `50GB/s` or `46.6GiB/s`")
 
 
+_RATES = {"IOPS": 1, "kIOPS": 10**3, "KIOPS": 10**3, "MIOPS": 10**6}
+
+
+def parse_rate(text: str) -> float:
+    """Requests per second from ``5MIOPS``, ``800kIOPS`` or ``250000IOPS``. Zero is refused."""
+    number, unit = _split(text, example="`5MIOPS`")
+    if unit not in _RATES:
+        raise UnitError("`%s` is not a rate of requests" % text, "use `5MIOPS`, `800kIOPS` or `250000IOPS`")
+    if number <= 0:
+        raise UnitError("`%s` is not above zero" % text, "expect a positive rate, such as `5MIOPS`")
+    return number * _RATES[unit]
+
+
 def _split(text: str, example: str) -> tuple[float, str]:
     match = _QUANTITY.match(text.strip())
     if not match:
@@ -91,6 +104,16 @@ def format_size_binary(count: float) -> str:
 def format_bandwidth(rate: float) -> str:
     """``50.0 GB/s (46.6 GiB/s)``: both, because published figures use either."""
     return "%.4g GB/s (%.4g GiB/s)" % (rate / 1e9, rate / 2**30)
+
+
+def format_rate(rate: float) -> str:
+    """``1.25 MIOPS``: requests per second."""
+    return _scaled(rate, 1000, ("IOPS", "kIOPS", "MIOPS"))
+
+
+def format_figure(value: float, unit: str) -> str:
+    """A figure of a record in its unit: ``B/s`` or ``1/s``."""
+    return format_rate(value) if unit == "1/s" else format_bandwidth(value)
 
 
 def _scaled(count: float, step: int, units: tuple[str, ...]) -> str:
