@@ -25,9 +25,11 @@ options:
     elements: str
     default: []
   level:
-    description: V(config) makes the checks only, without I/O. In check mode it is always that.
+    description:
+      - V(config) makes the checks only, without I/O. In check mode it is always that.
+      - V(quick) also measures sequential read and write, V(full) the whole ladder.
     type: str
-    choices: [config, quick]
+    choices: [config, quick, full]
     default: quick
   duration:
     description: Length of one sample, such as V(10s).
@@ -145,7 +147,7 @@ def main() -> None:
         argument_spec={
             "executable": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
             "expect": {"type": "list", "elements": "str", "default": []},
-            "level": {"type": "str", "choices": ["config", "quick"], "default": "quick"},
+            "level": {"type": "str", "choices": ["config", "quick", "full"], "default": "quick"},
             "duration": {"type": "str", "default": "4s"},
             "tolerance": {"type": "str", "default": "0%"},
             "target": {"type": "str", "default": ""},

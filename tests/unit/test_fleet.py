@@ -17,8 +17,9 @@ from tunetool.fleet import FleetRequest, extra_variables, fleet_record, host_res
 from tunetool.measure.figures import NAMES
 from tunetool.playbook import find_playbook
 from tunetool.record import FleetHost, Measurement, Node, Record, Status, Verdict
+from tunetool.report.page import WIDTH
 from tunetool.report.progress import PlainProgress
-from tunetool.report.table import WIDTH, print_fleet
+from tunetool.report.table import print_fleet
 
 NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
 ansible_runner = pytest.importorskip("ansible_runner")

@@ -20,8 +20,9 @@ from tunetool.record import (
     Status,
     Verdict,
 )
+from tunetool.report.page import WIDTH
 from tunetool.report.progress import BarProgress, PlainProgress
-from tunetool.report.table import WIDTH, print_fleet, print_fleet_verdict, print_verdict, slowest
+from tunetool.report.table import print_fleet, print_fleet_verdict, print_verdict, slowest
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 

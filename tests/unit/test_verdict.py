@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.errors import ExitCode
 from tunetool.measure.statistics import LOOKS, estimate
-from tunetool.record import CheckResult, Confidence, Evidence, Expectation, Measurement, Status, Trend
+from tunetool.record import (
+    CheckResult,
+    Confidence,
+    Evidence,
+    Expectation,
+    Ladder,
+    Loss,
+    Measurement,
+    Rung,
+    Status,
+    Trend,
+)
 from tunetool.verdict import Case, exit_code, judge, judged_expectations, worst
 
 RATES = st.floats(min_value=1.0, max_value=1e12)
@@ -205,3 +217,32 @@ def test_what_was_not_measured_is_an_error() -> None:
     verdict = judge(Case(expectations=[wanted(50e9)]))
     assert (verdict.status, verdict.reasons) == ("error", ["sequential read was not measured"])
     assert judge(Case(expectations=[wanted(50e9)], errors=["`fio` is not on PATH"])).reasons == ["`fio` is not on PATH"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "name", "explained"),
+    [
+        ("drive.read", "sequential.read", True),
+        ("drive.read", "sequential.write", True),
+        ("sequential.read", "sequential.read", True),
+        ("sequential.read", "sequential.write", False),
+        ("checkpoint.save", "sequential.write", False),
+        ("sustained.write", "random.read.4k", False),
+    ],
+)
+def test_the_reason_is_the_rung_below_that_loses(lost: str, name: str, explained: bool) -> None:
+    kinds = {
+        "drive.read": "alone",
+        "sequential.read": "filesystem",
+        "sequential.write": "none",
+        "sustained.write": "sustained",
+        "random.read.4k": "random-4k",
+        "checkpoint.save": "checkpoint",
+    }
+    ladder = Ladder(
+        rungs=[Rung(name=each, title=f"title of {each}", kind=kind) for each, kind in kinds.items()],
+        loss=Loss(rung=f"title of {lost}", cause="slow-drive", found="`SER5` is slow", remedy="replace it"),
+    )
+    measured = figure(*[4.0] * 6, name=name)
+    reasons = judge(Case([measured], [wanted(5.0, name)], ladder=ladder)).reasons
+    assert ("`SER5` is slow; replace it" in reasons[0]) == explained

@@ -78,6 +78,8 @@ def listing(path: Path) -> list[str]:
         ["--expect", ""],
         ["--expect", "9" * 400 + "GBps"],
         ["--expect", "sideways=5GBps"],
+        ["--expect", "randread-4k=5MIOPS", "--target", "{target}"],
+        ["--expect", "randread-4k=5GBps", "--target", "{target}", "--level", "full"],
         ["--expect", "5GBps", "--expect", "read=6GBps"],
         ["--expect", "write=5GBps,write=6GBps"],
         ["--expect", "1GBps", "--target", "{missing}"],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
+from tunetool.measure.expectable import EXPECTABLE
 from tunetool.measure.facts import node_facts
 from tunetool.measure.figures import NAMES
 from tunetool.measure.outliers import OUTLIER, outliers
@@ -29,6 +30,13 @@ from tunetool.playbook import (
 )
 from tunetool.record import Expectation, FleetHost, Record, Verdict
 from tunetool.verdict import exit_code, worst
+
+# About what a node takes by ``--duration``: level full without what it may skip, on eight drives.
+_SECONDS: Mapping[str, Callable[[float], float]] = {
+    "config": lambda duration: 5,
+    "quick": lambda duration: 13 * duration + 25,
+    "full": lambda duration: 90 * duration + 100,
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,10 @@ def extra_variables(request: FleetRequest) -> dict[str, object]:
         "verify_tolerance": f"{request.tolerance * 100:g}%",
     }
     if request.expect:
-        variables["verify_expect"] = [f"{name}={rate:.3f}B/s" for name, rate in sorted(request.expect.items())]
+        variables["verify_expect"] = [
+            f"{name}={rate:.3f}{'IOPS' if EXPECTABLE[name][1] == '1/s' else 'B/s'}"
+            for name, rate in sorted(request.expect.items())
+        ]
     if request.target is not None:
         variables["verify_target"] = request.target
     if request.python is not None:
@@ -166,9 +177,9 @@ def fleet_record(request: FleetRequest, hosts: Sequence[tuple[FleetHost, Record 
         command=list(request.command),
         target=request.target,
         expectations=[
-            Expectation(name=NAMES[direction], value=request.expect[direction], source="--expect")
-            for direction in sorted(NAMES)
-            if direction in request.expect
+            Expectation(name=name, value=request.expect[key], unit=unit, source="--expect")
+            for key, (name, unit) in EXPECTABLE.items()
+            if key in request.expect
         ],
         tolerance=request.tolerance,
         measurements=figures,
@@ -197,7 +208,7 @@ def _run(
             found, record = host_result(host, data)
             progress.say(f"{host}: {found.status.upper()}{_figures(record)}")
 
-    seconds = 13 * request.duration + 25 if request.level == "quick" else 5
+    seconds = _SECONDS[request.level](request.duration)
     run = Run(playbook, request.inventory, request.limit, forks, extra_variables(request))
     run_playbook(run, on_event, progress, f"{len(names)} hosts", seconds)
     return outcomes

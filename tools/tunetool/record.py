@@ -70,11 +70,11 @@ class Node(_Model):
 
 
 class Expectation(_Model):
-    """What was asked for, in bytes per second."""
+    """What was asked for."""
 
     name: str = Field(description="Name of the measurement that it applies to")
     value: float
-    unit: str = "B/s"
+    unit: Literal["B/s", "1/s"] = "B/s"
     source: str = Field(description="--expect, or the path of the manifest")
     status: Status | None = Field(None, description="What became of it: pass, fail, unstable, unproven, error")
 
@@ -153,6 +153,47 @@ class Verdict(_Model):
     reasons: list[str]
 
 
+class Rung(_Model):
+    """One rung of the ladder of level full: a figure, and what it keeps of the one below."""
+
+    name: str = Field(description="Of the measurement; `drive.read` stands for all drives together")
+    title: str
+    kind: str = Field(description="What may be lost here: a key of the ladder's expected shares")
+    value: float | None = Field(None, description="Bytes per second")
+    below: str | None = Field(None, description="Title of what it is held against")
+    share: float | None = Field(None, description="Of what is below")
+    least: float | None = Field(None, description="Share that is expected")
+    loses: bool = Field(False, description="Not one of its samples reaches that share")
+    skipped: str | None = Field(None, description="Why it was not measured")
+
+
+class Loss(_Model):
+    """The first rung that loses more than expected, and why."""
+
+    rung: str
+    cause: Literal[
+        "link",
+        "slow-drive",
+        "shared-link",
+        "misalignment",
+        "scheduler",
+        "mount-options",
+        "cpu",
+        "one-inode",
+        "write-cache",
+        "unknown",
+    ]
+    found: str
+    remedy: str
+
+
+class Ladder(_Model):
+    """From the bare drives up to a checkpoint."""
+
+    rungs: list[Rung]
+    loss: Loss | None = None
+
+
 class FleetHost(_Model):
     """One host of a fleet record; ``record_id`` is left out where the host delivered no record."""
 
@@ -178,6 +219,7 @@ class Record(_Model):
     measurements: list[Measurement] = Field(default_factory=list)
     series: list[Series] = Field(default_factory=list)
     checks: list[CheckResult] = Field(default_factory=list)
+    ladder: Ladder | None = Field(None, description="Of level full")
     hosts: list[FleetHost] | None = None
     verdict: Verdict | None = None
     sha256: str | None = None

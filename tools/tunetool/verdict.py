@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from tunetool.errors import ExitCode
 from tunetool.measure.figures import CEILING
 from tunetool.measure.statistics import LEVEL
-from tunetool.node.units import format_bandwidth
-from tunetool.record import CheckResult, Expectation, Measurement, Status, Verdict
+from tunetool.node.units import format_bandwidth, format_figure, format_rate
+from tunetool.record import CheckResult, Expectation, Ladder, Measurement, Status, Verdict
 
 LEAST_FALL = 0.02
 """A fall that is certain and smaller than this is not worth a sentence."""
@@ -42,6 +42,8 @@ class Case:
     """What could not be done."""
     tolerance: float = 0.0
     """Fraction of an expectation that may be missing. Nothing, unless the caller says so."""
+    ladder: Ladder | None = None
+    """Of level full: why a figure falls short."""
     measured: bool = True
     """False when only the configuration was to be judged: then expectations have no say."""
 
@@ -157,9 +159,8 @@ def _judge_expectations(case: Case) -> list[tuple[Status, str]]:
 
 def _short(measurement: Measurement, expectation: Expectation, status: Status, case: Case) -> str:
     interval = measurement.confidence
-    spread = f" [{interval.low / 1e9:.4g} to {interval.high / 1e9:.4g}]" if interval else ""
-    what = f"{_human(measurement.name)} {format_bandwidth(measurement.value)}{spread}"
-    limit = format_bandwidth(expectation.value)
+    what = f"{_human(measurement.name)} {format_figure(measurement.value, measurement.unit)}{_spread(measurement)}"
+    limit = format_figure(expectation.value, expectation.unit)
     if case.tolerance:
         limit += f" less {case.tolerance:.4g} of it"
     if status == "unstable":
@@ -171,6 +172,15 @@ def _short(measurement: Measurement, expectation: Expectation, status: Status, c
         )
         return f"{what} lies on both sides of {limit} after {count} samples: {steady}"
     return f"{what} is below {limit}: {_drifting(measurement) or _cause(measurement, expectation, case)}"
+
+
+def _spread(measurement: Measurement) -> str:
+    interval = measurement.confidence
+    if interval is None:
+        return ""
+    if measurement.unit == "1/s":
+        return f" [{format_rate(interval.low)} to {format_rate(interval.high)}]"
+    return f" [{interval.low / 1e9:.4g} to {interval.high / 1e9:.4g}]"
 
 
 def _drifting(measurement: Measurement) -> str | None:
@@ -192,12 +202,24 @@ def _cause(measurement: Measurement, expectation: Expectation, case: Case) -> st
             f"the drives' links carry {format_bandwidth(ceiling)} at most; use more or faster drives, "
             "look for links below their maximum, or expect less"
         )
+    loss = case.ladder.loss if case.ladder and _stands_on_the_loss(case.ladder, measurement) else None
+    if loss is not None:
+        return f"{loss.found}; {loss.remedy}"
     failed = [check.id for check in case.checks if check.status == "fail"]
     if failed:
         return f"see {', '.join(failed)}, then verify again"
     if any(check.status == "pass" for check in case.checks):
         return "no check explains it; look at `dmesg`, drive temperatures and other load"
     return "no manifest says how it was built, so no check explains it; compare `fio` on each drive"
+
+
+def _stands_on_the_loss(ladder: Ladder, measurement: Measurement) -> bool:
+    """Whether the rung that loses is below the figure: among the drives, or on the way of the same direction."""
+    names = [rung.name for rung in ladder.rungs]
+    lost = next((rung for rung in ladder.rungs if ladder.loss and rung.title == ladder.loss.rung), None)
+    if lost is None or measurement.name not in names or names.index(lost.name) > names.index(measurement.name):
+        return False
+    return lost.kind in ("alone", "together", "array") or ("write" in lost.name) == ("write" in measurement.name)
 
 
 def _human(name: str) -> str:

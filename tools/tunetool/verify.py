@@ -18,8 +18,13 @@ from tunetool.measure.aio import rung as deepspeed
 from tunetool.measure.balance import balance
 from tunetool.measure.ceiling import ceiling
 from tunetool.measure.evidence import obstacles
+from tunetool.measure.expectable import EXPECTABLE
 from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import Fio, find_fio, preloads
+from tunetool.measure.ladder import climb as ladder
+from tunetool.measure.ladder import facts as ladder_facts
+from tunetool.measure.ladder.gpu import PINNED
+from tunetool.measure.ladder.rungs import Wish
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import Plan, Results, Sequential, free_bytes
 from tunetool.measure.sequential import plan as plan_sequential
@@ -30,7 +35,7 @@ from tunetool.node.manifest import MANIFEST_PATH, ManifestError, load
 from tunetool.record import CheckResult, Expectation, Measurement, Record
 from tunetool.verdict import Case, exit_code, judge, judged_expectations, limit_of
 
-Level = Literal["config", "quick"]
+Level = Literal["config", "quick", "full"]
 
 MOUNTED = "filesystem.mounted"
 """The check without which nothing is written: the bare mount point belongs to the root file system."""
@@ -41,7 +46,7 @@ class Request:
     """What the caller asked for."""
 
     expect: Mapping[str, float] = field(default_factory=dict)
-    """Bytes per second by direction; empty: the manifest's."""
+    """Bytes per second by direction, requests per second by random read; empty: the manifest's."""
     target: Path | None = None
     duration: float = 4.0
     tolerance: float = 0.0
@@ -53,7 +58,7 @@ class Request:
     allow_busy: bool = False
     dry_run: bool = False
     python: Path = Path(sys.executable)
-    """Whose torch and DeepSpeed the DeepSpeed rung uses."""
+    """Whose torch and DeepSpeed the upper rungs use."""
     require: Sequence[str] = ()
     """Rungs without which there is no pass."""
     command: Sequence[str] = ()
@@ -78,6 +83,8 @@ class _Findings:
     doubts: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     raw: dict[str, str] = field(default_factory=dict)
+    climbed: ladder.Climbed | None = None
+    """Of level full."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,8 @@ class _Scene:
     stale: Sequence[Path]
     """What runs that died left in the target."""
     rung: deepspeed.Rung
+    wish: Wish
+    """Of level full."""
 
 
 def verify(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:
@@ -99,7 +108,7 @@ def verify(request: Request, progress: Progress, environment: Mapping[str, str] 
     found = _Findings()
     if manifest is not None:
         found.checks += [_as_result(check) for check in run_checks(manifest)]
-    scene = _set_scene(request, manifest, found, progress, environment) if request.level == "quick" else None
+    scene = _set_scene(request, manifest, found, progress, environment) if request.level != "config" else None
     if manifest is None:
         progress.say("no manifest: the configuration checks are skipped")
     if request.dry_run:
@@ -134,9 +143,9 @@ def expectations(request: Request, manifest: Mapping[str, Any] | None) -> list[E
     else:
         source, wanted = str(request.manifest or MANIFEST_PATH), manifest["expect"]
     return [
-        Expectation(name=name, value=float(wanted[direction]), source=source)
-        for direction, name in sorted(figures.NAMES.items())
-        if direction in wanted
+        Expectation(name=name, value=float(wanted[key]), unit=unit, source=source)
+        for key, (name, unit) in EXPECTABLE.items()
+        if key in wanted
     ]
 
 
@@ -204,19 +213,16 @@ def _set_scene(
     if limit is not None:
         found.measurements.append(figures.ceiling_figure(stack, limit))
     cpus = os.cpu_count() or 1
-    limits = {
-        direction: limit_of(wanted.value, request.tolerance)
-        for wanted in expectations(request, manifest)
-        for direction, name in figures.NAMES.items()
-        if name == wanted.name
-    }
+    named = {wanted.name: limit_of(wanted.value, request.tolerance) for wanted in expectations(request, manifest)}
+    limits = {direction: named[name] for direction, name in figures.NAMES.items() if name in named}
     shape = plan_sequential(target, stack.medium, free_bytes(target), cpus, request.duration, limit, limits)
     stale = rundir.stale_directories(target)
     rung = deepspeed.prepare(request.python, request.duration, request.require, environment)
+    above = ladder.announcement(shape, stack) if request.level == "full" else []
     left = [f"`{path}` was left by a run that died" for path in stale]
-    for line in [*shape.announcement(), rung.announcement(), *left]:
+    for line in [*shape.announcement(), rung.announcement(), *above, *left]:
         progress.say(line)
-    return _Scene(stack, shape, stale, rung)
+    return _Scene(stack, shape, stale, rung, Wish(named, request.python, "deepspeed" in request.require))
 
 
 def _measure(
@@ -240,6 +246,11 @@ def _measure(
     except CannotJudge as error:
         found.errors.append(_one_line(error))
     found.raw.update(results.raw)
+    if found.climbed is not None:
+        found.measurements += found.climbed.measurements
+        found.unproven.update(found.climbed.unproven)
+        found.errors += found.climbed.errors
+        found.raw.update(found.climbed.raw)
     found.doubts += dict.fromkeys(results.incomplete)
     if results.samples:
         found.measurements += figures.bandwidths(stack, fio, scene.shape, results)
@@ -277,6 +288,11 @@ def _run(
         found.checks.append(rung.check)
         found.measurements += rung.measurements
         found.raw.update(rung.raw)
+        if request.level == "full":
+            found.climbed = ladder.Climbed()
+            ladder.climb(
+                scene.shape, stack, fio, place, results, read_drives(), scene.wish, environment, progress, found.climbed
+            )
 
 
 def _conclude(
@@ -288,6 +304,7 @@ def _conclude(
 ) -> Record:
     if request.level == "config" and manifest is None:
         found.errors.append("there is no manifest to check against: provision the node, or measure a `--target`")
+    rungs = _ladder(found, stack)
     case = Case(
         measurements=found.measurements,
         expectations=expectations(request, manifest),
@@ -297,6 +314,7 @@ def _conclude(
         errors=found.errors,
         tolerance=request.tolerance,
         measured=request.level != "config",
+        ladder=rungs,
     )
     return Record(
         kind="verify",
@@ -310,7 +328,22 @@ def _conclude(
         tolerance=request.tolerance,
         measurements=found.measurements,
         checks=found.checks,
+        ladder=rungs,
         verdict=judge(case),
+    )
+
+
+def _ladder(found: _Findings, stack: BlockStack | None) -> records.Ladder | None:
+    climbed = found.climbed
+    if climbed is None or stack is None:
+        return None
+    # The handle to pinned memory is measured at every level; where it was left out, its check says why.
+    left_out = {name: check.found for check in found.checks if check.id == deepspeed.CHECK_ID for name in PINNED}
+    return ladder.conclude(
+        found.measurements,
+        {**left_out, **climbed.skipped},
+        found.unproven,
+        lambda: ladder_facts.read_facts(stack, read_drives(), found.measurements),
     )
 
 

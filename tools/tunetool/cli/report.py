@@ -89,7 +89,8 @@ def _text(record: object, path: Path) -> str:
 
     from tunetool.record import Record
     from tunetool.report.ds_io import print_ds_io
-    from tunetool.report.table import WIDTH, print_fleet_verdict, print_hosts, print_verdict
+    from tunetool.report.page import WIDTH
+    from tunetool.report.table import print_fleet_verdict, print_hosts, print_verdict
 
     if not isinstance(record, Record):
         raise TypeError(record)

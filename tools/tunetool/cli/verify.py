@@ -9,12 +9,13 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from tunetool.errors import UsageProblem
-from tunetool.node.units import UnitError, parse_bandwidth
+from tunetool.measure.expectable import EXPECTABLE
+from tunetool.node.units import UnitError, parse_bandwidth, parse_rate
 
 if TYPE_CHECKING:
     from tunetool.record import Record
@@ -30,7 +31,8 @@ _MOST_TOLERANCE = 50.0
     "expect",
     multiple=True,
     metavar="RATE",
-    help="`50GBps` (the sequential read), `read=50GBps,write=25GBps`. Default: the manifest's.",
+    help="`50GBps` (the sequential read), `read=50GBps,write=25GBps`; at level full also `randread-4k=5MIOPS`, "
+    "`randread-64k`, `randread-1m`. Default: the manifest's.",
 )
 @click.option("--target", metavar="DIR", help="Directory to measure. Default: the manifest's mount point.")
 @click.option("--duration", default="4s", show_default=True, metavar="TIME", help="One sample, such as `10s` or `1m`.")
@@ -43,18 +45,17 @@ _MOST_TOLERANCE = 50.0
 )
 @click.option(
     "--level",
-    type=click.Choice(["config", "quick"]),
+    type=click.Choice(["config", "quick", "full"]),
     default="quick",
     show_default=True,
-    help="config: the checks only, no I/O; quick: checks, then sequential read and write.",
+    help="config: the checks only, no I/O; quick: checks, then sequential read and write; full: the whole ladder, "
+    "from each drive to a checkpoint.",
 )
 @click.option("--json", "json_to", metavar="FILE|-", help="Also write the record to FILE; `-`: it alone on stdout.")
 @click.option("--runs-dir", metavar="DIR", help="Where records are kept.")
 @click.option("--manifest", metavar="PATH", help="Default: /etc/tunetool/node.json, if there is one.")
 @click.option("--allow-busy", is_flag=True, help="Measure beside a job that uses the drives or GPUs.")
-@click.option(
-    "--python", metavar="PATH", help="Whose torch and DeepSpeed the DeepSpeed rung uses. Default: tunetool's."
-)
+@click.option("--python", metavar="PATH", help="Whose torch and DeepSpeed the upper rungs use. Default: tunetool's.")
 @click.option(
     "--require",
     multiple=True,
@@ -73,7 +74,7 @@ def command(
     target: str | None,
     duration: str,
     tolerance: str,
-    level: str,
+    level: Literal["config", "quick", "full"],
     json_to: str | None,
     runs_dir: str | None,
     manifest: str | None,
@@ -105,6 +106,7 @@ def command(
     check_json(json_to)
     if require and level == "config":
         raise UsageProblem("`--require` and `--level config` contradict each other", "config measures nothing")
+    _check_level(wanted, level)
     if inventory is not None:
         if manifest is not None:
             raise UsageProblem(
@@ -143,25 +145,30 @@ def no_empty_paths(paths: Mapping[str, str | None]) -> None:
 
 
 def parse_expectations(texts: tuple[str, ...]) -> dict[str, float]:
-    """Bytes per second by direction. A bare rate is the read. Raises ``UsageProblem``."""
+    """By key of ``--expect``: bytes per second, or requests per second for random reads. A bare rate is the read.
+
+    Raises ``UsageProblem``.
+    """
     found: dict[str, float] = {}
     for part in (part.strip() for text in texts for part in text.split(",")):
         name, separator, rate = part.partition("=")
         if not separator:
             name, rate = "read", part
-        if name not in ("read", "write"):
-            raise UsageProblem(f"`{name}` is not a direction", "expect `read=50GBps` or `write=25GBps`")
+        if name not in EXPECTABLE:
+            raise UsageProblem(
+                f"`{name}` is not a direction", "expect `read=50GBps`, `write=25GBps` or `randread-4k=5MIOPS`"
+            )
         if name in found:
             raise UsageProblem(
-                f"`--expect {part}` gives the {name} twice", "give each direction once: `read=50GBps,write=25GBps`"
+                f"`--expect {part}` gives the {name} twice", "give each once: `read=50GBps,write=25GBps`"
             )
-        found[name] = _rate(rate)
+        found[name] = _rate(rate, EXPECTABLE[name][1])
     return found
 
 
-def _rate(text: str) -> float:
+def _rate(text: str, unit: str) -> float:
     try:
-        value = parse_bandwidth(text)
+        value = parse_rate(text) if unit == "1/s" else parse_bandwidth(text)
     except UnitError as error:
         raise UsageProblem(error.message, error.hint) from None
     if not math.isfinite(value):
@@ -186,6 +193,12 @@ def parse_tolerance(text: str) -> float:
     if not match or float(match.group(1)) >= _MOST_TOLERANCE:
         raise UsageProblem(f"`{text}` is not a tolerance", f"write per cent below {_MOST_TOLERANCE:g}, such as `2%`")
     return float(match.group(1)) / 100
+
+
+def _check_level(wanted: dict[str, float], level: str) -> None:
+    for name in wanted:
+        if EXPECTABLE[name][1] == "1/s" and level != "full":
+            raise UsageProblem(f"`{name}` is measured by level full alone", "add `--level full`")
 
 
 def check_python(path: str | None) -> Path:
@@ -216,7 +229,7 @@ def _node(
     target: str | None,
     seconds: float,
     tolerance: float,
-    level: str,
+    level: Literal["config", "quick", "full"],
     json_to: str | None,
     runs_dir: str | None,
     manifest: str | None,
@@ -234,7 +247,7 @@ def _node(
         target=Path(target) if target is not None else None,
         duration=seconds,
         tolerance=tolerance,
-        level="config" if level == "config" else "quick",
+        level=level,
         manifest=Path(manifest) if manifest is not None else None,
         runs_dir=Path(runs_dir) if runs_dir is not None else None,
         allow_busy=allow_busy,

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tunetool.measure.comparison import ERROR, METHOD, Difference, difference, significant
 from tunetool.record import Measurement, Record
-from tunetool.report.table import WIDTH
+from tunetool.report.page import WIDTH
 
 Word = Literal["faster", "slower", "no significant difference", "not compared"]
 

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size_binary
 from tunetool.record import Measurement, Record
-from tunetool.report.table import print_block, print_verdict_line
+from tunetool.report.page import print_block
+from tunetool.report.table import print_verdict_line
 
 
 def print_ds_io(record: Record, path: Path | None, console: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from tunetool.node.units import format_bandwidth
+from tunetool.node.units import format_figure
 from tunetool.record import Record, Status
 
 
@@ -24,12 +24,13 @@ def junit(record: Record) -> str:
     figures = {measurement.name: measurement for measurement in record.measurements}
     for wanted in record.expectations:
         figure = figures.get(wanted.name)
-        found = format_bandwidth(figure.value) if figure else "not measured"
+        found = format_figure(figure.value, figure.unit) if figure else "not measured"
         _judge(
             _case(suite, "expectations", wanted.name),
             wanted.status,
-            f"found {found}, expected at least {format_bandwidth(wanted.value)} ({wanted.source})",
+            f"found {found}, expected at least {format_figure(wanted.value, wanted.unit)} ({wanted.source})",
         )
+    _ladder(suite, record)
     for host in record.hosts or []:
         _judge(_case(suite, "hosts", host.host), host.status, "; ".join(host.reasons))
     verdict = record.verdict
@@ -41,6 +42,22 @@ def junit(record: Record) -> str:
     root.append(suite)
     indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+
+
+def _ladder(suite: Element, record: Record) -> None:
+    if record.ladder is None:
+        return
+    for rung in record.ladder.rungs:
+        # What a rung may lose is a line to look behind, no judgement: a loss is told, and fails nothing.
+        case = _case(suite, "ladder", rung.title)
+        if rung.skipped is not None:
+            SubElement(case, "skipped", message=_clean(rung.skipped))
+        elif rung.share is not None:
+            SubElement(case, "system-out").text = _clean(f"{rung.share:.1%} of {rung.below}")
+    loss = record.ladder.loss
+    if loss is not None:
+        case = _case(suite, "ladder", f"first loss: {loss.cause}")
+        SubElement(case, "system-out").text = _clean(f"{loss.found}\nremedy: {loss.remedy}")
 
 
 def _case(suite: Element, group: str, name: str) -> Element:

@@ -42,7 +42,7 @@ def prometheus(record: Record) -> str:
         _measurement(page, base, measurement)
     for wanted in record.expectations:
         labels = {**base, "measurement": wanted.name}
-        page.add("expected_" + _UNITS["B/s"], "What was expected", labels, wanted.value)
+        page.add("expected_" + _UNITS[wanted.unit], "What was expected", labels, wanted.value)
     for check in record.checks:
         value = float(_CHECKS[check.status])
         page.add("check", "0 pass, 1 fail, 2 unknown, 3 skipped", {**base, "check": check.id}, value)
@@ -66,6 +66,8 @@ def _measurement(page: _Page, base: Mapping[str, str], measurement: Measurement)
         page.add(
             f"{measurement.quantity}_high_{unit}", "Upper end of its interval", labels, measurement.confidence.high
         )
+    for name, seconds in (measurement.percentiles or {}).items() if measurement.quantity == "rate" else ():
+        page.add("latency_seconds", "Completion of a request", {**labels, "quantile": name}, seconds)
     if measurement.evidence is not None and measurement.evidence.ratio is not None:
         page.add(
             "evidence_ratio", "Bytes that the drives counted, for each claimed one", labels, measurement.evidence.ratio

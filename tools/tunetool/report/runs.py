@@ -13,7 +13,8 @@ from rich.text import Text
 
 from tunetool.errors import UsageProblem
 from tunetool.record import Record, read
-from tunetool.report.table import WIDTH, median_of, speed, word
+from tunetool.report.page import WIDTH
+from tunetool.report.table import median_of, speed, word
 
 _FILE = "record.json"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,11 +15,12 @@ from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import CEILING, NAMES
 from tunetool.measure.outliers import OUTLIER
 from tunetool.node.summary import lines
-from tunetool.node.units import format_bandwidth
+from tunetool.node.units import format_bandwidth, format_figure
 from tunetool.provision import ProvisionResult
 from tunetool.record import Expectation, FleetHost, Measurement, Record
+from tunetool.report.ladder import print_ladder
+from tunetool.report.page import WIDTH, line_of, number, print_block
 
-WIDTH = 100
 _DEEPSPEED = "deepspeed."
 _HANDLES = {"cpu": "aio", "cuda": "aio, HBM", "gds": "gds, HBM"}
 _STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red", "REFUSED": "bold red"}
@@ -29,13 +29,14 @@ _STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red", "REFU
 def print_verdict(record: Record, path: Path | None, console: Console) -> None:
     """The record of one node, for people."""
     place = f"`{record.target}`" if record.target else "nothing measured"
-    console.print(_line(f"{record.node.host}: {place}"))
+    console.print(line_of(f"{record.node.host}: {place}"))
     figures = [m for m in record.measurements if m.name in NAMES.values()]
     figures += [m for m in record.measurements if m.name.startswith(_DEEPSPEED)]
     if figures:
         console.print(_figures_table(record, figures))
     for line in _footnotes(record, figures):
         print_block(console, line, 2)
+    print_ladder(record, console)
     _print_checks(record, console)
     print_verdict_line(record, path, console)
 
@@ -77,11 +78,11 @@ def _figure_cells(measurement: Measurement, expectation: Expectation | None) -> 
     proof = f"{evidence.kind} {ratio:.4f}" if evidence and ratio is not None else "none"
     cells = [
         str(measurement.parameters.get("direction", measurement.name)),
-        _number(measurement.value / 1e9),
-        _number(measurement.value / 2**30),
-        _number(interval.low / 1e9) if interval else "",
-        _number(interval.high / 1e9) if interval else "",
-        _number(expectation.value / 1e9) if expectation else "-",
+        number(measurement.value / 1e9),
+        number(measurement.value / 2**30),
+        number(interval.low / 1e9) if interval else "",
+        number(interval.high / 1e9) if interval else "",
+        number(expectation.value / 1e9) if expectation else "-",
         proof,
         measurement.medium,
     ]
@@ -100,8 +101,8 @@ def _footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
     if figures and record.target and not any(m.name == CEILING for m in record.measurements):
         lines.append("ceiling: unknown, the links of these drives are not visible")
     for expectation in record.expectations:
-        spoken = expectation.name.replace(".", " ")
-        lines.append(f"expectation ({expectation.source}): {spoken} of at least {format_bandwidth(expectation.value)}")
+        spoken, wanted = expectation.name.replace(".", " "), format_figure(expectation.value, expectation.unit)
+        lines.append(f"expectation ({expectation.source}): {spoken} of at least {wanted}")
     if record.tolerance:
         lines.append(f"tolerance: {record.tolerance * 100:g} % of an expectation may be missing")
     for measurement in figures:
@@ -128,13 +129,13 @@ def _how(measurement: Measurement) -> str:
 
 def _print_checks(record: Record, console: Console) -> None:
     if all(check.id in (BALANCE, DEEPSPEED) for check in record.checks):
-        console.print(_line("configuration checks: skipped, there is no manifest"))
+        console.print(line_of("configuration checks: skipped, there is no manifest"))
     counts = {
         status: sum(check.status == status for check in record.checks) for status in ("pass", "fail", "unknown", "skip")
     }
     summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     if summary:
-        console.print(_line(f"checks: {summary}"))
+        console.print(line_of(f"checks: {summary}"))
     for check in record.checks:
         if check.id == DEEPSPEED and check.status == "skip":
             print_block(
@@ -156,7 +157,7 @@ def print_verdict_line(record: Record, path: Path | None, console: Console) -> N
         if not reason.startswith(told):  # a failed check stands above already
             print_block(console, f"- {reason}", 2)
     if path is not None:
-        console.print(_line(f"record: {path}"))
+        console.print(line_of(f"record: {path}"))
     console.print(_verdict_word(record))
 
 
@@ -181,7 +182,7 @@ def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Conso
     console.print(table)
     line = slowest(hosts)
     if line:
-        console.print(_line(line))
+        console.print(line_of(line))
     for host, _ in hosts:
         for reason in host.reasons:
             if reason.startswith(OUTLIER):
@@ -200,7 +201,7 @@ def _part(record: Record, host: FleetHost) -> Record:
 def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> None:
     """The last lines: where the record lies, and the word."""
     if path is not None:
-        console.print(_line(f"record: {path}"))
+        console.print(line_of(f"record: {path}"))
     if record.verdict is not None:
         console.print(_verdict_word(record))
 
@@ -208,7 +209,7 @@ def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> 
 def print_provision(result: ProvisionResult, console: Console) -> None:
     """The drives of every host that was planned, then the table that Ansible's callback prints too."""
     for host, drives in result.tables.items():
-        console.print(_line(f"{host}:"))
+        console.print(line_of(f"{host}:"))
         for row in drives.splitlines():
             console.print(Text("  " + row), soft_wrap=True)
     for line in lines(result.hosts, WIDTH):
@@ -240,28 +241,9 @@ def median_of(record: Record | None, direction: str) -> float | None:
 
 def speed(value: float | None) -> str:
     """GB/s, or a dash."""
-    return "-" if value is None else _number(value / 1e9)
-
-
-def _number(value: float) -> str:
-    """Four digits that count, never in powers of ten."""
-    if value >= 100:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+    return "-" if value is None else number(value / 1e9)
 
 
 def word(text: str) -> Text:
     """A verdict's word in its colour."""
     return Text(text, style=_STYLES.get(text, ""))
-
-
-def _line(text: str) -> Text:
-    return Text(text, overflow="ignore", no_wrap=True)
-
-
-def print_block(console: Console, text: str, indent: int) -> None:
-    """Text as wide as the table, its further lines indented."""
-    for line in textwrap.wrap(
-        text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, drop_whitespace=True
-    ):
-        console.print(_line(line))

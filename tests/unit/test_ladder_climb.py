@@ -1,0 +1,218 @@
+"""The way up: what is said beforehand, rungs that are left out or fail, and fio's command lines and logs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from machines import lay_out
+from tunetool.cli.verify import parse_expectations
+from tunetool.errors import UsageProblem
+from tunetool.measure.aio.spec import Failed
+from tunetool.measure.fio import Fio
+from tunetool.measure.ladder import calls, climb, facts
+from tunetool.measure.ladder.budget import RANDOM_READS
+from tunetool.measure.ladder.raw import counts, sub_stack
+from tunetool.measure.ladder.rungs import Scene, Skip, Wish
+from tunetool.measure.ladder.shots import Shooter
+from tunetool.measure.ladder.source import Span
+from tunetool.measure.sequential import Plan, Results
+from tunetool.node.blockstack import BlockStack, Leaf, read_stack
+from tunetool.node.drives import read_drives
+from tunetool.node.mounts import Mount
+from tunetool.node.pcie import ports_above, shared_ports
+from tunetool.node.units import UnitError, format_figure, parse_rate
+from tunetool.report.progress import PlainProgress
+
+FIO = Fio("/usr/bin/fio", "3.33")
+MIB = 2**20
+
+
+def stack(directory: Path, drives: int = 4) -> BlockStack:
+    mount = Mount("9:0", str(directory), "/", "xfs", "/dev/md0", ("rw",))
+    leaves = tuple(Leaf(f"nvme{n}n1", "nvme", f"SER{n}", True, (f"nvme{n}n1",)) for n in range(drives))
+    return BlockStack(str(directory), mount, "xfs", "md0", "9:0", "md RAID0", leaves, redundant=False, in_memory=False)
+
+
+def plan(directory: Path) -> Plan:
+    return Plan(str(directory), "md RAID0", 4, 64 * MIB, 4.0, None)
+
+
+# --- what it takes is said beforehand -------------------------------------------------------------------------
+
+
+def test_bytes_time_and_place_are_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = " ".join(climb.announcement(plan(tmp_path), stack(tmp_path, 8), is_root=True))
+    assert "60 s or 512 GB" in lines
+    assert "2.147 GB" in lines
+    assert "writes at most 520.6 GB more" in lines
+    assert "raw rungs are left out" in lines
+    monkeypatch.setattr(climb, "read_stripe", lambda device: None)
+    with_raw = " ".join(climb.announcement(plan(tmp_path), stack(tmp_path, 8), is_root=True))
+    assert "drives alone, drives together, array" in with_raw
+    assert "reads 8 drives and their array themselves, read-only" in with_raw
+    assert "only root" in " ".join(climb.announcement(plan(tmp_path), stack(tmp_path, 8), is_root=False))
+
+
+# --- rungs that are left out, and rungs that fail --------------------------------------------------------------
+
+
+def scene(directory: Path) -> Scene:
+    shooter = Shooter(stack(directory), FIO, directory, dict(os.environ), PlainProgress())
+    return Scene(plan(directory), stack(directory), directory, 64 * MIB, shooter, {}, Wish(), [])
+
+
+def test_without_direct_io_nothing_is_climbed(tmp_path: Path) -> None:
+    climbed = climb.Climbed()
+    results = Results(direct=False)
+    climb.climb(plan(tmp_path), stack(tmp_path), FIO, tmp_path, results, [], Wish(), {}, PlainProgress(), climbed)
+    assert climbed.measurements == []
+    assert set(climbed.skipped.values()) == {"the file system takes no direct I/O"}
+
+
+def test_a_rung_that_fails_is_an_error_and_the_others_go_on(tmp_path: Path) -> None:
+    broken = tmp_path / "fio"
+    broken.write_text("#!/bin/sh\necho 'fio: broken' >&2; exit 7\n")
+    broken.chmod(0o755)
+    climbed, bare = climb.Climbed(), replace(stack(tmp_path), leaves=(), device=None)
+    fio = Fio(str(broken), "3.33")
+    wish = Wish(python=Path("/nonexistent/python"))
+    climb.climb(plan(tmp_path), bare, fio, tmp_path, Results(file_bytes=MIB), [], wish, {}, PlainProgress(), climbed)
+    assert any(line.startswith("random reads, 4k: ") and "fio: broken" in line for line in climbed.errors)
+    assert any(line.startswith("sustained write: ") for line in climbed.errors)
+    assert "it failed" in climbed.skipped["random.read.4k"]
+    assert "raw rungs need an md RAID0" in climbed.skipped["array.read"]
+    assert "does not start" in climbed.skipped["checkpoint.save"]
+    assert "does not start" in climbed.skipped["deepspeed.gds.read"]
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_handle_that_fails_has_a_say_only_where_it_is_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: bool
+) -> None:
+    def dies(rung: climb.Handle, scene: Scene) -> None:
+        raise Failed("the process that runs DeepSpeed's `gds_handle` ended with SIGABRT")
+
+    monkeypatch.setattr(climb.Handle, "run", dies)
+    monkeypatch.setattr(climb, "plan", lambda: [climb.Handle("gds")])
+    climbed, wish = climb.Climbed(), Wish(require_deepspeed=required)
+    climb.climb(plan(tmp_path), stack(tmp_path), FIO, tmp_path, Results(), [], wish, {}, PlainProgress(), climbed)
+    assert bool(climbed.errors) == required
+    assert "SIGABRT" in climbed.skipped["deepspeed.gds.read"]
+
+
+def test_where_the_files_lie_must_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = scene(tmp_path)
+    climb.find_raw(found)
+    assert "raw rungs need an md RAID0" in found.no_raw
+    with pytest.raises(Skip, match="md RAID0"):
+        climb.plan()[0].run(found)
+    monkeypatch.setattr(climb, "no_raw", lambda stack: None)
+    climb.find_raw(found)
+    assert "`md0` is no md array" in found.no_raw
+
+
+# --- fio's command lines --------------------------------------------------------------------------------------
+
+
+def test_raw_reads_are_read_only_and_one_group_after_the_other() -> None:
+    groups = [
+        ("nvme0n1", [Span("nvme0n1", 0, 8 * MIB), Span("nvme0n1", 16 * MIB, 8 * MIB)]),
+        ("nvme1n1", [Span("nvme1n1", 5 * MIB, 8 * MIB)]),
+    ]
+    argv = calls.raw_reads(FIO, groups, 0.5)
+    first = argv.index("--name=nvme0n1")
+    for word in ("--readonly", "--allow_file_create=0", "--rw=read", "--direct=1", "--runtime=500ms"):
+        assert argv.index(word) < first
+    assert argv[first:].count("--name=nvme0n1") == 2
+    assert argv.count("--stonewall=1") == 1
+    assert argv[argv.index("--stonewall=1") - 1] == "--name=nvme1n1"
+    assert argv.count("--iodepth=16") == 2
+    assert argv.count("--iodepth=32") == 1
+    assert not [word for word in argv if "write" in word]
+    array = calls.raw_reads(FIO, [("array", [Span("md127", n * 64 * MIB, 8 * MIB) for n in range(32)])], 1.0, 8)
+    assert array.count("--iodepth=8") == 32  # as deep a queue for each of eight drives as one has alone
+
+
+def test_random_reads_only_read() -> None:
+    for size in RANDOM_READS:
+        argv = calls.random_reads(FIO, size, "io_uring", 4, 64 * MIB, 1.0)
+        assert {"--rw=randread", "--readonly", f"--bs={size.block_bytes}", "--ioengine=io_uring"} <= set(argv)
+
+
+def test_the_bandwidth_of_all_jobs_interval_by_interval() -> None:
+    logs = ["500, 1024, 1, 0, 0\n1000, 2048, 1, 0, 0\n1500, 9, 1, 0, 0\n", "499, 1024, 1, 0, 0\n1001, 1024, 1, 0, 0\n"]
+    assert calls.intervals(logs) == [2 * MIB, 3 * MIB]
+    assert calls.intervals([]) == []
+
+
+def test_how_many_drives_together() -> None:
+    assert [counts(number) for number in (1, 2, 3, 8, 12)] == [
+        [1],
+        [1, 2],
+        [1, 2, 3],
+        [1, 2, 4, 8],
+        [1, 2, 4, 8, 12],
+    ]
+
+
+def test_a_part_of_a_stack_counts_its_own_drives(tmp_path: Path) -> None:
+    assert sub_stack(stack(tmp_path), ["nvme2n1"]).counts == ("nvme2n1",)
+
+
+# --- what is expected -----------------------------------------------------------------------------------------
+
+
+def test_rates_of_requests() -> None:
+    assert parse_expectations(("read=5GBps,randread-4k=5MIOPS",)) == {"read": 5e9, "randread-4k": 5e6}
+    assert parse_expectations(("randread-64k=800kIOPS", "randread-1m=900IOPS")) == {
+        "randread-64k": 8e5,
+        "randread-1m": 900.0,
+    }
+    for text in ("randread-4k=5GBps", "randread-4k=0IOPS", "randread-4k=5", "randread-8k=5IOPS", "read=5MIOPS"):
+        with pytest.raises(UsageProblem):
+            parse_expectations((text,))
+    for text in ("5mIOPS", "5 MIops", "-1IOPS", "5"):
+        with pytest.raises(UnitError):
+            parse_rate(text)
+    assert format_figure(5_200_000, "1/s") == "5.2 MIOPS"
+    assert format_figure(5e9, "B/s").startswith("5 GB/s")
+
+
+# --- facts of a machine ---------------------------------------------------------------------------------------
+
+
+def test_facts_of_a_recorded_node(tmp_path: Path) -> None:
+    root = lay_out("built", tmp_path)
+    drives = read_drives(str(root))
+    found = facts.read_facts(read_stack("/mnt/nvme_raid0", str(root)), drives, [], str(root))
+    assert [drive.serial for drive in found.drives] == [f"LAB1NV{number}" for number in range(1, 9)]
+    assert not [drive for drive in found.drives if drive.downgraded]
+    # Each drive of that node hangs off a root port of its own.
+    assert found.shared == []
+    assert found.stripe_unit_bytes == MIB
+    assert "noatime" in found.mount_options
+
+
+def test_drives_behind_one_switch_share_its_link(tmp_path: Path) -> None:
+    root = lay_out("built", tmp_path)
+    drives = read_drives(str(root))[1:4]
+    switch = tmp_path / "sys/devices/pci0000:00/0000:00:01.0/0000:40:00.0"
+    for number, drive in enumerate(drives):
+        device = switch / f"0000:41:0{number}.0" / f"0000:4{number + 2}:00.0"
+        device.mkdir(parents=True)
+        link = tmp_path / "sys/class/nvme" / drive.controller
+        link.mkdir(parents=True)
+        (link / "device").symlink_to(device)
+    for place in (switch, switch.parent):
+        (place / "current_link_speed").write_text("16.0 GT/s PCIe\n")
+        (place / "current_link_width").write_text("8\n")
+    assert len(ports_above(drives[0], str(root))) == 3
+    shared = shared_ports(drives, str(root))
+    assert [(port.address, len(port.serials)) for port in shared] == [("0000:00:01.0", 3), ("0000:40:00.0", 3)]
+    found = facts.read_facts(read_stack("/mnt/nvme_raid0", str(root)), drives, [], str(root))
+    assert found.shared[0].words == "16 GT/s x8"
+    assert found.shared[0].carries == pytest.approx(15.75e9, rel=0.001)

@@ -1,0 +1,285 @@
+"""Why a rung loses: facts of the machine and figures of the ladder in, one cause with its cure out. Pure.
+
+The order within a kind of rung is from what is certain to what is likely: a link that sysfs calls downgraded comes
+before a drive that is merely slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tunetool.measure.ladder.budget import EXPECTED
+from tunetool.node.units import format_bandwidth, format_size_binary
+from tunetool.record import Loss
+
+BUSY_CORES = 0.9
+"""Of all cores, or of one thread's: beyond it there is no time left to issue requests."""
+NEAR = 0.8
+"""Drives that one by one ask for less than this of what a link carries are not held up by it (protocol overhead)."""
+REACHED = 0.6
+"""Of what a link carries must have gone through it, for it to be the limit: how much went where is only estimated."""
+
+SLOWING_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "write": {
+        "sync": "every write waits for the drives",
+        "dirsync": "every change of a directory waits for the drives",
+        "wsync": "every change of metadata waits for the log",
+        "discard": "drives are told of every freed block at once; `fstrim.timer` does it when idle",
+        "data=journal": "every byte is written twice, and direct I/O is not direct",
+    },
+    "read": {
+        "strictatime": "every read writes its time",
+        "data=journal": "direct I/O is not direct: all goes through the page cache",
+    },
+}
+"""By direction, mount options (mount(8), xfs(5), ext4(5)) and what they cost."""
+
+
+@dataclass(frozen=True)
+class DriveFacts:
+    """One drive."""
+
+    serial: str
+    name: str
+    alone: float | None = None
+    """Bytes per second."""
+    speed_gts: float | None = None
+    width: int | None = None
+    possible_gts: float | None = None
+    """Of the drive and the slot, what both allow."""
+    possible_width: int | None = None
+    scheduler: str | None = None
+
+    @property
+    def downgraded(self) -> bool:
+        """Whether its link runs below what drive and slot allow."""
+        pairs = ((self.speed_gts, self.possible_gts), (self.width, self.possible_width))
+        return any(now is not None and possible is not None and now < possible for now, possible in pairs)
+
+
+@dataclass(frozen=True)
+class SharedLink:
+    """A PCIe link above several drives."""
+
+    address: str
+    carries: float
+    """Bytes per second."""
+    words: str
+    """``16 GT/s x8``."""
+    serials: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of the machine."""
+
+    drives: Sequence[DriveFacts] = ()
+    shared: Sequence[SharedLink] = ()
+    cores: int = 1
+    chunk_bytes: int | None = None
+    stripe_unit_bytes: int | None = None
+    """Of the file system; None where it has none."""
+    stripe_width_bytes: int | None = None
+    mount_options: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rung that loses, with what is known of its measurement."""
+
+    title: str
+    kind: str
+    value: float
+    share: float
+    below: str
+    direction: str = "read"
+    serials: Sequence[str] = ()
+    """Of the drives that were read; empty: all."""
+    cores_used: float = 0.0
+    threads: int | None = None
+    """None: enough."""
+    files: int | None = None
+    falling: bool = False
+    """The samples fell from first to last."""
+
+
+Cause = tuple[str, str, str]
+"""Its name, what was found, the cure."""
+
+
+def diagnose(step: Step, facts: Facts) -> Loss:
+    """The cause of a loss; ``unknown``, with what to look at, where no fact explains it."""
+    for ask in _ASKED[step.kind] if step.kind in _ASKED else _ASKED["random"]:
+        cause = ask(step, facts)
+        if cause is not None:
+            break
+    else:
+        cause = ("unknown", "no link, drive, scheduler, mount option or core explains it", _LOOK)
+    name, found, remedy = cause
+    # Of drives alone the cause itself says which one is slow, and how slow.
+    told = f"{step.title} reaches {format_bandwidth(step.value)}, {step.share:.0%} of {step.below}: {found}"
+    told = found if step.kind == "alone" else told
+    return Loss.model_validate({"rung": step.title, "cause": name, "found": told, "remedy": remedy})
+
+
+_LOOK = "look at `dmesg`, `nvme smart-log` of each drive and other load; repeat with a longer `--duration`"
+
+
+def _link(step: Step, facts: Facts) -> Cause | None:
+    bad = [drive for drive in facts.drives if drive.downgraded]
+    if not bad:
+        return None
+    told = "; ".join(
+        f"the link of `{drive.serial}` runs at {drive.speed_gts:g} GT/s x{drive.width}, "
+        f"{drive.possible_gts or 0:g} GT/s x{drive.possible_width} is possible"
+        for drive in bad
+    )
+    return "link", told, "reseat the drive named, then its cable or riser; its slot's speed may be set in the firmware"
+
+
+def _slow_drive(step: Step, facts: Facts) -> Cause | None:
+    slow = slow_drives(facts.drives)
+    if not slow:
+        return None
+    told = ", ".join(
+        f"drive `{drive.serial}` reads {format_bandwidth(drive.alone or 0)} alone, {share:.0%} of the others' median"
+        for drive, share in slow
+    )
+    names = ", ".join(f"`/dev/{drive.name}`" for drive, _ in slow)
+    return (
+        "slow-drive",
+        told,
+        f"look at {names}: `nvme smart-log` for wear, temperature and media errors; replace it if it stays slow "
+        "(`playbooks/replace_drive.yml`)",
+    )
+
+
+def slow_drives(drives: Sequence[DriveFacts]) -> list[tuple[DriveFacts, float]]:
+    """Drives that alone reach less than the expected share of the median of the others, with that share."""
+    known = [drive for drive in drives if drive.alone]
+    found = []
+    for drive in known:
+        others = sorted(other.alone or 0.0 for other in known if other is not drive)
+        if not others:
+            continue
+        middle = (others[(len(others) - 1) // 2] + others[len(others) // 2]) / 2
+        if (drive.alone or 0.0) < EXPECTED["alone"].least * middle:
+            found.append((drive, (drive.alone or 0.0) / middle))
+    return found
+
+
+def _shared_link(step: Step, facts: Facts) -> Cause | None:
+    alone = {drive.serial: drive.alone for drive in facts.drives if drive.alone}
+    for link in facts.shared:
+        below = [serial for serial in link.serials if not step.serials or serial in step.serials]
+        wanted = sum(alone.get(serial, 0.0) for serial in below)
+        everything = sum(rate for serial, rate in alone.items() if not step.serials or serial in step.serials)
+        through = step.value * wanted / everything if everything else 0.0
+        if len(below) > 1 and wanted > NEAR * link.carries and through > REACHED * link.carries:
+            return (
+                "shared-link",
+                f"{len(below)} drives share the PCIe link of `{link.address}` ({link.words}, "
+                f"{format_bandwidth(link.carries)}) and read {format_bandwidth(wanted)} one by one: "
+                + ", ".join(f"`{serial}`" for serial in below),
+                "spread the drives over more root ports or switches; no setting of the node's widens a link",
+            )
+    return None
+
+
+def _misaligned(step: Step, facts: Facts) -> Cause | None:
+    chunk, unit, width = facts.chunk_bytes, facts.stripe_unit_bytes, facts.stripe_width_bytes
+    if chunk is None:
+        return None
+    row = chunk * len(facts.drives)
+    if unit == chunk and width == row:
+        return None
+    has = (
+        f"stripe unit {format_size_binary(unit)}, width {format_size_binary(width or 0)}" if unit else "no stripe unit"
+    )
+    return (
+        "misalignment",
+        f"the file system has {has}, the array chunks of {format_size_binary(chunk)} over {len(facts.drives)} drives",
+        "make the file system anew for the array (`playbooks/teardown.yml`, then `site.yml`): `raid_array_chunk` sets "
+        "both; its data must move",
+    )
+
+
+def _scheduler(step: Step, facts: Facts) -> Cause | None:
+    bad = [drive for drive in facts.drives if drive.scheduler not in (None, "none")]
+    if not bad:
+        return None
+    kinds = ", ".join(sorted({f"`{drive.scheduler}`" for drive in bad}))
+    return (
+        "scheduler",
+        f"{len(bad)} drives sort requests by {kinds}: " + ", ".join(f"`{drive.serial}`" for drive in bad),
+        "`echo none > /sys/block/NAME/queue/scheduler` for each, and a udev rule to keep it: no role sets another one",
+    )
+
+
+def _mount_options(step: Step, facts: Facts) -> Cause | None:
+    costs = SLOWING_OPTIONS[step.direction]
+    bad = [option for option in facts.mount_options if option in costs]
+    if not bad:
+        return None
+    told = "; ".join(f"it is mounted with `{option}`: {costs[option]}" for option in bad)
+    return "mount-options", told, "take it out of `scratch_filesystem_mount_options`, then run `site.yml`"
+
+
+def _cpu(step: Step, facts: Facts) -> Cause | None:
+    available = min(facts.cores, step.threads) if step.threads else facts.cores
+    if step.cores_used < BUSY_CORES * available:
+        return None
+    if step.threads and step.threads < facts.cores:
+        return (
+            "cpu",
+            f"its {'one thread' if step.threads == 1 else f'{step.threads} threads'} used {step.cores_used:.2g} cores",
+            "spread it over more threads or processes: a checkpoint in shards, one a rank",
+        )
+    return (
+        "cpu",
+        f"it used {step.cores_used:.2g} of {facts.cores} cores",
+        "use larger blocks; look for other load, a power-saving governor or a limit on the cores of this container",
+    )
+
+
+def _one_inode(step: Step, facts: Facts) -> Cause | None:
+    if step.files != 1:
+        return None
+    return (
+        "one-inode",
+        f"it goes through one file, and {'writers' if step.direction == 'write' else 'readers'} of one file wait for "
+        "each other",
+        "split the checkpoint into several files, such as one a rank",
+    )
+
+
+def _write_cache(step: Step, facts: Facts) -> Cause | None:
+    if step.direction != "write" or not step.falling:
+        return None
+    return (
+        "write-cache",
+        "it fell while it was measured: the drives' write cache is exhausted, or they throttle",
+        "expect what it fell to; look at `nvme smart-log` for temperatures, and keep a share of each drive free",
+    )
+
+
+Ask = Callable[[Step, Facts], "Cause | None"]
+
+_ASKED: Mapping[str, Sequence[Ask]] = {
+    "alone": (_link, _slow_drive),
+    "together": (_shared_link, _cpu),
+    "array": (_slow_drive, _scheduler, _shared_link, _cpu),
+    "filesystem": (_misaligned, _mount_options, _scheduler, _cpu),
+    "engine": (_cpu,),
+    "sustained": (_write_cache, _mount_options, _slow_drive),
+    "random": (_slow_drive, _misaligned, _mount_options, _scheduler, _cpu),
+    "aio": (_mount_options, _cpu, _one_inode),
+    "hbm-bounce": (_cpu, _one_inode),
+    "hbm-direct": (_cpu, _one_inode),
+    "checkpoint": (_mount_options, _cpu, _one_inode),
+}
+"""By kind of rung, what can cost something there. Random reads of all sizes share ``random``.
+
+What meets both engines alike, such as a mount option, explains no difference between them.
+"""

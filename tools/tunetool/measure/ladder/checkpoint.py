@@ -1,0 +1,124 @@
+"""The torch rung: a checkpoint saved durably and loaded from the drives, in a child under the user's own Python."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunetool.errors import CannotJudge
+from tunetool.measure.aio.process import Child
+from tunetool.measure.aio.spec import Failed, Missing
+from tunetool.measure.evidence import REPEATS, count
+from tunetool.measure.fio import Direction, Outcome
+from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, CHECKPOINT_SHARE, MIB, SAMPLES
+from tunetool.measure.ladder.figures import Found, Label, figure
+from tunetool.measure.ladder.rungs import Scene, Skip
+from tunetool.measure.sequential import Plan, Sample, free_bytes
+from tunetool.node.blockstack import CountersChanged, difference, snapshot
+from tunetool.record import Scalar
+
+SAVE, LOAD = "checkpoint.save", "checkpoint.load"
+FILE = "checkpoint.pt"
+_CHILD = Path(__file__).with_name("checkpoint_child.py")
+_START = 15.0
+"""torch's import, and making the state."""
+_LEAST = 16 * MIB
+_PATIENCE = 300.0
+_ORDERS: Mapping[str, Direction] = {"save": "write", "load": "read"}
+
+
+@dataclass(frozen=True)
+class TorchCheckpoint:
+    """torch.save and torch.load of a state in HBM, or in memory where there is no GPU."""
+
+    name: str = "torch checkpoint"
+
+    def covers(self) -> Sequence[str]:
+        """Both directions."""
+        return [SAVE, LOAD]
+
+    def seconds(self, shape: Plan, drives: int) -> float:
+        """About how long it takes where a checkpoint's bytes take as long as a sample."""
+        return 2 * SAMPLES * shape.duration + _START
+
+    def run(self, scene: Scene) -> Found:
+        """A figure for each direction. Raises ``Skip``; ``Failed`` for a child that dies or loads something else."""
+        python = scene.wish.python
+        try:
+            found_torch = scene.probe().torch
+        except Missing as error:
+            raise Skip(error.message) from None
+        if found_torch is None:
+            raise Skip(f"torch is not installed in `{python}`; name the Python that has it with `--python`")
+        size = _size(scene)
+        path = scene.directory / FILE
+        samples: dict[str, list[Sample]] = {order: [] for order in _ORDERS}
+        with (
+            scene.shooter.progress.step(
+                f"{scene.stack.directory}: torch checkpoint", self.seconds(scene.shape, 1)
+            ) as tick,
+            Child([str(python), str(_CHILD)], "the checkpoint's process", scene.environment, tick) as child,
+        ):
+            try:
+                told = child.ask({"do": "start", "path": str(path)}, _PATIENCE)
+                child.ask({"do": "make", "bytes": size}, _PATIENCE)
+                child.ask({"do": "save"}, _PATIENCE)
+                repeats = 0
+                for order in _ORDERS:
+                    repeats += _samples(child, scene, order, samples[order])
+            except Failed as error:
+                scene.shooter.raw["checkpoint.txt"] = error.raw
+                raise
+            finally:
+                path.unlink(missing_ok=True)
+        parameters: dict[str, Scalar] = {
+            "jobs": 1,
+            "files": 1,
+            "file_bytes": size,
+            "device": str(told["device"]),
+            "direct": False,
+            "repeated_samples": repeats,
+            "python": str(python),
+        }
+        found = Found()
+        for order, name in (("save", SAVE), ("load", LOAD)):
+            label = Label(name, "checkpoint", f"torch {told['torch']}", _ORDERS[order], scene.stack.medium)
+            found.add(figure(label, scene.stack, samples[order], parameters))
+        return found
+
+
+def _size(scene: Scene) -> int:
+    """About one sample's worth, and no more than fits."""
+    room = int(free_bytes(scene.directory) * CHECKPOINT_SHARE)
+    wanted = int(scene.written * scene.shape.duration) if scene.written else CHECKPOINT_BYTES
+    size = min(CHECKPOINT_BYTES, room, max(64 * MIB, wanted)) // (16 * MIB) * (16 * MIB)
+    if size < _LEAST:
+        raise Skip("there is too little space for a checkpoint")
+    return size
+
+
+def _samples(child: Child, scene: Scene, order: str, kept: list[Sample]) -> int:
+    """Samples of one direction; how many were taken again."""
+    repeats = 0
+    while len(kept) < SAMPLES:
+        began = time.monotonic()
+        try:
+            before = snapshot(scene.stack)
+            told = child.ask({"do": order}, _PATIENCE)
+            devices = difference(snapshot(scene.stack), before)
+        except CountersChanged as error:
+            raise CannotJudge(f"the drives changed during a {order}: {error}", "see `dmesg | tail`") from None
+        if told.get("equal") is False:
+            raise Failed("`torch.load` did not return what `torch.save` was given", "look at `dmesg` for I/O errors")
+        moved = int(told["bytes"])
+        outcome = Outcome(moved, float(told["seconds"]), {}, "", cores=float(told["cores"]))
+        counted = count(scene.stack, _ORDERS[order], moved, devices) if scene.stack.counts else None
+        if counted is not None and counted.judgement == "other-io" and repeats < REPEATS:
+            repeats += 1
+            continue
+        kept.append(Sample(outcome, counted, (began + time.monotonic()) / 2))
+        if counted is not None and counted.judgement == "missing":
+            break
+    return repeats

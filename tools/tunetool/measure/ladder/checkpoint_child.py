@@ -1,0 +1,100 @@
+"""Saves and loads a checkpoint with torch, one order (a line of JSON) at a time.
+
+Run by path under the user's own Python, so: standard library and torch, nothing of tunetool. It answers each order with
+a line of JSON. The parent reads the drives' counters between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any, Callable
+
+
+class Checkpoint:
+    """The state, where it is saved, and the device that holds it."""
+
+    def __init__(self, path: str) -> None:
+        import torch
+
+        self.torch: Any = torch
+        self.path = path
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.state: dict[str, Any] = {}
+
+    def make(self, count: int) -> dict[str, Any]:
+        """A state of so many bytes that nothing can compress, in 16 equal tensors."""
+        torch = self.torch
+        generator = torch.Generator(device=self.device).manual_seed(1)
+        self.state = {
+            "layer.%d" % number: torch.randint(
+                0, 256, (count // 16,), dtype=torch.uint8, device=self.device, generator=generator
+            )
+            for number in range(16)
+        }
+        return {}
+
+    def save(self) -> dict[str, Any]:
+        """On the drives when this returns."""
+
+        def act() -> None:
+            with open(self.path, "wb") as stream:
+                self.torch.save(self.state, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+
+        return self.timed(act)
+
+    def load(self) -> dict[str, Any]:
+        """Out of the page cache first, so that the drives answer; compared afterwards, outside the time."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+        found: dict[str, Any] = {}
+        told = self.timed(lambda: found.update(self.torch.load(self.path, map_location=self.device, weights_only=True)))
+        equal = found.keys() == self.state.keys() and all(
+            self.torch.equal(found[name], tensor) for name, tensor in self.state.items()
+        )
+        return dict(told, equal=equal)
+
+    def timed(self, act: Callable[[], None]) -> dict[str, Any]:
+        """Wall clock and cores of ``act``, the GPU's work included."""
+        before, began = spent(), time.monotonic()
+        act()
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+        seconds = time.monotonic() - began
+        return {"seconds": seconds, "cores": (spent() - before) / seconds, "bytes": os.path.getsize(self.path)}
+
+
+def spent() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    checkpoints: list[Checkpoint] = []
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            if order["do"] == "start":
+                checkpoints.append(Checkpoint(order["path"]))
+                told = {"torch": checkpoints[0].torch.__version__, "device": checkpoints[0].device}
+            elif order["do"] == "make":
+                told = checkpoints[0].make(order["bytes"])
+            else:
+                told = {"save": checkpoints[0].save, "load": checkpoints[0].load}[order["do"]]()
+        except Exception as error:
+            told = {"kind": type(error).__name__, "error": str(error)[:500]}
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

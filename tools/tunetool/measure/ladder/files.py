@@ -1,0 +1,202 @@
+"""The file system's rungs: io_uring beside libaio, writes past the drives' caches, random reads."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tunetool.measure.fio import Direction, Outcome
+from tunetool.measure.ladder import calls
+from tunetool.measure.ladder.budget import (
+    MIB,
+    RANDOM_READS,
+    SAMPLES,
+    SUSTAINED_BYTES_A_DRIVE,
+    SUSTAINED_SAMPLES,
+    RandomRead,
+)
+from tunetool.measure.ladder.figures import Found, Label, figure
+from tunetool.measure.ladder.rungs import Scene, Skip
+from tunetool.measure.ladder.shots import Call, Part
+from tunetool.measure.sequential import FEWEST, Plan
+from tunetool.measure.statistics import drift, estimate
+from tunetool.record import Confidence, Measurement, Scalar, Trend
+
+URING = "sequential.{direction}.io_uring"
+SUSTAINED = "sustained.write"
+RANDOM = "random.read.{size}"
+_START = 1.0
+_IO_URING_SETUP = 425
+"""The same number on every architecture: it is younger than the common table (Linux 5.1)."""
+_PARAMETERS_BYTES = 120
+
+_DIRECTIONS: tuple[Direction, ...] = ("write", "read")
+
+
+def no_io_uring() -> str | None:
+    """Why io_uring cannot be used here; None where it can."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle = libc.syscall(_IO_URING_SETUP, 1, ctypes.create_string_buffer(_PARAMETERS_BYTES))
+    if handle >= 0:
+        os.close(handle)
+        return None
+    number = ctypes.get_errno()
+    if number == errno.ENOSYS:
+        return "this kernel has no io_uring"
+    if number == errno.EPERM:
+        return "io_uring is forbidden here: by `kernel.io_uring_disabled`, or by a container's seccomp filter"
+    return f"io_uring does not work here: {os.strerror(number)}"
+
+
+@dataclass(frozen=True)
+class Uring:
+    """What libaio did, by io_uring."""
+
+    name: str = "io_uring"
+
+    def covers(self) -> Sequence[str]:
+        """Both directions."""
+        return [URING.format(direction=direction) for direction in reversed(_DIRECTIONS)]
+
+    def seconds(self, shape: Plan, drives: int) -> float:
+        """About how long it takes."""
+        return 2 * SAMPLES * (shape.duration + _START)
+
+    def run(self, scene: Scene) -> Found:
+        """A figure for each direction."""
+        obstacle = no_io_uring()
+        if obstacle:
+            raise Skip(obstacle)
+        found = Found()
+        for direction in _DIRECTIONS:
+            found.add(self._direction(scene, direction))
+        return found
+
+    def _direction(self, scene: Scene, direction: Direction) -> Found:
+        jobs, seconds = scene.shape.jobs, scene.shape.duration
+        argv = calls.sequential(scene.shooter.fio, direction, "io_uring", jobs, scene.file_bytes, seconds)
+        part = Part("", scene.stack)
+        kept, repeats = scene.shooter.rounds(
+            lambda label: Call(label, argv, direction, seconds, [part]), f"{direction}-io_uring"
+        )
+        label = Label(URING.format(direction=direction), "filesystem", scene.engine, direction, scene.stack.medium)
+        return figure(label, scene.stack, kept[""], _parameters(scene, "io_uring", MIB, 32, repeats))
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """A write so long that no cache of the drives hides what they can really take."""
+
+    name: str = "sustained write"
+
+    def covers(self) -> Sequence[str]:
+        """Its one figure."""
+        return [SUSTAINED]
+
+    def seconds(self, shape: Plan, drives: int) -> float:
+        """About how long it takes; less where the bytes are spent earlier."""
+        return SUSTAINED_SAMPLES * shape.duration + _START
+
+    def run(self, scene: Scene) -> Found:
+        """One process; its samples are the intervals of fio's own log."""
+        jobs, shape = scene.shape.jobs, scene.shape
+        rate = scene.written
+        seconds = SUSTAINED_SAMPLES * shape.duration
+        budget = SUSTAINED_BYTES_A_DRIVE * max(1, len(scene.stack.leaves))
+        if rate:
+            seconds = max(4 * shape.duration, min(seconds, budget / rate))
+        interval = seconds / SUSTAINED_SAMPLES
+        argv = calls.sustained(scene.shooter.fio, jobs, scene.file_bytes, seconds, interval)
+        samples = scene.shooter.shoot(Call("sustained-write", argv, "write", seconds, [Part("", scene.stack)]))
+        logs = sorted(scene.directory.glob(f"{calls.BANDWIDTH_LOG}_bw.*.log"))
+        texts = [log.read_text() for log in logs]
+        scene.shooter.raw["sustained-write-bandwidth.log"] = "".join(texts)
+        label = Label(SUSTAINED, "filesystem", scene.engine, "write", scene.stack.medium)
+        parameters = {**_parameters(scene, "libaio", MIB, 32, 0), "sample_seconds": interval}
+        found = figure(label, scene.stack, [samples[""]], {**parameters, "seconds": round(seconds, 3)})
+        values = calls.intervals(texts)
+        if len(values) >= FEWEST:
+            found.measurements = [_over_time(found.measurements[0], values, interval)]
+        return found
+
+
+def _over_time(whole: Measurement, values: Sequence[float], interval: float) -> Measurement:
+    """The figure of one long process with the samples of its intervals."""
+    middle = estimate(values)
+    change = drift([(place + 0.5) * interval for place in range(len(values))], values)
+    return whole.model_copy(
+        update={
+            "value": middle.value,
+            "samples": list(values),
+            "confidence": Confidence(level=middle.level, low=middle.low, high=middle.high, method=middle.method),
+            "trend": Trend(
+                slope_per_second=change.slope_per_second, significant=change.significant, change=change.change
+            ),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Random:
+    """Random reads of one size."""
+
+    size: RandomRead
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"random reads, {self.size.name}"
+
+    @property
+    def measurement(self) -> str:
+        """Of the figure."""
+        return RANDOM.format(size=self.size.name)
+
+    def covers(self) -> Sequence[str]:
+        """Its one figure."""
+        return [self.measurement]
+
+    def seconds(self, shape: Plan, drives: int) -> float:
+        """About how long it takes where nothing is expected of it."""
+        return SAMPLES * (shape.duration + _START)
+
+    def run(self, scene: Scene) -> Found:
+        """A rate, with the latencies of its requests."""
+        jobs, seconds = scene.shape.jobs, scene.shape.duration
+        engine = "libaio" if no_io_uring() else "io_uring"
+        argv = calls.random_reads(scene.shooter.fio, self.size, engine, jobs, scene.file_bytes, seconds)
+        part = Part("", scene.stack)
+        kept, repeats = scene.shooter.rounds(
+            lambda label: Call(label, argv, "read", seconds, [part]),
+            f"random-{self.size.name}",
+            scene.wish.limits.get(self.measurement),
+            _rate,
+        )
+        label = Label(self.measurement, "filesystem", scene.engine, "read", scene.stack.medium, rate=True)
+        parameters = _parameters(scene, engine, self.size.block_bytes, self.size.queue_depth, repeats)
+        return figure(label, scene.stack, kept[""], parameters)
+
+
+def random_rungs() -> list[Random]:
+    """Every size, the largest first."""
+    return [Random(size) for size in RANDOM_READS]
+
+
+def _rate(outcome: Outcome) -> float:
+    return outcome.rate
+
+
+def _parameters(scene: Scene, engine: str, block: int, depth: int, repeats: int) -> dict[str, Scalar]:
+    return {
+        "block_bytes": block,
+        "queue_depth": depth,
+        "jobs": scene.shape.jobs,
+        "io_engine": engine,
+        "direct": True,
+        "file_bytes": scene.file_bytes,
+        "sample_seconds": scene.shape.duration,
+        "repeated_samples": repeats,
+    }

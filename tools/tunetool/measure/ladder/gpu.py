@@ -1,0 +1,75 @@
+"""DeepSpeed's handles between the file system and HBM: the one adapter between the ladder and ``measure.aio``.
+
+The handle to pinned memory is measured at every level (``measure.aio.rung``); the ladder takes its figures over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tunetool.measure import aio
+from tunetool.measure.aio.spec import Missing
+from tunetool.measure.ladder.budget import SAMPLES
+from tunetool.measure.ladder.figures import Found
+from tunetool.measure.ladder.rungs import Scene, Skip
+from tunetool.measure.sequential import Plan, free_bytes
+from tunetool.node.memory import memory_total
+
+DEVICES: dict[aio.Device, str] = {
+    "cpu": "aio_handle pinned",
+    "cuda": "aio_handle HBM bounce",
+    "gds": "gds_handle HBM",
+}
+PINNED = tuple(aio.name("cpu", direction) for direction in ("read", "write"))
+_START = 10.0
+"""torch's import, the buffer, the layout, the read-back."""
+
+
+@dataclass(frozen=True)
+class Handle:
+    """DeepSpeed's handle to one kind of memory."""
+
+    device: aio.Device
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return DEVICES[self.device]
+
+    def covers(self) -> Sequence[str]:
+        """Both directions."""
+        return [aio.name(self.device, "read"), aio.name(self.device, "write")]
+
+    def seconds(self, shape: Plan, drives: int) -> float:
+        """About how long it takes."""
+        return 2 * SAMPLES * shape.duration + _START
+
+    def run(self, scene: Scene) -> Found:
+        """A figure for each direction. Raises ``Skip``, or ``Failed`` for a handle that does not do what it says."""
+        try:
+            found = scene.probe()
+            aio.need(found, "gds" if self.device == "gds" else "async_io")
+        except Missing as error:
+            raise Skip(error.message + (f"; {error.hint}" if error.hint else "")) from None
+        if not found.cuda:
+            raise Skip(f"the torch of `{scene.wish.python}` sees no GPU")
+        parallelism = aio.default_parallelism(os.cpu_count() or 1)
+        spec = aio.Spec(
+            directory=scene.directory,
+            io_bytes=aio.default_io_bytes(free_bytes(scene.directory), memory_total(), parallelism, scene.written),
+            device=self.device,
+            intra_op_parallelism=parallelism,
+            python=scene.wish.python,
+            samples=SAMPLES,
+            seconds=scene.shape.duration,
+        )
+        outcome = aio.Outcome()
+        try:
+            aio.run(spec, scene.stack, scene.environment, scene.shooter.progress, outcome, found)
+        finally:
+            spec.file.unlink(missing_ok=True)
+            if outcome.messages:
+                scene.shooter.raw[f"deepspeed-{self.device}.txt"] = outcome.messages
+        return Found(aio.measurements(spec, scene.stack, outcome), aio.unproven(spec, scene.stack, outcome))

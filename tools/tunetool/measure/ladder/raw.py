@@ -1,0 +1,170 @@
+"""The raw rungs: each drive alone, several together, and the array; read-only, over this run's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tunetool.measure.ladder import calls
+from tunetool.measure.ladder.budget import RAW_BLOCK, SAMPLES
+from tunetool.measure.ladder.figures import Found, Label, figure
+from tunetool.measure.ladder.rungs import Scene, Skip
+from tunetool.measure.ladder.shots import Call, Part
+from tunetool.measure.ladder.source import RawData
+from tunetool.measure.sequential import Plan
+from tunetool.node.blockstack import BlockStack
+from tunetool.record import Scalar
+
+ALONE = "drive.read"
+TOGETHER = "drives.read.{count}"
+ARRAY = "array.read"
+_START = 1.0
+
+
+def sub_stack(stack: BlockStack, names: Sequence[str]) -> BlockStack:
+    """The part of a stack whose drives count."""
+    return replace(stack, leaves=tuple(leaf for leaf in stack.leaves if leaf.name in names), redundant=False)
+
+
+def counts(drives: int) -> list[int]:
+    """How many drives are read together: 1, 2, 4, 8 ... and all."""
+    found = [1 << power for power in range(drives.bit_length()) if 1 << power < drives]
+    return [*found, drives]
+
+
+def _need(scene: Scene) -> RawData:
+    if scene.raw is None:
+        raise Skip(scene.no_raw)
+    return scene.raw
+
+
+def in_slots(scene: Scene) -> list[str]:
+    """Kernel names of the members by PCI address: drives behind one switch follow each other."""
+    members = _need(scene).members
+    ordered = [drive.name for drive in scene.drives if drive.name in members]
+    return [*ordered, *(name for name in members if name not in ordered)]
+
+
+def serial_of(scene: Scene, name: str) -> str:
+    """The serial of a drive, or its kernel name."""
+    return next((leaf.label for leaf in scene.stack.leaves if leaf.name == name), name)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Each drive by itself, one after the other."""
+
+    alone: dict[str, float]
+    """By kernel name, filled while it runs."""
+    name: str = "drives alone"
+
+    def covers(self) -> Sequence[str]:
+        """The one name that all drives share."""
+        return [ALONE]
+
+    def seconds(self, shape: Plan, drives: int) -> float:
+        """About how long it takes."""
+        return SAMPLES * (drives * shape.duration + _START)
+
+    def run(self, scene: Scene) -> Found:
+        """A figure for each drive."""
+        raw, seconds, found = _need(scene), scene.shape.duration, Found()
+        parts = [Part(name, sub_stack(scene.stack, [name])) for name in in_slots(scene)]
+        groups = [(part.name, raw.members[part.name]) for part in parts]
+        argv = calls.raw_reads(scene.shooter.fio, groups, seconds)
+        kept, repeats = scene.shooter.rounds(
+            lambda label: Call(label, argv, "read", seconds * len(parts), parts), "drives-alone"
+        )
+        for part in parts:
+            parameters: dict[str, Scalar] = {
+                **_parameters(scene, repeats),
+                "device": part.name,
+                "serial": serial_of(scene, part.name),
+                "range_bytes": raw.bytes_of(part.name),
+            }
+            label = Label(ALONE, "drive", scene.engine, "read", "nvme disk")
+            found.add(figure(label, part.stack, kept[part.name], parameters))
+            self.alone[part.name] = found.measurements[-1].value
+        return found
+
+
+@dataclass(frozen=True)
+class Together:
+    """1, 2, 4 ... drives at once: where the sum bends, drives share something."""
+
+    alone: dict[str, float]
+    """By kernel name, filled by the rung below."""
+    name: str = "drives together"
+
+    def covers(self) -> Sequence[str]:
+        """Under one name where the number of drives is not even known."""
+        return [TOGETHER.format(count="N")]
+
+    def seconds(self, shape: Plan, drives: int) -> float:
+        """About how long it takes."""
+        return SAMPLES * (shape.duration + _START) * len(counts(drives)[1:])
+
+    def run(self, scene: Scene) -> Found:
+        """A figure for each number of drives; one drive is what was measured alone."""
+        raw, names, seconds, found = _need(scene), in_slots(scene), scene.shape.duration, Found()
+        for count in counts(len(names))[1:]:
+            chosen = names[:count]
+            title = f"{count}-drives"
+            spans = [span for name in chosen for span in raw.members[name]]
+            argv = calls.raw_reads(scene.shooter.fio, [(title, spans)], seconds)
+            part = Part(title, sub_stack(scene.stack, chosen))
+            kept, repeats = scene.shooter.rounds(_one(argv, seconds, part), f"drives-together-{count}")
+            parameters: dict[str, Scalar] = {
+                **_parameters(scene, repeats),
+                "drives": count,
+                "devices": ", ".join(chosen),
+                "serials": ", ".join(serial_of(scene, name) for name in chosen),
+            }
+            if all(name in self.alone for name in chosen):
+                parameters["sum_alone"] = sum(self.alone[name] for name in chosen)
+            label = Label(TOGETHER.format(count=count), "drive", scene.engine, "read", f"{count} x nvme")
+            found.add(figure(label, part.stack, kept[title], parameters))
+        return found
+
+
+@dataclass(frozen=True)
+class Array:
+    """The array's device, below the file system."""
+
+    name: str = "array"
+
+    def covers(self) -> Sequence[str]:
+        """Its one figure."""
+        return [ARRAY]
+
+    def seconds(self, shape: Plan, drives: int) -> float:
+        """About how long it takes."""
+        return SAMPLES * (shape.duration + _START)
+
+    def run(self, scene: Scene) -> Found:
+        """One figure."""
+        raw, seconds = _need(scene), scene.shape.duration
+        argv = calls.raw_reads(scene.shooter.fio, [("array", raw.array)], seconds, len(raw.members))
+        part = Part("array", scene.stack)
+        kept, repeats = scene.shooter.rounds(_one(argv, seconds, part), "array")
+        parameters: dict[str, Scalar] = {
+            **_parameters(scene, repeats),
+            "device": raw.array[0].device,
+            "range_bytes": sum(span.length for span in raw.array),
+        }
+        label = Label(ARRAY, "md", scene.engine, "read", scene.stack.medium)
+        return figure(label, scene.stack, kept["array"], parameters)
+
+
+def _one(argv: Sequence[str], seconds: float, part: Part) -> Callable[[str], Call]:
+    return lambda label: Call(label, argv, "read", seconds, [part])
+
+
+def _parameters(scene: Scene, repeats: int) -> dict[str, Scalar]:
+    return {
+        "block_bytes": RAW_BLOCK,
+        "io_engine": "libaio",
+        "direct": True,
+        "sample_seconds": scene.shape.duration,
+        "repeated_samples": repeats,
+    }

@@ -1,0 +1,124 @@
+"""The ladder for people: rungs from the bottom up, what each keeps, the first that loses, and random reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tunetool.measure.ladder.raw import ALONE
+from tunetool.node.units import format_rate
+from tunetool.record import Measurement, Record, Rung
+from tunetool.report.page import WIDTH, number, print_block
+
+
+def print_ladder(record: Record, console: Console) -> None:
+    """Nothing for a record without a ladder."""
+    if record.ladder is None:
+        return
+    console.print(_rungs_table(record, [rung for rung in record.ladder.rungs if rung.skipped is None]))
+    for reason, titles in _skipped(record.ladder.rungs).items():
+        print_block(console, f"skipped: {'; '.join(titles)}: {reason}", 2)
+    _print_drives(record, console)
+    rates = [m for m in record.measurements if m.quantity == "rate"]
+    if rates:
+        console.print(Text())
+        console.print(_rates_table(record, rates))
+    loss = record.ladder.loss
+    if loss is None:
+        print_block(console, "every rung keeps what is expected of it", 2)
+        return
+    print_block(console, f"first loss, {loss.cause}: {loss.found}", 2)
+    print_block(console, f"  remedy: {loss.remedy}", 4)
+
+
+def _rungs_table(record: Record, rungs: Sequence[Rung]) -> Table:
+    table = _table(
+        ("rung", "GB/s", "GiB/s", "keeps", "of", "at least", "evidence"), ("GB/s", "GiB/s", "keeps", "at least")
+    )
+    for rung in rungs:
+        value = rung.value or 0.0
+        cells = (
+            rung.title,
+            number(value / 1e9),
+            number(value / 2**30),
+            f"{rung.share:.0%}" if rung.share is not None else "-",
+            rung.below or "-",
+            f"{rung.least:.0%}" if rung.least is not None else "-",
+            _proof([m for m in record.measurements if m.name == rung.name]),
+        )
+        style = "bold red" if rung.loses else ""
+        table.add_row(*(Text(cell, style=style) for cell in cells), Text("LOSES" if rung.loses else "", style=style))
+    return table
+
+
+def _proof(measurements: Sequence[Measurement]) -> str:
+    ratios = [m.evidence.ratio for m in measurements if m.evidence and m.evidence.ratio is not None]
+    if not ratios:
+        return "none"
+    return f"{max(ratios, key=lambda ratio: abs(ratio - 1)):.4f}"
+
+
+def _skipped(rungs: Sequence[Rung]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for rung in rungs:
+        if rung.skipped is not None:
+            found.setdefault(rung.skipped, []).append(rung.title)
+    return found
+
+
+def _print_drives(record: Record, console: Console) -> None:
+    drives = [m for m in record.measurements if m.name == ALONE]
+    if drives:
+        told = ", ".join(
+            f"`{m.parameters.get('serial') or m.parameters['device']}` {number(m.value / 1e9)}" for m in drives
+        )
+        print_block(console, f"each drive alone, GB/s: {told}", 2)
+
+
+def _rates_table(record: Record, rates: Sequence[Measurement]) -> Table:
+    table = _table(
+        ("random", "rate", "from", "to", "p50", "p99", "p99.9", "depth", "expected", "verdict"),
+        ("rate", "from", "to", "p50", "p99", "p99.9", "expected"),
+    )
+    wanted = {expectation.name: expectation for expectation in record.expectations}
+    for m in rates:
+        expectation = wanted.get(m.name)
+        status = expectation.status if expectation else None
+        cells = (
+            m.name.rpartition(".")[2],
+            format_rate(m.value),
+            scaled_as(m.value, m.confidence.low) if m.confidence else "",
+            scaled_as(m.value, m.confidence.high) if m.confidence else "",
+            *(latency((m.percentiles or {}).get(name)) for name in ("p50", "p99", "p99.9")),
+            f"{m.parameters.get('jobs')}x{m.parameters.get('queue_depth')}",
+            format_rate(expectation.value) if expectation else "-",
+            status.upper() if status else "not judged",
+        )
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _table(titles: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for title in titles:
+        table.add_column(title, justify="right" if title in right else "left", overflow="fold")
+    if "rung" in titles:
+        table.add_column("", overflow="fold")
+    return table
+
+
+def scaled_as(rate: float, other: float) -> str:
+    """Another rate in the unit in which ``rate`` is written, without it."""
+    factor = rate / float(format_rate(rate).split()[0])
+    return number(other / factor)
+
+
+def latency(seconds: float | None) -> str:
+    """Microseconds or milliseconds."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
