@@ -1,0 +1,114 @@
+"""Level full on a plain disk, with the real fio: the file system's rungs are climbed, the raw ones say why not."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_verify_on_a_disk import disk, fios_in, only_record  # noqa: F401
+
+from tunetool.measure import busy
+from tunetool.measure.fio import find_fio
+from tunetool.measure.ladder import calls
+from tunetool.measure.ladder.source import Span
+from tunetool.report.progress import PlainProgress
+from tunetool.verify import Request, verify
+
+
+def test_the_ladder_of_a_plain_disk(
+    disk: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(busy, "lock_directory", lambda environment, is_root: tmp_path / "locks")
+    request = Request(
+        expect={"read": 1e6, "randread-4k": 10.0},
+        target=disk,
+        level="full",
+        # Shorter than a call may ask for: what is shown here is that every rung is there, never a speed.
+        duration=0.3,
+        runs_dir=tmp_path / "runs",
+        allow_busy=True,
+    )
+    result = verify(request, PlainProgress())
+    record = result.record
+    assert record is not None
+    assert record.verdict is not None
+    assert result.code == 0, record.verdict.reasons
+    assert list(disk.iterdir()) == []
+    figures = {measurement.name: measurement for measurement in record.measurements}
+    for name in ("sequential.write.io_uring", "sequential.read.io_uring", "sustained.write", "random.read.1m"):
+        if name.endswith("io_uring") and name not in figures:
+            continue  # a container that forbids it; the rung's reason is looked at below
+        evidence = figures[name].evidence
+        assert evidence is not None
+        assert evidence.kind == "block"
+        assert 0.9 <= (evidence.ratio or 0) <= 1.3, name
+    small = figures["random.read.4k"]
+    assert (small.quantity, small.unit) == ("rate", "1/s")
+    assert small.percentiles is not None
+    assert {"p50", "p99", "p99.9"} <= small.percentiles.keys()
+    assert len(small.samples or []) >= 6
+    assert len(figures["random.read.64k"].samples or []) == 3
+    assert len(figures["sustained.write"].samples or []) >= 6
+    assert {wanted.name: wanted.status for wanted in record.expectations}["random.read.4k"] == "pass"
+    assert record.ladder is not None
+    skipped = {rung.name: rung.skipped for rung in record.ladder.rungs if rung.skipped}
+    assert "raw rungs need an md RAID0" in str(skipped["array.read"])
+    assert "--python" in str(skipped["checkpoint.save"]) or "checkpoint.save" in figures
+    told = capsys.readouterr().err
+    assert "then the ladder, about" in told
+    assert "raw rungs are left out" in told
+
+
+def test_a_dry_run_says_what_the_ladder_takes(disk: Path, tmp_path: Path) -> None:  # noqa: F811
+    arguments = ["--level", "full", "--dry-run", "--target", str(disk), "--runs-dir", str(tmp_path / "runs")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tunetool", "verify", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"then the ladder, about \d+ s", done.stderr)
+    assert "the sustained write ends after 60 s or" in done.stderr
+    assert list(disk.iterdir()) == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_raw_reads_open_read_only_and_make_no_file(disk: Path) -> None:  # noqa: F811
+    """What fio does with the ladder's own command line, on a file in a drive's place."""
+    fio = find_fio(dict(os.environ))
+    data = disk / "drive"
+    data.write_bytes(os.urandom(4 * 2**20))
+    spans = [Span("drive", 0, 2**21), Span("drive", 2**21, 2**21)]
+    argv = [word.replace("/dev/drive", str(data)) for word in calls.raw_reads(fio, [("drive", spans)], 2.0)]
+    process = subprocess.Popen(argv, cwd=disk, stdout=subprocess.PIPE, text=True)
+    try:
+        flags: set[int] = set()
+        while process.poll() is None and len(flags) < 1:
+            flags |= open_flags(process.pid, data)
+    finally:
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    assert flags
+    assert all(flag & os.O_ACCMODE == os.O_RDONLY and flag & os.O_DIRECT for flag in flags)
+    gone = [word.replace("/dev/drive", str(disk / "gone")) for word in calls.raw_reads(fio, [("drive", spans)], 0.2)]
+    done = subprocess.run(gone, cwd=disk, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert not (disk / "gone").exists()
+
+
+def open_flags(pid: int, path: Path) -> set[int]:
+    """With which flags a process has ``path`` open."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if entry.readlink() == path:
+                text = Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text()
+                found.add(int(text.split("flags:")[1].split()[0], 8))
+        except OSError:
+            continue
+    return found
