@@ -11,10 +11,18 @@ from pathlib import Path
 import pytest
 from test_verify_on_a_disk import disk, fios_in, only_record  # noqa: F401
 
+from pythons import bare_python, python_that
 from tunetool.measure import busy
+from tunetool.measure.aio import Missing, probe
+from tunetool.measure.aio.spec import Failed
 from tunetool.measure.fio import find_fio
 from tunetool.measure.ladder import calls
+from tunetool.measure.ladder.checkpoint import FILE, TorchCheckpoint
+from tunetool.measure.ladder.rungs import Scene, Wish
+from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import Span
+from tunetool.measure.sequential import Plan
+from tunetool.node.blockstack import read_stack
 from tunetool.report.progress import PlainProgress
 from tunetool.verify import Request, verify
 
@@ -34,12 +42,15 @@ def test_the_ladder_of_a_plain_disk(
         duration=0.3,
         runs_dir=tmp_path / "runs",
         allow_busy=True,
+        python=bare_python(tmp_path),
     )
     result = verify(request, PlainProgress())
     record = result.record
     assert record is not None
     assert record.verdict is not None
-    assert result.code == 0, record.verdict.reasons
+    # Samples this short leave no room for what else a shared disk does meanwhile; nothing else may stand in the way.
+    assert all("something else uses the drives" in reason for reason in record.verdict.reasons), record.verdict.reasons
+    assert result.code == (3 if record.verdict.reasons else 0)
     assert list(disk.iterdir()) == []
     figures = {measurement.name: measurement for measurement in record.measurements}
     for name in ("sequential.write.io_uring", "sequential.read.io_uring", "sustained.write", "random.read.1m"):
@@ -48,7 +59,7 @@ def test_the_ladder_of_a_plain_disk(
         evidence = figures[name].evidence
         assert evidence is not None
         assert evidence.kind == "block"
-        assert 0.9 <= (evidence.ratio or 0) <= 1.3, name
+        assert (evidence.ratio or 0) >= 0.98, name
     small = figures["random.read.4k"]
     assert (small.quantity, small.unit) == ("rate", "1/s")
     assert small.percentiles is not None
@@ -56,11 +67,12 @@ def test_the_ladder_of_a_plain_disk(
     assert len(small.samples or []) >= 6
     assert len(figures["random.read.64k"].samples or []) == 3
     assert len(figures["sustained.write"].samples or []) >= 6
-    assert {wanted.name: wanted.status for wanted in record.expectations}["random.read.4k"] == "pass"
+    assert {wanted.name: wanted.status for wanted in record.expectations}["random.read.4k"] in ("pass", "unproven")
     assert record.ladder is not None
     skipped = {rung.name: rung.skipped for rung in record.ladder.rungs if rung.skipped}
     assert "raw rungs need an md RAID0" in str(skipped["array.read"])
-    assert "--python" in str(skipped["checkpoint.save"]) or "checkpoint.save" in figures
+    for name in ("deepspeed.cpu.read", "deepspeed.gds.write", "checkpoint.save"):
+        assert "torch is not installed" in str(skipped[name])
     told = capsys.readouterr().err
     assert "then the ladder, about" in told
     assert "raw rungs are left out" in told
@@ -99,6 +111,51 @@ def test_raw_reads_open_read_only_and_make_no_file(disk: Path) -> None:  # noqa:
     done = subprocess.run(gone, cwd=disk, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert not (disk / "gone").exists()
+
+
+@pytest.fixture
+def with_torch() -> Path:
+    """A Python that has torch: `TUNETOOL_TEST_PYTHON`, else the one that `make setup` gave it to."""
+    python = Path(os.environ.get("TUNETOOL_TEST_PYTHON", sys.executable))
+    try:
+        found = probe(python, os.environ)
+    except Missing as error:
+        pytest.skip(error.message)
+    if found.torch is None:
+        pytest.skip(f"`{python}` has no torch")
+    return python
+
+
+def scene(disk: Path, python: Path) -> Scene:  # noqa: F811
+    stack = read_stack(str(disk))
+    shooter = Shooter(stack, find_fio(dict(os.environ)), disk, os.environ, PlainProgress())
+    shape = Plan(str(disk), stack.medium, 4, 2**26, 0.2, None)
+    return Scene(shape, stack, disk, 2**26, shooter, os.environ, Wish(python=python), [], written=1.0)
+
+
+def test_a_torch_checkpoint_is_saved_durably_and_comes_back_equal(disk: Path, with_torch: Path) -> None:  # noqa: F811
+    found = TorchCheckpoint().run(scene(disk, with_torch))
+    figures = {measurement.name: measurement for measurement in found.measurements}
+    assert figures.keys() == {"checkpoint.save", "checkpoint.load"}
+    for measurement in figures.values():
+        assert measurement.layer == "checkpoint"
+        assert measurement.evidence is not None
+        # Whatever else this disk does meanwhile comes on top; less would be the page cache.
+        assert (measurement.evidence.ratio or 0) >= 0.98
+        assert measurement.evidence.claimed_bytes is not None
+        assert measurement.evidence.claimed_bytes >= 3 * 64 * 2**20
+        assert float(measurement.parameters["cores_used"]) > 0
+    assert list(disk.iterdir()) == []
+
+
+def test_a_checkpoint_s_process_that_dies_is_told(disk: Path, with_torch: Path, tmp_path: Path) -> None:  # noqa: F811
+    # It is killed as soon as its file is there: in the middle of a save.
+    watch = f"(while [ ! -e {disk / FILE} ]; do sleep 0.02; done; kill -KILL $$) &"
+    program = python_that(tmp_path, watch).read_text().replace(sys.executable, str(with_torch))
+    (tmp_path / "python").write_text(program)
+    with pytest.raises(Failed, match="SIGKILL"):
+        TorchCheckpoint().run(scene(disk, tmp_path / "python"))
+    assert list(disk.iterdir()) == []
 
 
 def open_flags(pid: int, path: Path) -> set[int]:
