@@ -142,7 +142,7 @@ def test_every_cause_has_a_row() -> None:
         (step("sustained", direction="read", falling=True), HEALTHY),
         (step("filesystem"), replace(HEALTHY, chunk_bytes=None, stripe_unit_bytes=None)),
         (step("filesystem"), facts(of_all={"scheduler": None, "speed_gts": None, "alone": None})),
-        (step("checkpoint"), HEALTHY),
+        (step("checkpoint", threads=1, files=1, cores_used=0.3), HEALTHY),
         (step("filesystem"), replace(HEALTHY, mount_options=("rw", "discard", "sync"))),
         (step("engine"), replace(HEALTHY, mount_options=("rw", "strictatime"))),
     ],

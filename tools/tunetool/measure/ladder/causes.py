@@ -244,12 +244,12 @@ def _cpu(step: Step, facts: Facts) -> Cause | None:
 
 
 def _one_inode(step: Step, facts: Facts) -> Cause | None:
-    if step.files != 1:
+    # Direct reads of one file do not wait for each other; writers hold its lock.
+    if step.files != 1 or step.direction != "write":
         return None
     return (
         "one-inode",
-        f"it goes through one file, and {'writers' if step.direction == 'write' else 'readers'} of one file wait for "
-        "each other",
+        "it goes through one file, and writers of one file wait for each other",
         "split the checkpoint into several files, such as one a rank",
     )
 
