@@ -158,6 +158,13 @@ def test_a_slow_drive_is_one_among_its_like() -> None:
     assert (found[0].serial, round(found[1], 2)) == ("SER1", 0.2)
 
 
+def test_a_drive_that_jitters_is_not_slow_and_the_slowest_is_named_first() -> None:
+    jitters = drive(1, alone=5.0 * GB, best=6.5 * GB)
+    assert slow_drives([drive(0), jitters, drive(2), drive(3)]) == []
+    found = slow_drives([drive(0), drive(1, alone=4.0 * GB), drive(2, alone=0.1 * GB), drive(3), drive(4)])
+    assert [each.serial for each, _ in found] == ["SER2", "SER1"]
+
+
 def test_every_kind_of_rung_can_be_diagnosed() -> None:
     kinds = {each.kind for each in steps([2, 4, 8])}
     assert {RANDOM.format(size=size.name) for size in RANDOM_READS} <= {each.name for each in steps([])}

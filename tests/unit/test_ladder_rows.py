@@ -16,6 +16,7 @@ from tunetool.measure.ladder.climb import conclude
 from tunetool.measure.ladder.rows import first_loss, rungs
 from tunetool.record import Confidence, Evidence, Expectation, Ladder, Measurement, Node, Record, Verdict
 from tunetool.report.junit import junit
+from tunetool.report.ladder import latency
 from tunetool.report.page import WIDTH
 from tunetool.report.prometheus import prometheus
 from tunetool.report.table import print_verdict
@@ -175,6 +176,10 @@ def test_the_page() -> None:
     assert "first loss, slow-drive: drive `SER5` reads 0.5 GB/s" in flat
     assert "expectation (--expect): random read 4k of at least 5 MIOPS" in flat
     assert "every rung keeps what is expected of it" in " ".join(text_of(record([7.0] * 8)).split())
+
+
+def test_latencies_are_short() -> None:
+    assert [latency(seconds) for seconds in (None, 9e-5, 0.0012, 2.3)] == ["-", "90 us", "1.2 ms", "2.3 s"]
 
 
 def test_other_pages_take_the_ladder() -> None:

@@ -118,7 +118,9 @@ def scaled_as(rate: float, other: float) -> str:
 
 
 def latency(seconds: float | None) -> str:
-    """Microseconds or milliseconds."""
+    """Microseconds, milliseconds or seconds."""
     if seconds is None:
         return "-"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

@@ -50,6 +50,8 @@ class DriveFacts:
     """Of the drive and the slot, what both allow."""
     possible_width: int | None = None
     scheduler: str | None = None
+    best: float | None = None
+    """The best of its samples; None: as ``alone``. One that only jitters is not called slow."""
 
     @property
     def downgraded(self) -> bool:
@@ -156,7 +158,7 @@ def _slow_drive(step: Step, facts: Facts) -> Cause | None:
 
 
 def slow_drives(drives: Sequence[DriveFacts]) -> list[tuple[DriveFacts, float]]:
-    """Drives that alone reach less than the expected share of the median of the others, with that share."""
+    """Drives that alone never reach the expected share of the others' median, with their share; the slowest first."""
     known = [drive for drive in drives if drive.alone]
     found = []
     for drive in known:
@@ -164,9 +166,9 @@ def slow_drives(drives: Sequence[DriveFacts]) -> list[tuple[DriveFacts, float]]:
         if not others:
             continue
         middle = (others[(len(others) - 1) // 2] + others[len(others) // 2]) / 2
-        if (drive.alone or 0.0) < EXPECTED["alone"].least * middle:
+        if (drive.best or drive.alone or 0.0) < EXPECTED["alone"].least * middle:
             found.append((drive, (drive.alone or 0.0) / middle))
-    return found
+    return sorted(found, key=lambda each: each[1])
 
 
 def _shared_link(step: Step, facts: Facts) -> Cause | None:

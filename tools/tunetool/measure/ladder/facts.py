@@ -23,7 +23,7 @@ def read_facts(
 ) -> Facts:
     """Facts of what lies under the stack."""
     below = [drive for drive in drives if drive.name in {leaf.name for leaf in stack.leaves}]
-    alone = {str(m.parameters["device"]): m.value for m in measurements if m.name == ALONE}
+    alone = {str(m.parameters["device"]): m for m in measurements if m.name == ALONE}
     ports = shared_ports(below, root)
     geometry = geometry_of_mount(stack.mount.options) if stack.mount else None
     return Facts(
@@ -52,12 +52,13 @@ def _chunk(stack: BlockStack, root: str) -> int | None:
         return None
 
 
-def _drive(drive: Drive, alone: float | None, root: str) -> DriveFacts:
+def _drive(drive: Drive, alone: Measurement | None, root: str) -> DriveFacts:
     speed, width = possible_link(drive.link)
     return DriveFacts(
         serial=drive.serial or drive.name,
         name=drive.name,
-        alone=alone,
+        alone=alone.value if alone else None,
+        best=alone.confidence.high if alone and alone.confidence else None,
         speed_gts=drive.link.current_speed_gts,
         width=drive.link.current_width,
         possible_gts=speed,
