@@ -77,6 +77,37 @@ def test_drives_sit_behind_a_port_each_in_the_order_of_their_slots():
         assert backends[device["drive"]]["file"]["filename"] == str(drive.path)
 
 
+BAD = replace(DRIVES[1], bad_sectors=True)
+
+
+def test_a_drive_that_goes_bad_is_the_same_as_one_that_is_booted_with_bad_sectors():
+    arguments = replace(MACHINE, boot=BOOT, drives=(DRIVES[0], BAD)).arguments()
+    (_, whole, booted) = (json.loads(value) for value in values(arguments, "-blockdev"))
+    assert whole["file"]["driver"] == "file"
+    layer, reopened = DRIVES[1].going_bad()
+    assert layer["image"] == DRIVES[1].blockdev()["file"]["node-name"] == booted["file"]["image"]["node-name"]
+    assert {**booted["file"], "image": layer["image"]} == layer
+    assert {**booted, "file": layer["node-name"]} == reopened
+    assert booted["file"]["driver"] == "blkdebug"
+
+
+@pytest.mark.parametrize("size", [64 * 2**20, 4 * 2**30, 4 * 2**40])
+def test_bad_sectors_are_scattered_and_fit_into_one_argument(size: int):
+    bad = replace(BAD, size=size)
+    sectors = bad.bad_sector_numbers()
+    assert 7 <= len(sectors) <= 512
+    assert sectors == sorted(set(sectors))
+    assert min(sectors) > 8 * 2**20 // 512
+    assert max(sectors) < size // 512
+    assert all(sector % 8 for sector in sectors)
+    rules = bad.going_bad()[0]["inject-error"]
+    assert [(rule["sector"], rule["iotype"]) for rule in rules] == [
+        (s, way) for s in sectors for way in ("read", "write")
+    ]
+    # Linux takes no longer argument (MAX_ARG_STRLEN).
+    assert len(json.dumps(bad.blockdev())) < 128 * 1024
+
+
 def test_every_root_port_has_a_slot_of_its_own_below_the_chipset():
     ports = devices(replace(MACHINE, ports=27).arguments(), "pcie-root-port")
     slots = [int(str(port["addr"]), 16) for port in ports]

@@ -183,8 +183,10 @@ def test_blank_drives_forget_what_was_on_them_and_keep_their_place(lab: Lab):
         Fault("has-filesystem", "LAB1NV2"),
         Fault("mixed-size", "LAB1NV4"),
         Fault("remove-drive", "LAB1NV9"),
+        Fault("io-errors", "LAB1NV3"),
     ]
     before = list(found.drives)
+    found.drives[3] = replace(before[3], bad_sectors=True)
     renewal.apply(lab, found, Change(blank=True), lambda text: None)
     assert found.drives == before
     assert found.drives[0].path.read_bytes().startswith(b"LAB1SYS")

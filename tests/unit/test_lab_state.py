@@ -188,6 +188,7 @@ def test_a_boot_ends_a_limit_and_a_mount_but_no_contents(lab: Lab):
 
 def test_a_fault_of_the_drive_itself_keeps_its_slot(lab: Lab):
     made = node(lab)
+    made.drives[3] = replace(made.drive("LAB1NV3"), bad_sectors=True)
     third = made.drive("LAB1NV3")
     found = {kind: faults.replacement(made, third, kind) for kind in faults.KINDS}
     assert {kind for kind, drive in found.items() if drive} == {
@@ -198,7 +199,7 @@ def test_a_fault_of_the_drive_itself_keeps_its_slot(lab: Lab):
         "duplicate-serial",
         "empty-serial",
     }
-    assert {drive.port for drive in found.values() if drive} == {third.port}
+    assert {(drive.port, drive.bad_sectors) for drive in found.values() if drive} == {(third.port, False)}
     shown = {kind: drive.device()["serial"] for kind, drive in found.items() if drive}
     assert str(shown["duplicate-serial"]).rstrip() == "LAB1NV1"
     assert shown["empty-serial"] == ""

@@ -160,8 +160,8 @@ def fault(node: str, kind: str, serial: str | None) -> None:
     """Break NODE in one way.
 
     \b
-    Drives:    slow-drive remove-drive swap-drive extra-drive mixed-size 4k-sectors
-               metadata duplicate-serial empty-serial
+    Drives:    slow-drive io-errors remove-drive swap-drive extra-drive mixed-size
+               4k-sectors metadata duplicate-serial empty-serial
     In use:    in-use partition-in-use btrfs-in-use lvm
     Contents:  has-filesystem has-partitions btrfs lvm-idle luks swap-signature zfs-label
     """

@@ -16,6 +16,7 @@ SLOW_BYTES_PER_SECOND = 20 * 10**6
 
 KINDS = {
     "slow-drive": "the drive reads and writes at 20 MB/s",
+    "io-errors": "one sector in 8 MiB of the drive can be neither read nor written",
     "remove-drive": "the drive is pulled out of its slot",
     "extra-drive": "one more blank drive is plugged in",
     "swap-drive": "the drive is replaced by a blank one of the same size with another serial",
@@ -78,6 +79,8 @@ def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[st
             ssh.run(lab, found, GUEST_SCRIPTS[kind](drive.serial))
         elif kind == "slow-drive":
             _slow(lab, found, drive)
+        elif kind == "io-errors":
+            _go_bad(lab, found, drive)
         else:
             if kind != "extra-drive":
                 _pull(lab, found, drive)
@@ -105,6 +108,7 @@ def extra_drive(found: NodeState) -> Drive:
 def replacement(found: NodeState, drive: Drive, kind: str) -> Drive | None:
     """The drive that takes this one's slot, where the fault is about what a drive is."""
     serial = drive.serial + "R"
+    drive = replace(drive, bad_sectors=False)
     path = drive.path.with_name(drive.path.name.replace(drive.serial, serial))
     known = {
         "extra-drive": drive,
@@ -115,7 +119,8 @@ def replacement(found: NodeState, drive: Drive, kind: str) -> Drive | None:
     }
     if kind != "duplicate-serial":
         return known.get(kind)
-    others = [other for other in found.drives if other not in (drive, found.drives[0]) and other.says is None]
+    not_these = (drive.serial, found.system_serial)
+    others = [other for other in found.drives if other.serial not in not_these and other.says is None]
     if not others or any(other.says for other in found.drives):
         raise UsageProblem(
             f"`{drive.serial}` cannot show another's serial",
@@ -147,6 +152,16 @@ def _slow(lab: Lab, found: NodeState, drive: Drive) -> None:
     limits = dict.fromkeys(("bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr"), 0)
     with Qmp(lab.qmp_socket(found.name)) as qmp:
         qmp.command("block_set_io_throttle", {"id": drive.device_id, "bps": SLOW_BYTES_PER_SECOND, **limits})
+
+
+def _go_bad(lab: Lab, found: NodeState, drive: Drive) -> None:
+    if drive.bad_sectors:
+        raise UsageProblem(f"`{drive.serial}` has bad sectors already", "choose another drive: tunetool lab status")
+    layer, reopened = drive.going_bad()
+    with Qmp(lab.qmp_socket(found.name)) as qmp:
+        qmp.command("blockdev-add", layer)
+        qmp.command("blockdev-reopen", {"options": [reopened]})
+    found.drives[found.drives.index(drive)] = replace(drive, bad_sectors=True)
 
 
 def _pull(lab: Lab, found: NodeState, drive: Drive) -> None:

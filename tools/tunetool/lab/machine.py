@@ -18,6 +18,10 @@ _KVM = ["-accel", "kvm", "-cpu", "host"]
 # The first root port; 0x1f is the chipset's own.
 _FIRST_SLOT = 4
 _PLAIN_BLOCK = 512
+_BAD_EVERY = 8 * 2**20
+_MOST_BAD = 512
+"""Each bad sector takes two rules of QEMU's, and all of a drive's rules are one argument of its command line."""
+_EIO = 5
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Drive:
     """Logical block in bytes."""
     says: str | None = None
     """The serial that it shows where that is not its own."""
+    bad_sectors: bool = False
+    """Some of its sectors can be neither read nor written."""
 
     @property
     def shown_serial(self) -> str:
@@ -48,15 +54,51 @@ class Drive:
         """What QEMU calls the file behind it."""
         return f"file-{self.serial}"
 
+    @property
+    def bad_node_name(self) -> str:
+        """What QEMU calls the layer that answers for bad sectors."""
+        return f"bad-{self.serial}"
+
     def blockdev(self) -> dict[str, object]:
         """The back end, for ``-blockdev`` and ``blockdev-add`` alike."""
+        disk: dict[str, object] = {
+            "driver": "file",
+            "node-name": self._disk_name,
+            "filename": str(self.path),
+            "discard": "unmap",
+        }
+        return self._raw({**self._bad_layer(), "image": disk} if self.bad_sectors else disk)
+
+    def going_bad(self) -> tuple[dict[str, object], dict[str, object]]:
+        """For a drive that is attached: the layer to add, and the back end to reopen with it."""
+        return {**self._bad_layer(), "image": self._disk_name}, self._raw(self.bad_node_name)
+
+    def bad_sector_numbers(self) -> list[int]:
+        """Of 512 bytes, scattered over the drive but for its first 8 MiB, where labels live."""
+        spacing = max(_BAD_EVERY, self.size // _MOST_BAD)
+        # At no round place: neither a header of a file system nor the edge of a stripe.
+        return [(start + 5 * spacing // 8) // 512 + 3 for start in range(spacing, self.size - spacing + 1, spacing)]
+
+    @property
+    def _disk_name(self) -> str:
+        return f"disk-{self.serial}"
+
+    def _raw(self, file: object) -> dict[str, object]:
         return {
             "driver": "raw",
             "node-name": self.node_name,
             "discard": "unmap",
             "cache": {"no-flush": True},
-            "file": {"driver": "file", "filename": str(self.path), "discard": "unmap"},
+            "file": file,
         }
+
+    def _bad_layer(self) -> dict[str, object]:
+        rules = [
+            {"event": "none", "iotype": way, "errno": _EIO, "sector": sector}
+            for sector in self.bad_sector_numbers()
+            for way in ("read", "write")
+        ]
+        return {"driver": "blkdebug", "node-name": self.bad_node_name, "inject-error": rules}
 
     def device(self) -> dict[str, object]:
         """The controller, for ``-device`` and ``device_add`` alike."""

@@ -166,7 +166,14 @@ def detach(lab: Lab, node: NodeState, qmp: Qmp, drives: Sequence[Drive]) -> None
     for drive in drives:
         qmp.wait_event("DEVICE_DELETED", UNPLUG_SECONDS, device=drive.device_id)
         qmp.command("blockdev-del", {"node-name": drive.node_name})
+        if drive.bad_sectors and _is_there(qmp, drive.bad_node_name):
+            # It was put between while the drive ran, so it does not go with it.
+            qmp.command("blockdev-del", {"node-name": drive.bad_node_name})
     ssh.run(lab, node, guest.wait_for_drives(len(node.drives) - len(drives)))
+
+
+def _is_there(qmp: Qmp, node_name: str) -> bool:
+    return any(found["node-name"] == node_name for found in qmp.command("query-named-block-nodes", {"flat": True}))
 
 
 def _wait_enumerated(node: NodeState, qmp: Qmp, drive: Drive) -> None:

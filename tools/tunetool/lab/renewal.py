@@ -51,7 +51,8 @@ def apply(lab: Lab, found: NodeState, change: Change, say: Callable[[str], None]
         for drive in _data(found):
             drive.path.unlink(missing_ok=True)
             serial = _next_serial(drive.serial) if change.new_serials else drive.serial
-            fresh.append(replace(drive, serial=serial, path=drive.path.with_name(f"{serial}.img")))
+            path = drive.path.with_name(f"{serial}.img")
+            fresh.append(replace(drive, serial=serial, path=path, bad_sectors=False))
             node.create_drive(fresh[-1])
             found.faults = [_renewed(fault, drive, serial) for fault in found.faults if _stays(fault, drive)]
         found.drives = [*_others(found), *fresh]
