@@ -17,6 +17,7 @@ from tunetool.measure import busy, figures, rundir
 from tunetool.measure.aio import rung as deepspeed
 from tunetool.measure.balance import balance
 from tunetool.measure.ceiling import ceiling
+from tunetool.measure.drive_errors import Watch
 from tunetool.measure.evidence import obstacles
 from tunetool.measure.expectable import EXPECTABLE
 from tunetool.measure.facts import node_facts
@@ -206,7 +207,13 @@ def _set_scene(
         progress.say(f"`{target}` is not the mount that the manifest names: nothing is written there")
         found.errors.append(f"`{target}` was not measured: see {MOUNTED}")
         return None
-    check_target(target)
+    try:
+        check_target(target)
+        free = free_bytes(target)
+    except OSError as error:
+        # A file system that shut itself down.
+        found.errors.append(f"`{target}` was not measured: {error.strerror or error}; see `dmesg | tail`")
+        return None
     stack = read_stack(str(target))
     _doubt_manifest(request, manifest, stack, found)
     limit = ceiling(stack, read_drives())
@@ -215,7 +222,7 @@ def _set_scene(
     cpus = os.cpu_count() or 1
     named = {wanted.name: limit_of(wanted.value, request.tolerance) for wanted in expectations(request, manifest)}
     limits = {direction: named[name] for direction, name in figures.NAMES.items() if name in named}
-    shape = plan_sequential(target, stack.medium, free_bytes(target), cpus, request.duration, limit, limits)
+    shape = plan_sequential(target, stack.medium, free, cpus, request.duration, limit, limits)
     stale = rundir.stale_directories(target)
     rung = deepspeed.prepare(request.python, request.duration, request.require, environment)
     above = ladder.announcement(shape, stack) if request.level == "full" else []
@@ -241,10 +248,15 @@ def _measure(
     except CannotJudge as error:
         found.errors.append(_one_line(error))
         return
-    try:
-        _run(request, scene, fio, results, found, progress, environment)
-    except CannotJudge as error:
-        found.errors.append(_one_line(error))
+    with Watch(stack) as watch:
+        try:
+            _run(request, scene, fio, results, found, progress, environment)
+        except CannotJudge as error:
+            found.errors.append(_one_line(error))
+        except OSError as error:
+            found.errors.append(f"`{error.filename or stack.directory}`: {error.strerror or error}; see `dmesg | tail`")
+        found.errors += results.left_behind
+        found.checks += watch.findings()
     found.raw.update(results.raw)
     if found.climbed is not None:
         found.measurements += found.climbed.measurements
@@ -281,7 +293,7 @@ def _run(
         if not request.allow_busy:
             with progress.step("looking for other work", busy.LOOK_SECONDS) as tick:
                 busy.refuse(busy.look(stack, tick))
-        place = held.enter_context(rundir.run_directory(target, records.new_id()))
+        place = held.enter_context(rundir.run_directory(target, records.new_id(), results.left_behind.append))
         Sequential(scene.shape, stack, fio, place, environment, progress, results).execute()
         seen = min((each.outcome.bandwidth for samples in results.samples.values() for each in samples), default=0.0)
         rung = deepspeed.measure(scene.rung, stack, place, seen, environment, progress)

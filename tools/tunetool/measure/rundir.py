@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tunetool.errors import UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 
 PREFIX = ".tunetool-"
 _OWNER = "owner.json"
@@ -20,21 +21,32 @@ _UNMARKED_GRACE = 3600.0
 
 
 @contextlib.contextmanager
-def run_directory(target: Path, run_id: str) -> Iterator[Path]:
-    """``target/.tunetool-<id>``, mode 0700. Raises ``UsageProblem`` when it cannot be made."""
+def run_directory(target: Path, run_id: str, left_behind: Callable[[str], None] | None = None) -> Iterator[Path]:
+    """``target/.tunetool-<id>``, mode 0700. Raises ``UsageProblem`` when it cannot be made.
+
+    ``left_behind`` is told when a broken storage does not let go of it; without one that raises ``OSError``.
+    """
     path = target / (PREFIX + run_id[:12])
     try:
         try:
             path.mkdir(mode=0o700)
             (path / _OWNER).write_text(json.dumps(_identity(os.getpid())))
         except OSError as error:
+            if error.errno == errno.EIO:
+                raise CannotJudge(f"`{target}` cannot be written: {error.strerror}", "see `dmesg | tail`") from None
             raise UsageProblem(
                 f"`{target}` is not writable: {error.strerror}",
                 "run as a user who may write there, or choose another `--target`",
             ) from None
         yield path
     finally:
-        _remove(path)
+        try:
+            _remove(path)
+        except OSError as error:
+            # What went wrong before this is worth more than that it could not be tidied up.
+            if left_behind is None:
+                raise
+            left_behind(f"`{path}` could not be removed: {error.strerror}; the next run removes it")
 
 
 def stale_directories(target: Path) -> list[Path]:
