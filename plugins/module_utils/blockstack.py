@@ -124,6 +124,8 @@ class BlockStack:
     """True where a layer writes more, or reads elsewhere, than it is asked (mirrors, parity)."""
     in_memory: bool
     """True for zram, brd and null_blk: they count bytes that reach no medium."""
+    device_iostats: bool = True
+    """False when ``queue/iostats`` of the mounted device is 0."""
 
     @property
     def counts(self) -> tuple[str, ...]:
@@ -131,6 +133,13 @@ class BlockStack:
         if self.redundant and self.device:
             return (self.device,)
         return tuple(leaf.name for leaf in self.leaves)
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Those of them that count nothing, by the kernel names whose switch is off."""
+        if self.redundant and self.device:
+            return () if self.device_iostats else (self.device,)
+        return tuple(leaf.name for leaf in self.leaves if not leaf.iostats)
 
 
 def read_stack(directory: str, root: str = "/") -> BlockStack:
@@ -153,6 +162,7 @@ def read_stack(directory: str, root: str = "/") -> BlockStack:
         leaves=tuple(walk.leaves),
         redundant=walk.redundant,
         in_memory=walk.in_memory,
+        device_iostats=read_int(os.path.join(_directory(name, root), "queue/iostats")) != 0,
     )
 
 

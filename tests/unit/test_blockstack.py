@@ -156,6 +156,14 @@ def test_iostats_off_is_seen(tmp_path: Path) -> None:
     assert not read_stack("/", str(tmp_path)).leaves[0].iostats
 
 
+@pytest.mark.parametrize(("level", "silent"), [("raid0", ("nvme2n1",)), ("raid1", ("md127",))])
+def test_only_what_proves_must_count(tmp_path: Path, level: str, silent: tuple[str, ...]) -> None:
+    (array(tmp_path, level=level) / "queue/iostats").write_text("0\n")
+    assert read_stack("/mnt/scratch", str(tmp_path)).silent == (() if level == "raid0" else silent)
+    (tmp_path / "sys/block/nvme2n1/queue/iostats").write_text("0\n")
+    assert read_stack("/mnt/scratch", str(tmp_path)).silent == silent
+
+
 def test_counters_and_their_difference(tmp_path: Path) -> None:
     base = nvme(tmp_path, 0)
     before = {"nvme0n1": read_counters("nvme0n1", str(tmp_path))}

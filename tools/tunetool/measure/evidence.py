@@ -13,6 +13,9 @@ from tunetool.node.units import format_size
 LOWEST, HIGHEST = 0.98, 1.02
 """Ratio of counted to claimed bytes that proves a sample. A file system's own metadata stays far inside."""
 
+_CLOCK_FACTOR, _CLOCK_SLACK = 1.25, 0.5
+"""A drive may be busy so many times longer than fio says, and so many seconds: it opens and closes files as well."""
+
 REPEATS = 3
 """How many samples of one direction may be taken again because something else used the drives meanwhile."""
 
@@ -55,11 +58,20 @@ def obstacles(stack: BlockStack) -> list[str]:
             f"`{stack.directory}` lies on {stack.medium}, which has no block device whose counters could prove "
             "the bytes: choose a directory on drives"
         ]
-    return [
-        f"`{leaf.name}` counts nothing: run `echo 1 > /sys/block/{leaf.name}/queue/iostats`"
-        for leaf in stack.leaves
-        if not leaf.iostats
-    ]
+    return [f"`{name}` counts nothing: run `echo 1 > /sys/block/{name}/queue/iostats`" for name in stack.silent]
+
+
+def wrong_clock(stack: BlockStack, sample: Counted, seconds: float) -> str | None:
+    """Why fio's time cannot be true: a drive was busy for longer. The kernel's clock, not fio's, times the drives."""
+    # Several paths to one drive work at the same time, and their times are summed.
+    single = [leaf.name for leaf in stack.leaves if len(leaf.counted_by) == 1]
+    busy = max((sample.devices[name].busy_ms / 1000 for name in single if name in sample.devices), default=0.0)
+    if busy <= _CLOCK_FACTOR * seconds + _CLOCK_SLACK:
+        return None
+    return (
+        f"the drives were busy for {busy:.1f} s in a sample of which fio says that it took {seconds:.1f} s: its clock "
+        "is wrong; see `/sys/devices/system/clocksource/clocksource0/current_clocksource`"
+    )
 
 
 def explain(stack: BlockStack, direction: Direction, sample: Counted, engine: str = "fio") -> str:

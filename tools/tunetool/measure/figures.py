@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from tunetool.measure.balance import service_times
-from tunetool.measure.evidence import Counted, explain
+from tunetool.measure.evidence import Counted, explain, wrong_clock
 from tunetool.measure.fio import Direction, Fio
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
 from tunetool.measure.statistics import drift, estimate
@@ -144,6 +144,11 @@ def unproven(stack: BlockStack, results: Results) -> dict[str, str]:
             # A claim that the drives deny weighs more than a neighbour's traffic.
             worst = min(bad, key=lambda sample: (sample.judgement != "missing", -abs(sample.ratio - 1)))
             reasons[NAMES[direction]] = explain(stack, direction, worst)
+    for direction, samples in results.samples.items():
+        for sample in samples:
+            wrong = wrong_clock(stack, sample.counted, sample.outcome.seconds) if sample.counted else None
+            if wrong:
+                reasons.setdefault(NAMES[direction], wrong)
     if not results.direct:
         for direction in results.samples:
             reasons.setdefault(
