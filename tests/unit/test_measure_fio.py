@@ -134,7 +134,12 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
 
 def test_preloaded_code_is_kept_out_and_noticed(tmp_path: Path) -> None:
     environment = {"PATH": "/usr/bin:/bin", "LD_PRELOAD": "/x.so", "LD_AUDIT": "/y.so", "HOME": "/"}
-    assert preloads(environment) == ["LD_PRELOAD", "LD_AUDIT"]
+    assert preloads(environment, str(tmp_path)) == ["LD_PRELOAD", "LD_AUDIT"]
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/ld.so.preload").write_text("\n")
+    assert preloads({}, str(tmp_path)) == []
+    (tmp_path / "etc/ld.so.preload").write_text("/usr/lib/libeatmydata.so\n")
+    assert preloads({}, str(tmp_path)) == ["/etc/ld.so.preload"]
     with pytest.raises(FioFailed):
         run(fake(tmp_path, "env > seen"), READ, tmp_path, environment, 10)
     assert "LD_" not in (tmp_path / "seen").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -14,7 +15,8 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import busy, rundir
 from tunetool.measure.balance import balance
 from tunetool.measure.ceiling import ceiling, link_bandwidth
-from tunetool.measure.evidence import Counted, count, explain, obstacles
+from tunetool.measure.drive_errors import Watch
+from tunetool.measure.evidence import Counted, count, explain, obstacles, wrong_clock
 from tunetool.measure.facts import node_facts
 from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, file_bytes, plan
 from tunetool.node.blockstack import BlockStack, Counters, Leaf
@@ -217,6 +219,88 @@ def test_gpu_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert busy.gpu_processes() == []
     program.write_text("#!/bin/sh\nexit 9\n")
     assert busy.gpu_processes() == []
+
+
+def test_slurm_jobs_but_for_one_s_own(tmp_path: Path) -> None:
+    # Titles as Slurm's documentation shows them (cgroup v2 plugin); the daemon that waits for jobs is none.
+    titles = {
+        10: b"/usr/sbin/slurmstepd\0infinity\0",
+        11: b"slurmstepd: [614.extern]\0",
+        12: b"slurmstepd: [614.0]\0",
+        13: b"slurmstepd: [99.batch]\0",
+        14: b"slurmstepd: [7]\0",
+        15: b"grep\0slurmstepd: [1.0]\0",
+    }
+    for pid, title in titles.items():
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/cmdline").write_bytes(title)
+    (tmp_path / "proc/16").mkdir()
+    found = busy.scheduler_jobs({}, str(tmp_path))
+    assert found == [f"Slurm job {job} runs on this node" for job in (7, 99, 614)]
+    assert len(busy.scheduler_jobs({"SLURM_JOB_ID": "614"}, str(tmp_path))) == 2
+
+
+def test_a_directory_that_a_dead_storage_keeps_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, **_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    told: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("tunetool.measure.rundir.shutil.rmtree", fail)
+        with (
+            pytest.raises(CannotJudge, match="fio died"),
+            rundir.run_directory(tmp_path, "0" * 12, told.append) as place,
+        ):
+            raise CannotJudge("fio died")
+        with pytest.raises(OSError, match="Input/output"), rundir.run_directory(tmp_path, "1" * 12):
+            pass
+        patched.setattr(Path, "mkdir", lambda path, mode: fail(path))
+        with (
+            pytest.raises(CannotJudge, match="cannot be written"),
+            rundir.run_directory(tmp_path, "2" * 12, told.append),
+        ):
+            pass
+    assert told[0] == f"`{place}` could not be removed: Input/output error; the next run removes it"
+
+
+KERNEL_SAID = (
+    "4,900,1,-;critical medium error, dev nvme1n1, sector 1 op 0x0:(READ) flags 0x0\n"
+    "3,901,2,-;blk_update_request: critical medium error, dev nvme0n1, sector 2099200 op 0x1:(WRITE) flags 0x4000\n"
+    " SUBSYSTEM=block\n"
+    "3,902,3,-;I/O error, dev nvme0n1, sector 8 op 0x0:(READ) flags 0x0 phys_seg 1\n"
+    "4,903,4,-;nvme nvme2: I/O 12 QID 1 timeout, aborting\n"
+    "3,904,5,-;Buffer I/O error on dev md127, logical block 0, async page read\n"
+    "3,905,6,-;I/O error, dev sda, sector 8 op 0x0:(READ)\n"
+)
+
+
+def test_drives_that_fail_meanwhile_are_named(tmp_path: Path) -> None:
+    four = stack(4)
+    for leaf in four.leaves:
+        (tmp_path / "sys/class/block" / leaf.name).mkdir(parents=True)
+        (tmp_path / "sys/class/block" / leaf.name / "stat").write_text("1 0 8 1 1 0 8 1 0 1 2\n")
+    first, rest = KERNEL_SAID.split("\n", 1)
+    log = tmp_path / "kmsg"
+    log.write_text(first + "\n")
+    with Watch(four, str(log), str(tmp_path)) as watch:
+        with log.open("a") as stream:
+            stream.write(rest)
+        (tmp_path / "sys/class/block/nvme3n1/stat").unlink()
+        (check,) = watch.findings()
+    assert (check.id, check.status) == ("drives.errors", "fail")
+    assert check.found == (
+        "`SER0`: critical medium error, dev nvme0n1, sector 2099200 op 0x1:(WRITE) and 1 more; "
+        "`SER2`: I/O 12 QID 1 timeout, aborting; `SER3` (`nvme3n1`) is gone"
+    )
+    assert "look at `/dev/nvme0n1`, `/dev/nvme2n1`: " in check.remedy
+    with Watch(four, str(tmp_path / "none"), str(tmp_path)) as watch:
+        assert watch.findings() == []
+
+
+@pytest.mark.parametrize(("said", "believed"), [(1.0, True), (2.0, True), (0.9, False)])
+def test_a_program_s_clock_is_held_against_the_drives_own(said: float, believed: bool) -> None:
+    counted = Counted(1, 1, {"nvme0n1": Counters(0, 0, 0, 0, 0, 0, 1700), "nvme1n1": Counters(0, 0, 0, 0, 0, 0, 5)})
+    assert (wrong_clock(stack(2), counted, said) is None) is believed
 
 
 def test_speed_hash_follows_the_drives_but_not_their_names(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ QUIET_BYTES = 8 * 10**6
 QUIET_IOS = 500
 """In one second. Journals and logs of an idle system stay below; a job that reads its data does not."""
 
+_SLURM_STEP = re.compile(rb"slurmstepd: \[(\d+)[.\]]")
 _ALLOW = "wait until it is done, or pass `--allow-busy` to measure beside it"
 
 
@@ -59,8 +60,8 @@ def device_lock(key: str, directory: Path) -> Iterator[None]:
 
 
 def look(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> list[str]:
-    """Who is at work: one line for each busy device, one for each GPU process."""
-    return [*busy_devices(stack, tick, sleep), *gpu_processes()]
+    """Who is at work: one line for each scheduler's job, each busy device and each GPU process."""
+    return [*scheduler_jobs(os.environ), *busy_devices(stack, tick, sleep), *gpu_processes()]
 
 
 def busy_devices(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> list[str]:
@@ -97,6 +98,23 @@ def gpu_processes() -> list[str]:
         return []
     lines = [line.split(",", 1) for line in done.stdout.splitlines() if re.match(r"\s*\d+\s*,", line)]
     return [f"process {pid.strip()} (`{name.strip()}`) uses a GPU" for pid, name in lines]
+
+
+def scheduler_jobs(environment: Mapping[str, str], root: str = "/") -> list[str]:
+    """Slurm jobs on this node, but for the one that this process belongs to: a job that computes now will write next.
+
+    Slurm's own step daemon names them, in the title of its process: `slurmstepd: [4711.batch]`.
+    """
+    jobs = set()
+    for path in Path(root, "proc").glob("[0-9]*/cmdline"):
+        try:
+            title = path.read_bytes()
+        except OSError:  # It ended meanwhile.
+            continue
+        match = _SLURM_STEP.match(title)
+        if match and match[1].decode() != environment.get("SLURM_JOB_ID"):
+            jobs.add(int(match[1]))
+    return [f"Slurm job {job} runs on this node" for job in sorted(jobs)]
 
 
 def refuse(found: list[str]) -> None:

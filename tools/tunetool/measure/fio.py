@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.fio_result import INSTALL_HINT, Direction, Fio, FioFailed, Outcome, first_line, shares
+from tunetool.node.files import read_text
 
 __all__ = [
     "DATA_FILE",
@@ -40,6 +41,7 @@ MINIMUM_VERSION = (3, 20)
 DATA_FILE = "data.{number}"
 
 _PRELOADS = ("LD_PRELOAD", "LD_AUDIT")
+_PRELOAD_FILE = "etc/ld.so.preload"
 _TICK = 0.2
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
@@ -61,9 +63,11 @@ class Job:
     engine: str = "libaio"
 
 
-def preloads(environment: Mapping[str, str]) -> list[str]:
-    """Variables that put foreign code into every program, and so into what fio reports."""
-    return [name for name in _PRELOADS if environment.get(name)]
+def preloads(environment: Mapping[str, str], root: str = "/") -> list[str]:
+    """What puts foreign code into every program, and so into what fio reports: variables, and a file (ld.so(8))."""
+    found = [name for name in _PRELOADS if environment.get(name)]
+    everywhere = read_text(f"{root}/{_PRELOAD_FILE}")
+    return [*found, f"/{_PRELOAD_FILE}"] if everywhere else found
 
 
 def find_fio(environment: Mapping[str, str]) -> Fio:
