@@ -111,9 +111,13 @@ def test_an_honest_disk_passes_though_the_clock_jumps(bench: Bench, tmp_path: Pa
     for figure in answer.record["measurements"]:
         assert figure["value"] < 1000 * GB
     (path,) = (bench.place / "runs").glob("*/record.json")
-    path.write_text(path.read_text().replace('"pass"', '"fail"'))
-    with pytest.raises(UsageProblem):
-        read(path)
+    path.write_text(path.read_text().replace('"value": 1', '"value": 2', 1))
+    shown = subprocess.run(
+        [sys.executable, "-m", "tunetool", "report", "show", str(path)], capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 2
+    assert shown.stdout == ""
+    assert "is damaged: its checksum does not match" in shown.stderr
 
 
 def test_tmpfs(bench: Bench) -> None:
@@ -180,6 +184,104 @@ def test_code_that_swallows_every_sync(bench: Bench, tmp_path: Path) -> None:
     library = tmp_path / "swallow.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     lied(bench.mounted("true", "--allow-busy", LD_PRELOAD=str(library)), 3, "`LD_PRELOAD` was set", "UNPROVEN")
+
+
+@pytest.mark.slow
+def test_code_that_every_program_loads(bench: Bench) -> None:
+    # As `libeatmydata` is switched on for a whole machine.
+    script = "mkdir $P/l $P/u $P/w; mount -t overlay -o lowerdir=/etc,upperdir=$P/u,workdir=$P/w overlay /etc\n"
+    script += "echo libeatmydata.so > /etc/ld.so.preload"
+    lied(bench.mounted(script, "--allow-busy"), 3, "`/etc/ld.so.preload` was set", "UNPROVEN")
+
+
+def test_a_scheduler_runs_a_job_that_computes(bench: Bench) -> None:
+    job = "slurmstepd: [4711.batch]"
+    with subprocess.Popen(["bash", "-c", f"exec -a '{job}' sleep 600"], stdin=subprocess.DEVNULL) as daemon:
+        try:
+            while Path(f"/proc/{daemon.pid}/cmdline").read_bytes().split(b"\0")[0] != job.encode():
+                time.sleep(0.05)
+            lied(bench.mounted("true"), 3, "busy: Slurm job 4711 runs on this node", "ERROR")
+        finally:
+            daemon.terminate()
+            daemon.wait(30)
+    assert list(bench.target.iterdir()) == []
+
+
+def in_front_of_fio(place: Path, script: str) -> str:
+    """A program that is found before the real fio, which is ``$REAL``; how to find both."""
+    program = place / "fio"
+    program.write_text(f"#!/bin/bash\nREAL={shutil.which('fio')}\n{script}\n")
+    program.chmod(0o755)
+    return f"{place}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo fio-3.12", "is fio-3.12, too old; install fio 3.20 or newer"),
+        ("exit 0", "is not a fio that can be used"),
+        ("case $1 in --version) exec $REAL $1;; esac; echo done", "did not print a result: done"),
+        # What a broken wrapper does: the real thing fails, and nobody hears of it.
+        (
+            "trap '' XFSZ; case $1 in --version) ;; *) ulimit -f 20000;; esac; $REAL \"$@\"; exit 0",
+            "reports an error: fio: io_u error on file",
+        ),
+    ],
+    ids=["too old", "silent", "garbage", "an error and exit status 0"],
+)
+def test_a_program_that_is_no_fio(bench: Bench, tmp_path: Path, script: str, said: str) -> None:
+    lied(bench.mounted("true", "--allow-busy", PATH=in_front_of_fio(tmp_path, script)), 3, said, "ERROR")
+    assert list(bench.target.iterdir()) == []
+
+
+def test_no_fio(bench: Bench) -> None:
+    lied(bench.mounted("mkdir $P/bin; PATH=$P/bin"), 3, "`fio` is not on PATH; install it: `apt install fio`", "ERROR")
+
+
+def test_files_that_became_sparse(bench: Bench, tmp_path: Path) -> None:
+    # What is read from a hole comes from no drive.
+    script = '$REAL "$@" || exit; for f in data.*; do [ ! -e "$f" ] || { truncate -r "$f" new; mv new "$f"; }; done'
+    answer = bench.mounted("true", "--allow-busy", PATH=in_front_of_fio(tmp_path, script))
+    lied(
+        answer,
+        3,
+        "a sparse, short or compressed file proves nothing",
+        "sequential read: ",
+        "the rest never reached a drive",
+    )
+
+
+def test_seven_per_cent_are_not_forgiven(bench: Bench, tmp_path: Path) -> None:
+    # A disk of 100 MB/s: 0.1 GiB/s are 7 % more than 0.1 GB/s, and who mixes them up buys the wrong drives.
+    each = 100 * 10**6 // max(4, min(16, os.cpu_count() or 1))  # by so many jobs
+    answer = bench.mounted(
+        "true",
+        "--allow-busy",
+        expect="read=0.1GiBps,write=0.095GBps",
+        PATH=in_front_of_fio(tmp_path, f'exec $REAL "$@" --rate={each} --rate_cycle=100'),
+    )
+    lied(answer, 1, "sequential read", "is below 0.1074 GB/s (0.1 GiB/s)", "FAIL")
+    assert answer.record is not None
+    assert {each["name"]: each["status"] for each in answer.record["expectations"]} == {
+        "sequential.read": "fail",
+        "sequential.write": "pass",
+    }
+
+
+@pytest.mark.slow
+def test_a_fio_whose_clock_is_slow(bench: Bench, tmp_path: Path) -> None:
+    # Three times as long as it was asked for, a third of it admitted: three times the bandwidth, and every byte is there.
+    script = f"""[ "$1" = --version ] && exec $REAL "$@"
+exec {sys.executable} - "$REAL" "${{@/--runtime=1000ms/--runtime=3000ms}}" <<'END'
+import json, subprocess, sys
+document = json.loads(subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, check=True).stdout)
+for job in document["jobs"]:
+    for side in ("read", "write"):
+        job[side]["runtime"] //= 3
+print(json.dumps(document))
+END"""
+    answer = bench.mounted("true", "--allow-busy", PATH=in_front_of_fio(tmp_path, script))
+    lied(answer, 3, "the drives were busy for 3.", "of which fio says that it took 1.0 s: its clock is wrong")
 
 
 def test_a_fio_that_claims_more_than_it_moves(bench: Bench, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -381,6 +382,26 @@ def test_busy(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.code == 3
     assert "busy: process 1" in reasons(result)
     assert [m for m in record_of(result).measurements if m.name.startswith("sequential")] == []
+
+
+def test_a_file_system_that_shut_itself_down(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> int:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(verify_module, "free_bytes", fail)
+    result = verify(Request(target=target, runs_dir=tmp_path / "runs", expect={"read": 1.0}), PlainProgress())
+    assert result.code == 3
+    assert reasons(result) == f"`{target}` was not measured: Input/output error; see `dmesg | tail`"
+
+
+def test_files_that_a_dying_storage_keeps(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(directory: Path, names: list[str], size: int) -> list[str]:
+        raise OSError(errno.EIO, "Input/output error", str(directory))
+
+    monkeypatch.setattr(sequential, "incomplete", fail)
+    result = node(expect={"read": 1e9}, stored=False)
+    assert result.code == 3
+    assert "Input/output error; see `dmesg | tail`" in reasons(result)
 
 
 def test_dry_run_writes_nothing(node: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
