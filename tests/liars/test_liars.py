@@ -22,9 +22,7 @@ from typing import Any
 import pytest
 
 from pythons import bare_python, python_that
-from tunetool.errors import UsageProblem
 from tunetool.measure.aio import Missing, need, probe
-from tunetool.record import read
 
 EASY = "read=1MBps,write=1MBps"
 """An expectation that any honest disk meets: whatever falls short of PASS here falls short for what it is."""

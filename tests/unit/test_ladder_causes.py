@@ -78,7 +78,7 @@ CASES = [
     ("scheduler", step("array"), facts(of_all={"scheduler": "bfq"}), ["8 drives", "`bfq`"], "queue/scheduler"),
     (
         "mount-options",
-        step("checkpoint", direction="write"),
+        step("filesystem", direction="write"),
         replace(HEALTHY, mount_options=("rw", "discard")),
         ["`discard`", "fstrim"],
         "`scratch_filesystem_mount_options`",
@@ -92,7 +92,7 @@ CASES = [
     ),
     (
         "mount-options",
-        step("sustained", direction="write"),
+        step("filesystem", direction="write"),
         replace(HEALTHY, mount_options=("rw", "sync")),
         ["`sync`", "waits for the drives"],
         "`scratch_filesystem_mount_options`",
@@ -103,6 +103,13 @@ CASES = [
     (
         "one-inode",
         step("checkpoint", threads=1, files=1, cores_used=0.4, direction="write"),
+        HEALTHY,
+        ["one thread writes one file", "in turn"],
+        "several files",
+    ),
+    (
+        "one-inode",
+        step("aio", files=1, cores_used=0.4, direction="write"),
         HEALTHY,
         ["one file", "writers of one file"],
         "several files",
@@ -145,6 +152,9 @@ def test_every_cause_has_a_row() -> None:
         (step("checkpoint", threads=1, files=1, cores_used=0.3), HEALTHY),
         (step("filesystem"), replace(HEALTHY, mount_options=("rw", "discard", "sync"))),
         (step("engine"), replace(HEALTHY, mount_options=("rw", "strictatime"))),
+        # Both rungs go through the same mount.
+        (step("checkpoint"), replace(HEALTHY, mount_options=("rw", "strictatime"))),
+        (step("sustained", direction="write"), replace(HEALTHY, mount_options=("rw", "discard"))),
     ],
 )
 def test_the_innocent_are_not_blamed(where: Step, known: Facts) -> None:

@@ -256,6 +256,16 @@ def _one_inode(step: Step, facts: Facts) -> Cause | None:
     )
 
 
+def _one_writer(step: Step, facts: Facts) -> Cause | None:
+    if step.files != 1 or step.direction != "write":
+        return None
+    return (
+        "one-inode",
+        "one thread writes one file through the page cache: it copies, then waits for the drives, in turn",
+        "split the checkpoint into several files, such as one a rank, or write it with direct I/O",
+    )
+
+
 def _write_cache(step: Step, facts: Facts) -> Cause | None:
     if step.direction != "write" or not step.falling:
         return None
@@ -274,14 +284,15 @@ _ASKED: Mapping[str, Sequence[Ask]] = {
     "array": (_slow_drive, _scheduler, _shared_link, _cpu),
     "filesystem": (_misaligned, _mount_options, _scheduler, _cpu),
     "engine": (_cpu,),
-    "sustained": (_write_cache, _mount_options, _slow_drive),
-    "random": (_slow_drive, _misaligned, _mount_options, _scheduler, _cpu),
-    "aio": (_mount_options, _cpu, _one_inode),
+    "sustained": (_write_cache, _slow_drive),
+    "random": (_slow_drive, _misaligned, _scheduler, _cpu),
+    "aio": (_cpu, _one_inode),
     "hbm-bounce": (_cpu, _one_inode),
     "hbm-direct": (_cpu, _one_inode),
-    "checkpoint": (_mount_options, _cpu, _one_inode),
+    "checkpoint": (_cpu, _one_writer),
 }
 """By kind of rung, what can cost something there. Random reads of all sizes share ``random``.
 
-What meets both engines alike, such as a mount option, explains no difference between them.
+What meets a rung and the one that it is held against alike, such as a mount option where both go through the file
+system, explains no difference between them.
 """
