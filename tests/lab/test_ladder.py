@@ -110,8 +110,7 @@ def on_the_node(lab: Lab, script: str) -> dict[str, Any]:
     return found
 
 
-def test_a_throttled_drive_is_named_by_its_serial(built: Lab) -> None:
-    # First what the ladder stands on: every byte of a file is found on the members, and reading them writes nothing.
+def test_every_byte_of_a_file_is_found_on_the_members_and_reading_them_writes_nothing(built: Lab) -> None:
     found = on_the_node(built, RAW)
     assert found["drives"] == 8
     assert found["extents"] >= 2
@@ -120,6 +119,9 @@ def test_a_throttled_drive_is_named_by_its_serial(built: Lab) -> None:
     assert found["writes"] == 0
     assert 0.98 <= found["read"] / found["claimed"] <= 1.02
 
+
+@pytest.mark.slow
+def test_a_throttled_drive_is_named_by_its_serial(built: Lab) -> None:
     before = checksums(built)
     built.lab("fault", "node1", "slow-drive", "--drive", "LAB1NV5")
     done = built.verify("--level", "full", "--expect", "read=1MBps", "--duration", "1s")
