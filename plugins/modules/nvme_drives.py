@@ -163,7 +163,7 @@ from ..module_utils.drift import Drifted  # noqa: E402
 from ..module_utils.drift import told as as_told  # noqa: E402
 from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
 from ..module_utils.lba_formats import Formats, try_formats, with_capacity  # noqa: E402
-from ..module_utils.manifest import ManifestError, refuse_newer  # noqa: E402
+from ..module_utils.manifest import ManifestError, load, refuse_newer  # noqa: E402
 from ..module_utils.overview import in_the_way, overview  # noqa: E402
 from ..module_utils.plan import host_part  # noqa: E402
 from ..module_utils.selection import Selection, select  # noqa: E402
@@ -299,6 +299,7 @@ def main() -> None:
         refuse_newer()
     except ManifestError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
+    warn_of_damage(module)
     criteria = Criteria(
         count=wanted["count"],
         model=wanted["model"],
@@ -307,6 +308,16 @@ def main() -> None:
         serials=tuple(wanted["serials"]),
     )
     report(module, criteria, chunk)
+
+
+def warn_of_damage(module: AnsibleModule) -> None:
+    """Say it before anything is made: what makes an array anew forgets the manifest, whatever was in it."""
+    try:
+        load()
+    except FileNotFoundError:
+        pass
+    except ManifestError as error:
+        module.warn("%s: nothing in it is used, and a run that ends well replaces it" % error.message)
 
 
 def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
