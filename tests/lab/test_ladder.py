@@ -149,6 +149,6 @@ def test_a_throttled_drive_is_named_by_its_serial(built: Lab) -> None:
     ):
         assert names[name] == layer
     skipped = [rung for rung in record["ladder"]["rungs"] if rung.get("skipped")]
-    assert {rung["kind"] for rung in skipped} == {"hbm-bounce", "hbm-direct", "checkpoint"}
+    assert {rung["kind"] for rung in skipped} == {"aio", "hbm-bounce", "hbm-direct", "checkpoint"}
     assert checksums(built) == before
     assert built.ssh("node1", f"ls -A {POINT}") == "deepspeed_offload"
