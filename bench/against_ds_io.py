@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--io-size", default="1G")
     parser.add_argument("--io-parallel", type=int, default=1)
+    parser.add_argument("--direction", choices=DIRECTIONS, action="append", help="one alone; default: both")
     options = parser.parse_args()
     shape = ["--block_size", "1M", "--queue_depth", "32", "--io_parallel", str(options.io_parallel)]
     shape += ["--loops", str(LOOPS), "--warmup_loops", str(WARM_UPS)]
@@ -83,7 +84,7 @@ def main() -> int:
     try:
         (place / "data").mkdir()
         theirs(place / "data", "write", options.io_size, shape)  # compiles, if it must
-        for direction in DIRECTIONS:
+        for direction in options.direction or DIRECTIONS:
             first: list[float] = []
             second: list[float] = []
             durable: list[float] = []
