@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tunetool.measure.fio import Direction
 from tunetool.node.blockstack import BlockStack, Counters
 from tunetool.node.units import format_size
+from tunetool.record import Evidence
 
 LOWEST, HIGHEST = 0.98, 1.02
 """Ratio of counted to claimed bytes that proves a sample. A file system's own metadata stays far inside."""
@@ -87,3 +88,22 @@ def explain(stack: BlockStack, direction: Direction, sample: Counted, engine: st
         f"{devices} counted {foreign} more than {engine}'s {direction}s, {REPEATS} repeats included: something else "
         "uses the drives; stop it (see `pidstat -d 1`) and verify again"
     )
+
+
+def summed(stack: BlockStack, counted: Sequence[Counted | None], claimed: int) -> Evidence:
+    """A figure's evidence: the bytes that all of its samples claim, against what was counted meanwhile."""
+    known = [sample.counted_bytes for sample in counted if sample is not None]
+    if not known:
+        return Evidence(kind="memory" if stack.in_memory else "none", claimed_bytes=claimed)
+    return Evidence(
+        kind="memory" if stack.in_memory else "block",
+        device=", ".join(stack.counts),
+        claimed_bytes=claimed,
+        counted_bytes=sum(known),
+        ratio=sum(known) / claimed,
+    )
+
+
+def worst(bad: Sequence[Counted]) -> Counted:
+    """The sample to tell of: a claim that the drives deny weighs more than a neighbour's traffic."""
+    return min(bad, key=lambda sample: (sample.judgement != "missing", -abs(sample.ratio - 1)))

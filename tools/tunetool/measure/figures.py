@@ -5,12 +5,12 @@ from __future__ import annotations
 from statistics import median
 
 from tunetool.measure.balance import service_times
-from tunetool.measure.evidence import Counted, explain, wrong_clock
+from tunetool.measure.evidence import Counted, explain, summed, worst, wrong_clock
 from tunetool.measure.fio import Direction, Fio
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
 from tunetool.measure.statistics import drift, estimate
 from tunetool.node.blockstack import BlockStack
-from tunetool.record import Confidence, Evidence, Measurement, Scalar, Trend
+from tunetool.record import Confidence, Measurement, Scalar, Trend
 
 NAMES: dict[Direction, str] = {"read": "sequential.read", "write": "sequential.write"}
 CEILING = "ceiling.link"
@@ -68,22 +68,7 @@ def _bandwidth(
         trend=Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change),
         percentiles=middle.outcome.percentiles or None,
         parameters=parameters,
-        evidence=_evidence(stack, samples),
-    )
-
-
-def _evidence(stack: BlockStack, samples: list[Sample]) -> Evidence:
-    counted = [sample.counted for sample in samples if sample.counted is not None]
-    claimed = sum(sample.outcome.claimed_bytes for sample in samples)
-    if not counted:
-        return Evidence(kind="memory" if stack.in_memory else "none", claimed_bytes=claimed)
-    total = sum(sample.counted_bytes for sample in counted)
-    return Evidence(
-        kind="memory" if stack.in_memory else "block",
-        device=", ".join(stack.counts),
-        claimed_bytes=claimed,
-        counted_bytes=total,
-        ratio=total / claimed,
+        evidence=summed(stack, [each.counted for each in samples], sum(each.outcome.claimed_bytes for each in samples)),
     )
 
 
@@ -141,9 +126,7 @@ def unproven(stack: BlockStack, results: Results) -> dict[str, str]:
     for direction, counted in counted_samples(results).items():
         bad = [sample for sample in counted if sample.judgement != "proven"]
         if bad:
-            # A claim that the drives deny weighs more than a neighbour's traffic.
-            worst = min(bad, key=lambda sample: (sample.judgement != "missing", -abs(sample.ratio - 1)))
-            reasons[NAMES[direction]] = explain(stack, direction, worst)
+            reasons[NAMES[direction]] = explain(stack, direction, worst(bad))
     for direction, samples in results.samples.items():
         for sample in samples:
             wrong = wrong_clock(stack, sample.counted, sample.outcome.seconds) if sample.counted else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tunetool.measure.aio.driver import Outcome, Pass
+from tunetool.measure.aio.driver import Outcome
 from tunetool.measure.aio.spec import Device, Spec
-from tunetool.measure.evidence import explain
+from tunetool.measure.evidence import explain, summed, worst
 from tunetool.measure.fio import Direction
 from tunetool.measure.statistics import drift, estimate
 from tunetool.node.blockstack import BlockStack
-from tunetool.record import Confidence, Evidence, Measurement, Scalar, Trend
+from tunetool.record import Confidence, Measurement, Scalar, Trend
 
 
 def name(device: Device, direction: Direction) -> str:
@@ -61,7 +61,7 @@ def figure(
         confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
         trend=Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change),
         parameters=parameters,
-        evidence=_evidence(stack, samples),
+        evidence=summed(stack, [each.counted for each in samples], sum(each.claimed_bytes for each in samples)),
     )
 
 
@@ -71,23 +71,7 @@ def unproven(spec: Spec, stack: BlockStack, outcome: Outcome) -> dict[str, str]:
     for direction, samples in outcome.samples.items():
         bad = [each.counted for each in samples if each.counted is not None and each.counted.judgement != "proven"]
         if bad:
-            worst = min(bad, key=lambda sample: (sample.judgement != "missing", -abs(sample.ratio - 1)))
-            reasons[name(spec.device, direction)] = explain(stack, direction, worst, spec.handle)
+            reasons[name(spec.device, direction)] = explain(stack, direction, worst(bad), spec.handle)
         elif any(each.counted is None for each in samples):
             reasons[name(spec.device, direction)] = f"no counters prove bytes on {stack.medium}"
     return reasons
-
-
-def _evidence(stack: BlockStack, samples: list[Pass]) -> Evidence:
-    counted = [sample.counted for sample in samples if sample.counted is not None]
-    claimed = sum(sample.claimed_bytes for sample in samples)
-    if not counted:
-        return Evidence(kind="memory" if stack.in_memory else "none", claimed_bytes=claimed)
-    total = sum(sample.counted_bytes for sample in counted)
-    return Evidence(
-        kind="memory" if stack.in_memory else "block",
-        device=", ".join(stack.counts),
-        claimed_bytes=claimed,
-        counted_bytes=total,
-        ratio=total / claimed,
-    )

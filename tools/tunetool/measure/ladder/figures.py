@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tunetool.measure.evidence import explain
+from tunetool.measure.evidence import explain, summed, worst
 from tunetool.measure.fio import Direction, Outcome
 from tunetool.measure.sequential import Sample
 from tunetool.measure.statistics import drift, estimate
 from tunetool.node.blockstack import BlockStack
-from tunetool.record import Confidence, Evidence, Measurement, Scalar, Trend
+from tunetool.record import Confidence, Measurement, Scalar, Trend
 
 
 @dataclass
@@ -66,26 +66,10 @@ def figure(label: Label, stack: BlockStack, samples: Sequence[Sample], parameter
             **parameters,
             "cores_used": round(median(sample.outcome.cores for sample in samples), 3),
         },
-        evidence=evidence(stack, samples),
+        evidence=summed(stack, [each.counted for each in samples], sum(each.outcome.claimed_bytes for each in samples)),
     )
     reason = doubt(stack, label.direction, samples)
     return Found([measurement], {label.name: reason} if reason else {})
-
-
-def evidence(stack: BlockStack, samples: Sequence[Sample]) -> Evidence:
-    """The samples' claims against the counters, summed."""
-    claimed = sum(sample.outcome.claimed_bytes for sample in samples)
-    counted = [sample.counted for sample in samples if sample.counted is not None]
-    if not counted:
-        return Evidence(kind="memory" if stack.in_memory else "none", claimed_bytes=claimed)
-    total = sum(sample.counted_bytes for sample in counted)
-    return Evidence(
-        kind="memory" if stack.in_memory else "block",
-        device=", ".join(stack.counts),
-        claimed_bytes=claimed,
-        counted_bytes=total,
-        ratio=total / claimed,
-    )
 
 
 def doubt(stack: BlockStack, direction: Direction, samples: Sequence[Sample]) -> str | None:
@@ -94,5 +78,4 @@ def doubt(stack: BlockStack, direction: Direction, samples: Sequence[Sample]) ->
     bad = [sample for sample in counted if sample.judgement != "proven"]
     if not bad:
         return None
-    worst = min(bad, key=lambda sample: (sample.judgement != "missing", -abs(sample.ratio - 1)))
-    return explain(stack, direction, worst)
+    return explain(stack, direction, worst(bad))
