@@ -67,6 +67,7 @@ def start_times(lab: Lab, *units: str) -> list[int]:
     return [int(line) for line in text.split()]
 
 
+@pytest.mark.slow
 def test_drives_that_come_back_blank_are_built_before_anything_needs_them(cloud: Lab) -> None:
     before = identity(cloud)
     members = cloud.ssh("node1", "grep serial /etc/tunetool/node.json")

@@ -52,6 +52,7 @@ def test_sectors_that_cannot_be_written(built: Lab) -> None:
     assert "64+0 records in" in built.ssh("node1", read)
 
 
+@pytest.mark.slow
 def test_a_drive_that_is_pulled_while_it_is_measured(built: Lab) -> None:
     with subprocess.Popen(
         [str(BIN / "tunetool"), "lab", "ssh", "node1", "--", f"{VERIFY} {EASY}"],
@@ -92,6 +93,7 @@ def hammered(built: Lab) -> Iterator[Lab]:
     built.ssh("node1", "pkill -F /run/hammer.pid; while pgrep -x fio > /dev/null; do sleep 0.1; done")
 
 
+@pytest.mark.slow
 def test_somebody_hammers_the_array(hammered: Lab) -> None:
     lied(ask(hammered), 3, "busy: `nvme", "requests within a second", "ERROR")
     assert hammered.ssh("node1", f"ls -A {POINT} | grep -F .tunetool; true") == ""

@@ -33,6 +33,7 @@ def one_line(done: Done) -> str:
     return " ".join(done.text.split())
 
 
+@pytest.mark.slow
 def test_a_drive_is_replaced_and_then_all_are_given_back(built: Lab, tmp_path: Path) -> None:
     built.ssh("node1", THEIRS + f"; echo old > {POINT}/old")
     built.lab("fault", "node1", "swap-drive", "--drive", "LAB1NV3")
