@@ -18,7 +18,9 @@ from tunetool.measure.ceiling import ceiling, link_bandwidth
 from tunetool.measure.drive_errors import Watch
 from tunetool.measure.evidence import Counted, count, explain, obstacles, wrong_clock
 from tunetool.measure.facts import node_facts
-from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, file_bytes, plan
+from tunetool.measure.fio import Outcome
+from tunetool.measure.ladder.figures import Label, figure
+from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, Sample, file_bytes, plan
 from tunetool.node.blockstack import BlockStack, Counters, Leaf
 from tunetool.node.drives import Drive, Link
 
@@ -301,6 +303,15 @@ def test_drives_that_fail_meanwhile_are_named(tmp_path: Path) -> None:
 def test_a_program_s_clock_is_held_against_the_drives_own(said: float, believed: bool) -> None:
     counted = Counted(1, 1, {"nvme0n1": Counters(0, 0, 0, 0, 0, 0, 1700), "nvme1n1": Counters(0, 0, 0, 0, 0, 0, 5)})
     assert (wrong_clock(stack(2), counted, said) is None) is believed
+
+
+@pytest.mark.parametrize("said", [1.0, 0.9])
+def test_random_reads_are_held_to_the_drives_clock_as_well(said: float) -> None:
+    counted = Counted(4096, 4096, {"nvme0n1": Counters(1, 8, 1, 0, 0, 0, 1700)})
+    shots = [Sample(Outcome(4096, said, {}, "", requests=1), counted, float(moment)) for moment in range(6)]
+    label = Label("random.read.4k", "file", "fio", "read", "disk", rate=True)
+    unproven = figure(label, stack(1), shots, {}).unproven
+    assert ("its clock is wrong" in unproven.get("random.read.4k", "")) is (said == 0.9)
 
 
 def test_speed_hash_follows_the_drives_but_not_their_names(tmp_path: Path) -> None:

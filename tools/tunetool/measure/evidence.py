@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,6 +73,12 @@ def wrong_clock(stack: BlockStack, sample: Counted, seconds: float) -> str | Non
         f"the drives were busy for {busy:.1f} s in a sample of which fio says that it took {seconds:.1f} s: its clock "
         "is wrong; see `/sys/devices/system/clocksource/clocksource0/current_clocksource`"
     )
+
+
+def wrong_clocks(stack: BlockStack, samples: Iterable[tuple[Counted | None, float]]) -> str | None:
+    """The first of ``wrong_clock`` over samples, each with the seconds that its program claims."""
+    found = (wrong_clock(stack, counted, seconds) for counted, seconds in samples if counted is not None)
+    return next((reason for reason in found if reason), None)
 
 
 def explain(stack: BlockStack, direction: Direction, sample: Counted, engine: str = "fio") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from tunetool.measure.balance import service_times
-from tunetool.measure.evidence import Counted, explain, summed, worst, wrong_clock
+from tunetool.measure.evidence import Counted, explain, summed, worst, wrong_clocks
 from tunetool.measure.fio import Direction, Fio
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
 from tunetool.measure.statistics import drift, estimate
@@ -128,10 +128,9 @@ def unproven(stack: BlockStack, results: Results) -> dict[str, str]:
         if bad:
             reasons[NAMES[direction]] = explain(stack, direction, worst(bad))
     for direction, samples in results.samples.items():
-        for sample in samples:
-            wrong = wrong_clock(stack, sample.counted, sample.outcome.seconds) if sample.counted else None
-            if wrong:
-                reasons.setdefault(NAMES[direction], wrong)
+        wrong = wrong_clocks(stack, ((sample.counted, sample.outcome.seconds) for sample in samples))
+        if wrong:
+            reasons.setdefault(NAMES[direction], wrong)
     if not results.direct:
         for direction in results.samples:
             reasons.setdefault(

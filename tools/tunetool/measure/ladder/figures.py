@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tunetool.measure.evidence import explain, summed, worst
+from tunetool.measure.evidence import explain, summed, worst, wrong_clocks
 from tunetool.measure.fio import Direction, Outcome
 from tunetool.measure.sequential import Sample
 from tunetool.measure.statistics import drift, estimate
@@ -73,9 +73,9 @@ def figure(label: Label, stack: BlockStack, samples: Sequence[Sample], parameter
 
 
 def doubt(stack: BlockStack, direction: Direction, samples: Sequence[Sample]) -> str | None:
-    """Why the samples prove nothing; None where the counters agree."""
+    """Why the samples prove nothing; None where the counters agree, in bytes and in time."""
     counted = [sample.counted for sample in samples if sample.counted is not None]
     bad = [sample for sample in counted if sample.judgement != "proven"]
-    if not bad:
-        return None
-    return explain(stack, direction, worst(bad))
+    if bad:
+        return explain(stack, direction, worst(bad))
+    return wrong_clocks(stack, ((sample.counted, sample.outcome.seconds) for sample in samples))
