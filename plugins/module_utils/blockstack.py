@@ -162,8 +162,25 @@ def read_stack(directory: str, root: str = "/") -> BlockStack:
         leaves=tuple(walk.leaves),
         redundant=walk.redundant,
         in_memory=walk.in_memory,
-        device_iostats=read_int(os.path.join(_directory(name, root), "queue/iostats")) != 0,
+        device_iostats=read_int(os.path.join(device_directory(name, root), "queue/iostats")) != 0,
     )
+
+
+def devices_under(name: str, root: str = "/") -> list[str]:
+    """Kernel names from ``name`` down to the drives, each once: partitions lead to their disk, arrays to members."""
+    found: list[str] = []
+    waiting = [name]
+    while waiting:
+        one = waiting.pop(0)
+        if one in found:
+            continue
+        found.append(one)
+        base = device_directory(one, root)
+        if os.path.exists(os.path.join(base, "partition")):
+            waiting.append(os.path.basename(os.path.dirname(os.path.realpath(base))))
+        else:
+            waiting += _slaves(base)
+    return found
 
 
 def snapshot(stack: BlockStack, root: str = "/") -> dict[str, Counters]:
@@ -189,7 +206,7 @@ def difference(after: dict[str, Counters], before: dict[str, Counters]) -> dict[
 
 def read_counters(name: str, root: str = "/") -> Counters:
     """Counters of one device. Raises ``CountersChanged`` when it is gone."""
-    fields = (read_text(os.path.join(_directory(name, root), "stat")) or "").split()
+    fields = (read_text(os.path.join(device_directory(name, root), "stat")) or "").split()
     if len(fields) < 10 or not all(field.isdigit() for field in fields):
         raise CountersChanged("`%s` has no counters" % name)
     read_ios, _, read_sectors, read_ms, write_ios, _, write_sectors, write_ms, _, busy_ms = map(int, fields[:10])
@@ -203,7 +220,7 @@ def _sum(counters: list[Counters]) -> Counters:
     return total
 
 
-def _directory(name: str, root: str) -> str:
+def device_directory(name: str, root: str) -> str:
     """sysfs directory of a device: by number, because hidden devices aside that is the kernel's own index."""
     number = read_text(os.path.join(root, "sys/class/block", name, "dev"))
     if number:
@@ -225,9 +242,16 @@ def _mounted_device(mount: Mount, root: str) -> str | None:
     if mount.source.startswith("/dev/"):
         node = os.path.join(root, mount.source.lstrip("/"))
         name = os.path.basename(os.path.realpath(node))
-        if os.path.isdir(_directory(name, root)):
+        if os.path.isdir(device_directory(name, root)):
             return name
     return None
+
+
+def _slaves(base: str) -> list[str]:
+    try:
+        return sorted(os.listdir(os.path.join(base, "slaves")))
+    except OSError:
+        return []
 
 
 class _Walk:
@@ -242,7 +266,7 @@ class _Walk:
 
     def descend(self, name: str) -> str:
         """Collect the leaves under ``name``; return what to call it."""
-        base = _directory(name, self.root)
+        base = device_directory(name, self.root)
         if name in self._seen:
             return "disk"
         self._seen.add(name)
@@ -251,19 +275,13 @@ class _Walk:
         backing = read_text(os.path.join(base, "loop/backing_file"))
         if backing:
             return "loop device on " + self._backing(backing)
-        below = self._slaves(base)
+        below = _slaves(base)
         if not below:
             return self._leaf(name, base)
         first = len(self.leaves)
         for slave in below:
             self.descend(slave)
         return "%s (%s)" % (self._layer(base), _kinds(self.leaves[first:]))
-
-    def _slaves(self, base: str) -> list[str]:
-        try:
-            return sorted(os.listdir(os.path.join(base, "slaves")))
-        except OSError:
-            return []
 
     def _layer(self, base: str) -> str:
         level = read_text(os.path.join(base, "md/level"))
@@ -289,7 +307,7 @@ class _Walk:
     def _leaf(self, name: str, base: str) -> str:
         paths = _hidden_paths(name, self.root)
         kind = "nvme" if _NVME.match(name) else "disk"
-        flags = [read_int(os.path.join(_directory(path, self.root), "queue/iostats")) for path in paths]
+        flags = [read_int(os.path.join(device_directory(path, self.root), "queue/iostats")) for path in paths]
         if name not in [leaf.name for leaf in self.leaves]:
             self.leaves.append(
                 Leaf(

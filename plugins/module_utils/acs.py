@@ -1,0 +1,71 @@
+"""PCIe access control (ACS): which ports between two devices send their traffic up to the root complex."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Optional, Sequence
+
+_ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+
+_EXTENDED = 0x100
+"""Where extended capabilities begin (PCI Express Base Specification, 7.6)."""
+_ACS = 0x000D
+_CONTROL = 6
+_REDIRECT = 0x04 | 0x08
+"""P2P request redirect and completion redirect (linux/pci_regs.h, PCI_ACS_RR and PCI_ACS_CR)."""
+
+
+def ports_above(address: str, root: str = "/") -> list[str]:
+    """sysfs directories of the ports above a PCI device, the nearest first; empty where it is not there."""
+    device = os.path.join(root, "sys/bus/pci/devices", address)
+    if not os.path.exists(device):
+        return []
+    found = []
+    place = os.path.dirname(os.path.realpath(device))
+    while _ADDRESS.match(os.path.basename(place)):
+        found.append(place)
+        place = os.path.dirname(place)
+    return found
+
+
+def redirects(config: bytes) -> Optional[bool]:
+    """Whether ACS of a port turns peer traffic away, from its configuration space.
+
+    None where the bytes stop before the extended capabilities: without root the kernel shows only the first 64.
+    """
+    if len(config) < _EXTENDED + 4:
+        return None
+    offset, seen = _EXTENDED, set()
+    while offset and offset not in seen and offset + 8 <= len(config):
+        seen.add(offset)
+        header = int.from_bytes(config[offset : offset + 4], "little")
+        if header & 0xFFFF == _ACS:
+            control = int.from_bytes(config[offset + _CONTROL : offset + _CONTROL + 2], "little")
+            return bool(control & _REDIRECT)
+        offset = header >> 20 & 0xFFC
+    return False
+
+
+def redirecting_ports(ones: Sequence[str], others: Sequence[str], root: str = "/") -> Optional[tuple[str, ...]]:
+    """Addresses of the ports on the ways between ``ones`` and ``others`` that redirect; None where one cannot be read.
+
+    Of each pair the ports below the one where their ways meet; under different root ports, all of them.
+    """
+    between: set[str] = set()
+    for one in ones:
+        for other in others:
+            first, second = ports_above(one, root), ports_above(other, root)
+            between |= set(first) ^ set(second)
+    found = []
+    for port in sorted(between):
+        try:
+            with open(os.path.join(port, "config"), "rb") as stream:
+                answer = redirects(stream.read(4096))
+        except OSError:
+            answer = None
+        if answer is None:
+            return None
+        if answer:
+            found.append(os.path.basename(port))
+    return tuple(found)

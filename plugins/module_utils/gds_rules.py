@@ -1,0 +1,238 @@
+"""What each path needs, one rule per requirement, with its source.
+
+Sources: NVIDIA's GPUDirect Storage documents (docs.nvidia.com/gpudirect-storage: TG troubleshooting and installation
+guide, BP best practices, RN release notes), its gds-nvidia-fs repository (NFS), the Linux source, and what was run.
+Section numbers are those of the guide's table of contents of 2026; they move between releases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+from . import gds_needs as needs
+from .gds_facts import IOMMU_PASSTHROUGH, IOMMU_TRANSLATED, GdsFacts
+from .gds_needs import Finding
+from .gds_volume import PEER_PAGES_SINCE, PEER_PAGES_STACKED_SINCE
+
+DIRECT = ("nvidia-fs", "p2pdma")
+ANY = (*DIRECT, "compat")
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """One thing that stands in the way of a path."""
+
+    id: str
+    found: str
+    remedy: str
+    curable: bool
+    """The role gpudirect_storage can cure it: install, load, render, build anew, or ask for a reboot."""
+
+    def __str__(self) -> str:
+        return "%s: %s. hint: %s" % (self.id, self.found, self.remedy)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A requirement of some paths."""
+
+    id: str
+    modes: tuple[str, ...]
+    look: Callable[[GdsFacts], Finding]
+
+    def judge(self, facts: GdsFacts) -> Optional[Blocker]:
+        """What is not met, or None. Without a GPU nothing else is worth a word."""
+        if not facts.gpus and self.id != "gpu":
+            return None
+        finding = self.look(facts)
+        return Blocker(self.id, *finding) if finding else None
+
+
+def _nvfs_installed(facts: GdsFacts) -> Finding:
+    if facts.nvfs_loaded or facts.nvfs_installed:
+        return None
+    if facts.nvfs_source:
+        return "nvidia-fs %s is not built for kernel %s" % (facts.nvfs_source, facts.kernel), "`dkms install`", True
+    remedy = "install nvidia-fs; `gpudirect_storage_repository_url` names where from"
+    return "nvidia-fs is not installed", remedy, facts.installable
+
+
+def _nvfs_loaded(facts: GdsFacts) -> Finding:
+    if facts.nvfs_loaded or not facts.nvfs_installed:
+        return None
+    return "nvidia-fs is not loaded", "`modprobe nvidia-fs`", True
+
+
+def _secure_boot(facts: GdsFacts) -> Finding:
+    """NFS#81: DKMS's signing does not cover nvidia-fs everywhere; one that is loaded was accepted."""
+    if facts.nvfs_loaded or facts.secure_boot is False:
+        return None
+    if facts.secure_boot is None:
+        return "whether Secure Boot is on is not known", "read it as root", False
+    return (
+        "Secure Boot refuses a module that no enrolled key signed",
+        ("sign nvidia-fs with an enrolled key (mokutil) and load it, or turn Secure Boot off"),
+        False,
+    )
+
+
+def _nvfs_build(facts: GdsFacts) -> Finding:
+    """nvidia-fs takes nvidia_p2p_* with their versions from the driver; DKMS does not build it anew with a new one."""
+    if facts.nvfs_built_for is None or facts.driver is None or facts.nvfs_built_for == facts.driver:
+        return None
+    found = "nvidia-fs was built for driver %s, %s is loaded" % (facts.nvfs_built_for, facts.driver)
+    return found, "build it anew with dkms", facts.nvfs_source is not None
+
+
+def _nvfs_devices(facts: GdsFacts) -> Finding:
+    if not facts.nvfs_loaded or facts.nvfs_devices:
+        return None
+    remedy = (
+        "give the container /dev/nvidia-fs*" if facts.container else "`modprobe -r nvidia-fs && modprobe nvidia-fs`"
+    )
+    return "no /dev/nvidia-fs* here", remedy, not facts.container
+
+
+def _nvme_patched(facts: GdsFacts) -> Finding:
+    """NFS, src/nvfs-dma.c: nvidia-fs looks up nvme_v1/v2_register_nvfs_dma_ops; a stock driver has none. TG 15."""
+    if facts.nvme_patched or facts.nvme_registered:
+        return None
+    if facts.nvme_patched_on_disk:
+        return "the running NVMe driver has no hooks for nvidia-fs, another lies on disk", "reboot into it", True
+    found = "not known" if facts.nvme_patched is None else "none"
+    return (
+        "hooks of the NVMe driver for nvidia-fs: %s" % found,
+        (
+            "install the patched driver (doca-ofed with mlnx-nvme-dkms; kmod-mlnx-nvme on RHEL; Ubuntu's linux-nvidia "
+            "kernels have it) and reboot"
+        ),
+        False,
+    )
+
+
+def _nvme_registered(facts: GdsFacts) -> Finding:
+    """NFS, src/nvfs-proc.c: /proc/driver/nvidia-fs/modules lists the drivers whose hooks were found when it loaded."""
+    if not facts.nvfs_loaded or not facts.nvme_patched or facts.nvme_registered:
+        return None
+    return "nvidia-fs was loaded before the NVMe driver", "`modprobe -r nvidia-fs && modprobe nvidia-fs`", True
+
+
+def _iommu(facts: GdsFacts) -> Finding:
+    """TG 1.1: "iommu=on is not guaranteed to work functionally or performantly"; Grace (BP 1.1) wants it on."""
+    if facts.architecture == "aarch64" or facts.iommu not in (IOMMU_TRANSLATED, None):
+        return None
+    found = "the IOMMU translates" if facts.iommu else "the IOMMU's state is not known"
+    return found, "`iommu=pt`, or intel_iommu=off / amd_iommu=off, on the kernel command line, then reboot", False
+
+
+def _peer_kernel(facts: GdsFacts) -> Finding:
+    """TG 14.1."""
+    if facts.kernel_version >= PEER_PAGES_SINCE and facts.p2pdma_kernel:
+        return None
+    if facts.kernel_version >= PEER_PAGES_SINCE and facts.p2pdma_kernel is None:
+        return "whether kernel %s has P2PDMA is not known" % facts.kernel, "read /proc/kallsyms", False
+    return "kernel %s without P2PDMA" % (facts.kernel or "unknown"), "Linux 6.2 or newer, CONFIG_PCI_P2PDMA=y", False
+
+
+def _peer_device(facts: GdsFacts) -> Finding:
+    """TG 16.6 and RN 9: not with RAID. Since Linux 7.2 md passes the members' ability on (commit 02666132403a)."""
+    if facts.device is None or not facts.p2pdma_kernel or facts.p2pdma_device or not facts.drives_nvme or facts.dm:
+        return None
+    if facts.md_levels:
+        return "kernel %s is not known to take GPU pages through md" % facts.kernel, "Linux 7.2 or newer", False
+    return "`%s` does not take GPU pages" % facts.device, "Linux 6.2 or newer", False
+
+
+def _multipath(facts: GdsFacts) -> Finding:
+    """TG 14.3, RN 9; the kernel's own multipath passes it on since 7.2 (commit fb0eeeed91f3)."""
+    if facts.nvme_multipath is False or facts.kernel_version >= PEER_PAGES_STACKED_SINCE:
+        return None
+    found = "is on" if facts.nvme_multipath else "is not known to be off"
+    return (
+        "NVMe multipath %s" % found,
+        ("`options nvme_core multipath=N` in /etc/modprobe.d, rebuild the initramfs, reboot"),
+        False,
+    )
+
+
+def _peer_driver(facts: GdsFacts) -> Finding:
+    """TG 14.3: required on x86."""
+    if facts.p2pdma_driver or facts.architecture == "aarch64" or facts.driver is None:
+        return None
+    found = "does not offer" if facts.p2pdma_driver is False else "is not known to offer"
+    return (
+        "the NVIDIA driver %s GPU memory to the kernel" % found,
+        (
+            '`options nvidia NVreg_RegistryDwords="RMForceStaticBar1=1;RmForceDisableIomapWC=1;"` in /etc/modprobe.d, '
+            "rebuild the initramfs, reboot"
+        ),
+        False,
+    )
+
+
+def _config_peer(facts: GdsFacts) -> Finding:
+    """cuFile's default is false (cufile.json, properties.use_pci_p2pdma)."""
+    if facts.config_p2pdma:
+        return None
+    return "cufile.json does not allow P2PDMA", "`properties.use_pci_p2pdma: true`", True
+
+
+def _config_compat(facts: GdsFacts) -> Finding:
+    if facts.config_compat is not False:
+        return None
+    return "`%s` forbids it" % facts.config_path, "`properties.allow_compat_mode: true`", True
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("gpu", ANY, needs.gpu),
+    Rule("driver", ANY, needs.driver),
+    Rule("driver.open", DIRECT, needs.driver_open),
+    Rule("driver.version", ("p2pdma",), needs.driver_version),
+    Rule("libcufile", ANY, needs.libcufile),
+    Rule("libcufile.version", ("p2pdma",), needs.libcufile_version),
+    Rule("udev", ANY, needs.udev),
+    Rule("cufile.json", ANY, needs.config),
+    Rule("volume", DIRECT, needs.volume),
+    Rule("filesystem", DIRECT, needs.filesystem),
+    Rule("filesystem.journal", DIRECT, needs.journal),
+    Rule("device_mapper", DIRECT, needs.mapper),
+    Rule("md.level", DIRECT, needs.md_level),
+    Rule("md.udev", DIRECT, needs.md_udev),
+    Rule("drives", DIRECT, needs.drives),
+    Rule("nvidia_fs.installed", ("nvidia-fs",), _nvfs_installed),
+    Rule("nvidia_fs.secure_boot", ("nvidia-fs",), _secure_boot),
+    Rule("nvidia_fs.build", ("nvidia-fs",), _nvfs_build),
+    Rule("nvidia_fs.loaded", ("nvidia-fs",), _nvfs_loaded),
+    Rule("nvidia_fs.devices", ("nvidia-fs",), _nvfs_devices),
+    Rule("nvme.hooks", ("nvidia-fs",), _nvme_patched),
+    Rule("nvme.registered", ("nvidia-fs",), _nvme_registered),
+    Rule("iommu", ("nvidia-fs",), _iommu),
+    Rule("p2pdma.kernel", ("p2pdma",), _peer_kernel),
+    Rule("p2pdma.device", ("p2pdma",), _peer_device),
+    Rule("p2pdma.driver", ("p2pdma",), _peer_driver),
+    Rule("nvme.multipath", ("p2pdma",), _multipath),
+    Rule("cufile.p2pdma", ("p2pdma",), _config_peer),
+    Rule("cufile.compat", ("compat",), _config_compat),
+)
+
+
+def notes_on(mode: str, facts: GdsFacts) -> tuple[str, ...]:
+    """What does not stop a path, and should be known all the same."""
+    notes = []
+    if not facts.gpus:
+        return ()
+    if facts.mount_point is None and mode in DIRECT:
+        notes.append("no volume was looked at")
+    if mode in DIRECT and facts.acs is None:
+        notes.append("ACS of the ports between GPUs and drives could not be read (it takes root)")
+    elif mode in DIRECT and facts.acs:
+        # BP 1.1: "for optimal GDS performance, disable ACS". It works with it.
+        notes.append("ACS sends traffic between GPUs and drives up to the root at %s: slower" % ", ".join(facts.acs))
+    if mode == "nvidia-fs" and facts.iommu == IOMMU_PASSTHROUGH:
+        notes.append("the IOMMU is in passthrough: allowed, off is best")
+    if mode == "nvidia-fs" and facts.nvfs_loaded and facts.nvfs_built_for is None:
+        notes.append("nothing says which driver nvidia-fs was built for")
+    if mode == "p2pdma" and facts.md_levels and facts.p2pdma_device:
+        notes.append("NVIDIA's release notes (1.20) call RAID0 unsupported: `tunetool verify --gds require` proves it")
+    return tuple(notes)
