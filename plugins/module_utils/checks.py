@@ -11,6 +11,9 @@ from typing import Any, Mapping
 from .answers import FAIL, PASS, SKIP, UNKNOWN, Check
 from .arrays import DEAD_STATES, Array, find, read_arrays
 from .drives import Drive, read_drives
+from .gds import MODES, OFF, current
+from .gds_facts import read_gds_facts
+from .gds_rule import outdated
 from .geometry import geometry_of_mount
 from .health import Reader, judge_health, judge_links, read_health
 from .immutable import Unsupported, is_immutable
@@ -38,6 +41,7 @@ def run_checks(manifest: Mapping[str, Any], root: str = "/", health: Reader | No
     checks += _filesystem_checks(manifest["filesystem"], array, mount, root)
     checks += _memory_checks(manifest["memory"], root)
     checks.append(_offload_check(manifest, mount, root))
+    checks += _gds_checks(manifest, root)
     checks.append(
         _check(
             "node.reboot",
@@ -250,3 +254,35 @@ def _offload_check(manifest: Mapping[str, Any], mount: Mount | None, root: str) 
         return Check("offload.directory", UNKNOWN, "`%s`" % path, "its file system is not mounted", "mount it first")
     exists = os.path.isdir(os.path.join(root, path.lstrip("/")))
     return _check("offload.directory", exists, "`%s`" % path, "a directory" if exists else "missing", "run `site.yml`")
+
+
+def _gds_checks(manifest: Mapping[str, Any], root: str) -> list[Check]:
+    """The path that I/O takes now against the one that was set up."""
+    mode = manifest["gds"]["mode"]
+    if mode == OFF:
+        return [Check("gds.mode", SKIP, "nothing was set up", "off")]
+    now = current(read_gds_facts(root, manifest["filesystem"]["mount_point"]))
+    blockers = now.path(mode).blockers
+    found = now.mode
+    if blockers:
+        found += ": " + "; ".join("%s (`%s`)" % (blocker.found, blocker.id) for blocker in blockers)
+    checks = [
+        _check(
+            "gds.mode",
+            MODES.index(now.mode) <= MODES.index(mode),
+            mode,
+            found,
+            "; ".join(dict.fromkeys(blocker.remedy for blocker in blockers)) or "run `site.yml`",
+        )
+    ]
+    if outdated(root):
+        checks.append(
+            Check(
+                "gds.md_rule",
+                FAIL,
+                "the udev rule for arrays made from the distribution's own",
+                "the distribution has changed its rule since",
+                "run `site.yml`",
+            )
+        )
+    return checks

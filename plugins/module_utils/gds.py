@@ -66,7 +66,7 @@ def choose(facts: GdsFacts, forced: str = AUTO) -> Decision:
     """What the role sets up: the best path whose blockers it can cure. Raises ``Impossible`` for a forced one."""
     paths = all_paths(facts)
     if forced == AUTO:
-        return _decide(paths, next(path for path in paths if path.curable))
+        return _decide(paths, next(path for path in paths if path.curable and not _idle(path)))
     if forced not in MODES:
         raise Impossible("`gpudirect_storage_mode` is `%s`. hint: auto, %s" % (forced, ", ".join(MODES)))
     path = next(path for path in paths if path.mode == forced)
@@ -81,6 +81,11 @@ def choose(facts: GdsFacts, forced: str = AUTO) -> Decision:
             )
         )
     return _decide(paths, path, asked=True)
+
+
+def _idle(path: Path) -> bool:
+    """Installing libcufile for bounce buffers alone gains nothing: programs that want that bring their own."""
+    return path.mode == COMPAT and any(blocker.id == "libcufile" for blocker in path.blockers)
 
 
 def current(facts: GdsFacts) -> Decision:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import Any, Optional
 
+from .cufile_config import ConfigError
+from .cufile_config import read_config as parse
 from .files import read_text
 
 CONFIGS = ("/etc/cufile.json", "/usr/local/cuda/gds/cufile.json")
@@ -19,15 +20,10 @@ def read_config(root: str = "/") -> tuple[Optional[str], Any]:
         text = read_text(os.path.join(root, path.lstrip("/")))
         if text is not None:
             try:
-                return path, json.loads(without_comments(text))
-            except ValueError:
+                return path, parse(text)
+            except ConfigError:
                 return path, None
     return None, None
-
-
-def without_comments(text: str) -> str:
-    """cufile.json without its ``//`` comments, which JSON does not know; those inside a string stay."""
-    return re.sub(r'("(?:\\.|[^"\\])*")|//[^\n]*', lambda match: match.group(1) or "", text)
 
 
 def setting(config: Any, *keys: str) -> Optional[bool]:
@@ -35,3 +31,16 @@ def setting(config: Any, *keys: str) -> Optional[bool]:
     for key in keys:
         config = config.get(key) if isinstance(config, dict) else None
     return config if isinstance(config, bool) else None
+
+
+def allows_p2pdma(config: Any, through_raid: bool, libcufile: Optional[str]) -> Optional[bool]:
+    """Whether P2PDMA is allowed: the general switch, and from libcufile 1.16 on the one of the kind of device too."""
+    general = setting(config, "properties", "use_pci_p2pdma")
+    if not general or libcufile is None or version_key(libcufile) < (1, 16):
+        return general
+    return bool(setting(config, "block", "raid" if through_raid else "nvme", "use_pci_p2pdma"))
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """For comparing dotted versions."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))

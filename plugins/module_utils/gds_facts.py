@@ -9,14 +9,13 @@ import glob
 import gzip
 import json
 import os
-import re
 from dataclasses import dataclass
 from typing import Any, Optional
 
 from .acs import redirecting_ports
 from .distribution import read_distribution
 from .files import read_text
-from .gds_config import read_config, setting
+from .gds_config import allows_p2pdma, read_config, setting, version_key
 from .gds_modules import (
     Symbols,
     nvme_patched_on_disk,
@@ -61,6 +60,8 @@ class GdsFacts:
     """Version of its DKMS source, so that it can be built anew; None where there is none."""
     nvfs_built_for: Optional[str] = None
     """NVIDIA driver that the module on disk was built against; None where nothing says so."""
+    nvfs_stale: bool = False
+    """The module was built anew and its former build is still loaded."""
     nvfs_devices: bool = False
     """/dev/nvidia-fs0 and its like are visible: a container may hide them."""
     nvme_patched: Optional[bool] = None
@@ -141,6 +142,7 @@ def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFac
     symbols = read_symbols(root) if gpus else Symbols()
     p2pdma = symbols.p2pdma if symbols.p2pdma is not None else _configured(kernel, root)
     config_path, config = read_config(root)
+    libcufile = read_libcufile(root)
     volume = read_volume(mount_point, kernel, p2pdma, root) if mount_point else {}
     drives = drive_addresses(volume.get("drives", ()), root)
     return GdsFacts(
@@ -150,12 +152,13 @@ def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFac
         driver=driver,
         driver_open=is_open,
         cuda=_read_cuda(root),
-        libcufile=read_libcufile(root),
+        libcufile=libcufile,
         nvfs_loaded=nvfs.loaded,
         nvfs_version=nvfs.version,
         nvfs_installed=nvfs.installed,
         nvfs_source=nvfs.source,
         nvfs_built_for=nvfs.built_for,
+        nvfs_stale=nvfs.stale,
         nvfs_devices=nvfs.devices,
         nvme_patched=symbols.nvme_hooks,
         nvme_patched_on_disk=nvme_patched_on_disk(kernel, root),
@@ -168,7 +171,7 @@ def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFac
         container=_in_container(root),
         config_path=config_path,
         config_valid=None if config_path is None else config is not None,
-        config_p2pdma=setting(config, "properties", "use_pci_p2pdma"),
+        config_p2pdma=allows_p2pdma(config, bool(volume.get("md_levels")), libcufile),
         config_compat=setting(config, "properties", "allow_compat_mode"),
         **read_md_rule(root),
         **volume,
@@ -220,17 +223,13 @@ def read_libcufile(root: str = "/") -> Optional[str]:
     return max(versions, key=version_key) if versions else None
 
 
-def version_key(version: str) -> tuple[int, ...]:
-    """For comparing dotted versions."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
 def read_iommu(addresses: tuple[str, ...], root: str = "/") -> Optional[str]:
     """How the IOMMU treats these devices (any device where none is named): the strictest of their groups."""
     try:
         groups = os.listdir(os.path.join(root, "sys/kernel/iommu_groups"))
     except OSError:
-        return None
+        words = (read_text(os.path.join(root, "proc/cmdline")) or "").split()
+        return IOMMU_OFF if {"iommu=off", "intel_iommu=off", "amd_iommu=off"} & set(words) else None
     kinds = set()
     for group in groups:
         base = os.path.join(root, "sys/kernel/iommu_groups", group)

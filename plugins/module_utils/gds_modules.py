@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from .files import read_text
+from .gds_config import version_key
 
 _HOOKS = re.compile(rb"\bnvme_v\d+_register_nvfs_dma_ops\b")
 """What nvidia-fs asks the NVMe driver for (gds-nvidia-fs, src/nvfs-dma.c, `modules_list`)."""
@@ -16,6 +17,8 @@ _P2PDMA = re.compile(rb"\bp2pdma_pgmap_ops\b")
 """NVIDIA's own test for P2PDMA in the kernel (GDS troubleshooting guide, 14.1)."""
 _BUILT_FOR = re.compile(r"NVIDIA_SRC_DIR=\S*/nvidia-(?!fs-)(?:[a-z]+-)*(\d+(?:\.\d+)+)")
 """nvidia-fs's build names the driver's sources that it took (`NVIDIA_SRC_DIR` in DKMS's make.log)."""
+NVFS_STALE = "/run/tunetool-nvidia-fs.stale"
+"""The role's note that nvidia-fs could not be unloaded after it was built anew; a boot ends it."""
 _REGISTRY = ("rmforcestaticbar1=1", "rmforcedisableiomapwc=1")
 
 
@@ -86,6 +89,7 @@ class NvidiaFs:
     source: Optional[str] = None
     """Version of the DKMS source."""
     built_for: Optional[str] = None
+    stale: bool = False
     devices: bool = False
     nvme_registered: Optional[bool] = None
 
@@ -93,8 +97,9 @@ class NvidiaFs:
 def read_nvidia_fs(kernel: str, root: str = "/") -> NvidiaFs:
     """What is known of nvidia-fs. ``built_for`` comes from DKMS's log; a prebuilt module has none."""
     loaded = os.path.isdir(os.path.join(root, "sys/module/nvidia_fs"))
-    sources = sorted(glob.glob(os.path.join(root, "usr/src/nvidia-fs-*/dkms.conf")))
-    source = os.path.basename(os.path.dirname(sources[-1]))[len("nvidia-fs-") :] if sources else None
+    sources = glob.glob(os.path.join(root, "usr/src/nvidia-fs-*/dkms.conf"))
+    versions = [os.path.basename(os.path.dirname(path))[len("nvidia-fs-") :] for path in sources]
+    source = max(versions, key=version_key) if versions else None
     said = read_text(os.path.join(root, "proc/driver/nvidia-fs/version")) or ""
     version = re.search(r"version:\s*(\S+)", said)
     registered = None
@@ -107,6 +112,7 @@ def read_nvidia_fs(kernel: str, root: str = "/") -> NvidiaFs:
         installed=module_on_disk("nvidia_fs", kernel, root) is not None,
         source=source,
         built_for=_built_for(kernel, root),
+        stale=loaded and os.path.exists(os.path.join(root, NVFS_STALE.lstrip("/"))),
         devices=bool(glob.glob(os.path.join(root, "dev/nvidia-fs[0-9]*"))),
         nvme_registered=registered,
     )

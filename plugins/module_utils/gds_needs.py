@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Optional
 
-from .gds_facts import GdsFacts, version_key
+from .gds_config import version_key
+from .gds_facts import GdsFacts
 
 Finding = Optional[tuple[str, str, bool]]
 """What was found, the remedy, and whether the role can cure it; None where the requirement is met."""
@@ -47,10 +48,13 @@ def libcufile(facts: GdsFacts) -> Finding:
 
 
 def libcufile_version(facts: GdsFacts) -> Finding:
-    """P2PDMA came with GDS 1.13 (CUDA 12.8): 1.11's gdscheck and configuration do not know it."""
-    if facts.libcufile is None or version_key(facts.libcufile) >= (1, 13):
+    """P2PDMA came with GDS 1.13 (CUDA 12.8), the switch for RAID (block.raid.use_pci_p2pdma) with 1.16."""
+    least = (1, 16) if facts.md_levels else (1, 13)
+    if facts.libcufile is None or version_key(facts.libcufile) >= least:
         return None
-    return "libcufile %s knows no P2PDMA" % facts.libcufile, "libcufile 1.13 (CUDA 12.8) or newer", False
+    what = "through RAID" if facts.md_levels else "at all"
+    found = "libcufile %s knows no P2PDMA %s" % (facts.libcufile, what)
+    return found, "libcufile %d.%d or newer" % least, False
 
 
 def udev(facts: GdsFacts) -> Finding:

@@ -79,6 +79,8 @@ def _secure_boot(facts: GdsFacts) -> Finding:
 
 def _nvfs_build(facts: GdsFacts) -> Finding:
     """nvidia-fs takes nvidia_p2p_* with their versions from the driver; DKMS does not build it anew with a new one."""
+    if facts.nvfs_stale:
+        return "the former build of nvidia-fs is still loaded", "reboot, or unload it when nobody uses it", True
     if facts.nvfs_built_for is None or facts.driver is None or facts.nvfs_built_for == facts.driver:
         return None
     found = "nvidia-fs was built for driver %s, %s is loaded" % (facts.nvfs_built_for, facts.driver)

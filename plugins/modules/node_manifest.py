@@ -38,6 +38,9 @@ options:
     description: RV(memory) as tunetool.node.host_memory returned it.
     type: dict
     required: true
+  gds:
+    description: RV(gds) as tunetool.node.gpudirect_storage returned it; left out where it was not called.
+    type: dict
   offload_dir:
     description: The offload directory; empty for none.
     type: str
@@ -81,7 +84,7 @@ RETURN = r"""
 differences:
   description:
     - On a built node, what the manifest said otherwise and no other module tells (C(profile), C(expect),
-      C(offload_dir)).
+      C(offload_dir), C(gds)).
   returned: always
   type: list
   elements: dict
@@ -123,6 +126,7 @@ def main() -> None:
             "members": {"type": "list", "elements": "dict", "required": True},
             "filesystem": {"type": "dict", "required": True},
             "memory": {"type": "dict", "required": True},
+            "gds": {"type": "dict"},
             "offload_dir": {"type": "str", "default": ""},
             "expect_read": {"type": "str", "default": ""},
             "expect_write": {"type": "str", "default": ""},
@@ -144,8 +148,7 @@ def main() -> None:
         "array": dict(wanted["array"], members=wanted["members"]),
         "filesystem": wanted["filesystem"],
         "memory": wanted["memory"],
-        # The role gpudirect_storage decides this once it exists; until then nothing was set up, which is "off".
-        "gds": {"mode": "off", "reasons": ["not set up by this version of tunetool"]},
+        "gds": wanted["gds"] or {"mode": "off", "reasons": ["nothing was set up"]},
         "offload_dir": wanted["offload_dir"] or None,
         "expect": expect,
         "reboot_required": False,
@@ -169,7 +172,7 @@ def main() -> None:
         "differences": told(
             [
                 Difference("manifest." + key, json.dumps(document[key]), json.dumps(built[key]))
-                for key in ("profile", "expect", "offload_dir")
+                for key in ("profile", "expect", "offload_dir", "gds")
                 if document[key] != built[key]
             ]
         ),
@@ -189,7 +192,7 @@ def main() -> None:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), **result)
     checks = run_checks(document)
     bad = [check for check in checks if check.status == FAIL and check.id not in SESSION_CHECKS]
-    failed = [check for check in bad if check.id not in HEALTH_CHECKS]
+    failed = [check for check in bad if check.id not in (*HEALTH_CHECKS, *PATH_CHECKS)]
     result["checks"] = [asdict(check) for check in checks]
     if failed:
         lines = ["%s: expected %s, found %s. hint: %s" % (c.id, c.expected, c.found, c.remedy) for c in failed]
@@ -201,6 +204,9 @@ def main() -> None:
 
 SESSION_CHECKS = ("memory.memlock",)
 """The limit of this very login, which began before the limit was set: the next one is judged by `verify`."""
+
+PATH_CHECKS = ("gds.mode",)
+"""A path that is set up and not taken yet waits for a reboot, or the role gpudirect_storage has said what it needs."""
 
 
 if __name__ == "__main__":

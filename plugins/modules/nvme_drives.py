@@ -118,6 +118,10 @@ boot_unit:
   description: Whether anything of M(tunetool.node.ephemeral_unit) is on the node.
   returned: success, without O(plan)
   type: bool
+gds:
+  description: Whether there are NVIDIA GPUs (C(gpus)), and anything of M(tunetool.node.gpudirect_storage) (C(traces)).
+  returned: success, without O(plan)
+  type: dict
 plan:
   description: The host's part of a plan file.
   returned: when O(plan)
@@ -144,7 +148,7 @@ from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils import bootunit, memory_job, volume  # noqa: E402
+from ..module_utils import bootunit, gds_job, memory_job, volume  # noqa: E402
 from ..module_utils.array_drift import Asked  # noqa: E402
 from ..module_utils.arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.commands import CommandError  # noqa: E402
@@ -162,6 +166,7 @@ from ..module_utils.decisions import ADOPT, KEEP, WIPE, Criteria, table, wipeabl
 from ..module_utils.drift import Drifted  # noqa: E402
 from ..module_utils.drift import told as as_told  # noqa: E402
 from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
+from ..module_utils.gds_facts import read_gpus  # noqa: E402
 from ..module_utils.lba_formats import Formats, try_formats, with_capacity  # noqa: E402
 from ..module_utils.manifest import ManifestError, load, refuse_newer  # noqa: E402
 from ..module_utils.overview import in_the_way, overview  # noqa: E402
@@ -371,6 +376,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     module.exit_json(
         changed=False,
         boot_unit=bool(bootunit.changes({})),
+        gds={"gpus": bool(read_gpus()), "traces": gds_job.traces()},
         wipes=[{"serial": drive.serial, "hash": allowed[drive.serial]} for drive in wipeable(selection.decisions)],
         selected=[
             {
