@@ -606,6 +606,46 @@ def test_nvidia_fs_is_built_anew_for_another_driver(
     assert calls.exists() is in_use
 
 
+def test_packages_come_first_and_only_then_the_rest(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is installed is what a stand-in for dpkg-query says; apt is the role's (molecule/default/gds.yml)."""
+    machine.nvidia_fs(registered="")
+    machine.put("proc/kallsyms", "0000000000000000 T nvme_probe\n")
+    (machine.root / "usr/local/cuda-13.0/targets/x86_64-linux/lib/libcufile.so.1.15.1").unlink()
+    monkeypatch.setenv("PATH", f"{machine.root / 'bin'}:/usr/bin:/bin")
+
+    def there(*packages: str) -> None:
+        lines = "".join(f"echo 'installed {package}'\n" for package in packages)
+        machine.put("bin/dpkg-query", f"#!/bin/sh\n{lines}")
+        (machine.root / "bin/dpkg-query").chmod(0o755)
+
+    key = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n"
+    asked: dict[str, Any] = {
+        "packages": ["nvidia-gds", "mlnx-nvme-dkms"],
+        "versions": {"nvidia-gds": "13.0.1-1", "libcufile-13-0": "1.15.0.42-1"},
+        "repository_files": {"/etc/apt/keyrings/x.asc": key, "/etc/apt/sources.list.d/x.sources": "Types: deb\n"},
+        "pins": {"/etc/apt/preferences.d/x": "Package: nvidia-gds\n"},
+    }
+    there("mdadm 4.2-5")
+    first = job(machine, "auto", **asked)
+    assert first.all().mode == "nvidia-fs"
+    assert first.packages == ["nvidia-gds=13.0.1-1", "mlnx-nvme-dkms"]
+    assert (machine.root / "etc/apt/preferences.d/x").exists()
+    assert not traces(str(machine.root))
+    machine.put("usr/local/cuda-13.0/targets/x86_64-linux/lib/libcufile.so.1.15.0", "")
+    machine.put("lib/modules/6.8.0-1051-nvidia/modules.dep", "updates/dkms/nvme.ko:\n")
+    there("nvidia-gds 13.0.1-1", "mlnx-nvme-dkms 25.10-1", "libcufile-13-0 1.15.0.42-1")
+    second = job(machine, "auto", **asked)
+    assert (second.all().mode, second.packages, len(second.reboot_reasons)) == ("nvidia-fs", [], 1)
+    assert traces(str(machine.root))
+    third = job(machine, "auto", **asked)
+    third.all()
+    assert (third.ledger.diff, third.reboot_reasons) == ([], second.reboot_reasons)
+    there("nvidia-gds 13.0.1-1", "mlnx-nvme-dkms 25.10-1", "libcufile-13-0 1.15.1.6-1")
+    drifted = job(machine, "auto", **asked)
+    drifted.all()
+    assert drifted.packages == ["libcufile-13-0=1.15.0.42-1"]
+
+
 def test_a_configuration_that_would_be_ignored_is_refused_before_anything_is_written(machine: Machine) -> None:
     machine.nvidia_fs()
     before = tree(machine)
