@@ -15,6 +15,8 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 
 from ..module_utils.plan import PROVISION, REPLACE, PlanError, load
+from ..module_utils.refusal import Refusal
+from ..module_utils.tuning import ARGUMENTS, normal_form
 
 COLLECTION = Path(__file__).resolve().parents[2]
 SIZE = re.compile(r"^([1-9]\d*|([1-9]\d?|100)%)$")
@@ -84,6 +86,15 @@ def batch_problem(variables: dict[str, Any]) -> str | None:
     return None
 
 
+def tuning_problem(given: dict[str, Any]) -> str | None:
+    """What is wrong about I/O settings on any machine, before one has an array."""
+    try:
+        normal_form({name: str(given.get(f"io_tuning_{name}") or "") for name in ARGUMENTS})
+    except Refusal as error:
+        return str(error)
+    return None
+
+
 def without_required(spec: dict[str, Any]) -> dict[str, Any]:
     """Options of a role that does not run, so that what it requires need not be there."""
     return {name: {key: value for key, value in option.items() if key != "required"} for name, option in spec.items()}
@@ -128,6 +139,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
                 variables[name] = self._templar.template(variables[name])
         job = self._task.args.get("job")
         options = role_options()
+        tuning: dict[str, Any] = {}
         problems = unknown_variables([str(name) for name in variables], options)
         for role, spec in options.items():
             given = {}
@@ -138,6 +150,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
                     given[name] = self._templar.template(variables[name])
                 except AnsibleError as error:
                     problems.append(f"`{name}` cannot be evaluated: {error}")
+            tuning = given if role == "io_tuning" else tuning
             runs = role not in ROLE_OF_JOB.values() or ROLE_OF_JOB.get(job) == role
             validation = ArgumentSpecValidator(spec if runs else without_required(spec)).validate(given)
             problems += [f"role {role}: {message}" for message in validation.error_messages]
@@ -146,7 +159,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             result["msg"] = "; ".join(problems) + ". hint: docs/reference/roles.md lists every variable"
         else:
             hosts = [str(host) for host in variables["ansible_play_hosts_all"]]
-            problem = batch_problem(variables) or hosts_problem(hosts, job) or plan_problem(variables, job)
+            problem = (
+                batch_problem(variables)
+                or tuning_problem(tuning)
+                or hosts_problem(hosts, job)
+                or plan_problem(variables, job)
+            )
             if problem:
                 result["failed"] = True
                 result["msg"] = problem

@@ -19,6 +19,7 @@ from .health import Reader, judge_health, judge_links, read_health
 from .immutable import Unsupported, is_immutable
 from .memory import HugePages, memlock_limit, read_hugepages, shm_bytes
 from .mounts import Mount, mount_at, read_mounts
+from .tuning_checks import tuning_checks
 from .units import format_size_binary
 
 __all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks", "shown_options"]
@@ -40,6 +41,7 @@ def run_checks(manifest: Mapping[str, Any], root: str = "/", health: Reader | No
     checks += [*judge_health(members, reader), judge_links(members)]
     checks += _filesystem_checks(manifest["filesystem"], array, mount, root)
     checks += _memory_checks(manifest["memory"], root)
+    checks += tuning_checks(manifest, root)
     checks.append(_offload_check(manifest, mount, root))
     checks += _gds_checks(manifest, root)
     checks.append(

@@ -19,6 +19,9 @@ _COUNT_OR_NULL: dict[str, Any] = {"type": ["integer", "null"], "minimum": 0}
 _RATE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
 
 
+_ABOVE_ZERO: dict[str, Any] = {"type": "integer", "minimum": 1}
+
+
 def _object(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
     return {
         "type": "object",
@@ -27,6 +30,21 @@ def _object(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[
         "additionalProperties": False,
     }
 
+
+_TUNING: dict[str, Any] = {
+    "scheduler": dict(_TEXT, description="Of each member drive"),
+    "nr_requests": _ABOVE_ZERO,
+    "nomerges": _COUNT,
+    "read_ahead_bytes": dict(_COUNT, description="Of the array"),
+    "transparent_hugepages": _TEXT,
+    "cpu_governor": _TEXT,
+    "cpu_latency_us": _ABOVE_ZERO,
+    "dirty_background_bytes": _ABOVE_ZERO,
+    "dirty_background_percent": _ABOVE_ZERO,
+    "dirty_bytes": _ABOVE_ZERO,
+    "dirty_percent": _ABOVE_ZERO,
+    "fstrim_timer": {"type": "string", "enum": ["enabled", "disabled"]},
+}
 
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -79,6 +97,10 @@ SCHEMA: dict[str, Any] = {
                     "memlock": dict(_TEXT_OR_NULL, description="unlimited, or KiB; null: left as it was"),
                 }
             ),
+            "tuning": dict(
+                _object(_TUNING, optional=tuple(_TUNING)),
+                description="I/O settings that were asked for and exist on this node; absent: none",
+            ),
             "gds": _object(
                 {
                     "mode": {"type": "string", "enum": ["nvidia-fs", "p2pdma", "compat", "off"]},
@@ -92,7 +114,9 @@ SCHEMA: dict[str, Any] = {
             ),
             "reboot_required": {"type": "boolean"},
             "tool_version": _TEXT,
-        }
+        },
+        # Not in the manifests of before.
+        optional=("tuning",),
     ),
 }
 

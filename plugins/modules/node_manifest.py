@@ -41,6 +41,10 @@ options:
   gds:
     description: RV(gds) as tunetool.node.gpudirect_storage returned it; left out where it was not called.
     type: dict
+  tuning:
+    description: RV(tuning) as tunetool.node.io_tuning returned it; empty where nothing is tuned.
+    type: dict
+    default: {}
   offload_dir:
     description: The offload directory; empty for none.
     type: str
@@ -127,6 +131,7 @@ def main() -> None:
             "filesystem": {"type": "dict", "required": True},
             "memory": {"type": "dict", "required": True},
             "gds": {"type": "dict"},
+            "tuning": {"type": "dict", "default": {}},
             "offload_dir": {"type": "str", "default": ""},
             "expect_read": {"type": "str", "default": ""},
             "expect_write": {"type": "str", "default": ""},
@@ -149,6 +154,7 @@ def main() -> None:
         "filesystem": wanted["filesystem"],
         "memory": wanted["memory"],
         "gds": wanted["gds"] or {"mode": "off", "reasons": ["nothing was set up"]},
+        **({"tuning": wanted["tuning"]} if wanted["tuning"] else {}),
         "offload_dir": wanted["offload_dir"] or None,
         "expect": expect,
         "reboot_required": False,

@@ -122,6 +122,10 @@ gds:
   description: Whether there are NVIDIA GPUs (C(gpus)), and anything of M(tunetool.node.gpudirect_storage) (C(traces)).
   returned: success, without O(plan)
   type: dict
+tuned:
+  description: Whether anything of M(tunetool.node.io_tuning) is on the node.
+  returned: success, without O(plan)
+  type: bool
 plan:
   description: The host's part of a plan file.
   returned: when O(plan)
@@ -172,6 +176,7 @@ from ..module_utils.manifest import ManifestError, load, refuse_newer  # noqa: E
 from ..module_utils.overview import in_the_way, overview  # noqa: E402
 from ..module_utils.plan import host_part  # noqa: E402
 from ..module_utils.selection import Selection, select  # noqa: E402
+from ..module_utils.tuning_files import anything_of_ours  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 from ..module_utils.wiping import WIPES  # noqa: E402
 
@@ -377,6 +382,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         changed=False,
         boot_unit=bool(bootunit.changes({})),
         gds={"gpus": bool(read_gpus()), "traces": gds_job.traces()},
+        tuned=anything_of_ours(),
         wipes=[{"serial": drive.serial, "hash": allowed[drive.serial]} for drive in wipeable(selection.decisions)],
         selected=[
             {

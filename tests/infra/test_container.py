@@ -56,6 +56,13 @@ def test_no_huge_pages_were_asked_for(host: Host) -> None:
     assert not host.file("/etc/tmpfiles.d/60-tunetool-hugepages.conf").exists
 
 
+def test_io_settings_of_the_machine_that_runs_the_container_are_left_alone(host: Host) -> None:
+    assert host.run("systemctl is-enabled fstrim.timer").stdout.strip() == "disabled"
+    assert "enabled" in host.file("/etc/tunetool/io-tuning.json").content_string
+    for path in ("udev/rules.d/90-tunetool-io.rules", "sysctl.d/90-tunetool-io.conf", "tmpfiles.d/60-tunetool-io.conf"):
+        assert not host.file(f"/etc/{path}").exists
+
+
 def test_no_manifest_of_what_was_not_built(host: Host) -> None:
     assert not host.file("/etc/tunetool/node.json").exists
     assert "ARRAY" not in [

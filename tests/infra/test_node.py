@@ -85,6 +85,37 @@ def test_memory(host: Host) -> None:
     assert host.check_output("systemctl show --property=DefaultLimitMEMLOCK") == "DefaultLimitMEMLOCK=infinity"
 
 
+def test_io_settings_hold_after_a_reboot(host: Host, manifest: dict[str, Any]) -> None:
+    text = host.check_output(
+        "cd /sys/block; for drive in nvme?n1; do cat $drive/device/serial $drive/queue/nr_requests; done"
+    )
+    words = text.split()
+    requests = dict(zip(words[::2], words[1::2], strict=True))
+    assert {requests.pop(f"LAB1NV{number}") for number in range(1, 9)} == {"128"}
+    # Of the drive that is no member nobody asked anything.
+    assert list(requests) == ["LAB1SYS"]
+    assert requests["LAB1SYS"] != "128"
+    schedulers = host.check_output("cd /sys/block; for drive in nvme?n1; do cat $drive/queue/scheduler; done")
+    assert schedulers.count("[mq-deadline]") == 8
+    assert host.check_output("cat /sys/block/$(basename $(readlink /dev/md/nvme_raid0))/queue/read_ahead_kb") == "4096"
+    assert "[madvise]" in host.file("/sys/kernel/mm/transparent_hugepage/enabled").content_string
+    limits = host.check_output(
+        "sysctl -n vm.dirty_background_bytes vm.dirty_background_ratio vm.dirty_bytes vm.dirty_ratio"
+    )
+    assert limits.split() == [str(64 * MIB), "0", "0", "25"]
+    # Asked for as well: there is none in a virtual node.
+    assert "cpu_governor" not in manifest["tuning"]
+
+
+def test_the_weekly_trim_reaches_the_volume(host: Host) -> None:
+    assert host.check_output("systemctl is-enabled fstrim.timer; systemctl is-active fstrim.timer") == "enabled\nactive"
+    # What the timer starts goes by /etc/fstab.
+    host.check_output("systemctl start fstrim.service")
+    told = host.check_output("journalctl --unit=fstrim.service --output=cat --no-pager")
+    assert f"{POINT}: " in told
+    assert "trimmed on /dev/md" in told
+
+
 def test_the_drive_that_is_not_ours_is_as_it_was(host: Host) -> None:
     assert host.mount_point("/srv/system").device == "/dev/nvme0n1"
     found = host.check_output("sha256sum < /srv/system/MARKER").split()[0]

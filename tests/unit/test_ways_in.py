@@ -55,6 +55,8 @@ def test_the_playbook_runs_by_itself() -> None:
         ('{"host_memory_hugepages": [{"pages": 3}]}', "role host_memory:"),
         ("scratch_filesystem_mountpoint=/x", "did you mean `scratch_filesystem_mount_point`?"),
         ("tunetool_expect=50GBps", "did you mean `tunetool_expect_"),
+        ("io_tuning_nr_requests=3", "`io_tuning_nr_requests` is `3`. hint: a whole number from 4 to 65535"),
+        ("io_tuning_dirty=1GiB io_tuning_dirty_background=2GiB", "`io_tuning_dirty_background` is not below"),
         ("apply_plan=/nowhere/plan.json", "plan file `/nowhere/plan.json` cannot be read"),
         ("apply_plan=galaxy.yml", "`galaxy.yml` is not a plan file"),
         ("plan_file=plan.json", "`plan_file` without `--tags plan` would build the nodes"),

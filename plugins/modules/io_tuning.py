@@ -1,0 +1,139 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: settings of the I/O path, now and after every boot, and given back when nobody asks for them."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: io_tuning
+short_description: Settings of drives, array, memory and CPUs that I/O depends on
+version_added: "0.1.0"
+description:
+  - Sets what is asked for through C(/sys) and C(/proc), and makes it last by udev rules (drives by serial, the array by
+    its UUID), tmpfiles.d, sysctl.d and, where tuned runs, a profile on top of the active one.
+  - What was never asked for is left alone. What an earlier run set and nobody asks for any more gets the value back
+    that it had before, unless somebody else has changed it since.
+  - Other files that set the same are named in a warning, with whether they win at the next boot.
+options:
+  serials:
+    description: Serial numbers of the array's members.
+    type: list
+    elements: str
+    default: []
+  array_uuid:
+    description: UUID of the array; empty where it is not made yet.
+    type: str
+    default: ""
+  scheduler:
+    description: Scheduler of the member drives, one that the kernel offers; empty leaves it alone.
+    type: str
+    default: ""
+  nr_requests:
+    description: Requests that the queue of a member drive holds. Without a scheduler at most the drive's own tags.
+    type: str
+    default: ""
+  nomerges:
+    description: Merging of requests on the member drives, V(0) on, V(1) the simple ones only, V(2) off.
+    type: str
+    default: ""
+  read_ahead:
+    description: Read-ahead of the array, such as V(4MiB). Buffered reads alone see it.
+    type: str
+    default: ""
+  transparent_hugepages:
+    description: When memory gets huge pages by itself, V(always), V(madvise) or V(never).
+    type: str
+    default: ""
+  cpu_governor:
+    description: Governor of the CPUs' frequency. Skipped, and told so, where there is no cpufreq.
+    type: str
+    default: ""
+  cpu_latency_us:
+    description: The longest wake-up from an idle state (C-state) in microseconds. Skipped without cpuidle.
+    type: str
+    default: ""
+  dirty_background:
+    description: Dirty pages from which on the kernel writes back, as a size or as a share of the memory.
+    type: str
+    default: ""
+  dirty:
+    description: Dirty pages from which on a writing program must wait, as a size or as a share of the memory.
+    type: str
+    default: ""
+  fstrim_timer:
+    description: The weekly discard of unused blocks, V(enabled) or V(disabled).
+    type: str
+    default: ""
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: Says what would be done without doing it.
+    support: full
+  diff_mode:
+    description: Shows files and live values before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Keep the drives' requests unsorted, and read far ahead
+  tunetool.node.io_tuning:
+    serials: "{{ nvme_drives_result.selected | map(attribute='serial') }}"
+    array_uuid: "{{ raid_array_result.array.uuid }}"
+    scheduler: none
+    read_ahead: 4MiB
+    fstrim_timer: enabled
+"""
+
+RETURN = r"""
+tuning:
+  description: What was asked for and exists here, as the manifest holds it.
+  returned: success
+  type: dict
+differences:
+  description:
+    - On a built node, what is not as asked. C(mended) is false for what was left, with a C(hint).
+  returned: always
+  type: list
+  elements: dict
+"""
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
+
+from ..module_utils.commands import CommandError  # noqa: E402
+from ..module_utils.drift import Drifted, built_manifest, settle, told  # noqa: E402
+from ..module_utils.lock import Locked, only_one  # noqa: E402
+from ..module_utils.refusal import Refusal  # noqa: E402
+from ..module_utils.tuning import ARGUMENTS  # noqa: E402
+from ..module_utils.tuning_job import TuningJob  # noqa: E402
+
+
+def main() -> None:
+    """Look at every setting, then set what differs."""
+    module = AnsibleModule(
+        argument_spec={
+            "serials": {"type": "list", "elements": "str", "default": []},
+            "array_uuid": {"type": "str", "default": ""},
+            **ARGUMENTS,
+        },
+        supports_check_mode=True,
+    )
+    try:
+        with only_one():
+            tuning, done = settle(
+                lambda ledger: TuningJob(module.params, ledger).all(), built_manifest(), module.check_mode
+            )
+    except Drifted as error:
+        module.fail_json(msg=str(error), changed=False, differences=told(error.differences))
+    except (Refusal, CommandError, Locked) as error:
+        module.fail_json(msg=str(error))
+    else:
+        for warning in done.warnings:
+            module.warn(warning)
+        module.exit_json(changed=bool(done.diff), diff=done.diff, differences=told(done.differences), tuning=tuning)
+
+
+if __name__ == "__main__":
+    main()
