@@ -1,0 +1,97 @@
+"""What a measurement changes is put back: at its end, on Ctrl-C and SIGTERM, and from a file after a SIGKILL."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from tunetool.errors import CannotJudge
+from tunetool.node.files import replace_file
+from tunetool.node.tuning import Machine
+
+STATE = Path("/run/tunetool-bench-io-tuning.json")
+"""Gone after a boot, as the settings are."""
+
+
+class Touched:
+    """What was there before, on disk before anything is changed."""
+
+    def __init__(self) -> None:
+        self.before: list[tuple[str, str, str]] = []
+
+    def remember(self, machine: Machine, setting: str) -> None:
+        """Before a setting is changed for the first time."""
+        # Another scheduler resets the queue's length, so that is put back after it.
+        for name in (setting, "nr_requests") if setting == "scheduler" else (setting,):
+            known = {(one, place) for one, place, _ in self.before}
+            for place in machine.places(name):
+                found = machine.read(name, place)
+                if found is not None and (name, place) not in known:
+                    self.before.append((name, place, found))
+        replace_file(str(STATE), json.dumps({"boot": boot_id(), "before": self.before}))
+
+    def put(self, machine: Machine) -> None:
+        """All of it as it was, for now."""
+        for setting, place, value in self.before:
+            if machine.read(setting, place) != value:
+                machine.write(setting, place, value)
+
+    def restore(self, machine: Machine) -> None:
+        """For good. Raises ``CannotJudge`` where a value did not come back."""
+        self.put(machine)
+        wrong = [one for one in self.before if machine.read(one[0], one[1]) != one[2]]
+        if wrong:
+            raise CannotJudge(f"{wrong} could not be put back", f"see `{STATE}`; a reboot puts it back")
+        STATE.unlink(missing_ok=True)
+
+
+def boot_id() -> str:
+    """Another one after each boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def restore() -> str:
+    """After a SIGKILL: from the file. Says what was done."""
+    try:
+        document = json.loads(STATE.read_text())
+    except FileNotFoundError:
+        return "nothing to put back"
+    if document["boot"] != boot_id():
+        STATE.unlink()
+        return "nothing to put back: the machine has booted since, with its own values"
+    touched = Touched()
+    touched.before = [(setting, place, value) for setting, place, value in document["before"]]
+    names = {place: place for _, place, _ in touched.before}
+    touched.restore(Machine(drives=names, arrays=names, governed=list(names), idling=list(names)))
+    return f"put back: {len(touched.before)} values"
+
+
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP end it as Ctrl-C does."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    old = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Nothing interrupts this."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    old = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
