@@ -53,6 +53,13 @@ options:
     elements: str
     choices: [deepspeed]
     default: []
+  gds:
+    description:
+      - Prove GPUDirect Storage by cuFile's own counters. V(auto) measures it without a say.
+      - Empty for V(require) where the manifest says that it was set up, else V(off).
+    type: str
+    choices: ["", require, auto, "off"]
+    default: ""
   python:
     description: The node's Python whose torch and DeepSpeed that rung uses. Empty for the program's own.
     type: str
@@ -116,6 +123,8 @@ def arguments(program: str, wanted: Mapping[str, Any], check_mode: bool) -> list
     if level != "config":
         for rung in wanted["require"]:
             argv += ["--require", rung]
+        if wanted["gds"]:
+            argv += ["--gds", wanted["gds"]]
     for expectation in wanted["expect"]:
         argv += ["--expect", expectation]
     for option in ("target", "python", "runs_dir"):
@@ -153,6 +162,7 @@ def main() -> None:
             "target": {"type": "str", "default": ""},
             "allow_busy": {"type": "bool", "default": False},
             "require": {"type": "list", "elements": "str", "choices": ["deepspeed"], "default": []},
+            "gds": {"type": "str", "choices": ["", "require", "auto", "off"], "default": ""},
             "python": {"type": "str", "default": ""},
             "runs_dir": {"type": "str", "default": ""},
         },

@@ -56,6 +56,7 @@ class FleetRequest:
     dry_run: bool = False
     python: str | None = None
     require: Sequence[str] = ()
+    gds: str | None = None
     command: Sequence[str] = ()
 
 
@@ -115,6 +116,8 @@ def extra_variables(request: FleetRequest) -> dict[str, object]:
         variables["verify_python"] = request.python
     if request.require:
         variables["verify_require"] = list(request.require)
+    if request.gds is not None:
+        variables["verify_gds"] = request.gds
     return variables
 
 

@@ -22,6 +22,8 @@ from tunetool.measure.evidence import obstacles
 from tunetool.measure.expectable import EXPECTABLE
 from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import Fio, find_fio, preloads
+from tunetool.measure.gds import rung as gds
+from tunetool.measure.gds.spec import Mode
 from tunetool.measure.ladder import climb as ladder
 from tunetool.measure.ladder import facts as ladder_facts
 from tunetool.measure.ladder.gpu import PINNED
@@ -62,6 +64,8 @@ class Request:
     """Whose torch and DeepSpeed the upper rungs use."""
     require: Sequence[str] = ()
     """Rungs without which there is no pass."""
+    gds: Mode | None = None
+    """Whether GPUDirect Storage is to be proven; None: where the manifest says that it was set up."""
     command: Sequence[str] = ()
 
 
@@ -97,6 +101,7 @@ class _Scene:
     stale: Sequence[Path]
     """What runs that died left in the target."""
     rung: deepspeed.Rung
+    gds: Mode
     wish: Wish
     """Of level full."""
 
@@ -109,6 +114,8 @@ def verify(request: Request, progress: Progress, environment: Mapping[str, str] 
     found = _Findings()
     if manifest is not None:
         found.checks += [_as_result(check) for check in run_checks(manifest)]
+    if request.level == "config":
+        found.checks += gds.static_check(request.gds or gds.default_mode(manifest), environment)
     scene = _set_scene(request, manifest, found, progress, environment) if request.level != "config" else None
     if manifest is None:
         progress.say("no manifest: the configuration checks are skipped")
@@ -227,9 +234,10 @@ def _set_scene(
     rung = deepspeed.prepare(request.python, request.duration, request.require, environment)
     above = ladder.announcement(shape, stack) if request.level == "full" else []
     left = [f"`{path}` was left by a run that died" for path in stale]
-    for line in [*shape.announcement(), rung.announcement(), *above, *left]:
+    direct = request.gds or gds.default_mode(manifest)
+    for line in [*shape.announcement(), rung.announcement(), *gds.announcement(direct), *above, *left]:
         progress.say(line)
-    return _Scene(stack, shape, stale, rung, Wish(named, request.python, "deepspeed" in request.require))
+    return _Scene(stack, shape, stale, rung, direct, Wish(named, request.python, "deepspeed" in request.require))
 
 
 def _measure(
@@ -300,6 +308,10 @@ def _run(
         found.checks.append(rung.check)
         found.measurements += rung.measurements
         found.raw.update(rung.raw)
+        direct = gds.measure(scene.gds, request.python, stack, place, seen, environment, progress)
+        found.checks += direct.checks
+        found.measurements += direct.measurements
+        found.raw.update(direct.raw)
         if request.level == "full":
             found.climbed = ladder.Climbed()
             ladder.climb(

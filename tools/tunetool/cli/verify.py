@@ -62,6 +62,12 @@ _MOST_TOLERANCE = 50.0
     type=click.Choice(["deepspeed"]),
     help="No pass without it: else the DeepSpeed rung has no say.",
 )
+@click.option(
+    "--gds",
+    type=click.Choice(["require", "auto", "off"]),
+    help="Prove GPUDirect Storage by cuFile's own counters. auto: measure it, without a say. "
+    "Default: require where the manifest says that it was set up, else off.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be written, how long and where; do nothing.")
 @click.option("-i", "--inventory", metavar="INVENTORY", help="Verify every host of an Ansible inventory.")
 @click.option("--limit", metavar="PATTERN", help="With -i: only these hosts.")
@@ -81,6 +87,7 @@ def command(
     allow_busy: bool,
     python: str | None,
     require: tuple[str, ...],
+    gds: Literal["require", "auto", "off"] | None,
     dry_run: bool,
     inventory: str | None,
     limit: str | None,
@@ -106,6 +113,8 @@ def command(
     check_json(json_to)
     if require and level == "config":
         raise UsageProblem("`--require` and `--level config` contradict each other", "config measures nothing")
+    if gds in ("require", "auto") and level == "config":
+        raise UsageProblem("`--gds` and `--level config` contradict each other", "config moves nothing")
     _check_level(wanted, level)
     if inventory is not None:
         if manifest is not None:
@@ -127,13 +136,26 @@ def command(
             forks,
             python,
             require,
+            gds,
         )
     for name, value in (("--limit", limit), ("--one-at-a-time` or `--forks", forks)):
         if value is not None:
             raise UsageProblem(f"`{name}` needs an inventory", "add `-i INVENTORY`")
     interpreter = check_python(python)
     return _node(
-        wanted, target, seconds, forgiven, level, json_to, runs_dir, manifest, allow_busy, dry_run, interpreter, require
+        wanted,
+        target,
+        seconds,
+        forgiven,
+        level,
+        json_to,
+        runs_dir,
+        manifest,
+        allow_busy,
+        dry_run,
+        interpreter,
+        require,
+        gds,
     )
 
 
@@ -237,6 +259,7 @@ def _node(
     dry_run: bool,
     python: Path,
     require: tuple[str, ...],
+    gds: Literal["require", "auto", "off"] | None,
 ) -> int:
     from tunetool.report.progress import best_progress
     from tunetool.report.table import print_verdict, table_console
@@ -254,6 +277,7 @@ def _node(
         dry_run=dry_run,
         python=python,
         require=require,
+        gds=gds,
         command=sys.argv,
     )
     result = verify(request, best_progress())
@@ -279,6 +303,7 @@ def _fleet(
     forks: int | None,
     python: str | None,
     require: tuple[str, ...],
+    gds: str | None,
 ) -> int:
     from tunetool.fleet import FleetRequest, verify_fleet
     from tunetool.report.progress import best_progress
@@ -298,6 +323,7 @@ def _fleet(
         dry_run=dry_run,
         python=python,
         require=require,
+        gds=gds,
         command=sys.argv,
     )
     result = verify_fleet(request, best_progress())

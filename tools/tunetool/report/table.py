@@ -13,6 +13,8 @@ from rich.text import Text
 from tunetool.measure.aio.rung import CHECK_ID as DEEPSPEED
 from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import CEILING, NAMES
+from tunetool.measure.gds.config import CHECK_ID as GDS_CONFIG
+from tunetool.measure.gds.judge import CHECK_ID as GDS
 from tunetool.measure.outliers import OUTLIER
 from tunetool.node.summary import lines
 from tunetool.node.units import format_bandwidth, format_figure
@@ -22,7 +24,16 @@ from tunetool.report.ladder import print_ladder
 from tunetool.report.page import WIDTH, line_of, number, print_block
 
 _DEEPSPEED = "deepspeed."
-_HANDLES = {"cpu": "aio", "cuda": "aio, HBM", "gds": "gds, HBM"}
+_GDS = "gds."
+_HANDLES = {
+    "cpu": "aio",
+    "cuda": "aio, HBM",
+    "gds": "gds, HBM",
+    "direct": "cuFile, HBM",
+    "compat": "cuFile compat",
+    "posix": "POSIX, HBM",
+}
+_LEFT_OUT = {DEEPSPEED: "deepspeed: left out", GDS: "gds: not proven"}
 _STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red", "REFUSED": "bold red"}
 
 
@@ -31,7 +42,7 @@ def print_verdict(record: Record, path: Path | None, console: Console) -> None:
     place = f"`{record.target}`" if record.target else "nothing measured"
     console.print(line_of(f"{record.node.host}: {place}"))
     figures = [m for m in record.measurements if m.name in NAMES.values()]
-    figures += [m for m in record.measurements if m.name.startswith(_DEEPSPEED)]
+    figures += [m for m in record.measurements if m.name.startswith((_DEEPSPEED, _GDS))]
     if figures:
         console.print(_figures_table(record, figures))
     for line in _footnotes(record, figures):
@@ -56,7 +67,7 @@ def _figures_table(record: Record, figures: Sequence[Measurement]) -> Table:
     wanted = {expectation.name: expectation for expectation in record.expectations}
     for measurement in figures:
         cells = _figure_cells(measurement, wanted.get(measurement.name))
-        if measurement.name.startswith(_DEEPSPEED):
+        if measurement.name.startswith((_DEEPSPEED, _GDS)):
             handle = _HANDLES[str(measurement.parameters["device"])]
             share = _share(measurement, figures)
             cells = [Text(f"{cells[0]}, {handle}"), *cells[1:-1], Text(share) if share else cells[-1]]
@@ -113,7 +124,7 @@ def _footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
 def _how(measurement: Measurement) -> str:
     """How a figure came about, and whether it drifts."""
     direction, interval, trend = measurement.parameters.get("direction"), measurement.confidence, measurement.trend
-    if measurement.name.startswith(_DEEPSPEED):
+    if measurement.name.startswith((_DEEPSPEED, _GDS)):
         direction = f"{direction}, {_HANDLES[str(measurement.parameters['device'])]}"
     line = (
         f"{direction}: median, {interval.method} of {measurement.parameters.get('sample_seconds')} s"
@@ -128,7 +139,7 @@ def _how(measurement: Measurement) -> str:
 
 
 def _print_checks(record: Record, console: Console) -> None:
-    if all(check.id in (BALANCE, DEEPSPEED) for check in record.checks):
+    if all(check.id in (BALANCE, DEEPSPEED, GDS, GDS_CONFIG) for check in record.checks):
         console.print(line_of("configuration checks: skipped, there is no manifest"))
     counts = {
         status: sum(check.status == status for check in record.checks) for status in ("pass", "fail", "unknown", "skip")
@@ -137,10 +148,9 @@ def _print_checks(record: Record, console: Console) -> None:
     if summary:
         console.print(line_of(f"checks: {summary}"))
     for check in record.checks:
-        if check.id == DEEPSPEED and check.status == "skip":
-            print_block(
-                console, f"deepspeed: left out, {check.found}" + (f"; {check.remedy}" if check.remedy else ""), 2
-            )
+        if check.id in _LEFT_OUT and check.status == "skip":
+            told = f"{_LEFT_OUT[check.id]}, {check.found}" + (f"; {check.remedy}" if check.remedy else "")
+            print_block(console, told, 2)
         if check.status in ("fail", "unknown"):
             print_block(console, f"{check.status.upper():8}{check.id}: {check.found}", 8)
             print_block(console, f"        expected: {check.expected}", 10)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tunetool.errors import CannotJudge
@@ -165,18 +166,9 @@ class _Run:
         order = {"do": "move", "direction": direction, "seconds": seconds, "loops": loops, "stamp": self.stamp}
         with self._step(name, expected if self.pace > SLOWEST else 1.0) as tick:
             self.child.tick = tick
-            began = time.monotonic()
-            try:
-                before = snapshot(self.stack)
-                answer = self.child.ask(order, longest)
-                devices = difference(snapshot(self.stack), before)
-            except CountersChanged as error:
-                raise CannotJudge(f"the drives changed during `{name}`: {error}", "see `dmesg | tail`") from None
-            moment = (began + time.monotonic()) / 2
-        claimed = int(answer["bytes"])
-        counted = count(self.stack, direction, claimed, devices) if self.stack.counts else None
-        self.pace = max(SLOWEST, self.spec.io_bytes / max(answer["passes"]))
-        return Pass(claimed, answer["seconds"], answer["durable_seconds"], tuple(answer["passes"]), counted, moment)
+            sample = take(self.child, self.stack, order, longest, name)
+        self.pace = max(SLOWEST, self.spec.io_bytes / max(sample.passes))
+        return sample
 
     def _stored(self) -> None:
         found = incomplete(self.spec.directory, [FILE], self.spec.io_bytes)
@@ -192,7 +184,7 @@ class _Run:
 
     def _read_back(self, expected: str) -> None:
         with self._step("read-back", self.spec.io_bytes / 1e9) as tick:
-            found = read_back(self.spec, tick)
+            found = read_back(self.spec.file, self.spec.io_bytes, tick)
         if found["bytes"] != self.spec.io_bytes or found["sha256"] != expected:
             raise Failed(
                 f"`{self.spec.handle}` reported success, but the file does not hold what was written to it",
@@ -203,10 +195,25 @@ class _Run:
         return self.progress.step(f"{self.spec.directory.parent}: deepspeed {self.spec.device} {name}", seconds)
 
 
-def read_back(spec: Spec, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def take(child: Child, stack: BlockStack, order: Mapping[str, Any], longest: float, name: str) -> Pass:
+    """One sample by a child that answers ``move``, between two looks at the drives. Raises ``CannotJudge``."""
+    began = time.monotonic()
+    try:
+        before = snapshot(stack)
+        answer = child.ask(order, longest)
+        devices = difference(snapshot(stack), before)
+    except CountersChanged as error:
+        raise CannotJudge(f"the drives changed during `{name}`: {error}", "see `dmesg | tail`") from None
+    moment = (began + time.monotonic()) / 2
+    claimed = int(answer["bytes"])
+    counted = count(stack, order["direction"], claimed, devices) if stack.counts else None
+    return Pass(claimed, answer["seconds"], answer["durable_seconds"], tuple(answer["passes"]), counted, moment)
+
+
+def read_back(file: Path, size: int, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """What the file really holds, by a process of its own, past the page cache. Raises ``Failed``."""
-    limit = 60 + spec.io_bytes / SLOWEST
-    argv = [sys.executable, str(script("readback.py")), str(spec.file)]
+    limit = 60 + size / SLOWEST
+    argv = [sys.executable, str(script("readback.py")), str(file)]
     with subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -225,7 +232,7 @@ def read_back(spec: Spec, tick: Callable[[], None] = lambda: None) -> dict[str, 
                 except subprocess.TimeoutExpired:
                     tick()
                     if time.monotonic() > deadline:
-                        raise Failed(f"`{spec.file}` could not be read back within {limit:.0f} s") from None
+                        raise Failed(f"`{file}` could not be read back within {limit:.0f} s") from None
         except BaseException:
             process.kill()
             raise

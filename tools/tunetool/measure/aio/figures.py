@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tunetool.measure.aio.driver import Outcome
+from collections.abc import Sequence
+
+from tunetool.measure.aio.driver import Outcome, Pass
 from tunetool.measure.aio.spec import Device, Spec
 from tunetool.measure.evidence import explain, summed, worst
 from tunetool.measure.fio import Direction
@@ -29,9 +31,6 @@ def figure(
     title: str, spec: Spec, stack: BlockStack, outcome: Outcome, direction: Direction, values: list[float]
 ) -> Measurement:
     """A bandwidth over the samples of ``direction``."""
-    samples = outcome.samples[direction]
-    found = estimate(values)
-    change = drift([sample.moment for sample in samples], values)
     parameters: dict[str, Scalar] = {
         "direction": direction,
         "device": spec.device,
@@ -48,10 +47,24 @@ def figure(
     }
     if spec.seconds:
         parameters["sample_seconds"] = spec.seconds
+    return bandwidth(title, outcome.engine, stack, outcome.samples[direction], values, parameters)
+
+
+def bandwidth(
+    title: str,
+    engine: str,
+    stack: BlockStack,
+    samples: Sequence[Pass],
+    values: list[float],
+    parameters: dict[str, Scalar],
+) -> Measurement:
+    """A figure over ``samples``, each of which is worth one of ``values``."""
+    found = estimate(values)
+    change = drift([sample.moment for sample in samples], values)
     return Measurement(
         name=title,
         layer="filesystem",
-        engine=outcome.engine,
+        engine=engine,
         medium=stack.medium,
         quantity="bandwidth",
         unit="B/s",
@@ -69,9 +82,15 @@ def unproven(spec: Spec, stack: BlockStack, outcome: Outcome) -> dict[str, str]:
     """By measurement name, why its samples prove nothing; empty when the counters agree."""
     reasons = {}
     for direction, samples in outcome.samples.items():
-        bad = [each.counted for each in samples if each.counted is not None and each.counted.judgement != "proven"]
-        if bad:
-            reasons[name(spec.device, direction)] = explain(stack, direction, worst(bad), spec.handle)
-        elif any(each.counted is None for each in samples):
-            reasons[name(spec.device, direction)] = f"no counters prove bytes on {stack.medium}"
+        reason = doubt(stack, direction, samples, spec.handle)
+        if reason:
+            reasons[name(spec.device, direction)] = reason
     return reasons
+
+
+def doubt(stack: BlockStack, direction: Direction, samples: Sequence[Pass], engine: str) -> str:
+    """Why ``samples`` prove nothing; empty where the drives' counters agree with all of them."""
+    bad = [each.counted for each in samples if each.counted is not None and each.counted.judgement != "proven"]
+    if bad:
+        return explain(stack, direction, worst(bad), engine)
+    return f"no counters prove bytes on {stack.medium}" if any(each.counted is None for each in samples) else ""

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunetool.measure import aio
-from tunetool.measure.aio.spec import Missing
+from tunetool.measure.aio.spec import Failed, Missing
+from tunetool.measure.gds.judge import remedies
 from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.ladder.figures import Found
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.sequential import Plan, free_bytes
+from tunetool.node.gds import current
+from tunetool.node.gds_facts import read_gds_facts
 from tunetool.node.memory import memory_total
 
 DEVICES: dict[aio.Device, str] = {
@@ -68,8 +71,17 @@ class Handle:
         outcome = aio.Outcome()
         try:
             aio.run(spec, scene.stack, scene.environment, scene.shooter.progress, outcome, found)
+        except Failed as error:
+            raise Failed(error.message, self._hint(scene) or error.hint, raw=error.raw) from None
         finally:
             spec.file.unlink(missing_ok=True)
             if outcome.messages:
                 scene.shooter.raw[f"deepspeed-{self.device}.txt"] = outcome.messages
         return Found(aio.measurements(spec, scene.stack, outcome), aio.unproven(spec, scene.stack, outcome))
+
+    def _hint(self, scene: Scene) -> str:
+        """What stands between cuFile and this volume, where the handle needs cuFile."""
+        if self.device != "gds":
+            return ""
+        mount = scene.stack.mount
+        return remedies(current(read_gds_facts("/", mount.mount_point if mount else None)))

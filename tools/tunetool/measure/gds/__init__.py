@@ -1,0 +1,1 @@
+"""GPUDirect Storage, proven: bytes moved through cuFile in a process of its own, and cuFile's own counters read."""

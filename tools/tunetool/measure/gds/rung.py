@@ -1,0 +1,224 @@
+"""GPUDirect Storage as a step of ``tunetool verify``: does it count here, is it proven, and the figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import CannotJudge
+from tunetool.measure.aio.driver import Pass
+from tunetool.measure.aio.figures import bandwidth, doubt
+from tunetool.measure.aio.process import Child
+from tunetool.measure.aio.spec import Failed, Missing
+from tunetool.measure.fio import Direction
+from tunetool.measure.gds import config, judge
+from tunetool.measure.gds.counters import FIRST, version_of
+from tunetool.measure.gds.driver import START_SECONDS, Outcome, Run, start
+from tunetool.measure.gds.spec import SMALLEST, Mode, Spec, Way, io_bytes
+from tunetool.measure.progress import Progress
+from tunetool.measure.sequential import free_bytes
+from tunetool.node.blockstack import BlockStack
+from tunetool.node.gds import Decision, current
+from tunetool.node.gds_facts import read_gds_facts
+from tunetool.node.units import format_size
+from tunetool.record import CheckResult, Measurement, Scalar
+
+INSTALL = "`pip install 'tunetool[gds]'` into it, or name the Python that has cuda-bindings and kvikio with `--python`"
+_ENGINES: Mapping[Way, str] = {
+    "direct": "kvikio {kvikio} through cuFile (libcufile {libcufile})",
+    "compat": "kvikio {kvikio} through cuFile's bounce buffers (libcufile {libcufile})",
+    "posix": "kvikio {kvikio}, POSIX: no cuFile",
+}
+
+
+@dataclass
+class Result:
+    """What came of it."""
+
+    checks: list[CheckResult] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+    raw: dict[str, str] = field(default_factory=dict)
+
+
+def default_mode(manifest: Mapping[str, Any] | None) -> Mode:
+    """What a node that was built for GPUDirect must prove; on any other nobody asked."""
+    return "require" if manifest is not None and manifest["gds"]["mode"] in ("nvidia-fs", "p2pdma") else "off"
+
+
+def announcement(mode: Mode) -> list[str]:
+    """What a person must know before it starts."""
+    if mode == "off":
+        return []
+    return ["then GPUDirect Storage: a file of at most 1.074 GB to and from HBM through cuFile, about 15 s"]
+
+
+def static_check(mode: Mode, environment: Mapping[str, str]) -> list[CheckResult]:
+    """The configuration file alone, for a level that moves nothing."""
+    if mode == "off":
+        return []
+    facts = read_gds_facts("/")
+    return [config.check(config.config_path(environment), facts.libcufile, None, "level config moves nothing")]
+
+
+def measure(
+    mode: Mode,
+    python: Path,
+    stack: BlockStack,
+    place: Path,
+    seen: float,
+    environment: Mapping[str, str],
+    progress: Progress,
+) -> Result:
+    """Judge inside the run's directory ``place``; ``seen`` is fio's bandwidth, by which the file is sized."""
+    result = Result()
+    if mode == "off":
+        return result
+    facts = read_gds_facts("/", stack.mount.mount_point if stack.mount else None)
+    path = config.config_path(environment)
+    if not facts.gpus:
+        result.checks.append(config.check(path, facts.libcufile, None, "there is no GPU"))
+        result.checks.append(
+            judge.answer(mode, "unknown", "there is no NVIDIA GPU here", "verify on a node that has one")
+        )
+        return result
+    step = _Step(mode, python, stack, place, seen, environment, progress, current(facts), result)
+    try:
+        step.execute(path)
+    except CannotJudge as error:
+        result.checks.append(judge.answer(mode, "unknown", error.message, error.hint or ""))
+    return result
+
+
+@dataclass
+class _Step:
+    mode: Mode
+    python: Path
+    stack: BlockStack
+    place: Path
+    seen: float
+    environment: Mapping[str, str]
+    progress: Progress
+    decision: Decision
+    result: Result
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def execute(self, path: Path) -> None:
+        environment = {**self.environment, **({config.VARIABLE: str(path)} if path.exists() else {})}
+        with start(self.python, environment) as child:
+            try:
+                self._probe(child)
+                refused = self._cufile(child, path)
+            finally:
+                self.result.raw["gds.txt"] = child.messages()
+        if refused:
+            self._posix(environment)
+
+    def _probe(self, child: Child) -> None:
+        with self.progress.step(f"{self.place.parent}: gds probe", 3) as tick:
+            child.tick = tick
+            self.found = child.ask({"do": "probe"}, START_SECONDS)
+        for name, what in (("libcufile", "cuda-bindings with libcufile"), ("kvikio", "kvikio")):
+            if not self.found.get(name):
+                said = self.found.get("bindings_error")
+                raise Missing(f"`{self.python}` has no {what}" + (f" ({said})" if said else ""), INSTALL)
+        if not self.found["gpu"]:
+            raise Missing(f"CUDA sees no GPU: {self.found.get('gpu_error')}", "`nvidia-smi` says more")
+        version = version_of(self.found["libcufile"])
+        self.found["libcufile"] = "{}.{}".format(*version)
+        if version < FIRST:
+            raise Missing(
+                f"libcufile {self.found['libcufile']} lets no program read its counters", "install 1.15 or newer"
+            )
+
+    def _cufile(self, child: Child, path: Path) -> bool:
+        """Move through cuFile and judge; True where cuFile would not."""
+        settings = child.ask({"do": "settings", "directory": str(self.place)}, START_SECONDS)
+        values = settings["values"] if settings["refused"] is None else None
+        self.result.checks.append(config.check(path, self.found["libcufile"], values, "cuFile's driver would not open"))
+        spec = self._spec(True)
+        refused = settings["refused"] or child.ask({"do": "register", "file": str(spec.file)}, START_SECONDS)["refused"]
+        if refused is None:
+            outcome = Outcome()
+            try:
+                Run(spec, self.stack, self.progress, outcome, child).execute()
+            except Failed as error:
+                refused = {"status": None, "message": error.message}
+            finally:
+                spec.file.unlink(missing_ok=True)
+            self.result.raw["gds-counters.json"] = json.dumps(outcome.counters)
+            if outcome.moved:
+                way = judge.way_of(outcome.moved)
+                self._conclude(judge.proven(self.mode, outcome.moved, self.decision), spec, outcome, way)
+                return False
+        spec.file.unlink(missing_ok=True)
+        message = str(refused["message"]).splitlines()[0] + self._log()
+        self.result.checks.append(judge.refused(self.mode, message, self.decision))
+        return True
+
+    def _posix(self, environment: Mapping[str, str]) -> None:
+        """What kvikio reaches without cuFile: a figure by its right name, and no proof of GPUDirect."""
+        spec, outcome = self._spec(False), Outcome()
+        try:
+            with start(self.python, environment) as child:
+                Run(spec, self.stack, self.progress, outcome, child).execute()
+        except CannotJudge as error:
+            self.result.raw["gds-posix.txt"] = error.message
+            return
+        finally:
+            spec.file.unlink(missing_ok=True)
+        self._figures(spec, outcome, "posix")
+
+    def _conclude(self, check: CheckResult, spec: Spec, outcome: Outcome, way: Way) -> None:
+        reasons = [doubt(self.stack, direction, kept, "kvikio") for direction, kept in outcome.samples.items()]
+        if check.status == "pass" and any(reasons):
+            check = judge.answer(self.mode, "unknown", "; ".join(filter(None, reasons)))
+        self.result.checks.append(check)
+        self._figures(spec, outcome, way)
+
+    def _figures(self, spec: Spec, outcome: Outcome, way: Way) -> None:
+        engine = _ENGINES[way].format(**self.found)
+        for direction, samples in sorted(outcome.samples.items()):
+            if samples:
+                self.result.measurements.append(self._figure(spec, outcome, way, engine, direction, samples))
+
+    def _figure(
+        self, spec: Spec, outcome: Outcome, way: Way, engine: str, direction: Direction, samples: list[Pass]
+    ) -> Measurement:
+        parameters: dict[str, Scalar] = {
+            "direction": direction,
+            "device": way,
+            "medium": self.stack.medium,
+            "gpu": str(self.found["gpu"]),
+            "file_bytes": spec.io_bytes,
+            "task_bytes": spec.task_bytes,
+            "threads": spec.threads,
+            "repeated_samples": outcome.repeated.get(direction, 0),
+            "sample_seconds": spec.seconds,
+        }
+        moved = outcome.moved.get(direction)
+        if moved is not None:
+            counts = moved.counts
+            parameters |= {"nvidia_fs_requests": counts.nvidia_fs, "p2pdma_requests": counts.p2pdma}
+            parameters |= {"posix_requests": counts.posix, "cufile_bytes": counts.bytes}
+        values = [each.bandwidth for each in samples]
+        return bandwidth(f"gds.{way}.{direction}", engine, self.stack, samples, values, parameters)
+
+    def _spec(self, cufile: bool) -> Spec:
+        size = io_bytes(free_bytes(self.place), self.seen)
+        if not size:
+            raise Failed(f"`{self.place}` has too little space for {format_size(SMALLEST)}", "free some space")
+        return Spec(self.place, size, cufile, self.python)
+
+    def _log(self) -> str:
+        """The first complaint in the library's own log, which says what its error number does not; keeps the log."""
+        logs = sorted(self.place.glob("cufile*.log"))
+        if not logs:
+            return ""
+        text = logs[-1].read_text(errors="replace")
+        self.result.raw["cufile.log"] = text[-8000:]
+        found = re.search(r"\bERROR\s+\S+:\d+ (.*)", text)
+        return f"; cufile.log: {found.group(1).strip()}" if found else ""
