@@ -130,7 +130,7 @@ def _misfit(key: Key, value: Any, release: Optional[tuple[int, int]]) -> _Found:
     for each in value if isinstance(value, list) else [value]:
         wrong = _out_of_range(key, each)
         if wrong:
-            return "`%s` is %s" % (key.path, _shown(value)), wrong, TAKEN if key.choices or key.lenient else REFUSED
+            return "`%s` is %s" % (key.path, _shown(value)), wrong, TAKEN if key.lenient else REFUSED
     return None
 
 

@@ -29,8 +29,8 @@ _HANDLES = {
     "cpu": "aio",
     "cuda": "aio, HBM",
     "gds": "gds, HBM",
-    "direct": "cuFile, HBM",
-    "compat": "cuFile compat",
+    "direct": "GDS, HBM",
+    "compat": "GDS compat",
     "posix": "POSIX, HBM",
 }
 _LEFT_OUT = {DEEPSPEED: "deepspeed: left out", GDS: "gds: not proven"}

@@ -15,7 +15,7 @@ from tunetool.record import CheckResult, CheckStatus
 
 CHECK_ID = "gds.path"
 _EXPECTED = "bytes go between drives and GPU without the host's memory, by cuFile's own counters"
-_BOUNCED = "`tunetool inspect --gds` names what stands in the way"
+_SEE = "`tunetool inspect --gds` names what stands in the way"
 
 
 @dataclass(frozen=True)
@@ -34,41 +34,36 @@ def way_of(moved: Mapping[Direction, Moved]) -> Way:
 
 def proven(mode: Mode, moved: Mapping[Direction, Moved], decision: Decision | None) -> CheckResult:
     """Whether cuFile's counters show that every byte went straight."""
-    lines = [told(direction, each) for direction, each in sorted(moved.items())]
-    faults = [fault for each in moved.values() for fault in _faults(each)]
-    if not moved:
-        return answer(mode, "unknown", "nothing was moved")
-    if not faults:
-        return answer(mode, "pass", "; ".join(lines))
-    if any(each.counts.bytes < each.claimed_bytes * LOWEST for each in moved.values()):
-        return answer(mode, "unknown", "; ".join([*faults, *lines]), "its counters prove nothing: see `dmesg | tail`")
-    return answer(mode, "fail", "; ".join([*faults, *lines]), remedies(decision) or _BOUNCED)
+    found = "; ".join(told(direction, each) for direction, each in sorted(moved.items())) or "nothing was moved"
+    if any(each.counts.posix for each in moved.values()):
+        return answer(mode, "fail", found, remedies(decision) or _SEE)
+    if moved and all(_straight(each) for each in moved.values()):
+        return answer(mode, "pass", found)
+    return answer(mode, "unknown", found, "cuFile's counters prove nothing here: see `dmesg | tail`")
 
 
-def _faults(moved: Moved) -> list[str]:
+def _straight(moved: Moved) -> bool:
+    """All that was asked for, and nothing of it by another way."""
     counts = moved.counts
-    found = []
-    if counts.bytes < moved.claimed_bytes * LOWEST:
-        found.append(f"cuFile counted {format_size(counts.bytes)} of {format_size(moved.claimed_bytes)}")
-    elif counts.posix or not counts.direct:
-        found.append(f"bounce buffers in the host's memory took {format_size(counts.bounced_bytes)}")
-    if counts.errors:
-        found.append(f"{counts.errors} requests failed")
-    return found
+    whole = counts.bytes >= moved.claimed_bytes * LOWEST
+    return whole and counts.direct == counts.requests > 0 and not counts.errors
 
 
 def told(direction: Direction, moved: Moved) -> str:
     """How many bytes went which way."""
     counts = moved.counts
-    return (
-        f"{direction} {format_size(counts.bytes)} in {counts.requests} requests: "
-        f"{counts.nvidia_fs} by nvidia-fs, {counts.p2pdma} by P2PDMA, {counts.posix} by POSIX"
-    )
+    line = f"{direction} {format_size(moved.claimed_bytes)}"
+    if counts.bytes < moved.claimed_bytes * LOWEST:
+        line += f", of which cuFile counted {format_size(counts.bytes)}"
+    if counts.posix:
+        line += f", {format_size(counts.bounced_bytes)} of it through bounce buffers in the host's memory"
+    line += f" ({counts.nvidia_fs} requests by nvidia-fs, {counts.p2pdma} by P2PDMA, {counts.posix} by POSIX)"
+    return line + (f"; {counts.errors} requests failed" if counts.errors else "")
 
 
 def refused(mode: Mode, message: str, decision: Decision | None) -> CheckResult:
     """cuFile would not take the file: no byte can go straight, whatever is installed."""
-    return answer(mode, "fail", f"cuFile refuses files here: {message}", remedies(decision) or _BOUNCED)
+    return answer(mode, "fail", f"cuFile refuses files here: {message}", remedies(decision) or _SEE)
 
 
 def remedies(decision: Decision | None) -> str:

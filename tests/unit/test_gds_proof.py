@@ -1,0 +1,231 @@
+"""GPUDirect Storage judged: cuFile's counters, its settings, and every way in which nothing can be judged.
+
+The recorded answers of libcufile are from a machine with an H200 (tests/data/gds). What needs a GPU is not run here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunetool.cli.main import main
+from tunetool.measure.aio.spec import Failed
+from tunetool.measure.fio import Direction
+from tunetool.measure.gds import config, judge, rung
+from tunetool.measure.gds.counters import Counts, parse, version_of
+from tunetool.measure.gds.driver import start
+from tunetool.measure.gds.judge import Moved, proven, way_of
+from tunetool.measure.gds.spec import SMALLEST, TASK, Mode, io_bytes
+from tunetool.node.blockstack import BlockStack, read_stack
+from tunetool.node.cufile_config import read_config
+from tunetool.node.gds import current
+from tunetool.node.gds_facts import GdsFacts
+from tunetool.report.progress import PlainProgress
+
+DATA = Path(__file__).parents[1] / "data/gds"
+SETTINGS: dict[str, Any] = json.loads((DATA / "settings-1.15.json").read_text())["files"]
+RECORDED: dict[str, Any] = json.loads((DATA / "counters-compat-1.15.json").read_text())
+GB = 10**9
+
+
+def recorded(index: int) -> bytes:
+    return bytes.fromhex(RECORDED["answers"][index]["stats"])
+
+
+def counts(size: int = GB, **requests: int) -> Counts:
+    return Counts(bytes=size, requests=sum(requests.values()), **requests)
+
+
+# --- counters
+
+
+def test_counters_as_libcufile_wrote_them_down() -> None:
+    size = RECORDED["file_bytes"]
+    before, layout, written, _, read = (parse(recorded(index), (1, 15), "write") for index in range(5))
+    assert before == Counts()
+    assert layout == Counts(bytes=size, requests=44, posix=44)
+    assert (written.bytes, read.bytes) == (34 * size, 34 * size)
+    reads = parse(recorded(4), (1, 15), "read").since(parse(recorded(3), (1, 15), "read"))
+    assert (reads.bytes, reads.posix, reads.direct) == (22 * size, 968, 0)
+    assert reads.bounced_bytes == reads.bytes
+
+
+def test_libcufile_1_19_counts_from_another_place() -> None:
+    # cufile.h: twelve counters of vector I/O, 112 bytes, stand after those of level 1.
+    moved = recorded(4)[:512] + bytes(112) + recorded(4)[512:]
+    for direction in ("read", "write"):
+        assert parse(moved, (1, 19), direction) == parse(recorded(4), (1, 18), direction)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="layout is another one"):
+        parse(b"\xff" * 4096, (1, 15), "read")
+
+
+def test_the_version_as_the_library_says_it() -> None:
+    assert [version_of(each["version"]) for each in RECORDED["answers"]] == [(1, 15)] * 5
+    assert version_of(1200) == (1, 20)
+
+
+# --- the verdict
+
+
+@pytest.mark.parametrize(
+    ("moved", "status", "said"),
+    [
+        (Moved(GB, counts(nvidia_fs=60)), "pass", "60 requests by nvidia-fs"),
+        (Moved(GB, counts(p2pdma=60)), "pass", "60 by P2PDMA"),
+        (Moved(GB, counts(posix=60)), "fail", "1 GB of it through bounce buffers"),
+        (Moved(GB, counts(nvidia_fs=45, posix=15)), "fail", "250 MB of it through bounce buffers"),
+        (Moved(GB, counts(size=GB // 2, nvidia_fs=30)), "unknown", "of which cuFile counted 500 MB"),
+        (Moved(GB, Counts()), "unknown", "of which cuFile counted 0 B"),
+        (Moved(GB, Counts(bytes=GB, requests=60, nvidia_fs=60, errors=2)), "unknown", "2 requests failed"),
+        (Moved(GB, Counts(bytes=GB, requests=60, nvidia_fs=59)), "unknown", "59 requests by nvidia-fs"),
+    ],
+)
+def test_what_the_counters_prove(moved: Moved, status: str, said: str) -> None:
+    found = proven("require", {"read": moved}, None)
+    assert found.status == status
+    assert said in found.found
+    # Nobody asked for it in mode auto: only a proof counts.
+    assert proven("auto", {"read": moved}, None).status == ("pass" if status == "pass" else "skip")
+
+
+def test_one_bounced_direction_fails_both() -> None:
+    moved: dict[Direction, Moved] = {
+        "read": Moved(GB, counts(nvidia_fs=60)),
+        "write": Moved(GB, counts(posix=1, nvidia_fs=59)),
+    }
+    assert proven("require", moved, None).status == "fail"
+    assert way_of(moved) == "compat"
+    assert way_of({"read": moved["read"]}) == "direct"
+
+
+def test_nothing_moved_proves_nothing() -> None:
+    assert proven("require", {}, None).status == "unknown"
+    assert way_of({}) == "compat"
+
+
+def test_a_failed_proof_names_what_stands_in_the_way() -> None:
+    decision = current(GdsFacts(gpus=("0000:01:00.0",), driver="580", driver_open=True, udev=False))
+    remedy = proven("require", {"read": Moved(GB, counts(posix=1))}, decision).remedy
+    assert "(`udev`)" in remedy
+    assert "(`nvidia_fs.installed`)" in remedy
+    assert "p2pdma by " in remedy
+    assert judge.refused("require", "HANDLE_NOT_REGISTERED (5027)", decision).remedy == remedy
+
+
+# --- cufile.json against what libcufile holds
+
+
+@pytest.mark.parametrize("name", ["right place", "every parameter", "default"])
+def test_what_stands_in_its_place_was_taken(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "cufile.json"
+    path.write_text(SETTINGS[name]["text"])
+    found = config.check(path, "1.15", SETTINGS[name]["values"])
+    assert found.status == "pass"
+    given = len(config.flatten(read_config(SETTINGS[name]["text"])))
+    assert f"{given} settings, each in its place; {given} read back" in found.found
+
+
+@pytest.mark.parametrize("name", ["misplaced", "unknown"])
+def test_what_stands_elsewhere_was_ignored_and_is_named(name: str, tmp_path: Path) -> None:
+    # libcufile's answers are those for an empty file.
+    assert SETTINGS[name]["values"] == SETTINGS["default"]["values"]
+    path = tmp_path / "cufile.json"
+    path.write_text(SETTINGS[name]["text"])
+    found = config.check(path, "1.15", SETTINGS[name]["values"])
+    assert found.status == "fail"
+    assert "properties.use_pci_p2pdma" in found.remedy
+
+
+def test_a_setting_that_libcufile_holds_otherwise_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cufile.json"
+    path.write_text(SETTINGS["right place"]["text"])
+    found = config.check(path, "1.15", SETTINGS["default"]["values"])
+    assert found.status == "fail"
+    assert "`properties.io_batchsize` is 64 in the file, libcufile holds 128" in found.found
+    assert "CUFILE_" in found.remedy
+
+
+def test_a_config_that_is_not_there_or_cannot_be_read(tmp_path: Path) -> None:
+    assert config.check(tmp_path / "none.json", None, None).status == "skip"
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    assert config.check(tmp_path / "binary.json", None, None).status == "unknown"
+
+
+def test_the_file_is_the_one_that_libcufile_would_take() -> None:
+    assert config.config_path({}) == Path("/etc/cufile.json")
+    assert config.config_path({"CUFILE_ENV_PATH_JSON": "/a/b.json"}) == Path("/a/b.json")
+
+
+# --- where it cannot be judged
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> BlockStack:
+    return read_stack(str(tmp_path))
+
+
+def measured(mode: Mode, stack: BlockStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: GdsFacts) -> Any:
+    monkeypatch.setattr(rung, "read_gds_facts", lambda root, mount_point=None: facts)
+    return rung.measure(mode, Path(sys.executable), stack, tmp_path, 1e9, {"PATH": "/usr/bin"}, PlainProgress())
+
+
+def test_without_a_gpu(stack: BlockStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured("require", stack, tmp_path, monkeypatch, GdsFacts())
+    assert [(each.id, each.status) for each in found.checks if each.id == judge.CHECK_ID] == [("gds.path", "unknown")]
+    assert "no NVIDIA GPU" in found.checks[-1].found
+    assert measured("auto", stack, tmp_path, monkeypatch, GdsFacts()).checks[-1].status == "skip"
+    assert measured("off", stack, tmp_path, monkeypatch, GdsFacts()).checks == []
+
+
+def test_with_a_gpu_and_no_kvikio(stack: BlockStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("kvikio"):
+        pytest.skip("kvikio is installed here")
+    found = measured("require", stack, tmp_path, monkeypatch, GdsFacts(gpus=("0000:01:00.0",)))
+    assert found.checks[-1].status == "unknown"
+    assert "has no" in found.checks[-1].found
+    assert "tunetool[gds]" in found.checks[-1].remedy
+    assert found.measurements == []
+
+
+def test_a_config_that_libcufile_refuses_ends_in_a_refusal(tmp_path: Path) -> None:
+    """The real libcufile, which says so before it looks for CUDA; the bindings answer as if it had started."""
+    pytest.importorskip("cuda.bindings", reason="no wheel of cuda-bindings for this machine")
+    (tmp_path / "cufile.json").write_text('{"properties": {"use_pci_p2pdma": "true"}}')
+    environment = {"CUFILE_ENV_PATH_JSON": str(tmp_path / "cufile.json"), "PATH": "/usr/bin"}
+    with start(Path(sys.executable), environment) as child:
+        answer = child.ask({"do": "settings", "directory": str(tmp_path)}, 60)
+        assert answer["refused"] is not None
+        assert "json type mismatch" in child.messages()
+        with pytest.raises(Failed, match="nothing is open"):
+            child.ask({"do": "clear"}, 60)
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"), [("nvidia-fs", "require"), ("p2pdma", "require"), ("compat", "off"), ("off", "off")]
+)
+def test_the_manifest_says_whether_it_must_be_proven(mode: str, wanted: str) -> None:
+    assert rung.default_mode({"gds": {"mode": mode, "reasons": []}}) == wanted
+    assert rung.default_mode(None) == "off"
+
+
+def test_sizes_are_whole_requests() -> None:
+    assert io_bytes(10**15, 0) == 2**30
+    assert io_bytes(10**15, 1e6) == SMALLEST
+    assert io_bytes(10**15, 1.7e9) % TASK == 0
+    assert io_bytes(TASK, 0) == 0
+
+
+@pytest.mark.parametrize("mode", ["require", "auto"])
+def test_nothing_is_proven_by_the_configuration_alone(
+    mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tunetool", "verify", "--level", "config", "--gds", mode])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "contradict each other" in capsys.readouterr().err
