@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,24 @@ OPENS = ("properties.allow_compat_mode", "properties.force_compat_mode")
 # Read by hand of the library, which looks neither at the type nor at the range.
 UNTYPED = ("denylist.fsids", "properties.gpu_bounce_buffer_slab_config.")
 
+# A process for each file, since libcufile reads its settings once; forked, since Python takes longer to start than that.
 PROGRAM = """
 import ctypes, os, sys
-os.environ["CUFILE_ENV_PATH_JSON"] = sys.argv[2]
 class Error(ctypes.Structure):
     _fields_ = [("status", ctypes.c_int), ("cuda", ctypes.c_int)]
-library = ctypes.CDLL(sys.argv[1])
-library.cuFileDriverOpen.restype = Error
-library.cuFileDriverOpen()
-print("came back", flush=True)
-os._exit(0)
+for place in sys.argv[2:]:
+    if os.fork() == 0:
+        os.chdir(place)
+        said = os.open("said", os.O_CREAT | os.O_WRONLY)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        os.environ["CUFILE_ENV_PATH_JSON"] = os.path.join(place, "cufile.json")
+        library = ctypes.CDLL(sys.argv[1])
+        library.cuFileDriverOpen.restype = Error
+        library.cuFileDriverOpen()
+        print("came back", flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
@@ -55,20 +62,6 @@ def library() -> tuple[str, tuple[int, int]]:
     return installed()
 
 
-def effect(library: str, text: str, place: Path) -> str:
-    """What libcufile makes of a file: taken, refused, or the end of the process."""
-    place.mkdir()
-    (place / "cufile.json").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, library, str(place / "cufile.json")],
-        capture_output=True, text=True, timeout=60, cwd=place, check=False,
-    )  # fmt: skip
-    said = done.stdout + done.stderr
-    if "came back" not in said:
-        return ABORTS
-    return REFUSED if "configuration load error" in said else TAKEN
-
-
 def text(*settings: tuple[str, Any]) -> str:
     """A file with compatible mode off: with it libcufile looks for CUDA for ever."""
     config: dict[str, Any] = {}
@@ -82,12 +75,19 @@ def text(*settings: tuple[str, Any]) -> str:
 
 
 def all_effects(library: str, texts: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    def one(item: tuple[int, tuple[str, str]]) -> tuple[str, str]:
-        number, (name, content) = item
-        return name, effect(library, content, tmp_path / str(number))
+    """What libcufile makes of each file: taken, refused, or the end of the process."""
+    places = {name: tmp_path / str(number) for number, name in enumerate(texts)}
+    for name, place in places.items():
+        place.mkdir()
+        (place / "cufile.json").write_text(texts[name])
+    subprocess.run([sys.executable, "-c", PROGRAM, library, *map(str, places.values())], timeout=120, check=True)
+    return {name: _effect((place / "said").read_text()) for name, place in places.items()}
 
-    with ThreadPoolExecutor(4) as pool:
-        return dict(pool.map(one, enumerate(texts.items())))
+
+def _effect(said: str) -> str:
+    if "came back" not in said:
+        return ABORTS
+    return REFUSED if "configuration load error" in said else TAKEN
 
 
 def reads(key: Key, version: tuple[int, int]) -> bool:
