@@ -107,9 +107,8 @@ KEYS: tuple[Key, ...] = (
     _key("properties.force_odirect_mode", BOOL, LIBRARY),
     _key("properties.allow_system_memory", BOOL, LIBRARY),
     _key("properties.prefer_iouring", BOOL, LIBRARY),
-    _key("properties.posix_io_mode", BOOL, LIBRARY, since=(1, 17), until=(1, 18)),
     _key("properties.vanilla_posix_io_mode", BOOL, LIBRARY, since=(1, 19)),
-    _key("properties.gds_fallback_io", BOOL, LIBRARY, since=(1, 17)),
+    _key("properties.gds_fallback_io", BOOL, LIBRARY, since=(1, 19)),
     _key("properties.compat_odirect_unaligned_read_split", BOOL, LIBRARY, since=(1, 19)),
     _key("properties.compat_odirect_unaligned_read_split_min_size_kb", COUNT, LIBRARY, since=(1, 19), multiple=4),
     _key("properties.gds_rdma_write_support", BOOL, SHIPPED),
@@ -174,6 +173,7 @@ PRINTED: dict[str, str] = {
     "rdma_peer_affinity_policy": "properties.rdma_load_balancing_policy",
     "gpu_bounce_buffer_slab_size_kb": "properties.gpu_bounce_buffer_slab_config.slab_size_kb",
     "gpu_bounce_buffer_slab_count": "properties.gpu_bounce_buffer_slab_config.slab_count",
+    "posix_io_mode": "properties.vanilla_posix_io_mode",
     "blacklist": "denylist",
 }
 """Names that `gdscheck -p` prints, or that old releases had, and that no libcufile from 1.11 on reads."""
