@@ -6,12 +6,16 @@ The recorded answers of libcufile are from a machine with an H200 (tests/data/gd
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+import re
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tunetool.cli.main import main
 from tunetool.measure.aio.spec import Failed
@@ -25,7 +29,10 @@ from tunetool.node.blockstack import BlockStack, read_stack
 from tunetool.node.cufile_config import read_config
 from tunetool.node.gds import current
 from tunetool.node.gds_facts import GdsFacts
+from tunetool.record import Measurement, Node, Record, Verdict
+from tunetool.report.page import WIDTH
 from tunetool.report.progress import PlainProgress
+from tunetool.report.table import print_verdict
 
 DATA = Path(__file__).parents[1] / "data/gds"
 SETTINGS: dict[str, Any] = json.loads((DATA / "settings-1.15.json").read_text())["files"]
@@ -115,6 +122,23 @@ def test_a_failed_proof_names_what_stands_in_the_way() -> None:
     assert "(`nvidia_fs.installed`)" in remedy
     assert "p2pdma by " in remedy
     assert judge.refused("require", "HANDLE_NOT_REGISTERED (5027)", decision).remedy == remedy
+
+
+def test_figures_are_called_what_they_are() -> None:
+    """The recorded figures of a machine whose cuFile took everything through the host's memory."""
+    figures = [Measurement.model_validate(each) for each in json.loads((DATA / "figures-compat.json").read_text())]
+    check = judge.answer("auto", "fail", "read 8.12 GB by bounce buffers", "load nvidia-fs")
+    moment = datetime(2026, 11, 21, tzinfo=timezone.utc)
+    record = Record(
+        kind="verify", id="x", started=moment, finished=moment, node=Node(host="node1"), measurements=figures,
+        checks=[check], verdict=Verdict(status="pass", reasons=[]),
+    )  # fmt: skip
+    stream = io.StringIO()
+    print_verdict(record, None, Console(file=stream, width=WIDTH, highlight=False))
+    shown = stream.getvalue()
+    assert re.search(r"^read, GDS compat +2\.24 .* 141% of fio", shown, re.MULTILINE)
+    assert "kvikio 26.10.0 through cuFile's" in " ".join(shown.split())
+    assert "gds: not proven, read 8.12 GB by bounce buffers; load nvidia-fs" in " ".join(shown.split())
 
 
 # --- cufile.json against what libcufile holds
