@@ -130,7 +130,7 @@ def test_figures_are_called_what_they_are() -> None:
     check = judge.answer("auto", "fail", "read 8.12 GB by bounce buffers", "load nvidia-fs")
     moment = datetime(2026, 11, 21, tzinfo=timezone.utc)
     record = Record(
-        kind="verify", id="x", started=moment, finished=moment, node=Node(host="node1"), measurements=figures,
+        kind="verify", id="x", started=moment, finished=moment, node=Node(host="node1"), command=[], measurements=figures,
         checks=[check], verdict=Verdict(status="pass", reasons=[]),
     )  # fmt: skip
     stream = io.StringIO()
@@ -222,9 +222,7 @@ def test_a_config_that_libcufile_refuses_ends_in_a_refusal(tmp_path: Path) -> No
     (tmp_path / "cufile.json").write_text('{"properties": {"use_pci_p2pdma": "true"}}')
     environment = {"CUFILE_ENV_PATH_JSON": str(tmp_path / "cufile.json"), "PATH": "/usr/bin"}
     with start(Path(sys.executable), environment) as child:
-        answer = child.ask({"do": "settings", "directory": str(tmp_path)}, 60)
-        assert answer["refused"] is not None
-        assert "json type mismatch" in child.messages()
+        assert "json type mismatch" in rung.opened(child, tmp_path)["refused"]["message"]
         with pytest.raises(Failed, match="nothing is open"):
             child.ask({"do": "clear"}, 60)
 

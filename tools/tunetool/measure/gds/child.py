@@ -70,9 +70,6 @@ def settings() -> dict[str, Any]:
         cufile.driver_open()
     except Exception as error:  # a ValueError too: the bindings know no negative status, which old releases give
         refused = failure(error)
-    if refused is None and not cufile.use_count():
-        # Newer bindings take such a status for success.
-        refused = {"status": None, "message": "libcufile would not start"}
     values: dict[str, Any] = {}
     for kind, ask in (
         ("BoolConfigParameter", cufile.get_parameter_bool),

@@ -28,6 +28,8 @@ from tunetool.node.units import format_size
 from tunetool.record import CheckResult, Measurement, Scalar
 
 INSTALL = "`pip install 'tunetool[gds]'` into it, or name the Python that has cuda-bindings and kvikio with `--python`"
+_NOT_STARTED = "cuFile initialization failed"
+"""libcufile, all releases from 1.11 to 1.20, on standard error."""
 _ENGINES: Mapping[Way, str] = {
     "direct": "kvikio {kvikio} through cuFile (libcufile {libcufile})",
     "compat": "kvikio {kvikio} through cuFile's bounce buffers (libcufile {libcufile})",
@@ -93,6 +95,16 @@ def measure(
     return result
 
 
+def opened(child: Child, place: Path) -> dict[str, Any]:
+    """What libcufile answers once its driver is open, or why it is not (``refused``)."""
+    settings = child.ask({"do": "settings", "directory": str(place)}, START_SECONDS)
+    said = child.messages()
+    if settings["refused"] is None and _NOT_STARTED in said:
+        # Newer bindings take the status that libcufile has for that as a success.
+        settings["refused"] = {"status": None, "message": said.strip().splitlines()[0].strip()}
+    return settings
+
+
 @dataclass
 class _Step:
     mode: Mode
@@ -136,7 +148,7 @@ class _Step:
 
     def _cufile(self, child: Child, path: Path) -> bool:
         """Move through cuFile and judge; True where cuFile would not."""
-        settings = child.ask({"do": "settings", "directory": str(self.place)}, START_SECONDS)
+        settings = opened(child, self.place)
         values = settings["values"] if settings["refused"] is None else None
         self.result.checks.append(config.check(path, self.found["libcufile"], values, "cuFile's driver would not open"))
         spec = self._spec(True)
