@@ -48,10 +48,12 @@ def devices(arguments: list[str], driver: str) -> list[dict[str, object]]:
     return [device for device in found if device["driver"] == driver]
 
 
-def test_without_a_boot_the_machine_waits_for_its_snapshot_with_empty_slots():
-    arguments = replace(MACHINE, drives=()).arguments()
+def test_a_restored_machine_waits_for_its_snapshot_with_empty_slots_and_resets_into_its_boot_loader():
+    arguments = replace(MACHINE, boot=Boot(Path("/b/grub")), restored=True, drives=()).arguments()
     assert arguments[-3:] == ["-S", "-incoming", "defer"]
-    assert "-kernel" not in arguments
+    assert values(arguments, "-kernel") == ["/b/grub"]
+    assert "-append" not in arguments
+    assert "-initrd" not in arguments
     assert devices(arguments, "nvme") == []
     assert len(devices(arguments, "pcie-root-port")) == 11
 
@@ -123,6 +125,15 @@ def test_the_cpu_follows_the_acceleration(accel: str, cpu: str):
     assert values(arguments, "-accel")[0].startswith(accel)
 
 
+def test_each_processor_has_a_numa_node_with_its_part_of_the_memory():
+    arguments = replace(MACHINE, memory=2049 * 2**20).arguments()
+    assert values(arguments, "-numa") == ["node,nodeid=0,cpus=0,memdev=ram0", "node,nodeid=1,cpus=1,memdev=ram1"]
+    assert values(arguments, "-object") == [
+        "memory-backend-ram,id=ram0,size=1025M",
+        "memory-backend-ram,id=ram1,size=1024M",
+    ]
+
+
 def test_only_the_loopback_address_leads_in_and_nothing_is_shared_with_the_terminal():
     arguments = MACHINE.arguments()
     assert values(arguments, "-netdev") == ["user,id=net,hostfwd=tcp:127.0.0.1:2201-:22"]
@@ -141,7 +152,7 @@ def test_the_image_key_changes_with_the_system_and_not_by_itself():
 
 
 def test_the_recipe_has_what_the_roles_install():
-    assert {"mdadm", "xfsprogs", "nvme-cli", "fio", "python3-apt"} <= set(recipe.PACKAGES)
+    assert {"mdadm", "grub2-common", "xfsprogs", "nvme-cli", "fio", "python3-apt"} <= set(recipe.PACKAGES)
 
 
 def test_the_marker_follows_from_the_serial_alone():

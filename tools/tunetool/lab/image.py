@@ -53,6 +53,11 @@ class Image:
         return self.directory / "initrd.img"
 
     @property
+    def loader(self) -> Path:
+        """GRUB as a kernel image: it boots what the node's own disk holds, as a reset of the node does."""
+        return self.directory / "grub"
+
+    @property
     def key(self) -> Path:
         """The private ssh key that every node of this image lets in as root."""
         return self.directory / "id_ed25519"
@@ -137,7 +142,12 @@ def _build(os_name: str, work: Path, say: Callable[[str], None]) -> None:
         recipe.SUITES[os_name],
         "/dev/null",
     ]
-    outputs = {"LAB_ROOT": out / "root.img", "LAB_KERNEL": out / "vmlinuz", "LAB_INITRD": out / "initrd.img"}
+    outputs = {
+        "LAB_ROOT": out / "root.img",
+        "LAB_KERNEL": out / "vmlinuz",
+        "LAB_INITRD": out / "initrd.img",
+        "LAB_LOADER": out / "grub",
+    }
     with contextlib.ExitStack() as stack:
         descriptors = {}
         for variable, path in outputs.items():

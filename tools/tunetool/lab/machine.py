@@ -121,11 +121,17 @@ class Drive:
 
 @dataclass(frozen=True)
 class Boot:
-    """A kernel that QEMU starts itself, without a boot loader."""
+    """What QEMU starts itself: a kernel, or the boot loader, which finds kernel and command line on the disk."""
 
     kernel: Path
-    initrd: Path
-    cmdline: str
+    initrd: Path | None = None
+    cmdline: str | None = None
+
+    def arguments(self) -> list[str]:
+        """Its part of the command line."""
+        result = ["-kernel", str(self.kernel)]
+        result += ["-initrd", str(self.initrd)] if self.initrd else []
+        return result + (["-append", self.cmdline] if self.cmdline is not None else [])
 
 
 @dataclass(frozen=True)
@@ -143,12 +149,20 @@ class Machine:
     pid_file: Path
     serial_log: Path
     boot: Boot | None = None
+    """What a power-on and every reset start."""
+    restored: bool = False
+    """Wait for a snapshot instead of powering on."""
     drives: tuple[Drive, ...] = field(default=())
 
     def arguments(self) -> list[str]:
-        """The command line after the program's name. Without ``boot`` the machine waits for a snapshot."""
+        """The command line after the program's name."""
         result = ["-name", self.name, "-machine", "q35", *(_KVM if self.accel == "kvm" else _TCG)]
-        result += ["-smp", str(CPUS), "-m", f"{self.memory // 2**20}M"]
+        result += ["-smp", f"{CPUS},sockets={CPUS}", "-m", f"{self.memory // 2**20}M"]
+        for node in range(CPUS):
+            # A NUMA node for each processor, as a GPU server has them, with an equal part of the memory.
+            part = self.memory // 2**20 // CPUS + (self.memory // 2**20 % CPUS if node == 0 else 0)
+            result += ["-object", f"memory-backend-ram,id=ram{node},size={part}M"]
+            result += ["-numa", f"node,nodeid={node},cpus={node},memdev=ram{node}"]
         result += ["-nodefaults", "-no-user-config", "-display", "none", "-rtc", "base=utc"]
         result += ["-daemonize", "-pidfile", str(self.pid_file)]
         result += ["-chardev", f"socket,id=qmp,path={_quoted(self.qmp_socket)},server=on,wait=off"]
@@ -164,10 +178,8 @@ class Machine:
             result += _json("-device", _root_port(port))
         for drive in self.drives:
             result += _json("-blockdev", drive.blockdev()) + _json("-device", drive.device())
-        if self.boot is None:
-            return [*result, "-S", "-incoming", "defer"]
-        boot = self.boot
-        return [*result, "-kernel", str(boot.kernel), "-initrd", str(boot.initrd), "-append", boot.cmdline]
+        result += self.boot.arguments() if self.boot else []
+        return [*result, "-S", "-incoming", "defer"] if self.restored else result
 
     def _root(self) -> dict[str, object]:
         # Flushes are dropped: a node is thrown away, never recovered from the build machine's own crash.

@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tunetool.errors import CannotJudge
-from tunetool.lab import disk, guest, process, snapshot, ssh
+from tunetool.lab import guest, process, snapshot, ssh
+from tunetool.lab.image import Image
 from tunetool.lab.machine import Boot, Drive, Machine
 from tunetool.lab.programs import find
 from tunetool.lab.qmp import Qmp
@@ -48,7 +49,7 @@ def start_restored(lab: Lab, node: NodeState, saved: Snapshot, drives: Path | No
         _create_drives(lab, node)
     else:
         _copy_drives(drives, node)
-    _launch(lab, node, None)
+    _launch(lab, node, restored=True)
     with Qmp(lab.qmp_socket(node.name)) as qmp:
         snapshot.load(qmp, saved)
         qmp.command("cont")
@@ -63,13 +64,12 @@ def start_restored(lab: Lab, node: NodeState, saved: Snapshot, drives: Path | No
 def start_booted(lab: Lab, node: NodeState) -> None:
     """Boot the node with what its own disk holds, all drives present from the start."""
     directory = lab.node_dir(node.name)
-    boot = disk.read_boot(directory / "disk.qcow2", directory / "boot")
     for drive in node.drives:
         if not drive.path.exists():
             raise CannotJudge(f"`{drive.path}` is gone", f"tunetool lab reset {node.name}")
     log = directory / "serial.log"
     said = log.stat().st_size
-    _launch(lab, node, boot)
+    _launch(lab, node, restored=False)
     node.booted_from = "disk"
     lab.write(node)
 
@@ -81,9 +81,9 @@ def start_booted(lab: Lab, node: NodeState) -> None:
 
 
 def _stop_when_stuck(node: NodeState, log: Path, offset: int) -> None:
-    # A kernel without its root, or an initramfs that gave up, will not come up later either.
+    # A boot loader without its kernel, a kernel without its root, or an initramfs that gave up, will not come up later.
     for line in log.read_bytes()[offset:].decode(errors="replace").splitlines():
-        if "Kernel panic" in line or line.startswith("(initramfs)") or "Dropping to a shell" in line:
+        if "Kernel panic" in line or line.startswith(("(initramfs)", "error: file `")) or "Dropping to a shell" in line:
             raise CannotJudge(
                 f"`{node.name}` does not boot: {line.strip()}",
                 f"all it said is in {log}; start over with: tunetool lab reset {node.name}",
@@ -242,7 +242,7 @@ def _fill_system_drive(drive: Drive) -> None:
         raise CannotJudge(f"`mke2fs`: {reason.removeprefix('mke2fs: ')}", "is the file system full?")
 
 
-def _launch(lab: Lab, node: NodeState, boot: Boot | None) -> None:
+def _launch(lab: Lab, node: NodeState, *, restored: bool) -> None:
     directory = lab.node_dir(node.name)
     for attempt in range(_PORT_ATTEMPTS):
         machine = Machine(
@@ -256,8 +256,9 @@ def _launch(lab: Lab, node: NodeState, boot: Boot | None) -> None:
             qmp_socket=lab.qmp_socket(node.name),
             pid_file=lab.pid_file(node.name),
             serial_log=directory / "serial.log",
-            boot=boot,
-            drives=tuple(node.drives) if boot else (),
+            boot=Boot(Image(node.os_name, node.image).loader),
+            restored=restored,
+            drives=() if restored else tuple(node.drives),
         )
         try:
             process.start(machine)

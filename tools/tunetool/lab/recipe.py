@@ -36,6 +36,9 @@ PACKAGES = (
     "e2fsprogs",
     "xfsprogs",
     "mdadm",
+    # No MBR is written and no partition is there: QEMU starts GRUB's core image, which reads grub.cfg from the disk.
+    "grub2-common",
+    "grub-pc-bin",
     "nvme-cli",
     "fio",
     "ca-certificates",
@@ -46,7 +49,9 @@ PACKAGES = (
 )
 """Everything that the roles install, so that they find it present: `apt-get update` alone takes 32 s under TCG."""
 
-KERNEL_CMDLINE = "root=/dev/vda ro console=ttyS0 quiet net.ifnames=0 mitigations=off"
+_OPTIONS = "console=ttyS0 quiet net.ifnames=0 mitigations=off"
+KERNEL_CMDLINE = f"root=/dev/vda ro {_OPTIONS}"
+ROOT_LABEL = "labroot"
 SYSTEM_LABEL = "labsystem"
 SYSTEM_MOUNT = "/srv/system"
 
@@ -82,7 +87,13 @@ LATE_FILES = {
     "etc/hosts": "127.0.0.1 localhost\n127.0.1.1 labnode\n",
     "etc/resolv.conf": "nameserver 10.0.2.3\n",
     "etc/machine-id": "00000000000000000000000000001abe\n",
-    "etc/kernel/cmdline": KERNEL_CMDLINE + "\n",
+    "etc/default/grub": (
+        "GRUB_DEFAULT=0\nGRUB_TIMEOUT=0\nGRUB_DISTRIBUTOR=Debian\nGRUB_TERMINAL=serial\nGRUB_SERIAL_COMMAND=serial\nGRUB_DISABLE_RECOVERY=true\n"
+        "GRUB_DISABLE_OS_PROBER=true\nGRUB_DISABLE_LINUX_UUID=true\n"
+        f'GRUB_CMDLINE_LINUX_DEFAULT=""\nGRUB_CMDLINE_LINUX="{_OPTIONS}"\n'
+    ),
+    # Until the node's first `update-grub`, which cannot find its disk while the image is built.
+    "boot/grub/grub.cfg": f"linux /vmlinuz {KERNEL_CMDLINE}\ninitrd /initrd.img\nboot\n",
     # The ninth drive is mounted by the udev rule below, at boot and after hot-adding alike; with `noauto`
     # no boot waits for a drive that the snapshot does not have yet.
     "etc/fstab": (
@@ -114,13 +125,19 @@ LINKS = {
     "etc/systemd/system/default.target": "/lib/systemd/system/multi-user.target",
 }
 
-FINISH_SCRIPT = """\
+# What grub.cfg asks for, built in: the disk holds no modules.
+_GRUB_MODULES = (
+    "biosdisk ext2 normal linux configfile search search_label search_fs_uuid search_fs_file "
+    "echo ls test true serial terminal gzio part_msdos part_gpt loadenv sleep reboot halt minicmd all_video regexp"
+)
+
+FINISH_SCRIPT = f"""\
 set -eu
 root="$1"
 rm -f "$root/usr/sbin/policy-rc.d"
 mkdir -p "$root/srv/system"
 # The files that were copied in kept their owner.
-[ "$LAB_UID" = 0 ] || find "$root" -xdev -uid "$LAB_UID" -exec chown -h 0:0 {} +
+[ "$LAB_UID" = 0 ] || find "$root" -xdev -uid "$LAB_UID" -exec chown -h 0:0 {{}} +
 chmod 700 "$root/root" "$root/root/.ssh"
 chmod 600 "$root/root/.ssh/authorized_keys"
 # mdadm's postinst scans for arrays: those of the build machine are none of the guest's business.
@@ -130,6 +147,11 @@ for hook in btrfs dmsetup fsck keymap lvm2 resume thermal; do
     [ ! -e "$root/usr/share/initramfs-tools/hooks/$hook" ] || chmod a-x "$root/usr/share/initramfs-tools/hooks/$hook"
 done
 chroot "$root" update-initramfs -u
+# The same disk has another number for the BIOS when the drives come first.
+printf 'search.fs_label {ROOT_LABEL} root\\nset prefix=($root)/boot/grub\\n' > "$root/tmp/early.cfg"
+chroot "$root" grub-mkimage -O i386-pc -p /boot/grub -c /tmp/early.cfg -o /tmp/core.img {_GRUB_MODULES}
+cat "$root/usr/lib/grub/i386-pc/lnxboot.img" "$root/tmp/core.img" > "/proc/self/fd/$LAB_LOADER"
+rm "$root/tmp/early.cfg" "$root/tmp/core.img"
 rm -rf "$root"/var/cache/apt/*.bin "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
 rm -rf "$root"/usr/share/doc "$root"/usr/share/man
 cat "$root"/vmlinuz > "/proc/self/fd/$LAB_KERNEL"
@@ -137,8 +159,9 @@ cat "$root"/initrd.img > "/proc/self/fd/$LAB_INITRD"
 # /proc, /sys and /dev are still mounted in the root. A bind of the root alone leaves them out, and in a mount
 # namespace of its own it is gone with this command, however that ends.
 unshare --mount sh -euc 'mount --bind "$1" /mnt
-    mke2fs -q -F -t ext4 -L labroot -E root_owner=0:0,lazy_itable_init=1,lazy_journal_init=1 \\
-        -d /mnt "/proc/self/fd/$LAB_ROOT"' sh "$root"
+    # GRUB 2.06 reads no file system with metadata_csum_seed.
+    mke2fs -q -F -t ext4 -L {ROOT_LABEL} -O ^metadata_csum_seed \\
+        -E root_owner=0:0,lazy_itable_init=1,lazy_journal_init=1 -d /mnt "/proc/self/fd/$LAB_ROOT"' sh "$root"
 """
 """Run by mmdebstrap with the finished root as ``$1``, inside the user namespace when there is one.
 
