@@ -21,6 +21,7 @@ from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import Outcome
 from tunetool.measure.ladder.figures import Label, figure
 from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, Sample, file_bytes, plan
+from tunetool.node import jobs
 from tunetool.node.blockstack import BlockStack, Counters, Leaf
 from tunetool.node.drives import Drive, Link
 
@@ -216,11 +217,11 @@ def test_gpu_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.write_text("#!/bin/sh\necho '4711, /usr/bin/python3'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert busy.gpu_processes() == ["process 4711 (`/usr/bin/python3`) uses a GPU"]
+    assert jobs.gpu_processes() == ["process 4711 (`/usr/bin/python3`) uses a GPU"]
     program.write_text("#!/bin/sh\necho 'No running processes found'\n")
-    assert busy.gpu_processes() == []
+    assert jobs.gpu_processes() == []
     program.write_text("#!/bin/sh\nexit 9\n")
-    assert busy.gpu_processes() == []
+    assert jobs.gpu_processes() == []
 
 
 def test_slurm_jobs_but_for_one_s_own(tmp_path: Path) -> None:
@@ -237,9 +238,9 @@ def test_slurm_jobs_but_for_one_s_own(tmp_path: Path) -> None:
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/cmdline").write_bytes(title)
     (tmp_path / "proc/16").mkdir()
-    found = busy.scheduler_jobs({}, str(tmp_path))
+    found = jobs.scheduler_jobs({}, str(tmp_path))
     assert found == [f"Slurm job {job} runs on this node" for job in (7, 99, 614)]
-    assert len(busy.scheduler_jobs({"SLURM_JOB_ID": "614"}, str(tmp_path))) == 2
+    assert len(jobs.scheduler_jobs({"SLURM_JOB_ID": "614"}, str(tmp_path))) == 2
 
 
 def test_a_directory_that_a_dead_storage_keeps_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import re
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.node.blockstack import BlockStack, Counters, CountersChanged, difference, snapshot
+from tunetool.node.jobs import gpu_processes, scheduler_jobs
 from tunetool.node.units import format_size
 
 LOOK_SECONDS = 1.0
@@ -21,7 +21,6 @@ QUIET_BYTES = 8 * 10**6
 QUIET_IOS = 500
 """In one second. Journals and logs of an idle system stay below; a job that reads its data does not."""
 
-_SLURM_STEP = re.compile(rb"slurmstepd: \[(\d+)[.\]]")
 _ALLOW = "wait until it is done, or pass `--allow-busy` to measure beside it"
 
 
@@ -85,36 +84,6 @@ def _activity(name: str, change: Counters) -> str | None:
     if moved <= QUIET_BYTES and ios <= QUIET_IOS:
         return None
     return f"`{name}` moved {format_size(moved)} in {ios} requests within a second"
-
-
-def gpu_processes() -> list[str]:
-    """Processes that compute on a GPU of this node; none where there is no working nvidia-smi."""
-    query = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, errors="replace", timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    if done.returncode != 0:
-        return []
-    lines = [line.split(",", 1) for line in done.stdout.splitlines() if re.match(r"\s*\d+\s*,", line)]
-    return [f"process {pid.strip()} (`{name.strip()}`) uses a GPU" for pid, name in lines]
-
-
-def scheduler_jobs(environment: Mapping[str, str], root: str = "/") -> list[str]:
-    """Slurm jobs on this node, but for the one that this process belongs to: a job that computes now will write next.
-
-    Slurm's own step daemon names them, in the title of its process: `slurmstepd: [4711.batch]`.
-    """
-    jobs = set()
-    for path in Path(root, "proc").glob("[0-9]*/cmdline"):
-        try:
-            title = path.read_bytes()
-        except OSError:  # It ended meanwhile.
-            continue
-        match = _SLURM_STEP.match(title)
-        if match and match[1].decode() != environment.get("SLURM_JOB_ID"):
-            jobs.add(int(match[1]))
-    return [f"Slurm job {job} runs on this node" for job in sorted(jobs)]
 
 
 def refuse(found: list[str]) -> None:
