@@ -1,6 +1,7 @@
 """Is the node still what its manifest says, and are its drives well?
 
-Reads /proc and /sys, and as root asks the drives for their health log: no process, no I/O on the media.
+Reads /proc and /sys, and as root asks the drives for their health log: no I/O on the media. The only processes are
+those that lock memory as an ordinary user.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .gds_rule import outdated
 from .geometry import geometry_of_mount
 from .health import Reader, judge_health, judge_links, read_health
 from .immutable import Unsupported, is_immutable
+from .locking import Locker, kinds, lock_checks, lock_memory
 from .memory import HugePages, memlock_limit, read_hugepages, shm_bytes
 from .mounts import Mount, mount_at, read_mounts
 from .tuning_checks import tuning_checks
@@ -25,10 +27,13 @@ from .units import format_size_binary
 __all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks", "shown_options"]
 
 
-def run_checks(manifest: Mapping[str, Any], root: str = "/", health: Reader | None = None) -> list[Check]:
+def run_checks(
+    manifest: Mapping[str, Any], root: str = "/", health: Reader | None = None, locker: Locker | None = None
+) -> list[Check]:
     """Every configuration check, in the order in which one thing rests on another.
 
     ``health`` asks a controller for its health; by default this machine's drives are asked, a recorded one's are not.
+    ``locker`` locks memory; by default that is tried on this machine, and not for a recorded one.
     """
     drives = {drive.name: drive for drive in read_drives(root)}
     array = find(read_arrays(root), manifest["array"]["uuid"])
@@ -42,15 +47,19 @@ def run_checks(manifest: Mapping[str, Any], root: str = "/", health: Reader | No
     checks += _filesystem_checks(manifest["filesystem"], array, mount, root)
     checks += _memory_checks(manifest["memory"], root)
     checks += tuning_checks(manifest, root)
+    tries = locker or (lock_memory if root == "/" else None)
+    if tries and manifest["memory"]["memlock"] is not None:
+        checks += lock_checks(manifest["memory"]["memlock"], kinds(os.geteuid() == 0, root), tries, root)
     checks.append(_offload_check(manifest, mount, root))
     checks += _gds_checks(manifest, root)
+    pending = manifest["reboot_required"]
     checks.append(
         _check(
             "node.reboot",
-            not manifest["reboot_required"],
+            not pending,
             "no reboot pending",
-            "a reboot is required" if manifest["reboot_required"] else "no reboot pending",
-            "reboot the node, then run `site.yml` again",
+            "something that was asked for waits for a reboot" if pending else "no reboot pending",
+            "reboot the node, then run `site.yml` again; `host_memory_reboot_ok: true` lets it reboot by itself",
         )
     )
     return checks
@@ -214,7 +223,7 @@ def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:
                 found is not None and found >= pool.count,
                 "%d pages of %s%s" % (pool.count, format_size_binary(pool.size_kib * 1024), where),
                 "%s pages" % found,
-                "memory is fragmented or taken: reboot the node",
+                "memory is fragmented or taken: reboot the node, then run `site.yml` again",
             )
         )
     if wanted["shm_bytes"] is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tunetool.node.arrays import read_arrays
 from tunetool.node.checks import Check, run_checks
 from tunetool.node.drives import read_drives
 from tunetool.node.health import Health
+from tunetool.node.locking import Attempt
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 HEALTHY = Health(0, 40, 100, 10, 3, 0, 0, 0, 0, 70)
@@ -150,6 +152,21 @@ def test_a_swapped_drive_is_named(built: Path) -> None:
 
 def test_a_pending_reboot_is_no_pass(built: Path) -> None:
     assert failed(run_checks(dict(MANIFEST, reboot_required=True), str(built)))["node.reboot"].status == "fail"
+
+
+def test_locked_memory_is_asked_for_by_size_and_only_where_a_limit_was_set(built: Path) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def locker(kind: str, size: int) -> Attempt:
+        asked.append((kind, size))
+        return Attempt(65534, False, -1, size)
+
+    checks = {check.id: check for check in run_checks(MANIFEST, str(built), locker=locker)}
+    kind = "login" if os.geteuid() == 0 else "session"
+    assert checks["memory.memlock." + kind].status == "pass"
+    assert asked == [(kind, 72 * 2**20)]
+    quiet = dict(MANIFEST, memory=dict(MANIFEST["memory"], memlock=None))
+    assert not [check for check in run_checks(quiet, str(built), locker=locker) if "memlock" in check.id]
 
 
 def test_an_empty_machine_raises_nothing(tmp_path: Path) -> None:
