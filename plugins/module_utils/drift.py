@@ -115,6 +115,12 @@ class Ledger:
             replace(one, found=found, mended=False, hint=hint) if one.name == name else one for one in self.differences
         ]
 
+    def later(self, name: str, found: str, hint: str) -> None:
+        """What is set for the next boot and not in force before: no failure, and told as it is."""
+        self.differences = [
+            replace(one, found=found, hint=hint) if one.name == name else one for one in self.differences
+        ]
+
     @property
     def left(self) -> list[Difference]:
         """Differences that stay."""

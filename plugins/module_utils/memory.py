@@ -21,6 +21,10 @@ SYSTEMD_PATHS = (
 _HEADER = "# Written by tunetool (role host_memory); changes here are lost at its next run.\n"
 
 
+GIGANTIC_KIB = 2**20
+"""1 GiB: larger than what the kernel's allocator hands out, so only sure at boot, from the kernel's command line."""
+
+
 @dataclass(frozen=True)
 class HugePages:
     """A pool: ``count`` pages of ``size_kib`` on one NUMA node, or over all of them when ``numa_node`` is None."""
@@ -34,6 +38,11 @@ class HugePages:
         """The sysfs file that sizes the pool (kernel: Documentation/admin-guide/mm/hugetlbpage.rst)."""
         base = "/sys/kernel/mm" if self.numa_node is None else "/sys/devices/system/node/node%d" % self.numa_node
         return "%s/hugepages/hugepages-%dkB/nr_hugepages" % (base, self.size_kib)
+
+    @property
+    def gigantic(self) -> bool:
+        """Whether the kernel's command line is the sure way to it."""
+        return self.size_kib >= GIGANTIC_KIB
 
     @property
     def label(self) -> str:
@@ -112,6 +121,19 @@ def numa_nodes(root: str = "/") -> list[int]:
     return sorted(int(os.path.basename(name)[len("node") :]) for name in names)
 
 
+def node_memory(node: int, root: str = "/") -> int:
+    """RAM of one NUMA node in bytes; 0 on one that has none or does not say."""
+    path = os.path.join(root, "sys/devices/system/node/node%d/meminfo" % node)
+    match = re.search(r"MemTotal:\s+(\d+) kB", read_text(path) or "")
+    return int(match.group(1)) * 1024 if match else 0
+
+
+def bytes_on_node(pools: Sequence[HugePages], node: int, nodes: int) -> int:
+    """What pools take of one of ``nodes`` NUMA nodes. The kernel spreads a pool of no node evenly."""
+    own = sum(pool.bytes for pool in pools if pool.numa_node == node)
+    return own + sum(pool.bytes for pool in pools if pool.numa_node is None) // nodes
+
+
 def render_limits(memlock: str) -> str:
     """limits.d for logins. ``*`` does not cover root, so root has its own lines (limits.conf(5))."""
     rows = ["%s %s memlock %s\n" % (who, kind, memlock) for who in ("*", "root") for kind in ("soft", "hard")]
@@ -138,6 +160,12 @@ def shm_bytes(root: str = "/") -> int | None:
         if match:
             return int(match.group(1)) * 1024
     return memory_total(root) // 2
+
+
+def shm_used(root: str = "/") -> int:
+    """Bytes of /dev/shm in use; it cannot be made smaller than that."""
+    place = os.statvfs(os.path.join(root, "dev/shm"))
+    return (place.f_blocks - place.f_bfree) * place.f_frsize
 
 
 def memlock_limit(root: str = "/") -> str | None:

@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any, Mapping
 
+from .cmdline_job import CommandLine
 from .commands import run
 from .drift import Ledger
 from .files import content, replace_file
@@ -15,7 +16,6 @@ from .memory import (
     SYSTEMD_PATHS,
     TMPFILES_PATH,
     HugePages,
-    hugepage_sizes,
     memory_total,
     numa_nodes,
     parse_tmpfiles,
@@ -25,7 +25,9 @@ from .memory import (
     render_systemd,
     render_tmpfiles,
     shm_bytes,
+    shm_used,
 )
+from .memory_share import refuse_impossible
 from .mounts import mount_at, read_mounts
 from .refusal import Refusal
 from .units import format_size_binary, parse_size
@@ -57,6 +59,8 @@ class MemoryJob:
         self.wanted = wanted
         self.ledger = ledger
         self.root = root
+        self.reboot_reasons: list[str] = []
+        """What was asked for and is not in force until the node reboots."""
 
     def _path(self, path: str) -> str:
         return os.path.join(self.root, path.lstrip("/"))
@@ -81,23 +85,32 @@ class MemoryJob:
         return False
 
     def hugepages(self) -> list[HugePages]:
-        """Pools sized now through sysfs and at boot through tmpfiles.d; those no longer asked for are given back."""
+        """Pools sized now, and at boot through tmpfiles.d and, for 1 GiB pages, the kernel's command line.
+
+        Those no longer asked for are given back.
+        """
         pools = [
             HugePages(parse_size(entry["size"] or "2MiB") // 1024, entry["count"], entry["numa_node"])
             for entry in self.wanted["hugepages"]
         ]
-        self._refuse_impossible(pools)
+        refuse_impossible(pools, self.wanted["hugepages_max_share"], self.root)
         # The manifest too: a run that could not free a pool has already rewritten the file.
         before = parse_tmpfiles(content(self._path(TMPFILES_PATH)))
         if self.ledger.manifest is not None:
             before += [HugePages(**entry) for entry in self.ledger.manifest["memory"]["hugepages"]]
+        line = CommandLine(self.ledger, self.root)
+        changed = line.settle(pools, before)
         if pools or os.path.exists(self._path(TMPFILES_PATH)):
             self.put("memory.hugepages.boot", TMPFILES_PATH, render_tmpfiles(pools))
         for pool in pools_to_give_back(before, pools, numa_nodes(self.root)):
             if read_hugepages(pool, self.root) is not None:
                 self._resize(pool, "pages of it are in use: end the job that holds them, or reboot")
         for pool in pools:
-            self._resize(pool, "reboot while memory is whole (they are set for the next boot), or ask for fewer")
+            lacking = pool.count - (read_hugepages(pool, self.root) or 0)
+            if pool.gigantic and lacking > 0 and not line.in_force(pools):
+                self._until_reboot(pool, try_now=changed)
+            else:
+                self._resize(pool, "reboot while memory is whole (they are set for the next boot), or ask for fewer")
         return pools
 
     def _resize(self, pool: HugePages, hint: str) -> None:
@@ -106,9 +119,7 @@ class MemoryJob:
         expected = "%d pages" % pool.count
         if not self.ledger.differs(name, expected, "%s pages" % found, pool.path, "%s\n" % found, "%d\n" % pool.count):
             return
-        with open(self._path(pool.path), "w", encoding="ascii") as stream:
-            stream.write("%d" % pool.count)
-        found = read_hugepages(pool, self.root)
+        found = self.write_pool(pool)
         if found != pool.count:
             self.ledger.give_up(
                 name,
@@ -118,24 +129,36 @@ class MemoryJob:
                 % (pool.count, format_size_binary(pool.size_kib * 1024), found, hint),
             )
 
-    def _refuse_impossible(self, pools: list[HugePages]) -> None:
-        offered = hugepage_sizes(self.root)
-        for pool in pools:
-            if pool.size_kib not in offered:
-                sizes = ", ".join(format_size_binary(size * 1024) for size in offered) or "none"
-                raise Refusal(
-                    "huge pages of %s are not offered by this kernel (%s). hint: 1 GiB pages need "
-                    "`hugepagesz=1G` on the kernel command line" % (format_size_binary(pool.size_kib * 1024), sizes)
+    def _until_reboot(self, pool: HugePages, try_now: bool) -> None:
+        """1 GiB pages that the next boot brings. A running kernel may still find some: asked once, never again.
+
+        It moves whatever lies in the way, which costs running jobs time, and mostly fails on a node that has worked
+        for a while. So only the run that sets the command line tries.
+        """
+        found = read_hugepages(pool, self.root)
+        name = "memory.hugepages[%s]" % pool.label
+        if try_now and self.ledger.differs(
+            name, "%d pages" % pool.count, "%s pages" % found, pool.path, "%s\n" % found, "%d\n" % pool.count
+        ):
+            found = self.write_pool(pool)
+            if found != pool.count:
+                self.ledger.later(name, "%s pages" % found, "the next boot brings the rest")
+        if found != pool.count:
+            self.reboot_reasons.append(
+                "huge pages: %d of %s%s are asked for, the running kernel has %s; the next boot reserves them"
+                % (
+                    pool.count,
+                    format_size_binary(pool.size_kib * 1024),
+                    "" if pool.numa_node is None else " on NUMA node %d" % pool.numa_node,
+                    found,
                 )
-            if read_hugepages(pool, self.root) is None:
-                raise Refusal("NUMA node %s does not exist here. hint: see `lscpu`" % pool.numa_node)
-        asked, total = sum(p.bytes for p in pools), memory_total(self.root)
-        share = self.wanted["hugepages_max_share"]
-        if asked * 100 > total * share:
-            raise Refusal(
-                "huge pages would take %s of %s RAM, more than %d %%. hint: ask for fewer, or raise "
-                "`host_memory_hugepages_max_share`" % (format_size_binary(asked), format_size_binary(total), share)
             )
+
+    def write_pool(self, pool: HugePages) -> int | None:
+        """Ask the kernel for the pages; what it has then, which may be fewer."""
+        with open(self._path(pool.path), "w", encoding="ascii") as stream:
+            stream.write("%d" % pool.count)
+        return read_hugepages(pool, self.root)
 
     def shm(self) -> int | None:
         """An fstab line for later boots, a remount for now. Returns the size in bytes."""
@@ -145,6 +168,7 @@ class MemoryJob:
         size = shm_size_bytes(text, self.root)
         if mount_at("/dev/shm", read_mounts(self.root)) is None:
             raise Refusal("`/dev/shm` is not mounted. hint: look at the node first")
+        self._refuse_shm(size)
         before = content(self._path(FSTAB))
         try:
             after = with_entry(
@@ -166,6 +190,30 @@ class MemoryJob:
             if shm_bytes(self.root) != size:
                 raise Refusal("`/dev/shm` has %s bytes after its remount, %d asked for" % (shm_bytes(), size))
         return size
+
+    def _refuse_shm(self, size: int) -> None:
+        pools = sum(parse_size(entry["size"] or "2MiB") * entry["count"] for entry in self.wanted["hugepages"])
+        total = memory_total(self.root)
+        if size + pools > total:
+            beside = " beside huge pages of %s" % format_size_binary(pools) if pools else ""
+            raise Refusal(
+                "`/dev/shm` of %s%s is more than the node's RAM of %s: whoever fills it meets the OOM killer. hint: "
+                "lower `host_memory_shm_size`" % (format_size_binary(size), beside, format_size_binary(total))
+            )
+        live = shm_bytes(self.root)
+        if live is None or size >= live:
+            return
+        used = shm_used(self.root)
+        if size < used:
+            text = "%s are in use there" % format_size_binary(used)
+            hint = "end the jobs that use it, look at `ls -l /dev/shm`, or ask for more"
+            self.ledger.cannot(
+                "memory.shm",
+                format_size_binary(size),
+                "%s, and %s" % (format_size_binary(live), text),
+                hint,
+                "`/dev/shm` cannot be made %s: %s. hint: %s" % (format_size_binary(size), text, hint),
+            )
 
     def memlock(self) -> str | None:
         """limits.d for logins, DefaultLimitMEMLOCK for services. Returns it as limits.conf(5) writes it."""

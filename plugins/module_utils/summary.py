@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .units import format_size_binary
+
 BUILT, CHANGED, UNCHANGED, CHECKED, PLANNED = "built", "changed", "unchanged", "checked", "planned"
 REFUSED, FAILED, UNREACHABLE, NOT_REACHED = "refused", "failed", "unreachable", "not reached"
 WIDTH = 100
@@ -61,6 +63,10 @@ class Host:
     """Times that Ansible went to the host and waited for its answer; None where that was not counted."""
     reason: str = ""
     differences: list[dict[str, Any]] = field(default_factory=list)
+    hugepages: str = ""
+    """What huge pages take of the RAM, which nothing else can use."""
+    reboot_reasons: list[str] = field(default_factory=list)
+    """What was asked for and waits for a reboot."""
 
 
 def one_line(text: str) -> str:
@@ -77,6 +83,7 @@ class Summary:
         self._check = check
         self._made: set[str] = set()
         self._done: set[str] = set()
+        self._waiting: dict[tuple[str, str], list[str]] = {}
 
     def host(self, name: str) -> Host:
         """The host's line; a new one for a host not heard of before."""
@@ -128,11 +135,21 @@ class Summary:
             return BUILT
         return CHANGED if host.changed else UNCHANGED
 
-    @staticmethod
-    def _count(host: Host, action: str, result: Mapping[str, Any], seconds: float) -> None:
+    def _count(self, host: Host, action: str, result: Mapping[str, Any], seconds: float) -> None:
         host.seconds += seconds
         host.tasks += action not in _CONTROL_TASKS and "ansible.builtin." + action not in _CONTROL_TASKS
         found = result.get("differences")
+        taken, ram = result.get("hugepages_bytes"), result.get("ram_bytes")
+        if isinstance(taken, int) and isinstance(ram, int) and ram:
+            shown = "%s of %s RAM, %.1f %%" % (format_size_binary(taken), format_size_binary(ram), 100.0 * taken / ram)
+            host.hugepages = shown if taken else ""
+        # A role that looks again after a reboot says it all anew; each role speaks for itself alone.
+        reasons = result.get("reboot_reasons")
+        if isinstance(reasons, list) and action.startswith(_PREFIX):
+            self._waiting[(host.host, action)] = [one_line(str(reason)) for reason in reasons]
+            host.reboot_reasons = [
+                reason for (name, _), told in self._waiting.items() if name == host.host for reason in told
+            ]
         if isinstance(found, list):
             host.differences += [dict(one) for one in found if isinstance(one, Mapping) and "name" in one]
 
@@ -153,6 +170,9 @@ def lines(hosts: Iterable[Host], width: int = WIDTH) -> list[str]:
         reason = textwrap.wrap(cells[-1], max(width - indent, 30), break_long_words=False) or [""]
         found.append(_row(cells[:-1] + reason[:1], widths).rstrip())
         found += [" " * indent + more for more in reason[1:]]
+        if host.hugepages:
+            found.append("  huge pages take %s" % host.hugepages)
+        found += ["  reboot required: %s" % reason for reason in host.reboot_reasons]
         for one in host.differences:
             found.append(
                 "  drift: %s expected %s found %s (%s)"

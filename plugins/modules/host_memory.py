@@ -15,7 +15,10 @@ description:
     is no longer asked for is given back.
 options:
   hugepages:
-    description: Pools of huge pages. They take RAM from everyone else, whether used or not.
+    description:
+      - Pools of huge pages. They take RAM from everyone else, whether used or not.
+      - 1 GiB pages go onto the kernel's command line, where the boot loader is GRUB as Debian and Ubuntu have it, or
+        one that grubby knows. What the running kernel does not find at once waits for a reboot, RV(reboot_reasons).
     type: list
     elements: dict
     default: []
@@ -32,7 +35,7 @@ options:
         description: NUMA node; all of them when left out.
         type: int
   hugepages_max_share:
-    description: Refuse pools that together take more than this share of the RAM, in percent.
+    description: Refuse pools that together take more than this share of the RAM, or of one NUMA node's, in percent.
     type: int
     default: 50
   shm_size:
@@ -78,13 +81,25 @@ hugepages_bytes:
   description: RAM that the pools take.
   returned: success
   type: int
+ram_bytes:
+  description: RAM that the node has.
+  returned: success
+  type: int
+reboot_reasons:
+  description: What was asked for and is not in force until the node reboots; empty when nothing waits.
+  returned: success
+  type: list
+  elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
+from typing import Any  # noqa: E402  (Ansible wants the documentation first)
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 from ..module_utils.commands import CommandError  # noqa: E402
-from ..module_utils.drift import Drifted, built_manifest, message, settle, told  # noqa: E402
+from ..module_utils.drift import Drifted, Ledger, built_manifest, message, settle, told  # noqa: E402
 from ..module_utils.lock import Locked, only_one  # noqa: E402
+from ..module_utils.memory import memory_total  # noqa: E402
 from ..module_utils.memory_job import ARGUMENTS, MemoryJob  # noqa: E402
 from ..module_utils.refusal import Refusal  # noqa: E402
 from ..module_utils.units import UnitError  # noqa: E402
@@ -93,11 +108,14 @@ from ..module_utils.units import UnitError  # noqa: E402
 def main() -> None:
     """Look at the three settings, then set what differs."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+
+    def work(ledger: Ledger) -> tuple[dict[str, Any], list[str]]:
+        job = MemoryJob(module.params, ledger)
+        return job.all(), job.reboot_reasons
+
     try:
         with only_one():
-            memory, done = settle(
-                lambda ledger: MemoryJob(module.params, ledger).all(), built_manifest(), module.check_mode
-            )
+            (memory, reasons), done = settle(work, built_manifest(), module.check_mode)
     except UnitError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint))
     except Drifted as error:
@@ -111,6 +129,8 @@ def main() -> None:
         module.exit_json(
             hugepages_bytes=sum(pool["size_kib"] * 1024 * pool["count"] for pool in memory["hugepages"]),
             memory=memory,
+            ram_bytes=memory_total(),
+            reboot_reasons=reasons,
             **result,
         )
 

@@ -115,3 +115,22 @@ def test_drift_stands_beneath_its_host_and_costs_nothing_when_absent() -> None:
     assert shown[6].strip().startswith("the data")
     assert max(map(len, shown)) <= 100
     assert lines([Host("a")])[0].split() == ["host", "result", "tasks", "changed", "trips", "seconds", "reason"]
+
+
+def test_what_huge_pages_take_and_what_waits_for_a_reboot_stand_below_the_host() -> None:
+    heard = Summary(["node1", "node2"])
+    memory = {"hugepages_bytes": 8 * 2**30, "ram_bytes": 2**41, "reboot_reasons": ["huge pages: 8 of 1 GiB"]}
+    heard.ok("node1", "tunetool.node.host_memory", memory)
+    heard.ok("node1", "tunetool.node.gds", {"reboot_reasons": ["nvidia-fs"]})
+    heard.ok("node2", "tunetool.node.host_memory", {"hugepages_bytes": 0, "ram_bytes": 2**41, "reboot_reasons": []})
+    shown = lines(heard.hosts.values())
+    assert shown[3:6] == [
+        "  huge pages take 8 GiB of 2 TiB RAM, 0.4 %",
+        "  reboot required: huge pages: 8 of 1 GiB",
+        "  reboot required: nvidia-fs",
+    ]
+    assert shown[6].startswith("node2")
+    assert len(shown) == 7
+    # The reboot came, and one of them looked again.
+    heard.ok("node1", "tunetool.node.host_memory", dict(memory, reboot_reasons=[]))
+    assert heard.hosts["node1"].reboot_reasons == ["nvidia-fs"]
