@@ -57,6 +57,13 @@ options:
     description: Sequential write that C(tunetool verify) expects, such as V(25GBps); empty for none.
     type: str
     default: ""
+  reboot_reasons:
+    description:
+      - What was asked for and is not in force until the node reboots. Any makes C(reboot_required) true in the
+        manifest; checks that wait for it warn instead of failing this module.
+    type: list
+    elements: str
+    default: []
   tool_version:
     description: Version of the collection that built the node.
     type: str
@@ -101,6 +108,7 @@ checks:
 
 import json  # noqa: E402  (Ansible wants the documentation first)
 from dataclasses import asdict  # noqa: E402
+from typing import Any  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
@@ -135,6 +143,7 @@ def main() -> None:
             "offload_dir": {"type": "str", "default": ""},
             "expect_read": {"type": "str", "default": ""},
             "expect_write": {"type": "str", "default": ""},
+            "reboot_reasons": {"type": "list", "elements": "str", "default": []},
             "tool_version": {"type": "str", "required": True},
         },
         supports_check_mode=True,
@@ -157,7 +166,7 @@ def main() -> None:
         **({"tuning": wanted["tuning"]} if wanted["tuning"] else {}),
         "offload_dir": wanted["offload_dir"] or None,
         "expect": expect,
-        "reboot_required": False,
+        "reboot_required": bool(wanted["reboot_reasons"]),
         "tool_version": wanted["tool_version"],
     }
     try:
@@ -196,8 +205,14 @@ def main() -> None:
             write(document)
     except ManifestError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), **result)
+    judge(module, document, result)
+
+
+def judge(module: AnsibleModule, document: dict[str, Any], result: dict[str, Any]) -> None:
+    """Check the node against its manifest and end the module: with failure where something is not as asked."""
     checks = run_checks(document)
-    bad = [check for check in checks if check.status == FAIL and check.id not in SESSION_CHECKS]
+    waiting = WAITS_FOR_A_REBOOT if document["reboot_required"] else ()
+    bad = [check for check in checks if check.status == FAIL and check.id not in SESSION_CHECKS + waiting]
     failed = [check for check in bad if check.id not in (*HEALTH_CHECKS, *PATH_CHECKS)]
     result["checks"] = [asdict(check) for check in checks]
     if failed:
@@ -205,6 +220,8 @@ def main() -> None:
         module.fail_json(msg="built, but not as asked:\n" + "\n".join(lines), **result)
     for check in bad:
         module.warn("%s: found %s. hint: %s" % (check.id, check.found, check.remedy))
+    for reason in module.params["reboot_reasons"]:
+        module.warn("reboot required: %s" % reason)
     module.exit_json(**result)
 
 
@@ -213,6 +230,9 @@ SESSION_CHECKS = ("memory.memlock",)
 
 PATH_CHECKS = ("gds.mode",)
 """A path that is set up and not taken yet waits for a reboot, or the role gpudirect_storage has said what it needs."""
+
+WAITS_FOR_A_REBOOT = ("node.reboot", "memory.hugepages")
+"""When to reboot is the owner's decision, which no failed run makes for them; `verify` fails until then."""
 
 
 if __name__ == "__main__":

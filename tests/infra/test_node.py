@@ -79,7 +79,8 @@ def test_everybody_may_write_below_the_volume_only(host: Host) -> None:
 
 
 def test_memory(host: Host) -> None:
-    assert host.file("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages").content_string == "64\n"
+    pools = "/sys/devices/system/node/node{}/hugepages/hugepages-2048kB/nr_hugepages"
+    assert [host.file(pools.format(node)).content_string for node in (0, 1)] == ["48\n", "16\n"]
     assert host.check_output("findmnt -bno SIZE /dev/shm") == str(512 * MIB)
     assert host.check_output("ulimit -l") == "unlimited"
     assert host.check_output("systemctl show --property=DefaultLimitMEMLOCK") == "DefaultLimitMEMLOCK=infinity"
@@ -132,3 +133,6 @@ def test_the_node_judges_itself(host: Host) -> None:
     record = json.loads(done.stdout)
     assert record["verdict"]["status"] == "pass"
     assert {check["status"] for check in record["checks"]} == {"pass"}
+    found = {check["id"]: check["found"] for check in record["checks"]}
+    for session in ("login", "service"):
+        assert found[f"memory.memlock.{session}"] == "locked, limit unlimited"

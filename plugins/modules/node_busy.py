@@ -1,0 +1,79 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: whose work a reboot would end."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: node_busy
+short_description: Refuse while a reboot would end somebody's work
+version_added: "0.1.0"
+description:
+  - Looks for Slurm jobs, for programs that have a GPU open, and for processes, mounts, loop devices and swap on the
+    scratch volume. Changes nothing.
+options:
+  mount_point:
+    description: Where the scratch volume is mounted; empty to look at none.
+    type: str
+    default: ""
+  allow:
+    description: V(true) reports what it finds and fails over none of it.
+    type: bool
+    default: false
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: Changes nothing anyway.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Refuse to end somebody's job
+  tunetool.node.node_busy:
+    mount_point: /mnt/nvme_raid0
+"""
+
+RETURN = r"""
+found:
+  description: A line for everything that a reboot would end.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import os  # noqa: E402  (Ansible wants the documentation first)
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+from ..module_utils.jobs import killed_by_a_reboot  # noqa: E402
+
+
+def main() -> None:
+    """Look, and refuse."""
+    module = AnsibleModule(
+        argument_spec={
+            "mount_point": {"type": "str", "default": ""},
+            "allow": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    found = killed_by_a_reboot(module.params["mount_point"], os.environ)
+    if found and not module.params["allow"]:
+        more = " and %d more" % (len(found) - 1) if len(found) > 1 else ""
+        module.fail_json(
+            msg="busy: a reboot would end somebody's work: %s%s. hint: run this again when it is done; "
+            "`node_reboot_even_if_busy: true` ends it" % (found[0], more),
+            found=found,
+            changed=False,
+        )
+    module.exit_json(changed=False, found=found)
+
+
+if __name__ == "__main__":
+    main()
