@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from .acs import redirecting_ports
+from .container import read_container
 from .distribution import read_distribution
 from .files import read_text
 from .gds_config import allows_p2pdma, read_config, setting, version_key
@@ -168,7 +169,7 @@ def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFac
         p2pdma_kernel=p2pdma,
         p2pdma_driver=read_driver_p2pdma(gpus, root),
         udev=_read_udev(root),
-        container=_in_container(root),
+        container=read_container(root) is not None,
         config_path=config_path,
         config_valid=None if config_path is None else config is not None,
         config_p2pdma=allows_p2pdma(config, bool(volume.get("md_levels")), libcufile),
@@ -279,10 +280,3 @@ def _read_udev(root: str) -> bool:
         return bool(os.listdir(os.path.join(root, "run/udev/data")))
     except OSError:
         return False
-
-
-def _in_container(root: str) -> bool:
-    return any(
-        os.path.exists(os.path.join(root, mark))
-        for mark in ("run/.containerenv", ".dockerenv", "run/systemd/container")
-    )

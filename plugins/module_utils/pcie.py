@@ -1,4 +1,4 @@
-"""The PCIe ports above drives: which of them several drives share, and what such a link carries."""
+"""PCIe links: what one carries, and which ports above drives several of them share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,28 @@ from typing import Sequence
 from .drives import Drive, Link, read_link
 
 _ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+
+
+def link_bandwidth(link: Link) -> float | None:
+    """Raw bytes per second of a link as negotiated, after line encoding; None when sysfs is silent.
+
+    2.5 and 5 GT/s (Gen1, Gen2) carry 8 bits in 10, 8 to 32 GT/s (Gen3 to Gen5) 128 in 130 (PCIe base
+    specification). 64 GT/s (Gen6) has no line code; its flit overhead is not subtracted here.
+    """
+    return bandwidth(link.current_speed_gts, link.current_width)
+
+
+def bandwidth(speed_gts: float | None, width: int | None) -> float | None:
+    """The same of a speed in GT/s and a number of lanes."""
+    if speed_gts is None or width is None:
+        return None
+    if speed_gts <= 5:
+        share = 8 / 10
+    elif speed_gts <= 32:
+        share = 128 / 130
+    else:
+        share = 1.0
+    return speed_gts * 1e9 * share / 8 * width
 
 
 @dataclass(frozen=True)

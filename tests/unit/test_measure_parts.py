@@ -14,7 +14,7 @@ import pytest
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import busy, rundir
 from tunetool.measure.balance import balance
-from tunetool.measure.ceiling import ceiling, link_bandwidth
+from tunetool.measure.ceiling import ceiling
 from tunetool.measure.drive_errors import Watch
 from tunetool.measure.evidence import Counted, count, explain, obstacles, wrong_clock
 from tunetool.measure.facts import node_facts
@@ -24,6 +24,7 @@ from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, Sample, file_by
 from tunetool.node import jobs
 from tunetool.node.blockstack import BlockStack, Counters, Leaf
 from tunetool.node.drives import Drive, Link
+from tunetool.node.pcie import link_bandwidth
 
 
 def stack(members: int = 8, iostats: bool = True) -> BlockStack:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from tunetool.measure.ceiling import link_bandwidth
 from tunetool.measure.ladder.causes import DriveFacts, Facts, SharedLink, Step
 from tunetool.measure.ladder.raw import ALONE
 from tunetool.node.blockstack import BlockStack
 from tunetool.node.drives import Drive
 from tunetool.node.geometry import geometry_of_mount
 from tunetool.node.health import possible_link
-from tunetool.node.pcie import shared_ports
+from tunetool.node.pcie import link_bandwidth, shared_ports
 from tunetool.node.queues import active_scheduler
 from tunetool.node.stripe import NoStripe, read_stripe
 from tunetool.record import Measurement, Rung
