@@ -88,3 +88,12 @@ def test_an_overlay_proves_nothing(host: Host) -> None:
     # Debian 13's fio can also fail here by itself (`error`); the overlay is named all the same.
     assert verdict["status"] in ("unproven", "error")
     assert any("`/var/tmp` lies on overlay" in reason for reason in verdict["reasons"])
+
+
+def test_inspect_knows_that_it_is_a_container(host: Host) -> None:
+    done = host.run("tunetool inspect --json -")
+    assert done.rc == 0, done.stdout + done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["host"]["container"]
+    assert seen["memory"]["shm"] == 48 * MIB
+    assert "--shm-size=" in {one["id"]: one["remedy"] for one in seen["findings"]}["container.shm"]

@@ -127,6 +127,28 @@ def test_nothing_failed_at_the_boot(host: Host) -> None:
     assert host.check_output("systemctl --failed --no-legend") == ""
 
 
+def test_one_screen_shows_what_was_built_and_its_recording_shows_the_same(host: Host) -> None:
+    done = host.run("cd /tmp && tunetool inspect --json seen.json && tunetool inspect --capture kept.json")
+    assert done.rc == 0, done.stdout + done.stderr
+    again = host.run("tunetool inspect --root /tmp/kept.json --json /tmp/again.json; rm /tmp/kept.json")
+    seen, later = (json.loads(host.file(f"/tmp/{name}.json").content_string) for name in ("seen", "again"))
+    members = [drive for drive in seen["drives"] if drive["use"] == "nvme_raid0"]
+    assert [drive["serial"] for drive in members] == [f"LAB1NV{slot}" for slot in range(1, 9)]
+    assert {drive["health"]["status"] for drive in members} == {"ok"}
+    assert seen["arrays"][0]["members"] == [f"LAB1NV{slot}" for slot in range(1, 9)]
+    assert [one["aligned"] for one in seen["filesystems"] if one["mount_point"] == POINT] == [True]
+    assert seen["memory"]["hugepages"] == [{"size_kib": 2048, "count": 64, "free": 64, "numa_node": 0}]
+    assert (seen["memory"]["shm"], seen["memory"]["memlock"]) == (512 * MIB, "unlimited")
+    assert "container" not in seen["host"]
+    assert seen["gds"]["mode"] == "off"
+    assert seen["findings"] == []
+    assert again.rc == 0, again.stderr
+    for document in (seen, later):
+        document["memory"].pop("available")
+        document.pop("source")
+    assert later == seen
+
+
 def test_the_node_judges_itself(host: Host) -> None:
     done = host.run("tunetool verify --level config --runs-dir /tmp/runs --json -")
     assert done.rc == 0, done.stdout + done.stderr

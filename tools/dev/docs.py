@@ -83,11 +83,13 @@ def schema(document: dict[str, Any]) -> str:
 
 def pages() -> dict[str, str]:
     from tunetool import record
+    from tunetool.inspect import model
     from tunetool.node import manifest
 
     return {
         "roles.md": roles(),
         "commands.md": commands(),
+        "inspect.schema.json": schema(model.json_schema()),
         "manifest.schema.json": schema(manifest.SCHEMA),
         "record.schema.json": schema(record.json_schema()),
     }

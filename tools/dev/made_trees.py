@@ -166,7 +166,8 @@ class Machine:
             "links": self.links,
             "directories": sorted(self.directories),
             "health": self.health or None,
-            "gds_facts": asdict(gds),
+            # Only what is not as by default: a new fact leaves the files as they are.
+            "gds_facts": {name: value for name, value in asdict(gds).items() if value != getattr(GdsFacts(), name)},
         }
         return json.dumps(document, indent=0, sort_keys=True) + "\n"
 

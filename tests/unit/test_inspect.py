@@ -1,0 +1,459 @@
+"""`tunetool inspect` on recorded, made and broken machines: the screen, its JSON, recordings, findings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from machines import lay_out
+from tunetool.cli.main import cli
+from tunetool.inspect import model
+from tunetool.inspect.capture import capture
+from tunetool.inspect.source import Source
+from tunetool.node import recording
+
+ROOT = Path(__file__).parents[2]
+H100 = ROOT / "docs/machines/h100-made.json"
+H200 = ROOT / "docs/machines/h200-cloud-made.json"
+CONTAINER = "27 1 0:50 / / rw - overlay overlay rw\n29 27 0:24 / /dev/shm rw - tmpfs shm rw,size=65536k\n"
+LIMITS = "Max locked memory         65536                65536                bytes     \n"
+
+
+def run(*arguments: str | Path, code: int = 0) -> str:
+    done = CliRunner().invoke(cli, ["inspect", *map(str, arguments)], standalone_mode=False)
+    if code:
+        assert getattr(done.exception, "exit_code", None) == code, done.output
+        return str(done.exception)
+    assert done.exception is None, done.exception
+    assert done.return_value == 0
+    return done.stdout
+
+
+def seen(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("--root", root, "--json", "-"))
+    return found
+
+
+def found(root: Path) -> dict[str, dict[str, str]]:
+    return {one["id"]: one for one in seen(root)["findings"]}
+
+
+def laid_out(document: Path, folder: Path) -> Path:
+    recording.lay_out(json.loads(document.read_text()), str(folder))
+    return folder
+
+
+def of_drive(root: Path, name: str) -> Path:
+    """The PCI function of a drive."""
+    return (root / "sys/block" / name / "device/device").resolve()
+
+
+def put(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def test_the_whole_of_an_h100_node_is_on_one_screen() -> None:
+    text = run("--root", H100)
+    lines = text.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 120
+    assert "made to match" in lines[1]
+    for words in (
+        r"nvme9n1 +MADEU209 +SAMSUNG \S+ +OPPA3B5Q +3\.84 TB +512 +37 C +1 % +ok +Gen5 x4 +1 +nvme_raid0",
+        r"pci0000:26  nvme2n1, nvme3n1, nvme4n1, nvme5n1 +each Gen5 x4 +15\.8",
+        r"md127 `nvme_raid0`: raid0, 8 of 8 drives, chunk 1 MiB, clean",
+        r"/mnt/nvme_raid0: xfs on md RAID0 \(8 x nvme\), stripe 1 MiB x 8, aligned with the array",
+        r"8 x NVIDIA H100 80GB HBM3, Gen5 x16; NVIDIA driver 550\.90\.12, open kernel module",
+        r"gds +nvidia-fs: ",
+        r"drives +126\.0 GB/s  8 drives of Gen5 x4 +<- binds",
+        r"findings +none",
+    ):
+        assert re.search(words, text), words
+    assert "\x1b" not in text
+
+
+def test_json_says_the_same_and_fits_its_schema(tmp_path: Path) -> None:
+    text = run("--root", H100, "--json", tmp_path / "out.json")
+    assert text == run("--root", H100)
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document == seen(H100)
+    schema = json.loads((ROOT / "docs/reference/inspect.schema.json").read_text())
+    jsonschema.validate(document, schema)
+    assert model.Inspection.model_validate(document).ceilings[0].value == pytest.approx(126.03e9, rel=1e-4)
+    assert [one["id"] for one in document["ceilings"]] == ["drives", "links", "gpu", "gpus"]
+    tree = next(root for root in document["pcie"] if root["address"] == "pci0000:15")
+    (switch,) = tree["children"]
+    assert [child["kind"] for child in switch["children"]] == ["nic", "gpu"]
+
+
+def test_a_cloud_node_before_it_is_built() -> None:
+    shown = seen(H200)
+    assert [drive["use"] for drive in shown["drives"]] == ["/"] + ["free"] * 8
+    assert [drive["data"] for drive in shown["drives"]] == [False] + [True] * 8
+    assert shown["host"]["virtual"]
+    assert shown["gds"]["mode"] == "compat"
+    # No link is visible: no ceiling is invented, and none is said to bind.
+    assert "value" not in shown["ceilings"][0]
+    assert not any(one["binds"] for one in shown["ceilings"])
+    assert "8 free drives of 3.84 TB" in found(H200)["volume"]["found"]
+    text = run("--root", H200, "--gds")
+    assert "nvidia_fs.installed" in text
+    assert "do: " in text
+    assert "compat: nothing in the way  <- the path that I/O takes now" in text
+
+
+@pytest.mark.parametrize("how", ["directory", "file"])
+@pytest.mark.parametrize("machine", ["built", "blank", "lost-drive", "h100"])
+def test_a_recording_shows_the_same_screen(machine: str, how: str, tmp_path: Path) -> None:
+    root = laid_out(H100, tmp_path / "one") if machine == "h100" else lay_out(machine, tmp_path / "one")
+    for name in ("mdadm.conf", "unrelated"):
+        put(root, f"etc/{name}", "password=hunter2\n")
+    kept = tmp_path / ("two.json" if how == "file" else "two")
+    assert "serial numbers are in it" in run("--root", root, "--capture", kept)
+    assert run("--root", kept) == run("--root", root)
+    assert run("--root", kept, "--gds") == run("--root", root, "--gds")
+    if how == "directory":
+        assert not (kept / "etc/unrelated").exists()
+
+
+def test_this_machine_shows_the_same_from_its_recording(tmp_path: Path) -> None:
+    run("--capture", tmp_path / "here")
+    changing = re.compile(r"[0-9.]+ [KMGT]iB available")
+    now, later = run(), run("--root", tmp_path / "here")
+    assert changing.sub("", now) == changing.sub("", later)
+    assert seen(tmp_path / "here")["source"] == "recording"
+
+
+def test_an_anonymous_recording_differs_in_names_alone(tmp_path: Path) -> None:
+    run("--root", H100, "--capture", tmp_path / "hidden.json", "--anonymous")
+    assert "MADEU2" not in (tmp_path / "hidden.json").read_text()
+    hidden, plain = seen(tmp_path / "hidden.json"), seen(H100)
+    assert hidden["host"]["name"] == "node"
+    assert len({drive["serial"] for drive in hidden["drives"]}) == 10
+    for document in (hidden, plain):
+        del document["host"]["name"]
+        for each in [*document["drives"], *document["arrays"]]:
+            each.pop("serial", None)
+            each.pop("members", None)
+    assert hidden == plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--root", "nowhere"), "`nowhere` does not exist"),
+        (("--root", "empty"), "`empty` holds no machine"),
+        (("--root", "text.json"), "`text.json` is not a recording"),
+        (("--root", "list.json"), "`list.json` is not a recording"),
+        (("--root", "bare.json"), "`bare.json` is not a recording"),
+        (("--root", "newer.json"), "`newer.json` is not a recording of `tunetool.recording/1`"),
+        (("--root", "out.json"), "leads out of the recording"),
+        (("--root", ""), "`--root` is empty"),
+        (("--capture", "full"), "`full` is not empty"),
+        (("--capture", "text.json"), "`text.json` exists"),
+        (("--capture", "a/b"), "`a` is not a directory"),
+        (("--capture", "new", "--json", "-"), "`--capture` shows nothing"),
+        (("--anonymous",), "`--anonymous` needs `--capture`"),
+        (("--json", "empty"), "`empty` is a directory"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_before_any_work(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    put(tmp_path, "full/file", "kept")
+    for name, text in {
+        "text.json": "no json",
+        "list.json": "[]",
+        "bare.json": "{}",
+        "newer.json": '{"schema": "tunetool.recording/2"}',
+        "out.json": '{"files": {"/../x": ""}, "links": {}}',
+    }.items():
+        Path(name).write_text(text)
+    assert message in run(*arguments, code=2)
+    assert Path("full/file").read_text() == "kept"
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_interrupted_capture_leaves_nothing(exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "half"
+    if exists:
+        place.mkdir()
+    written = 0
+
+    def interrupted(*_arguments: Any, **_named: Any) -> None:
+        nonlocal written
+        written += 1
+        if written > 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(recording.os, "symlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        capture(Source(str(lay_out_before(tmp_path, monkeypatch))), place, hide_names=False)
+    assert list(place.iterdir()) == [] if exists else not place.exists()
+
+
+def lay_out_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with monkeypatch.context() as real:
+        real.setattr(recording.os, "symlink", REAL_SYMLINK)
+        return lay_out("built", tmp_path / "whole")
+
+
+REAL_SYMLINK = os.symlink
+
+
+def test_a_downgraded_link_is_found_with_its_cure(tmp_path: Path) -> None:
+    root = laid_out(H100, tmp_path)
+    put(of_drive(root, "nvme5n1"), "current_link_speed", "8.0 GT/s PCIe\n")
+    put(of_drive(root, "nvme6n1"), "current_link_width", "2\n")
+    findings = [one for one in seen(root)["findings"] if one["id"] == "drive.link"]
+    assert ["MADEU205" in findings[0]["found"], "MADEU206" in findings[1]["found"]] == [True, True]
+    assert "Gen3 x4 where Gen5 x4 is possible (3.9 of 15.8 GB/s)" in findings[0]["found"]
+    assert "Gen5 x2 where Gen5 x4 is possible" in findings[1]["found"]
+    assert "reseat" in findings[0]["remedy"]
+    text = run("--root", root)
+    assert re.search(r"MADEU205 .* Gen3 x4 of Gen5 x4", text)
+    drives = seen(root)["ceilings"][0]
+    assert drives["value"] == pytest.approx((6 * 15.754 + 3.938 + 7.877) * 1e9, rel=1e-3)
+
+
+def test_a_shared_link_that_binds_is_named(tmp_path: Path) -> None:
+    """Four drives behind one port of x4, as behind a cheap switch."""
+    root = laid_out(H100, tmp_path)
+    top = root / "sys/devices/pci0000:26"
+    switch = top / "0000:26:00.0"
+    switch.mkdir()
+    for port in [one for one in top.iterdir() if one != switch]:
+        port.rename(switch / port.name)
+    for link in root.glob("sys/**/*"):
+        if link.is_symlink() and "pci0000:26/" in (target := str(link.readlink())):
+            link.unlink()
+            link.symlink_to(target.replace("pci0000:26/", "pci0000:26/0000:26:00.0/"))
+    for name, text in {
+        "class": "0x060400",
+        "vendor": "0x8086",
+        "device": "0x352a",
+        "numa_node": "0",
+        "current_link_speed": "16.0 GT/s PCIe",
+        "current_link_width": "8",
+    }.items():
+        put(switch, name, text + "\n")
+    (root / "sys/bus/pci/devices/0000:26:00.0").symlink_to("../../../devices/pci0000:26/0000:26:00.0")
+    shown = seen(root)
+    links = next(one for one in shown["ceilings"] if one["id"] == "links")
+    assert links["binds"]
+    assert links["value"] == pytest.approx((15.754 + 4 * 15.754) * 1e9, rel=1e-3)
+    assert "4 drives ask 63.0 GB/s of `0000:26:00.0` (Gen4 x8)" in links["of"]
+    assert "spread the drives" in found(root)["pcie.shared"]["remedy"]
+    assert "switch 0000:26:00.0" in run("--root", root)
+
+
+def test_a_port_that_is_narrower_than_its_device_is_what_counts(tmp_path: Path) -> None:
+    root = laid_out(H100, tmp_path)
+    put(of_drive(root, "nvme2n1").parent, "current_link_width", "1\n")
+    node = next(one for one in seen(root)["pcie"] if one["address"] == "pci0000:26")
+    drive = next(one for one in node["children"] if one["label"] == "nvme2n1")
+    assert drive["bandwidth"] == pytest.approx(3.938e9, rel=1e-3)
+    assert "a port above is narrower" in run("--root", root)
+
+
+def test_health_and_unequal_drives_are_findings(tmp_path: Path) -> None:
+    root = laid_out(H100, tmp_path)
+    beside = json.loads((root / recording.BESIDE).read_text())
+    beside["health"]["nvme4"]["media_errors"] = 3
+    beside["health"]["nvme7"]["temperature"] = 80
+    (root / recording.BESIDE).write_text(json.dumps(beside))
+    put(of_drive(root, "nvme3n1") / "nvme/nvme3", "firmware_rev", "OLD\n")
+    put(root, "sys/block/nvme8n1/queue/logical_block_size", "4096\n")
+    findings = found(root)
+    assert "MADEU204" in findings["drives.media_errors"]["found"]
+    assert "MADEU207" in findings["drives.thermal"]["found"]
+    assert "OLD on `MADEU203`" in findings["drives.firmware"]["found"]
+    assert "4096 B on `MADEU208`" in findings["drives.lba"]["found"]
+    status = {drive["serial"]: drive["health"]["status"] for drive in seen(root)["drives"]}
+    assert (status["MADEU204"], status["MADEU207"], status["MADEU202"]) == ("failing", "warning", "ok")
+
+
+def test_a_lost_drive_and_a_misaligned_file_system(tmp_path: Path) -> None:
+    root = lay_out("lost-drive", tmp_path / "lost")
+    assert "1 of 8 members gone" in found(root)["array.state"]["found"]
+    assert "7 of 8 drives" in run("--root", root)
+    root = lay_out("built", tmp_path / "built")
+    mounts = root / "proc/self/mountinfo"
+    mounts.write_text(mounts.read_text().replace("sunit=2048,swidth=16384", "sunit=1024,swidth=8192"))
+    finding = found(root)["filesystem.alignment"]
+    assert "stripe unit 512 KiB, width 4 MiB" in finding["found"]
+    assert "playbooks/teardown.yml" in finding["remedy"]
+    assert "NOT ALIGNED" in run("--root", root)
+    mounts.write_text("".join(line + "\n" for line in mounts.read_text().splitlines() if "nvme_raid0" not in line))
+    assert "is not mounted" in found(root)["array.mount"]["found"]
+
+
+def test_the_manifest_tells_what_is_pending(tmp_path: Path) -> None:
+    root = lay_out("built", tmp_path)
+    manifest = json.loads((ROOT / "tests/data/machines/built-manifest.json").read_text())
+    put(root, "etc/tunetool/node.json", json.dumps({**manifest, "reboot_required": True}))
+    assert "node.reboot" in found(root)
+    put(root, "etc/tunetool/node.json", "{")
+    assert "node.reboot" not in found(root)
+
+
+def test_a_key_that_cufile_ignores_is_a_finding(tmp_path: Path) -> None:
+    root = laid_out(H100, tmp_path)
+    put(root, "etc/cufile.json", '{\n  "use_pci_p2pdma": true\n}\n')
+    finding = found(root)["gds.config"]
+    assert "`/etc/cufile.json` line 2" in finding["found"]
+    assert "use_pci_p2pdma" in finding["found"]
+    assert "use_pci_p2pdma" in run("--root", root, "--gds")
+
+
+def container(root: Path) -> Path:
+    laid_out(H100, root)
+    for path in root.glob("dev/nv*"):
+        path.unlink()
+    shutil.rmtree(root / "run/udev")
+    put(root, "proc/self/mountinfo", CONTAINER)
+    put(root, "proc/self/limits", LIMITS)
+    put(root, ".dockerenv", "")
+    return root
+
+
+def test_a_container_is_told_what_it_was_not_given(tmp_path: Path) -> None:
+    root = container(tmp_path)
+    findings = found(root)
+    expected = {
+        "container.memlock": "--ulimit memlock=-1",
+        "container.shm": "--shm-size=",
+        "container.volume": "-v /mnt/nvme_raid0:/mnt/nvme_raid0",
+        "container.drives": "--device=/dev/nvme0",
+        "container.gpus": "--gpus all",
+        "container.udev": "-v /run/udev:/run/udev:ro",
+        "container.nvidia-fs": "NVIDIA_GDS=enabled",
+    }
+    assert {one for one in findings if one.startswith("container.")} == set(expected)
+    for identity, option in expected.items():
+        assert option in findings[identity]["remedy"]
+        assert "Kubernetes: " in findings[identity]["remedy"]
+    assert "emptyDir" in findings["container.shm"]["remedy"]
+    assert "in a container: docker (/.dockerenv)" in run("--root", root)
+    # The host's own advice is no use in here.
+    assert not {"memory.memlock", "memory.shm", "array.mount"} & set(findings)
+    shutil.rmtree(root / "sys/block")
+    assert "container.sys" not in found(root)
+    shutil.rmtree(root / "sys")
+    assert "container.sys" in found(root)
+
+
+def test_a_container_that_was_given_everything_has_nothing_to_say(tmp_path: Path) -> None:
+    root = container(tmp_path)
+    document = json.loads(H100.read_text())
+    number = next(text.strip() for path, text in document["files"].items() if path.endswith("md127/dev"))
+    put(
+        root,
+        "proc/self/mountinfo",
+        "27 1 0:50 / / rw - overlay overlay rw\n29 27 0:24 / /dev/shm rw - tmpfs shm rw,size=67108864k\n"
+        f"31 27 {number} /job1 /data rw,noatime - xfs /dev/md127 rw,sunit=2048,swidth=16384\n",
+    )
+    put(root, "proc/self/limits", LIMITS.replace("65536", "unlimited"))
+    for name in ("nvme0", "nvidia0", "nvidia-fs0"):
+        put(root, f"dev/{name}", "")
+    (root / "run/udev/data").mkdir(parents=True)
+    assert found(root) == {}
+    assert "/data: xfs on md RAID0 (8 x nvme)" in run("--root", root)
+
+
+@pytest.mark.parametrize(
+    ("files", "runtime"),
+    [
+        ({"run/systemd/container": "podman\n"}, "podman"),
+        ({"run/.containerenv": ""}, "podman"),
+        ({"proc/1/cgroup": "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope\n"}, "kubernetes"),
+        ({"proc/1/cgroup": "0::/docker/0123\n"}, "docker"),
+        ({}, "unknown"),
+    ],
+)
+def test_containers_are_told_by_what_their_runtime_left(files: dict[str, str], runtime: str, tmp_path: Path) -> None:
+    put(tmp_path, "proc/self/mountinfo", "27 1 0:50 / / rw - overlay overlay rw\n")
+    for path, text in files.items():
+        put(tmp_path, path, text)
+    assert seen(tmp_path)["host"]["container"] == runtime
+
+
+def test_a_machine_made_from_an_image_is_no_container(tmp_path: Path) -> None:
+    """Its root is a whole disk, though /.dockerenv came along."""
+    put(tmp_path, "proc/self/mountinfo", "27 1 254:0 / / rw - ext4 /dev/vda rw\n")
+    put(tmp_path, ".dockerenv", "")
+    put(tmp_path, "run/systemd/container", "docker\n")
+    assert "container" not in seen(tmp_path)["host"]
+    # systemd-nspawn and LXC may give a whole volume as root; their /run is of this boot.
+    with (tmp_path / "proc/self/mountinfo").open("a") as mounts:
+        mounts.write("28 27 0:25 / /run rw - tmpfs tmpfs rw\n")
+    assert seen(tmp_path)["host"]["container"] == "docker"
+
+
+def test_a_machine_with_nothing_at_all(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    text = run("--root", tmp_path)
+    for words in ("(no name)", "no NVMe drive", "no NVIDIA GPU", "array       none", "off: no NVIDIA GPU"):
+        assert words in text
+    assert seen(tmp_path)["ceilings"] == []
+
+
+def test_a_gpu_without_a_driver_and_one_that_idles(tmp_path: Path) -> None:
+    root = laid_out(H100, tmp_path)
+    for path in (root / "sys/bus/pci/devices").iterdir():
+        if path.name in ("0000:1b:00.0", "0000:43:00.0"):
+            name, text = ("speed", "2.5 GT/s PCIe") if path.name.startswith("0000:1b") else ("width", "8")
+            put(path.resolve(), f"current_link_{name}", text + "\n")
+    idle, narrow = [one for one in seen(root)["findings"] if one["id"] == "gpu.link"]
+    assert "under load" in idle["remedy"]
+    assert "reseat" in narrow["remedy"]
+    shutil.rmtree(root / "proc/driver")
+    assert "open NVIDIA kernel module" in found(root)["gpu.driver"]["remedy"]
+    assert "6 x NVIDIA H100 SXM5 80GB" in run("--root", root)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(),
+    text=st.one_of(st.text(max_size=40), st.sampled_from(["", "-1", "255", "nan", "9" * 400, "Unknown", "0x"])),
+)
+def test_no_value_in_any_file_stops_it(data: st.DataObject, text: str, tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    if not root.exists():
+        laid_out(H100, root)
+    names = sorted(path for path in json.loads(H100.read_text())["files"] if not path.startswith("/dev/"))
+    path = root / data.draw(st.sampled_from(names)).lstrip("/")
+    before = path.read_bytes()
+    try:
+        path.write_text(text, errors="replace")
+        run("--root", root)
+    finally:
+        path.write_bytes(before)
+
+
+def test_it_is_quick() -> None:
+    code = (
+        "import sys, time; start = time.process_time(); sys.argv = ['tunetool', 'inspect']\n"
+        "from tunetool.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'deepspeed', 'jinja2', 'ansible_runner'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0 if time.process_time() - start < 1 else 'slow')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

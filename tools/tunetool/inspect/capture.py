@@ -1,0 +1,81 @@
+"""Record a node so that ``--root`` shows the same screen anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tunetool import __version__
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.inspect.collect import filesystems, volume
+from tunetool.inspect.source import Source
+from tunetool.node.arrays import read_arrays
+from tunetool.node.drives import read_drives
+from tunetool.node.files import replace_file
+from tunetool.node.nvme_admin import NotOffered, Refused, Silent
+from tunetool.node.recording import anonymous, lay_out, record
+
+
+def check_destination(path: Path) -> None:
+    """Raises ``UsageProblem`` unless ``path`` is a new file ``*.json``, or an empty or new directory."""
+    if path.suffix == ".json":
+        if path.exists():
+            raise UsageProblem(f"`{path}` exists", "`--capture` overwrites nothing: name a new file")
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageProblem(f"`{path}` is not empty", "`--capture` takes a new or empty directory, or a file `*.json`")
+    if not path.absolute().parent.is_dir():
+        raise UsageProblem(f"`{path.parent}` is not a directory", "make it first")
+
+
+def capture(source: Source, path: Path, hide_names: bool) -> dict[str, Any]:
+    """Write the recording to ``path``, whole or not at all, and give it back."""
+    try:
+        document = record(source.root)
+    except ValueError as error:
+        raise CannotJudge(f"`{source.root}` cannot be recorded: {error}") from None
+    document["tool_version"] = __version__
+    document["health"] = _healths(source)
+    arrays = read_arrays(source.root)
+    document["gds_facts"] = asdict(source.gds_facts(volume(filesystems(arrays, source.root), arrays)))
+    if source.beside.get("note"):
+        document["note"] = source.beside["note"]
+    if hide_names:
+        document = anonymous(document)
+    if path.suffix == ".json":
+        replace_file(str(path), json.dumps(document, indent=1, sort_keys=True) + "\n")
+        return document
+    existed = path.exists()
+    try:
+        path.mkdir(exist_ok=True)
+        lay_out(document, str(path))
+    except BaseException:
+        _empty(path, existed)
+        raise
+    return document
+
+
+def _healths(source: Source) -> dict[str, Any] | None:
+    found = {}
+    for controller in {drive.controller: None for drive in read_drives(source.root) if drive.controller}:
+        try:
+            found[controller] = asdict(source.health(controller))
+        except Refused:
+            return None
+        except (NotOffered, Silent, ValueError):
+            continue
+    return found
+
+
+def _empty(path: Path, keep: bool) -> None:
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()
+        if not keep:
+            path.rmdir()

@@ -1,0 +1,283 @@
+"""Read a node, or a recorded one, into an ``Inspection``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tunetool import __version__
+from tunetool.inspect import model
+from tunetool.inspect.ceilings import ceilings
+from tunetool.inspect.findings import Facts, findings
+from tunetool.inspect.pci import link_of, tree
+from tunetool.inspect.source import Source
+from tunetool.node import gds
+from tunetool.node.answers import FAIL
+from tunetool.node.arrays import Array, read_arrays
+from tunetool.node.blockstack import read_stack
+from tunetool.node.container import Container, device_nodes, read_container
+from tunetool.node.cufile_config import Problem, check_config
+from tunetool.node.drift import built_manifest
+from tunetool.node.drives import Drive, read_drives
+from tunetool.node.files import read_text
+from tunetool.node.gds_facts import GdsFacts
+from tunetool.node.gds_modules import read_driver
+from tunetool.node.geometry import geometry_of_mount
+from tunetool.node.gpus import read_gpus
+from tunetool.node.health import Health, Reader, judge_health
+from tunetool.node.host_facts import read_host, read_memory
+from tunetool.node.manifest import MANIFEST_PATH
+from tunetool.node.mounts import read_mounts
+from tunetool.node.nvme_admin import NotOffered, Refused, Silent
+from tunetool.node.pci_tree import read_pci
+
+
+def inspect(source: Source) -> model.Inspection:
+    """Everything that the readers see there."""
+    root = source.root
+    found, arrays = read_drives(root), read_arrays(root)
+    asked, health_note = _ask(found, source)
+    drives = [_drive(drive, arrays, asked.get(drive.controller)) for drive in found]
+    drives = [drive.model_copy(update={"data": _is_data(drive, drives)}) for drive in drives]
+    devices = read_pci(root)
+    gpus = [
+        model.Gpu(index=index, address=gpu.address, model=gpu.model, numa_node=gpu.numa_node, link=link_of(gpu.link))
+        for index, gpu in enumerate(read_gpus(devices, root))
+    ]
+    nodes = tree(devices, drives, gpus)
+    version, is_open = read_driver(root)
+    container = read_container(root)
+    mounted = filesystems(arrays, root)
+    manifest = _manifest(root)
+    memory = _memory(root)
+    gds_facts = source.gds_facts(volume(mounted, arrays))
+    decision = gds.current(gds_facts)
+    limits = ceilings(drives, gpus, nodes)
+    host = _host(root, container)
+    shown = model.Inspection(
+        tool_version=__version__,
+        source="machine" if source.live else "recording",
+        note=source.beside.get("note"),
+        host=host,
+        drives=drives,
+        health_note=health_note,
+        gpus=gpus,
+        driver=model.Driver(version=version, open=is_open) if version else None,
+        pcie=nodes,
+        arrays=[_array(array, drives) for array in arrays],
+        filesystems=mounted,
+        memory=memory,
+        gds=_gds(decision),
+        ceilings=limits,
+        findings=[],
+    )
+    facts = Facts(
+        shown,
+        manifest=manifest,
+        checks=judge_health(found, _from(asked)) if asked else [],
+        sys=Path(root, "sys/devices").is_dir(),
+        udev=Path(root, "run/udev/data").is_dir(),
+        nodes={kind: device_nodes(kind, root) for kind in ("nvme*", "nvidia[0-9]*", "nvidia-fs*")},
+        cufile=gds_facts.config_path or "",
+        cufile_problems=_cufile_problems(root, gds_facts),
+        nvidia_fs=Path(root, "proc/driver/nvidia-fs/version").exists(),
+    )
+    return shown.model_copy(update={"findings": findings(facts)})
+
+
+def _manifest(root: str) -> dict[str, Any] | None:
+    try:
+        return built_manifest(root.rstrip("/") + MANIFEST_PATH)
+    except OSError:
+        return None
+
+
+def volume(mounted: Sequence[model.Filesystem], arrays: Sequence[Array]) -> str | None:
+    """Where the scratch volume is mounted: the first file system of an array."""
+    names = {array.path for array in arrays}
+    return next((one.mount_point for one in mounted if one.device in names), None)
+
+
+def _cufile_problems(root: str, facts: GdsFacts) -> list[Problem]:
+    if facts.config_path is None:
+        return []
+    text = read_text(root.rstrip("/") + facts.config_path)
+    return check_config(text, facts.libcufile) if text is not None else []
+
+
+Answer = Health | Silent | NotOffered
+
+
+def _ask(drives: Sequence[Drive], source: Source) -> tuple[dict[str, Answer], str | None]:
+    """By controller what each drive answered; a word why nobody was asked."""
+    answers: dict[str, Answer] = {}
+    for controller in {drive.controller: None for drive in drives if drive.controller}:
+        try:
+            answers[controller] = source.health(controller)
+        except Refused as error:
+            return {}, str(error)
+        except (Silent, NotOffered) as error:
+            answers[controller] = error
+        except ValueError as error:
+            answers[controller] = Silent(str(error))
+    return answers, None
+
+
+def _from(answers: dict[str, Answer]) -> Reader:
+    def reader(controller: str) -> Health:
+        answer = answers.get(controller, NotOffered("no controller"))
+        if isinstance(answer, Health):
+            return answer
+        raise answer
+
+    return reader
+
+
+def _drive(drive: Drive, arrays: Sequence[Array], answer: Answer | None) -> model.Drive:
+    member = next((array for array in arrays if drive.name in array.members), None)
+    use = (member.name or member.device) if member else _use(drive)
+    return model.Drive(
+        name=drive.name,
+        serial=drive.serial,
+        model=drive.model,
+        firmware=drive.firmware,
+        size_bytes=drive.size_bytes,
+        lba_bytes=drive.lba_bytes,
+        metadata_bytes=drive.metadata_bytes,
+        transport=drive.transport,
+        pci_address=drive.pci_address,
+        numa_node=drive.numa_node,
+        link=link_of(drive.link),
+        health=_health(drive, answer),
+        use=use,
+        data=member is not None,
+    )
+
+
+def _use(drive: Drive) -> str:
+    """Its first use in a word or two: the mount point, the array."""
+    if not drive.uses:
+        return "free"
+    named = re.match(r"(?:mounted at|member of) `([^`]+)`", drive.uses[0])
+    return named.group(1) if named else drive.uses[0].replace("`", "")
+
+
+_GRAVE = ("drives.critical_warning", "drives.media_errors", "drives.spare")
+
+
+def _health(drive: Drive, answer: Answer | None) -> model.Health | None:
+    if isinstance(answer, Silent):
+        return model.Health(status="silent")
+    if not isinstance(answer, Health):
+        return None
+    failed = {check.id for check in judge_health([drive], lambda _controller: answer) if check.status == FAIL}
+    status: Literal["ok", "warning", "failing"] = "failing" if failed & set(_GRAVE) else "warning" if failed else "ok"
+    return model.Health(
+        status=status,
+        temperature=answer.temperature,
+        used_percent=answer.used_percent,
+        media_errors=answer.media_errors,
+    )
+
+
+def _is_data(drive: model.Drive, drives: Sequence[model.Drive]) -> bool:
+    if any(other.data for other in drives):
+        return drive.data
+    return drive.use == "free" and drive.size_bytes > 0
+
+
+def _array(array: Array, drives: Sequence[model.Drive]) -> model.Array:
+    serials = {drive.name: drive.serial for drive in drives}
+    return model.Array(
+        device=array.device,
+        name=array.name,
+        uuid=array.uuid,
+        level=array.level,
+        chunk_bytes=array.chunk_bytes,
+        state=array.state,
+        serves=array.serves,
+        members=[serials.get(member, member) if member else None for member in array.members],
+    )
+
+
+def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
+    """Those of block devices, one line for each; of an array also where only a directory of it is given."""
+    by_number = {array.device_number: array for array in arrays}
+    found: dict[str, model.Filesystem] = {}
+    for mount in read_mounts(root):
+        number, array = mount.device_number, by_number.get(mount.device_number)
+        whole = mount.root == "/" or array is not None
+        if number.startswith("0:") or number in found or not whole or mount.fs_type == "squashfs":
+            continue
+        stack = read_stack(mount.mount_point, root)
+        geometry = geometry_of_mount(mount.options)
+        aligned = None
+        if array is not None and mount.fs_type == "xfs":
+            aligned = geometry == (array.chunk_bytes, array.chunk_bytes * array.raid_disks)
+        found[number] = model.Filesystem(
+            mount_point=mount.mount_point,
+            type=mount.fs_type,
+            device=array.path if array else mount.source,
+            medium=stack.medium,
+            options=list(mount.options),
+            stripe_unit_bytes=geometry[0] if geometry else None,
+            stripe_width_bytes=geometry[1] if geometry else None,
+            aligned=aligned,
+        )
+    return list(found.values())
+
+
+def _memory(root: str) -> model.Memory:
+    memory = read_memory(root)
+    return model.Memory(
+        total=memory.total,
+        available=memory.available,
+        cgroup_limit=memory.cgroup_limit,
+        shm=memory.shm,
+        memlock=memory.memlock,
+        hugepages=[
+            model.HugePages(
+                size_kib=pool.pages.size_kib, count=pool.pages.count, free=pool.free, numa_node=pool.pages.numa_node
+            )
+            for pool in memory.pools
+        ],
+    )
+
+
+def _host(root: str, container: Container | None) -> model.Host:
+    host = read_host(root)
+    return model.Host(
+        name=host.name,
+        kernel=host.kernel,
+        distribution=host.distribution,
+        machine=host.machine,
+        cpu=host.cpu,
+        sockets=host.sockets,
+        cpus=host.cpus,
+        numa=[model.NumaNode(node=node, cpus=cpus) for node, cpus in host.numa],
+        virtual=host.virtual,
+        container=container.runtime if container else None,
+        container_evidence=container.evidence if container else None,
+    )
+
+
+def _gds(decision: gds.Decision) -> model.Gds:
+    return model.Gds.model_validate(
+        {
+            "mode": decision.mode,
+            "reasons": list(decision.reasons),
+            "paths": [
+                {
+                    "mode": path.mode,
+                    "blockers": [
+                        {"id": one.id, "found": one.found, "remedy": one.remedy, "curable": one.curable}
+                        for one in path.blockers
+                    ],
+                    "notes": list(path.notes),
+                }
+                for path in decision.paths
+            ],
+        }
+    )

@@ -1,0 +1,232 @@
+"""What ``tunetool inspect`` knows of a node. docs/reference/inspect.schema.json is generated from this."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_NAME: Literal["tunetool.inspect/1"] = "tunetool.inspect/1"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Link(_Model):
+    """A PCIe link now and as possible (device and port above it). Speeds in GT/s."""
+
+    speed_gts: float | None = None
+    width: int | None = None
+    possible_speed_gts: float | None = None
+    possible_width: int | None = None
+    bandwidth: float | None = Field(None, description="Raw bytes per second of the link as it runs, one direction")
+
+    @property
+    def downgraded(self) -> bool:
+        """Whether it runs below what both ends allow."""
+        pairs = ((self.speed_gts, self.possible_speed_gts), (self.width, self.possible_width))
+        return any(now is not None and best is not None and now < best for now, best in pairs)
+
+
+class NumaNode(_Model):
+    """A NUMA node and its CPUs."""
+
+    node: int
+    cpus: str
+
+
+class Host(_Model):
+    """The machine."""
+
+    name: str | None = None
+    kernel: str | None = None
+    distribution: str | None = None
+    machine: str | None = Field(None, description="Vendor and product, as the firmware says")
+    cpu: str | None = None
+    sockets: int | None = None
+    cpus: int | None = None
+    numa: list[NumaNode] = []
+    virtual: bool = Field(False, description="A hypervisor lies beneath: PCIe links are what it chose to show")
+    container: str | None = Field(None, description="Runtime of the container in which this ran")
+    container_evidence: str | None = None
+
+
+class Health(_Model):
+    """What a drive says of itself; absent where nobody could ask."""
+
+    status: Literal["ok", "warning", "failing", "silent"]
+    temperature: int | None = Field(None, description="Degrees Celsius")
+    used_percent: int | None = None
+    media_errors: int | None = None
+
+
+class Drive(_Model):
+    """An NVMe namespace."""
+
+    name: str
+    serial: str
+    model: str
+    firmware: str
+    size_bytes: int
+    lba_bytes: int
+    metadata_bytes: int
+    transport: str
+    pci_address: str | None = None
+    numa_node: int | None = None
+    link: Link
+    health: Health | None = None
+    use: str = Field(description="The array that it is a member of, where it is mounted, or `free`")
+    data: bool = Field(description="Counts towards the ceilings: member of an array, or free where there is none")
+
+
+class Gpu(_Model):
+    """An NVIDIA GPU."""
+
+    index: int
+    address: str
+    model: str
+    numa_node: int | None = None
+    link: Link
+
+
+class Driver(_Model):
+    """The loaded NVIDIA kernel driver."""
+
+    version: str
+    open: bool
+
+
+class PciNode(_Model):
+    """A place in the PCIe tree. Ports with one thing beneath are folded into it."""
+
+    kind: Literal["root", "switch", "drive", "gpu", "nic"]
+    address: str
+    label: str
+    numa_node: int | None = None
+    link: Link | None = None
+    bandwidth: float | None = Field(None, description="Of the narrowest link up to the next place above")
+    children: list[PciNode] = []
+
+
+class Array(_Model):
+    """An md array."""
+
+    device: str
+    name: str | None = None
+    uuid: str | None = None
+    level: str
+    chunk_bytes: int
+    state: str
+    serves: bool
+    members: list[str | None] = Field(description="Serial numbers by slot; null where the drive is gone")
+
+
+class Filesystem(_Model):
+    """A mounted file system of a block device."""
+
+    mount_point: str
+    type: str
+    device: str
+    medium: str
+    options: list[str]
+    stripe_unit_bytes: int | None = None
+    stripe_width_bytes: int | None = None
+    aligned: bool | None = Field(None, description="With the array beneath; null where there is none")
+
+
+class HugePages(_Model):
+    """A pool of huge pages."""
+
+    size_kib: int
+    count: int
+    free: int | None = None
+    numa_node: int | None = None
+
+
+class Memory(_Model):
+    """Bytes."""
+
+    total: int | None = None
+    available: int | None = None
+    cgroup_limit: int | None = None
+    shm: int | None = None
+    memlock: str | None = Field(None, description="unlimited, or bytes")
+    hugepages: list[HugePages] = []
+
+
+class Blocker(_Model):
+    """What stands in the way of a path."""
+
+    id: str
+    found: str
+    remedy: str
+    curable: bool = Field(description="The role gpudirect_storage can cure it")
+
+
+class Path(_Model):
+    """A way between files and GPU memory."""
+
+    mode: str
+    blockers: list[Blocker]
+    notes: list[str] = []
+
+
+class Gds(_Model):
+    """The path that I/O between files and GPU memory takes now."""
+
+    mode: Literal["nvidia-fs", "p2pdma", "compat", "off"]
+    reasons: list[str]
+    paths: list[Path]
+
+
+class Ceiling(_Model):
+    """What nothing measured here can exceed, in bytes per second."""
+
+    id: Literal["drives", "links", "gpu", "gpus"]
+    of: str
+    value: float | None = None
+    binds: bool = Field(False, description="The lowest of those between drives and all GPUs")
+    note: str | None = None
+
+
+class Finding(_Model):
+    """One thing to know, and what to do about it."""
+
+    id: str
+    found: str
+    remedy: str
+
+
+class Inspection(_Model):
+    """Everything on the screen."""
+
+    schema_: Literal["tunetool.inspect/1"] = Field(SCHEMA_NAME, alias="schema")
+    tool_version: str
+    source: Literal["machine", "recording"]
+    note: str | None = Field(None, description="Of the recording, such as that it was made")
+    host: Host
+    drives: list[Drive]
+    health_note: str | None = Field(None, description="Why the drives' health is not known")
+    gpus: list[Gpu]
+    driver: Driver | None = None
+    pcie: list[PciNode]
+    arrays: list[Array]
+    filesystems: list[Filesystem]
+    memory: Memory
+    gds: Gds
+    ceilings: list[Ceiling]
+    findings: list[Finding]
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+
+def dumps(inspection: Inspection) -> str:
+    """JSON; what does not apply is left out."""
+    return inspection.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the document."""
+    schema = Inspection.model_json_schema(by_alias=True, mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_NAME, **schema}

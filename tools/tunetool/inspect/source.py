@@ -1,0 +1,87 @@
+"""Where facts come from: this machine, a recorded tree, or a recording in one file."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import UsageProblem
+from tunetool.node.gds_facts import GdsFacts, read_gds_facts
+from tunetool.node.health import Health, read_health
+from tunetool.node.nvme_admin import NotOffered, Refused
+from tunetool.node.recording import BESIDE, SCHEMA_NAME, lay_out
+
+_HINT = "`--root` takes what `--capture` wrote"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A root for the readers, and what a recording holds beside its tree."""
+
+    root: str
+    live: bool = False
+    beside: dict[str, Any] = field(default_factory=dict)
+
+    def health(self, controller: str) -> Health:
+        """Of this machine's drive, or as it was recorded. Raises what ``read_health`` raises."""
+        if self.live:
+            return read_health(controller)
+        recorded = self.beside.get("health")
+        if recorded is None:
+            raise Refused("not recorded")
+        if controller not in recorded:
+            raise NotOffered("none in the recording")
+        return Health(**recorded[controller])
+
+    def gds_facts(self, mount_point: str | None) -> GdsFacts:
+        """Read, or as they were recorded: some are read where no recording reaches."""
+        recorded = self.beside.get("gds_facts")
+        if self.live or recorded is None:
+            return read_gds_facts(self.root, mount_point)
+        known = {each.name for each in fields(GdsFacts)}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in recorded.items()
+            if name in known
+        }
+        return GdsFacts(**values)
+
+
+@contextmanager
+def opened(path: Path | None) -> Iterator[Source]:
+    """This machine, or the recording at ``path``. Raises ``UsageProblem``."""
+    if path is None:
+        yield Source("/", live=True)
+    elif path.is_dir():
+        if not any((path / name).is_dir() for name in ("proc", "sys")):
+            raise UsageProblem(f"`{path}` holds no machine", _HINT)
+        beside = path / BESIDE
+        yield Source(str(path), beside=_document(beside) if beside.is_file() else {})
+    elif path.is_file():
+        document = _document(path)
+        with tempfile.TemporaryDirectory(prefix="tunetool-") as folder:
+            try:
+                lay_out(document, folder)
+            except (KeyError, TypeError, AttributeError, ValueError, OSError) as error:
+                raise UsageProblem(f"`{path}` is not a recording: {error}", _HINT) from None
+            yield Source(
+                folder, beside={key: value for key, value in document.items() if key not in ("files", "links")}
+            )
+    else:
+        raise UsageProblem(f"`{path}` does not exist", "`--root` takes a directory or a file that `--capture` wrote")
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"`{path}` is not a recording: {error}", _HINT) from None
+    # The oldest recordings have no schema.
+    if not isinstance(document, dict) or document.get("schema", SCHEMA_NAME) != SCHEMA_NAME:
+        raise UsageProblem(f"`{path}` is not a recording of `{SCHEMA_NAME}`", "record it again with `--capture`")
+    return document

@@ -1,0 +1,206 @@
+"""One screen of a node, as fixed-width text: words, never only colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tunetool.inspect.model import Array, Drive, Filesystem, HugePages, Inspection
+from tunetool.node.units import format_size_binary
+from tunetool.report.gds_section import gds_in_full, gds_in_short
+from tunetool.report.lines import WIDTH, section, wrapped
+from tunetool.report.pcie_tree import link_words, pcie
+
+
+def screen(shown: Inspection, full_gds: bool = False) -> str:
+    """The whole screen, or the section of GPUDirect Storage with everything that is known of it."""
+    if full_gds:
+        return _text([*_head(shown), *gds_in_full(shown)])
+    lines = [*_head(shown), *_memory(shown), *_drives(shown), *pcie(shown), *_volume(shown)]
+    return _text([*lines, *_gpus(shown), *gds_in_short(shown.gds), *_ceilings(shown), *_findings(shown)])
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def _head(shown: Inspection) -> Iterator[str]:
+    host = shown.host
+    first = ", ".join(
+        part for part in (host.machine, host.distribution, host.kernel and f"Linux {host.kernel}") if part
+    )
+    yield from section("node", [f"{host.name or '(no name)'}: {first or 'it does not say what it is'}"])
+    if shown.note:
+        yield from section("", [f"NOTE: {shown.note}"])
+    if host.cpu or host.cpus:
+        count = f"{host.sockets} x " if host.sockets and host.sockets > 1 else ""
+        numa = "; ".join(f"NUMA {one.node}: {one.cpus}" for one in host.numa)
+        text = f"{count}{host.cpu or 'unknown'}, {host.cpus or '?'} CPUs"
+        yield from section("cpu", [f"{text} ({numa})" if numa else text])
+    under = []
+    if host.container:
+        under.append(f"in a container: {host.container} ({host.container_evidence})")
+    if host.virtual:
+        under.append("a virtual machine: its PCIe links are what the hypervisor shows")
+    yield from section("", under)
+
+
+def _memory(shown: Inspection) -> Iterator[str]:
+    memory = shown.memory
+    parts = []
+    if memory.total:
+        free = f", {_binary(memory.available)} available" if memory.available else ""
+        limit = f", cgroup limit {_binary(memory.cgroup_limit)}" if memory.cgroup_limit else ""
+        parts.append(f"{_binary(memory.total)}{free}{limit}")
+    parts.append(f"/dev/shm {_binary(memory.shm)}" if memory.shm is not None else "no tmpfs at /dev/shm")
+    lock = memory.memlock
+    if lock is not None:
+        parts.append(f"memlock {_binary(int(lock)) if lock.isdigit() else lock}")
+    lines = ["; ".join(parts)]
+    if memory.hugepages:
+        taken = sum(pool.count * pool.size_kib * 1024 for pool in memory.hugepages)
+        lines.append(f"huge pages of {_pools(memory.hugepages)}; {_binary(taken)} of RAM")
+    yield from section("memory", lines)
+
+
+def _pools(pools: Sequence[HugePages]) -> str:
+    sizes = dict.fromkeys(pool.size_kib for pool in pools)
+    told = []
+    for size in sizes:
+        own = [pool for pool in pools if pool.size_kib == size]
+        where = ", ".join(
+            f"{pool.count}{'' if pool.numa_node is None else f' on NUMA {pool.numa_node}'}"
+            f"{'' if pool.free in (None, pool.count) else f' ({pool.free} free)'}"
+            for pool in own
+        )
+        told.append(f"{_binary(size * 1024)}: {where}")
+    return "; ".join(told)
+
+
+def _drives(shown: Inspection) -> Iterator[str]:
+    yield ""
+    if not shown.drives:
+        yield from section("drives", ["no NVMe drive"])
+        return
+    rows: list[tuple[str, ...]] = [
+        ("drives", "serial", "model", "firmware", "size", "LBA", "temp", "wear", "health", "link", "NUMA", "use")
+    ]
+    rows += [_drive_row(drive) for drive in shown.drives]
+    lines = _columns(rows, right=("size", "LBA", "temp", "wear", "NUMA"), limits={"model": 28, "use": 20})
+    yield from lines
+    if shown.health_note:
+        yield from section("", [f"health: {shown.health_note}"])
+
+
+def _drive_row(drive: Drive) -> tuple[str, ...]:
+    health = drive.health
+    return (
+        drive.name,
+        drive.serial or "-",
+        drive.model or "-",
+        drive.firmware or "-",
+        _decimal(drive.size_bytes),
+        str(drive.lba_bytes) + (f"+{drive.metadata_bytes}" if drive.metadata_bytes else ""),
+        f"{health.temperature} C" if health and health.temperature is not None else "-",
+        f"{health.used_percent} %" if health and health.used_percent is not None else "-",
+        health.status if health else "-",
+        link_words(drive.link),
+        "-" if drive.numa_node is None else str(drive.numa_node),
+        drive.use,
+    )
+
+
+def _columns(rows: Sequence[Sequence[str]], right: Sequence[str], limits: dict[str, int]) -> list[str]:
+    """Rows under their first one, each column as wide as its widest cell."""
+    head = rows[0]
+    cells = [[_cut(cell, limits.get(head[column], WIDTH)) for column, cell in enumerate(row)] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return [
+        "  ".join(
+            f"{cell:>{widths[column]}}" if head[column] in right else f"{cell:{widths[column]}}"
+            for column, cell in enumerate(row)
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 2] + ".."
+
+
+def _volume(shown: Inspection) -> Iterator[str]:
+    yield ""
+    lines = [_array(array) for array in shown.arrays] or ["none"]
+    yield from section("array", lines)
+    yield from section("mounts", [_filesystem(one) for one in shown.filesystems] or ["no block device is mounted"])
+
+
+def _array(array: Array) -> str:
+    there = sum(member is not None for member in array.members)
+    state = array.state if array.serves else f"{array.state}, DOES NOT SERVE"
+    chunk = f", chunk {_binary(array.chunk_bytes)}" if array.chunk_bytes else ""
+    return (
+        f"{array.device} `{array.name or '-'}`: {array.level}, {there} of {len(array.members)} drives{chunk}, {state}"
+    )
+
+
+_DULL = ("rw", "relatime", "attr2", "inode64", "noquota", "seclabel")
+
+
+def _filesystem(one: Filesystem) -> str:
+    stripe = ""
+    if one.stripe_unit_bytes and one.stripe_width_bytes:
+        stripe = f", stripe {_binary(one.stripe_unit_bytes)} x {one.stripe_width_bytes // one.stripe_unit_bytes}"
+    aligned = {True: ", aligned with the array", False: ", NOT ALIGNED with the array", None: ""}[one.aligned]
+    options = [option for option in one.options if option not in _DULL and not option.startswith(("sunit", "swidth"))]
+    shown = f" ({','.join(options)})" if options else ""
+    return f"{one.mount_point}: {one.type} on {one.medium}{stripe}{aligned}{shown}"
+
+
+def _gpus(shown: Inspection) -> Iterator[str]:
+    yield ""
+    driver = shown.driver
+    spoken_driver = (
+        f"NVIDIA driver {driver.version}, {'open' if driver.open else 'closed'} kernel module"
+        if driver
+        else "no driver"
+    )
+    if not shown.gpus:
+        yield from section("gpus", ["no NVIDIA GPU" + (f"; {spoken_driver}" if driver else "")])
+        return
+    rows: dict[tuple[str, str], list[str]] = {}
+    for gpu in shown.gpus:
+        numa = "" if gpu.numa_node is None else f" (NUMA {gpu.numa_node})"
+        rows.setdefault((gpu.model, link_words(gpu.link)), []).append(f"{gpu.index}{numa}")
+    lines = [f"{len(which)} x {model}, {link}; {spoken_driver}" for (model, link), which in rows.items()]
+    yield from section("gpus", lines)
+
+
+def _ceilings(shown: Inspection) -> Iterator[str]:
+    if not shown.ceilings:
+        return
+    lines = []
+    for one in shown.ceilings:
+        value = f"{one.value / 1e9:7.1f} GB/s" if one.value is not None else f"{'unknown':>12}"
+        lines.append(f"{one.id:7}{value}  {one.of}{'   <- binds' if one.binds else ''}")
+    yield ""
+    yield from section("ceilings", lines)
+
+
+def _findings(shown: Inspection) -> Iterator[str]:
+    yield ""
+    if not shown.findings:
+        yield from section("findings", ["none"])
+        return
+    yield f"findings: {len(shown.findings)}"
+    for number, one in enumerate(shown.findings, start=1):
+        yield from wrapped(f"{number:2} {one.id}: {one.found}", 3)
+        yield from wrapped(f"   do: {one.remedy}", 7)
+
+
+def _decimal(size: int) -> str:
+    # Three digits, as drives are sold.
+    return f"{size / 1e12:.2f} TB" if size >= 10**12 else f"{size / 1e9:.3g} GB"
+
+
+def _binary(size: float | None) -> str:
+    return format_size_binary(size or 0)
