@@ -1,0 +1,57 @@
+"""One setting of DeepSpeed's ``aio`` block: what ``aio_handle`` is built with. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from tunetool.node.units import format_size_binary
+
+NAMES = ("block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds")
+"""Keys of the block, all of them: DeepSpeed ignores any other in silence (runtime/swap_tensor/aio_config.py)."""
+
+
+@dataclass(frozen=True, order=True)
+class AioSettings:
+    """Spelt as DeepSpeed spells them; ``block_size`` in bytes."""
+
+    block_size: int
+    queue_depth: int
+    intra_op_parallelism: int
+    single_submit: bool
+    overlap_events: bool
+    use_gds: bool = False
+
+    def block(self) -> dict[str, int | bool]:
+        """The block as DeepSpeed's config wants it: numbers and real booleans."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Short, for people: ``1 MiB x 32 x 4, single, sequential``."""
+        shape = f"{format_size_binary(self.block_size)} x {self.queue_depth} x {self.intra_op_parallelism}"
+        words = [
+            word
+            for word, said in (
+                ("single", self.single_submit),
+                ("sequential", not self.overlap_events),
+                ("gds", self.use_gds),
+            )
+            if said
+        ]
+        return ", ".join([shape, *words])
+
+
+DEFAULTS = AioSettings(
+    block_size=2**20,
+    queue_depth=8,
+    intra_op_parallelism=1,
+    single_submit=False,
+    overlap_events=True,
+    use_gds=False,
+)
+"""What DeepSpeed takes for a key that is left out (runtime/swap_tensor/constants.py of deepspeed 0.19.8)."""
+
+
+def from_block(block: Mapping[str, int | bool]) -> AioSettings:
+    """The settings in a whole block, such as one that ``block`` made."""
+    return AioSettings(**{field.name: block[field.name] for field in fields(AioSettings)})  # type: ignore[arg-type]
