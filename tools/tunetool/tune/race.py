@@ -1,0 +1,178 @@
+"""Candidates in rounds: who leads, who is out, and whether more rounds could change that. Pure.
+
+Every candidate of a round is measured once, in random order, so that what drifts hits all of them alike. Rates are
+compared as logarithms: a tenth less is a tenth less at any speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log, sqrt
+from statistics import median
+
+from tunetool.measure.fio import Direction
+from tunetool.tune.goals import Goal, Mix, parts
+from tunetool.tune.settings import DEFAULTS, NAMES, AioSettings
+
+OUT = 3.0
+"""Standard errors behind the leader at which a candidate is out: 1 in 700 for each that is as good."""
+SURE = 2.0
+ENOUGH = 0.02
+"""A gain below this is not looked for."""
+_MEDIAN_COST = 1.2533
+"""Standard error of a median over that of a mean (sqrt(pi / 2))."""
+_MAD = 1.4826
+_FEWEST_RESIDUALS = 12
+
+
+@dataclass
+class Rounds:
+    """Bytes per second by setting, direction and round; a sample that was thrown away leaves a hole."""
+
+    rates: dict[AioSettings, dict[Direction, dict[int, float]]] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, settings: AioSettings, direction: Direction, rate: float) -> None:
+        """A sample of the round that runs."""
+        self.rates.setdefault(settings, {}).setdefault(direction, {})[self.count] = rate
+
+    def speeds(self, settings: AioSettings, goal: Goal, mix: Mix) -> dict[int, float]:
+        """By round, how fast ``settings`` are at ``goal``."""
+        found = self.rates.get(settings, {})
+        sides = [found.get(direction, {}) for direction in parts(goal)]
+        if goal != "mix":
+            return dict(sides[0])
+        writes, reads = sides
+        return {number: mix.speed(reads[number], writes[number]) for number in reads.keys() & writes.keys()}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One goal's race after some rounds."""
+
+    scores: Mapping[AioSettings, float]
+    """Logarithms of speed, less what the whole round was faster or slower; of all that were measured."""
+    counts: Mapping[AioSettings, int]
+    noise: float | None
+    """Standard deviation of one sample; None: too few to tell."""
+
+    @property
+    def order(self) -> list[AioSettings]:
+        """Best first; what is as good stands nearer to DeepSpeed's default first."""
+        return sorted(self.scores, key=lambda each: (-self.scores[each], distance(each)))
+
+    def error(self, first: AioSettings, second: AioSettings) -> float | None:
+        """Standard error of the difference of two scores."""
+        if self.noise is None:
+            return None
+        return _MEDIAN_COST * self.noise * sqrt(1 / self.counts[first] + 1 / self.counts[second])
+
+    def out(self, alive: Sequence[AioSettings]) -> list[AioSettings]:
+        """Those of ``alive`` that are significantly behind the best of them."""
+        leader = next(each for each in self.order if each in alive)
+        found = []
+        for each in alive:
+            error = self.error(leader, each)
+            if error is not None and self.scores[leader] - self.scores[each] > OUT * error:
+                found.append(each)
+        return found
+
+    def settled(self, alive: Sequence[AioSettings]) -> bool:
+        """Whether nobody alive can still be noticeably better than the leader."""
+        leader = next(each for each in self.order if each in alive)
+        for each in alive:
+            error = self.error(leader, each)
+            if each == leader:
+                continue
+            if error is None or self.scores[each] - self.scores[leader] + SURE * error > log(1 + ENOUGH):
+                return False
+        return True
+
+
+def standing(rounds: Rounds, goal: Goal, mix: Mix, alive: Sequence[AioSettings]) -> Standing:
+    """Where ``goal``'s race stands; ``alive`` are compared with each other in the rounds that they share."""
+    logs = {
+        each: {number: log(speed) for number, speed in rounds.speeds(each, goal, mix).items()} for each in rounds.rates
+    }
+    logs = {each: found for each, found in logs.items() if found}
+    level = {}
+    for number in range(rounds.count + 1):
+        present = [logs[each][number] for each in alive if number in logs.get(each, {})]
+        if present:
+            level[number] = median(present)
+    own = {
+        each: [value - level[number] for number, value in found.items() if number in level]
+        for each, found in logs.items()
+    }
+    own = {each: values for each, values in own.items() if values}
+    scores = {each: _middle(values) for each, values in own.items()}
+    residuals = [
+        abs(value - median(values)) * sqrt(len(values) / (len(values) - 1))
+        for each, values in own.items()
+        if len(values) > 1
+        for value in values
+    ]
+    noise = _MAD * median(residuals) if len(residuals) >= _FEWEST_RESIDUALS else None
+    return Standing(shrunk(scores, {each: len(values) for each, values in own.items()}, noise), _counts(own), noise)
+
+
+def shrunk(
+    scores: Mapping[AioSettings, float], counts: Mapping[AioSettings, int], noise: float | None
+) -> dict[AioSettings, float]:
+    """Scores drawn towards what each parameter's values do on average, as far as noise hides more than that.
+
+    One noisy sample of one setting says little; the samples of all settings that share a value with it say more
+    (empirical Bayes, Efron and Morris, JASA 70, 1975).
+    """
+    if noise is None or len(scores) < 8:
+        return dict(scores)
+    model = additive(scores)
+    spread = sum((scores[each] - model[each]) ** 2 for each in scores) / len(scores)
+    found = {}
+    for each, score in scores.items():
+        chance = (_MEDIAN_COST * noise) ** 2 / counts[each]
+        own = max(0.0, spread - chance) / max(spread, 1e-12)
+        found[each] = own * score + (1 - own) * model[each]
+    return found
+
+
+def additive(scores: Mapping[AioSettings, float]) -> dict[AioSettings, float]:
+    """The best sum of one effect per parameter value, by going round the parameters until it settles."""
+    middle = sum(scores.values()) / len(scores)
+    model = dict.fromkeys(scores, middle)
+    for _ in range(8):
+        for name in NAMES:
+            left: dict[int | bool, list[float]] = {}
+            for each, score in scores.items():
+                left.setdefault(getattr(each, name), []).append(score - model[each])
+            for each in model:
+                values = left[getattr(each, name)]
+                model[each] += sum(values) / len(values)
+    return model
+
+
+def distance(settings: AioSettings) -> float:
+    """How far from DeepSpeed's default, in doublings: fewer threads and requests, less memory, nothing special."""
+    steps = sum(
+        abs(log(getattr(settings, name) / getattr(DEFAULTS, name)) / log(2))
+        for name in ("block_size", "queue_depth", "intra_op_parallelism")
+    )
+    flags = ("single_submit", "overlap_events", "use_gds")
+    return steps + sum(getattr(settings, name) != getattr(DEFAULTS, name) for name in flags)
+
+
+def neighbours(settings: AioSettings, space: Sequence[AioSettings]) -> list[AioSettings]:
+    """Those of ``space`` that differ from ``settings`` in one parameter."""
+    return [
+        each for each in space if sum(getattr(each, name) != getattr(settings, name) for name in NAMES) == 1
+    ]
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The median; of two the better one: what else happens on a machine only ever slows a sample down."""
+    return max(values) if len(values) == 2 else median(values)
+
+
+def _counts(own: Mapping[AioSettings, Sequence[float]]) -> dict[AioSettings, int]:
+    return {each: len(values) for each, values in own.items()}

@@ -1,0 +1,372 @@
+"""The search: rounds that drop what is significantly slower, then fresh pairs against DeepSpeed's default. Pure.
+
+Time comes by ``clock`` and samples by ``take``, so that a simulated drive is searched by the same lines as a real one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, log2
+from statistics import median
+
+from tunetool.errors import CannotJudge
+from tunetool.measure.comparison import ERROR, Difference, difference, significant
+from tunetool.measure.fio import Direction
+from tunetool.measure.statistics import Estimate, estimate
+from tunetool.tune.goals import Goal, Mix, parts
+from tunetool.tune.race import ENOUGH, Rounds, Standing, distance, neighbours, standing
+from tunetool.tune.settings import DEFAULTS, AioSettings
+
+PAIRS = (6, 12, 18, 24)
+"""After how many pairs a finalist is held against the default; looking four times is paid for (Bonferroni)."""
+FINALISTS = 2
+"""Of each goal, beside the default."""
+CONFIRM_SHARE = 0.35
+"""Of the time, kept for the pairs."""
+FIRST_SHARE = 0.5
+"""Of the time before them, that the first round may take: a larger space is entered by a sample of it."""
+EXHAUSTIVE_ROUNDS = 6
+_ALIKE = 0.99
+"""Finalists this near to the best are as good, and the one nearest to the default is taken."""
+
+
+class SettingFailed(Exception):
+    """This setting cannot be used here; the others may."""
+
+
+Take = Callable[[AioSettings, Direction], float | None]
+"""Bytes per second of one sample; None when it proves nothing and was thrown away."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is searched."""
+
+    space: Sequence[AioSettings]
+    """The default is among them."""
+    mix: Mix
+    seconds: float
+    exhaustive: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one goal ends with: the default, unless something is significantly faster."""
+
+    goal: Goal
+    settings: AioSettings
+    rate: float
+    default_rate: float
+    gain: Difference
+    """Against the default, over fresh pairs; of the best that was tried, where the default is kept."""
+    interval: Estimate
+    """Of that ratio."""
+    best: AioSettings
+    """Fastest of all in the pairs, significant or not."""
+    pairs: int
+    rivals: bool = False
+    """Whether another finalist may still be noticeably faster than the one that was taken."""
+
+    @property
+    def significant(self) -> bool:
+        """Whether it is another than DeepSpeed's own."""
+        return self.settings != DEFAULTS
+
+
+@dataclass
+class Progressing:
+    """What a person who waits may see at any moment."""
+
+    phase: str = ""
+    settings: int = 0
+    tried: int = 0
+    alive: int = 0
+    best: dict[Goal, tuple[AioSettings, float]] = field(default_factory=dict)
+    """Fastest so far, with its median speed."""
+    left: float = 0.0
+    """Seconds."""
+
+
+@dataclass
+class Findings:
+    """What a search found, with every rate that it took."""
+
+    choices: dict[Goal, Choice] = field(default_factory=dict)
+    screened: Rounds = field(default_factory=Rounds)
+    paired: Rounds = field(default_factory=Rounds)
+    failed: dict[AioSettings, str] = field(default_factory=dict)
+    rounds: int = 0
+
+
+class Search:
+    """One search; ``run`` it once."""
+
+    def __init__(
+        self, plan: Plan, take: Take, clock: Callable[[], float], watch: Callable[[Progressing], None] = lambda _: None
+    ) -> None:
+        self.plan, self.clock, self.watch = plan, clock, watch
+        self.found = Findings()
+        self.seen = Progressing(settings=len(plan.space))
+        self._take = take
+        self._random = random.Random(plan.seed)  # noqa: S311  (an order, not a secret)
+        self._start = clock()
+        self._spent = {direction: [0.0, 0] for direction in plan.mix.directions}
+
+    def run(self) -> Findings:
+        """Search. Raises ``CannotJudge`` when the time allows no answer, ``SettingFailed`` when the default fails."""
+        plan = self.plan
+        # Once each, to learn what a sample costs; what is cold is warm afterwards.
+        for direction in plan.mix.directions:
+            self._sample(Rounds(), DEFAULTS, direction)
+        order = self._exhaust() if plan.exhaustive else self._screen()
+        finalists = {goal: [each for each in order[goal] if each != DEFAULTS][:FINALISTS] for goal in plan.mix.goals}
+        self._confirm(finalists)
+        return self.found
+
+    # -- the rounds
+
+    def _exhaust(self) -> dict[Goal, list[AioSettings]]:
+        self.seen.phase = "every setting"
+        rounds = self.found.screened
+        for _ in range(EXHAUSTIVE_ROUNDS):
+            self._round(rounds, {direction: self._usable(self.plan.space) for direction in self.plan.mix.directions})
+        return {goal: self._standing(rounds, goal, self._usable(self.plan.space)).order for goal in self.plan.mix.goals}
+
+    def _screen(self) -> dict[Goal, list[AioSettings]]:
+        plan = self.plan
+        cost = self._cost({direction: [DEFAULTS] for direction in plan.mix.directions})
+        most = PAIRS[0] * cost * (1 + FINALISTS * len(plan.mix.goals))
+        end = self._start + plan.seconds - min(max(CONFIRM_SHARE * plan.seconds, most), 0.7 * plan.seconds)
+        first = max(2, int(FIRST_SHARE * (end - self.clock()) / max(cost, 1e-9)))
+        field_ = list(plan.space)
+        if len(field_) > first:
+            field_ = [DEFAULTS, *self._random.sample([each for each in plan.space if each != DEFAULTS], first - 1)]
+        middle = end if len(field_) == len(plan.space) else (self.clock() + end) / 2 + cost * first / 2
+        order = self._race(field_, min(middle, end))
+        tried = set(field_)
+        while self.clock() < end:
+            # Around what leads, as far as it was not tried yet.
+            fresh = [
+                each
+                for goal in plan.mix.goals
+                for each in neighbours(order[goal][0], plan.space)
+                if each not in tried and each not in self.found.failed
+            ]
+            room = int((end - self.clock()) / max(cost, 1e-9) / 2)
+            fresh = list(dict.fromkeys(fresh))[: max(0, room)]
+            if not fresh:
+                break
+            tried.update(fresh)
+            leaders = [each for goal in plan.mix.goals for each in order[goal][: FINALISTS + 1]]
+            order = self._race(list(dict.fromkeys([DEFAULTS, *leaders, *fresh])), end)
+        return order
+
+    def _race(self, field_: Sequence[AioSettings], end: float) -> dict[Goal, list[AioSettings]]:
+        """Rounds until ``end`` or until nothing more can be learnt; the order of each goal, best first."""
+        self.seen.phase = "racing"
+        goals = self.plan.mix.goals
+        rounds = Rounds()
+        alive = {goal: list(field_) for goal in goals}
+        dropped: dict[Goal, list[AioSettings]] = {goal: [] for goal in goals}
+        began = self.clock()
+        size = len(field_)
+        while True:
+            self._round(rounds, self._needed(alive))
+            self._keep(rounds)
+            open_goals = []
+            for goal in goals:
+                alive[goal] = self._usable(alive[goal])
+                now = self._standing(rounds, goal, alive[goal])
+                alive[goal] = [each for each in alive[goal] if each in now.scores]
+                out = now.out(alive[goal]) if alive[goal] else []
+                dropped[goal] += sorted(out, key=lambda each: now.scores[each])
+                alive[goal] = [each for each in alive[goal] if each not in out]
+                if rounds.count < 3 or not now.settled(alive[goal]):
+                    open_goals.append(goal)
+            if not open_goals:
+                break
+            halvings = max(0, ceil(log2(max(max(len(alive[goal]) for goal in goals), 1) / (FINALISTS + 1))))
+            spent, left = self.clock() - began, end - self.clock()
+            cost = self._cost(self._needed(alive))
+            # Each halving is to have the same time, and the one that runs now has had `spent`.
+            if halvings and (spent + cost > (spent + left) / (halvings + 1) or cost > left):
+                for goal in goals:
+                    self._halve(rounds, goal, alive, dropped)
+                began = self.clock()
+                cost = self._cost(self._needed(alive))
+            smallest = all(len(alive[goal]) <= FINALISTS + 1 for goal in goals)
+            if self.clock() + cost > end and smallest:
+                break
+            if self.clock() > end + 0.25 * size * cost:
+                break
+        orders = {}
+        for goal in goals:
+            now = self._standing(rounds, goal, alive[goal])
+            orders[goal] = [each for each in now.order if each in alive[goal]] + dropped[goal][::-1]
+        return orders
+
+    def _halve(
+        self,
+        rounds: Rounds,
+        goal: Goal,
+        alive: dict[Goal, list[AioSettings]],
+        dropped: dict[Goal, list[AioSettings]],
+    ) -> None:
+        now = self._standing(rounds, goal, alive[goal])
+        order = [each for each in now.order if each in alive[goal]]
+        kept = order[: max(FINALISTS + 1, ceil(len(order) / 2))]
+        dropped[goal] += order[len(kept) :][::-1]
+        alive[goal] = kept
+
+    def _needed(self, alive: dict[Goal, list[AioSettings]]) -> dict[Direction, list[AioSettings]]:
+        found: dict[Direction, list[AioSettings]] = {}
+        for direction in self.plan.mix.directions:
+            wanted = [each for goal in alive if direction in parts(goal) for each in alive[goal]]
+            found[direction] = list(dict.fromkeys(wanted))
+        return found
+
+    # -- the pairs
+
+    def _confirm(self, finalists: dict[Goal, list[AioSettings]]) -> None:
+        self.seen.phase = "against the default"
+        rounds = self.found.paired
+        end = self._start + self.plan.seconds
+        goals = {goal: [DEFAULTS, *others] for goal, others in finalists.items()}
+        while True:
+            needed = self._needed(goals)
+            pairs = rounds.count
+            cost = self._cost(needed)
+            over = self.clock() + cost > end and not self.plan.exhaustive
+            if pairs >= PAIRS[0] and (over or pairs >= PAIRS[-1]):
+                break
+            if pairs < PAIRS[0] and self.clock() > end + max(5.0, 0.5 * self.plan.seconds) and not self.plan.exhaustive:
+                raise CannotJudge(
+                    f"the time was too short: {pairs} pairs of the best settings and the default were taken, "
+                    f"{PAIRS[0]} are needed",
+                    "give a longer `--budget`, or fewer settings with `--space`",
+                )
+            self._round(rounds, needed)
+            if rounds.count in PAIRS:
+                self._conclude(finalists)
+                if all(self._decided(choice) for choice in self.found.choices.values()):
+                    break
+        self._conclude(finalists)
+
+    def _decided(self, choice: Choice) -> bool:
+        """A significant gain is one; so is the certainty that there is none worth having."""
+        return not choice.rivals if choice.significant else choice.interval.high < 1 + ENOUGH
+
+    def _conclude(self, finalists: dict[Goal, list[AioSettings]]) -> None:
+        for goal, others in finalists.items():
+            self.found.choices[goal] = choose(
+                self.found.paired, goal, self.plan.mix, [each for each in others if each not in self.found.failed]
+            )
+
+    # -- one sample
+
+    def _round(self, rounds: Rounds, needed: dict[Direction, list[AioSettings]]) -> None:
+        for direction, wanted in needed.items():
+            order = self._usable(wanted)
+            self._random.shuffle(order)
+            for settings in order:
+                if settings not in self.found.failed:
+                    self._sample(rounds, settings, direction)
+        rounds.count += 1
+        self.found.rounds += 1
+
+    def _sample(self, rounds: Rounds, settings: AioSettings, direction: Direction) -> None:
+        began = self.clock()
+        try:
+            rate = self._take(settings, direction)
+        except SettingFailed as error:
+            if settings == DEFAULTS:
+                raise
+            self.found.failed[settings] = str(error)
+            return
+        spent = self._spent[direction]
+        spent[0] += self.clock() - began
+        spent[1] += 1
+        if rate is not None:
+            rounds.add(settings, direction, rate)
+            self._tell(rounds, settings)
+
+    def _cost(self, needed: dict[Direction, list[AioSettings]]) -> float:
+        """Seconds that a round will take, from what samples took so far."""
+        total = 0.0
+        for direction, wanted in needed.items():
+            seconds, count = self._spent[direction]
+            total += len(wanted) * (seconds / count if count else 0.0)
+        return total
+
+    def _usable(self, wanted: Sequence[AioSettings]) -> list[AioSettings]:
+        return [each for each in wanted if each not in self.found.failed]
+
+    def _standing(self, rounds: Rounds, goal: Goal, alive: Sequence[AioSettings]) -> Standing:
+        return standing(rounds, goal, self.plan.mix, alive)
+
+    def _keep(self, rounds: Rounds) -> None:
+        """The rates of this round, among all that were taken."""
+        kept = self.found.screened
+        for settings, sides in rounds.rates.items():
+            for direction, rates in sides.items():
+                if rounds.count - 1 in rates:
+                    kept.add(settings, direction, rates[rounds.count - 1])
+        kept.count += 1
+
+    def _tell(self, rounds: Rounds, settings: AioSettings) -> None:
+        seen = self.seen
+        seen.tried = len({*self.found.screened.rates, *rounds.rates})
+        seen.left = max(0.0, self._start + self.plan.seconds - self.clock())
+        for goal in self.plan.mix.goals:
+            speeds = list(rounds.speeds(settings, goal, self.plan.mix).values())
+            best = seen.best.get(goal)
+            if speeds and (best is None or median(speeds) > best[1] or best[0] == settings):
+                seen.best[goal] = (settings, median(speeds))
+        self.watch(seen)
+
+
+def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings]) -> Choice:
+    """The default, or what is significantly faster in the pairs with it."""
+    base = rounds.speeds(DEFAULTS, goal, mix)
+    if len(base) < PAIRS[0]:
+        raise CannotJudge(
+            f"only {len(base)} samples of DeepSpeed's default could be proven, {PAIRS[0]} are needed",
+            "stop what else uses the drives (see `pidstat -d 1`), or give a longer `--budget`",
+        )
+    pairs = {}
+    for each in others:
+        speeds = rounds.speeds(each, goal, mix)
+        shared = sorted(base.keys() & speeds.keys())
+        if len(shared) >= PAIRS[0]:
+            pairs[each] = ([base[number] for number in shared], [speeds[number] for number in shared])
+    found = {each: difference(*values) for each, values in pairs.items()}
+    looked = [min(1.0, len(PAIRS) * gain.probability) for gain in found.values()]
+    faster = [
+        each
+        for each, counts in zip(found, significant(looked), strict=True)
+        if counts and found[each].ratio > 1.0
+    ]
+    middle = median(base.values())
+    order = sorted(found, key=lambda each: -found[each].ratio)
+    best = order[0] if order and found[order[0]].ratio > 1.0 else DEFAULTS
+    taken = DEFAULTS
+    if faster:
+        top = max(found[each].ratio for each in faster)
+        taken = min((each for each in faster if found[each].ratio >= _ALIKE * top), key=distance)
+    told = taken if faster else (order[0] if order else DEFAULTS)
+    ratios = [b / a for a, b in zip(*pairs[told], strict=True)] if told in pairs else [1.0] * len(base)
+    rates = rounds.speeds(taken, goal, mix).values()
+    gain = found.get(told) or Difference(1.0, 1.0, 1.0)
+    rivals = any(_may_beat(rounds.speeds(taken, goal, mix), rounds.speeds(each, goal, mix)) for each in others)
+    return Choice(goal, taken, median(rates), middle, gain, estimate(ratios), best, len(ratios), rivals)
+
+
+def _may_beat(taken: Mapping[int, float], other: Mapping[int, float]) -> bool:
+    """Whether ``other`` looks noticeably faster, or is only by chance not."""
+    if not other:
+        return False
+    gain = difference(list(taken.values()), list(other.values()))
+    return gain.ratio > 1 + ENOUGH or (1 - ENOUGH > gain.ratio > 1 - 4 * ENOUGH and gain.probability > ERROR)
