@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log, sqrt
+from math import log, log2, sqrt
 from statistics import median
 
 from tunetool.measure.fio import Direction
@@ -68,11 +68,16 @@ class Standing:
             return None
         return _MEDIAN_COST * self.noise * sqrt(1 / self.counts[first] + 1 / self.counts[second])
 
+    def _leader(self, alive: Sequence[AioSettings]) -> AioSettings | None:
+        return next((each for each in self.order if each in alive), None)
+
     def out(self, alive: Sequence[AioSettings]) -> list[AioSettings]:
         """Those of ``alive`` that are significantly behind the best of them."""
-        leader = next(each for each in self.order if each in alive)
-        found = []
+        leader = self._leader(alive)
+        found: list[AioSettings] = []
         for each in alive:
+            if leader is None or each == leader:
+                continue
             error = self.error(leader, each)
             if error is not None and self.scores[leader] - self.scores[each] > OUT * error:
                 found.append(each)
@@ -80,11 +85,11 @@ class Standing:
 
     def settled(self, alive: Sequence[AioSettings]) -> bool:
         """Whether nobody alive can still be noticeably better than the leader."""
-        leader = next(each for each in self.order if each in alive)
+        leader = self._leader(alive)
         for each in alive:
-            error = self.error(leader, each)
-            if each == leader:
+            if leader is None or each == leader:
                 continue
+            error = self.error(leader, each)
             if error is None or self.scores[each] - self.scores[leader] + SURE * error > log(1 + ENOUGH):
                 return False
         return True
@@ -154,19 +159,17 @@ def additive(scores: Mapping[AioSettings, float]) -> dict[AioSettings, float]:
 
 def distance(settings: AioSettings) -> float:
     """How far from DeepSpeed's default, in doublings: fewer threads and requests, less memory, nothing special."""
-    steps = sum(
-        abs(log(getattr(settings, name) / getattr(DEFAULTS, name)) / log(2))
-        for name in ("block_size", "queue_depth", "intra_op_parallelism")
-    )
+    sizes = ("block_size", "queue_depth", "intra_op_parallelism")
     flags = ("single_submit", "overlap_events", "use_gds")
-    return steps + sum(getattr(settings, name) != getattr(DEFAULTS, name) for name in flags)
+    ours, theirs = settings.block(), DEFAULTS.block()
+    return sum(abs(log2(ours[name] / theirs[name])) for name in sizes) + sum(
+        ours[name] != theirs[name] for name in flags
+    )
 
 
 def neighbours(settings: AioSettings, space: Sequence[AioSettings]) -> list[AioSettings]:
     """Those of ``space`` that differ from ``settings`` in one parameter."""
-    return [
-        each for each in space if sum(getattr(each, name) != getattr(settings, name) for name in NAMES) == 1
-    ]
+    return [each for each in space if sum(getattr(each, name) != getattr(settings, name) for name in NAMES) == 1]
 
 
 def _middle(values: Sequence[float]) -> float:

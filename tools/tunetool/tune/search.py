@@ -28,6 +28,9 @@ CONFIRM_SHARE = 0.35
 FIRST_SHARE = 0.5
 """Of the time before them, that the first round may take: a larger space is entered by a sample of it."""
 EXHAUSTIVE_ROUNDS = 6
+WARM_UPS = 3
+_RECENT = 64
+"""So many of the last samples say what the next ones will cost."""
 _ALIKE = 0.99
 """Finalists this near to the best are as good, and the one nearest to the default is taken."""
 
@@ -113,14 +116,15 @@ class Search:
         self._take = take
         self._random = random.Random(plan.seed)  # noqa: S311  (an order, not a secret)
         self._start = clock()
-        self._spent = {direction: [0.0, 0] for direction in plan.mix.directions}
+        self._spent: dict[Direction, list[float]] = {direction: [] for direction in plan.mix.directions}
 
     def run(self) -> Findings:
         """Search. Raises ``CannotJudge`` when the time allows no answer, ``SettingFailed`` when the default fails."""
         plan = self.plan
-        # Once each, to learn what a sample costs; what is cold is warm afterwards.
-        for direction in plan.mix.directions:
-            self._sample(Rounds(), DEFAULTS, direction)
+        # To learn what a sample costs; what is cold is warm afterwards.
+        for _ in range(WARM_UPS):
+            for direction in plan.mix.directions:
+                self._sample(Rounds(), DEFAULTS, direction)
         order = self._exhaust() if plan.exhaustive else self._screen()
         finalists = {goal: [each for each in order[goal] if each != DEFAULTS][:FINALISTS] for goal in plan.mix.goals}
         self._confirm(finalists)
@@ -137,32 +141,40 @@ class Search:
 
     def _screen(self) -> dict[Goal, list[AioSettings]]:
         plan = self.plan
-        cost = self._cost({direction: [DEFAULTS] for direction in plan.mix.directions})
-        most = PAIRS[0] * cost * (1 + FINALISTS * len(plan.mix.goals))
-        end = self._start + plan.seconds - min(max(CONFIRM_SHARE * plan.seconds, most), 0.7 * plan.seconds)
-        first = max(2, int(FIRST_SHARE * (end - self.clock()) / max(cost, 1e-9)))
+        room = self._room()
         field_ = list(plan.space)
-        if len(field_) > first:
-            field_ = [DEFAULTS, *self._random.sample([each for each in plan.space if each != DEFAULTS], first - 1)]
-        middle = end if len(field_) == len(plan.space) else (self.clock() + end) / 2 + cost * first / 2
-        order = self._race(field_, min(middle, end))
-        tried = set(field_)
-        while self.clock() < end:
-            # Around what leads, as far as it was not tried yet.
-            fresh = [
-                each
-                for goal in plan.mix.goals
-                for each in neighbours(order[goal][0], plan.space)
-                if each not in tried and each not in self.found.failed
-            ]
-            room = int((end - self.clock()) / max(cost, 1e-9) / 2)
-            fresh = list(dict.fromkeys(fresh))[: max(0, room)]
-            if not fresh:
-                break
-            tried.update(fresh)
+        if len(field_) > room:
+            others = self._random.sample([each for each in plan.space if each != DEFAULTS], room - 1)
+            field_ = [DEFAULTS, *others]
+        tried: set[AioSettings] = set()
+        while True:
+            tried.update(field_)
+            left = [each for each in plan.space if each not in tried]
+            now, end = self.clock(), self._screen_end()
+            # What is left over of a space that did not fit has its turn in half of the time.
+            order = self._race(field_, (now + end) / 2 if left else end)
+            room = self._room()
+            left = [each for each in left if each not in self.found.failed]
+            if not left or room < 2 + FINALISTS:
+                return order
             leaders = [each for goal in plan.mix.goals for each in order[goal][: FINALISTS + 1]]
-            order = self._race(list(dict.fromkeys([DEFAULTS, *leaders, *fresh])), end)
-        return order
+            near = [each for goal in plan.mix.goals for each in neighbours((order[goal] or [DEFAULTS])[0], left)]
+            self._random.shuffle(left)
+            fresh = list(dict.fromkeys([*near, *left]))[:room]
+            field_ = list(dict.fromkeys([DEFAULTS, *leaders, *fresh]))
+
+    def _screen_end(self) -> float:
+        """When the pairs have to begin."""
+        plan = self.plan
+        pairs = PAIRS[0] * self._cost_of_one() * (1 + FINALISTS * len(plan.mix.goals))
+        return self._start + plan.seconds - min(max(CONFIRM_SHARE * plan.seconds, pairs), 0.7 * plan.seconds)
+
+    def _room(self) -> int:
+        """How many settings a round may hold."""
+        return max(2, int(FIRST_SHARE * (self._screen_end() - self.clock()) / max(self._cost_of_one(), 1e-9)))
+
+    def _cost_of_one(self) -> float:
+        return self._cost({direction: [DEFAULTS] for direction in self.plan.mix.directions})
 
     def _race(self, field_: Sequence[AioSettings], end: float) -> dict[Goal, list[AioSettings]]:
         """Rounds until ``end`` or until nothing more can be learnt; the order of each goal, best first."""
@@ -172,9 +184,8 @@ class Search:
         alive = {goal: list(field_) for goal in goals}
         dropped: dict[Goal, list[AioSettings]] = {goal: [] for goal in goals}
         began = self.clock()
-        size = len(field_)
         while True:
-            self._round(rounds, self._needed(alive))
+            self._round(rounds, self._needed(alive), end)
             self._keep(rounds)
             open_goals = []
             for goal in goals:
@@ -188,19 +199,17 @@ class Search:
                     open_goals.append(goal)
             if not open_goals:
                 break
-            halvings = max(0, ceil(log2(max(max(len(alive[goal]) for goal in goals), 1) / (FINALISTS + 1))))
+            halvings = max(0, ceil(log2(max(*(len(alive[goal]) for goal in goals), 1) / (FINALISTS + 1))))
             spent, left = self.clock() - began, end - self.clock()
             cost = self._cost(self._needed(alive))
             # Each halving is to have the same time, and the one that runs now has had `spent`.
-            if halvings and (spent + cost > (spent + left) / (halvings + 1) or cost > left):
+            while halvings and (spent + cost > (spent + left) / (halvings + 1) or cost > left):
                 for goal in goals:
                     self._halve(rounds, goal, alive, dropped)
-                began = self.clock()
+                began, spent = self.clock(), 0.0
+                halvings -= 1
                 cost = self._cost(self._needed(alive))
-            smallest = all(len(alive[goal]) <= FINALISTS + 1 for goal in goals)
-            if self.clock() + cost > end and smallest:
-                break
-            if self.clock() > end + 0.25 * size * cost:
+            if cost > left:
                 break
         orders = {}
         for goal in goals:
@@ -235,21 +244,17 @@ class Search:
         rounds = self.found.paired
         end = self._start + self.plan.seconds
         goals = {goal: [DEFAULTS, *others] for goal, others in finalists.items()}
+        grace = max(5.0, 0.5 * self.plan.seconds)
         while True:
             needed = self._needed(goals)
-            pairs = rounds.count
-            cost = self._cost(needed)
-            over = self.clock() + cost > end and not self.plan.exhaustive
-            if pairs >= PAIRS[0] and (over or pairs >= PAIRS[-1]):
+            pairs = min(len(rounds.speeds(DEFAULTS, goal, self.plan.mix)) for goal in goals)
+            late = self.clock() + self._cost(needed) - end if not self.plan.exhaustive else -1.0
+            if rounds.count >= PAIRS[-1] or (pairs >= PAIRS[0] and late > 0):
                 break
-            if pairs < PAIRS[0] and self.clock() > end + max(5.0, 0.5 * self.plan.seconds) and not self.plan.exhaustive:
-                raise CannotJudge(
-                    f"the time was too short: {pairs} pairs of the best settings and the default were taken, "
-                    f"{PAIRS[0]} are needed",
-                    "give a longer `--budget`, or fewer settings with `--space`",
-                )
+            if pairs < PAIRS[0] and late > grace:
+                raise _too_few(pairs, rounds.count)
             self._round(rounds, needed)
-            if rounds.count in PAIRS:
+            if rounds.count in PAIRS and pairs + 1 >= PAIRS[0]:
                 self._conclude(finalists)
                 if all(self._decided(choice) for choice in self.found.choices.values()):
                     break
@@ -267,12 +272,13 @@ class Search:
 
     # -- one sample
 
-    def _round(self, rounds: Rounds, needed: dict[Direction, list[AioSettings]]) -> None:
+    def _round(self, rounds: Rounds, needed: dict[Direction, list[AioSettings]], end: float | None = None) -> None:
+        """Each of ``needed`` once; what has no more time before ``end`` is left out of this round."""
         for direction, wanted in needed.items():
             order = self._usable(wanted)
             self._random.shuffle(order)
             for settings in order:
-                if settings not in self.found.failed:
+                if settings not in self.found.failed and (end is None or self.clock() < end):
                     self._sample(rounds, settings, direction)
         rounds.count += 1
         self.found.rounds += 1
@@ -286,20 +292,18 @@ class Search:
                 raise
             self.found.failed[settings] = str(error)
             return
-        spent = self._spent[direction]
-        spent[0] += self.clock() - began
-        spent[1] += 1
+        self._spent[direction].append(self.clock() - began)
         if rate is not None:
             rounds.add(settings, direction, rate)
             self._tell(rounds, settings)
 
     def _cost(self, needed: dict[Direction, list[AioSettings]]) -> float:
         """Seconds that a round will take, from what samples took so far."""
-        total = 0.0
-        for direction, wanted in needed.items():
-            seconds, count = self._spent[direction]
-            total += len(wanted) * (seconds / count if count else 0.0)
-        return total
+        return sum(
+            len(wanted) * median(self._spent[direction][-_RECENT:])
+            for direction, wanted in needed.items()
+            if self._spent[direction]
+        )
 
     def _usable(self, wanted: Sequence[AioSettings]) -> list[AioSettings]:
         return [each for each in wanted if each not in self.found.failed]
@@ -332,10 +336,7 @@ def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings]) 
     """The default, or what is significantly faster in the pairs with it."""
     base = rounds.speeds(DEFAULTS, goal, mix)
     if len(base) < PAIRS[0]:
-        raise CannotJudge(
-            f"only {len(base)} samples of DeepSpeed's default could be proven, {PAIRS[0]} are needed",
-            "stop what else uses the drives (see `pidstat -d 1`), or give a longer `--budget`",
-        )
+        raise _too_few(len(base), rounds.count)
     pairs = {}
     for each in others:
         speeds = rounds.speeds(each, goal, mix)
@@ -345,9 +346,7 @@ def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings]) 
     found = {each: difference(*values) for each, values in pairs.items()}
     looked = [min(1.0, len(PAIRS) * gain.probability) for gain in found.values()]
     faster = [
-        each
-        for each, counts in zip(found, significant(looked), strict=True)
-        if counts and found[each].ratio > 1.0
+        each for each, counts in zip(found, significant(looked), strict=True) if counts and found[each].ratio > 1.0
     ]
     middle = median(base.values())
     order = sorted(found, key=lambda each: -found[each].ratio)
@@ -362,6 +361,18 @@ def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings]) 
     gain = found.get(told) or Difference(1.0, 1.0, 1.0)
     rivals = any(_may_beat(rounds.speeds(taken, goal, mix), rounds.speeds(each, goal, mix)) for each in others)
     return Choice(goal, taken, median(rates), middle, gain, estimate(ratios), best, len(ratios), rivals)
+
+
+def _too_few(pairs: int, rounds: int) -> CannotJudge:
+    if rounds >= PAIRS[0]:
+        return CannotJudge(
+            f"only {pairs} samples of DeepSpeed's default could be proven, {PAIRS[0]} are needed",
+            "stop what else uses the drives (see `pidstat -d 1`), or give a longer `--budget`",
+        )
+    return CannotJudge(
+        f"the time was too short: {pairs} pairs of the best settings and the default were taken, {PAIRS[0]} are needed",
+        "give a longer `--budget`, or fewer settings with `--space`",
+    )
 
 
 def _may_beat(taken: Mapping[int, float], other: Mapping[int, float]) -> bool:

@@ -37,7 +37,7 @@ _THEIRS = {
 def settings_of(space: Mapping[str, Sequence[int | bool]]) -> list[AioSettings]:
     """Every setting of ``space``, DeepSpeed's own first: it is always among them."""
     values = [space.get(name, (getattr(DEFAULTS, name),)) for name in NAMES]
-    every = [AioSettings(*combination) for combination in product(*values)]  # type: ignore[arg-type]
+    every = [AioSettings(*combination) for combination in product(*values)]
     return list(dict.fromkeys([DEFAULTS, *every]))
 
 

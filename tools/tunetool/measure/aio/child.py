@@ -96,15 +96,22 @@ def load(path: str) -> Any:
     return module
 
 
+LOADED: dict[str, Any] = {}
+HANDLE = ("files", "device", "block_bytes", "queue_depth", "single_submit", "overlap_events", "intra_op_parallelism")
+"""Of an order: what a handle is made by."""
+
+
 def load_all(files: list[str]) -> Any:
-    """Load an op, the last of ``files``, after what it needs."""
+    """Load an op, the last of ``files``, after what it needs. Once: a second handle is not to cost a second load."""
     import torch  # noqa: F401  (the ops resolve their symbols in it)
 
-    for path in files[:-1]:
-        load(path)
-        # The op finds the one manager of locked memory by its symbol.
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    return load(files[-1])
+    for path in files:
+        if path not in LOADED:
+            LOADED[path] = load(path)
+            if path != files[-1]:
+                # The op finds the one manager of locked memory by its symbol.
+                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    return LOADED[files[-1]]
 
 
 class Mover:
@@ -117,20 +124,63 @@ class Mover:
         self.path, self.bytes, self.device = order["file"], int(order["io_bytes"]), order["device"]
         if self.device != "cpu" and not torch.cuda.is_available():
             raise RuntimeError("torch sees no GPU")
+        self.order = order
+        self.made: dict[str, tuple[Any, int]] = {}
+        self.handle = self._make(order)
+        self.memory: Any = None if self.device == "cpu" else self._on_gpu()
+        self.pinned: Any = None if self.device == "gds" else self._pinned(order["pinned_by"])
+        source: Any = self.pinned if self.memory is None else self.memory
+        source.view(torch.int64).random_()
+        self.data: Any = source
+
+    def _make(self, order: dict[str, Any]) -> Any:
         module = load_all(order["files"])
-        maker = getattr(module, "gds_handle" if self.device == "gds" else "aio_handle")
-        self.handle = maker(
+        maker = getattr(module, "gds_handle" if order["device"] == "gds" else "aio_handle")
+        return maker(
             order["block_bytes"],
             order["queue_depth"],
             order["single_submit"],
             order["overlap_events"],
             order["intra_op_parallelism"],
         )
-        self.memory: Any = None if self.device == "cpu" else self._on_gpu()
-        self.pinned: Any = None if self.device == "gds" else self._pinned(order["pinned_by"])
-        source: Any = self.pinned if self.memory is None else self.memory
-        source.view(torch.int64).random_()
-        self.data: Any = source
+
+    def use(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Another handle over the same file and the same buffer: its threads start in no time, torch does not.
+
+        Handles are kept, up to ``keep`` requests in all: the kernel takes 30 ms to give up each of their queues.
+        """
+        if self.device == "gds":
+            self.handle.unpin_device_tensor(self.memory)
+        # DeepSpeeds whose handles each keep their own locked memory lose it with the handle.
+        own = self.pinned is not None and order["pinned_by"] == "deepspeed" and not order["shared_memory"]
+        kept = self.pinned.clone() if own else None
+        if own:
+            self.handle.free_cpu_locked_tensor(self.pinned)
+        self.handle, self.device = self._kept(order), order["device"]
+        if self.device == "gds":
+            self.handle.pin_device_tensor(self.memory)
+        elif own or self.pinned is None:
+            self.pinned = self._pinned(order["pinned_by"])
+            if kept is not None:
+                self.pinned.copy_(kept)
+        self.data = self.pinned if self.memory is None else self.memory
+        return {}
+
+    def _kept(self, order: dict[str, Any]) -> Any:
+        key = json.dumps([order[name] for name in HANDLE])
+        if key not in self.made:
+            requests = order["queue_depth"] * (order["intra_op_parallelism"] + 1)
+            while self.made and requests + sum(size for _, size in self.made.values()) > order["keep"]:
+                del self.made[next(iter(self.made))]
+            self.made[key] = (self._make(order), requests)
+        return self.made[key][0]
+
+    def close(self) -> None:
+        """Give the locked memory back."""
+        if self.pinned is not None and self.order["pinned_by"] == "deepspeed":
+            self.handle.free_cpu_locked_tensor(self.pinned)
+        self.made.clear()
+        self.pinned = self.data = self.memory = self.handle = None
 
     def _on_gpu(self) -> Any:
         memory = self.torch.empty(self.bytes, dtype=self.torch.uint8, device="cuda")
@@ -233,6 +283,8 @@ def main() -> None:
                 load_all(order["files"])
                 answer = {}
             elif order["do"] == "open":
+                if mover is not None:
+                    mover.close()
                 mover = Mover(order)
                 answer = mover.facts()
             elif mover is None:
@@ -248,6 +300,8 @@ def main() -> None:
 def act(mover: Mover, order: dict[str, Any]) -> dict[str, Any]:
     if order["do"] == "move":
         return mover.move(order)
+    if order["do"] == "use":
+        return mover.use(order)
     return mover.clear() if order["do"] == "clear" else mover.digest()
 
 

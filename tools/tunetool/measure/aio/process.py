@@ -70,12 +70,20 @@ class Child:
 
     def ask(self, order: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Its answer. Raises ``Failed`` when it dies, says nothing in time, answers nonsense or reports an error."""
+        self.send(order)
+        return self.receive(timeout)
+
+    def send(self, order: Mapping[str, Any]) -> None:
+        """Give the order and go on: others may have theirs meanwhile."""
         stdin = self._process.stdin
         assert stdin is not None  # noqa: S101  (a pipe, as asked for above)
         try:
             stdin.write(json.dumps(order).encode() + b"\n")
         except OSError:
             raise self._dead() from None
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        """The answer to what was sent."""
         line = self._line(timeout)
         try:
             answer = json.loads(line)

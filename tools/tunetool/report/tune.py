@@ -1,0 +1,147 @@
+"""What `tune` says while it runs, on a terminal and elsewhere, and its result for people."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tunetool.node.units import format_bandwidth
+from tunetool.record import Measurement, Record
+from tunetool.report.page import WIDTH, print_block
+from tunetool.report.table import print_verdict_line
+from tunetool.tune.run import GAIN, View
+from tunetool.tune.search import Progressing
+from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
+
+_PLAIN_SECONDS = 10.0
+"""Between two lines where nobody watches."""
+_REDRAW_SECONDS = 0.2
+
+
+def lines_of(seen: Progressing) -> list[str]:
+    """The state of a search: settings tried, best so far, time left."""
+    head = f"{seen.phase}: {seen.tried} of {seen.settings} settings tried, {seen.left:.0f} s left"
+    return [
+        head,
+        *(f"  best {goal}: {settings} at {format_bandwidth(rate)}" for goal, (settings, rate) in seen.best.items()),
+    ]
+
+
+class PlainView(View):
+    """Lines for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._told = 0.0
+        self._phase = ""
+
+    def say(self, line: str) -> None:
+        """One line."""
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+    def update(self, seen: Progressing) -> None:
+        """A line now and then, and at each new phase."""
+        now = time.monotonic()
+        if seen.phase != self._phase or now - self._told >= _PLAIN_SECONDS:
+            self._told, self._phase = now, seen.phase
+            head, *best = lines_of(seen)
+            self.say("; ".join([head, *(line.strip() for line in best)]))
+
+
+class LiveView(View):
+    """A few lines that are redrawn in place. By the search's own calls: fio is started by fork, so no thread."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._live: Live | None = None
+        self._drawn = 0.0
+
+    def say(self, line: str) -> None:
+        """One line above the others."""
+        self._console.print(Text(line), soft_wrap=True)
+
+    def update(self, seen: Progressing) -> None:
+        """Redraw, a few times a second."""
+        now = time.monotonic()
+        if self._live is not None and now - self._drawn >= _REDRAW_SECONDS:
+            self._drawn = now
+            self._live.update(Group(*(Text(line) for line in lines_of(seen))), refresh=True)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """The lines are gone afterwards: the table says more."""
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+
+def best_view() -> View:
+    """Redrawn lines where a person watches."""
+    return LiveView() if sys.stderr.isatty() else PlainView()
+
+
+def print_tune(record: Record, path: Path | None, written: Path | None, console: Console) -> None:
+    """What was found for each goal, what the block is, and where it lies."""
+    console.print(Text(f"{record.node.host}: `{record.target}`"), soft_wrap=True)
+    gains = [measurement for measurement in record.measurements if measurement.name.startswith(GAIN)]
+    if gains:
+        console.print(_table(gains))
+        for line in _footnotes(record, gains):
+            print_block(console, line, 2)
+    for check in record.checks:
+        print_block(console, f"{check.id}: {check.found}", 2)
+    if written is not None and gains and record.verdict and record.verdict.status == "pass":
+        print_block(console, f"written: {written}", 2)
+    print_verdict_line(record, path, console)
+
+
+def _table(gains: list[Measurement]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for title in ("goal", "settings: block x depth x threads", "GB/s", "default", "ratio", "from", "to", "result"):
+        right = title in ("GB/s", "default", "ratio", "from", "to")
+        table.add_column(title, justify="right" if right else "left", overflow="fold")
+    for gain in gains:
+        told = gain.parameters
+        better = bool(told["significant"])
+        interval = gain.confidence
+        table.add_row(
+            str(told["goal"]),
+            str(_settings(gain)) if better else "DeepSpeed's default",
+            f"{float(told['rate']) / 1e9:.3f}",
+            f"{float(told['default_rate']) / 1e9:.3f}",
+            f"{gain.value:.3f}",
+            f"{interval.low:.3f}" if interval else "",
+            f"{interval.high:.3f}" if interval else "",
+            "faster" if better else "no significant difference",
+        )
+    return table
+
+
+def _settings(gain: Measurement) -> AioSettings:
+    return from_block({name: gain.parameters[name] for name in DEFAULTS.block()})  # type: ignore[misc]
+
+
+def _footnotes(record: Record, gains: list[Measurement]) -> list[str]:
+    figures = [each for each in record.measurements if each.evidence is not None]
+    claimed = sum(each.evidence.claimed_bytes or 0 for each in figures if each.evidence)
+    counted = sum(each.evidence.counted_bytes or 0 for each in figures if each.evidence)
+    thrown = figures[0].parameters["samples_thrown_away"] if figures else 0
+    mix = gains[-1].parameters["mix"]
+    return [
+        f"{gains[0].engine}; mix {mix}; ratio: of medians, its range pair by pair, against DeepSpeed's default",
+        f"evidence: block {counted / claimed:.4f} over {sum(len(each.samples or []) for each in figures)} samples, "
+        f"{thrown} thrown away (other I/O)"
+        if claimed
+        else "evidence: none",
+    ]

@@ -1,0 +1,399 @@
+"""``tunetool tune`` on one node: look, search, prove, have DeepSpeed check the block, write it, keep the record."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from tunetool import record as records
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.measure import aio, busy, rundir
+from tunetool.measure.aio.spec import Device
+from tunetool.measure.evidence import obstacles
+from tunetool.measure.facts import node_facts
+from tunetool.measure.fio import find_fio, preloads
+from tunetool.measure.sequential import free_bytes
+from tunetool.node.blockstack import BlockStack, read_stack
+from tunetool.node.drives import read_drives
+from tunetool.node.files import replace_file
+from tunetool.node.memory import memory_total
+from tunetool.node.units import format_size_binary
+from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
+from tunetool.tune.check import check_block
+from tunetool.tune.fio_driver import FioDriver
+from tunetool.tune.goals import Mix
+from tunetool.tune.pool import Pool, aio_shortage, largest, unit_of
+from tunetool.tune.samples import Samples, figures
+from tunetool.tune.search import Choice, Findings, Plan, Progressing, Search, SettingFailed
+from tunetool.tune.settings import DEFAULTS, AioSettings
+from tunetool.verdict import exit_code
+from tunetool.verify import check_target
+
+KIND = "tune"
+GAIN = "tune.gain."
+SEARCH, ACCEPTED = "tune.search", "tune.block"
+CHECK_SECONDS = 14.0
+"""Kept of the budget: DeepSpeed's own classes take that long to be imported from a cold disk, and read the block."""
+END_SECONDS = 2.0
+"""Kept of the budget for the proof."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller asked for."""
+
+    target: Path
+    space: Sequence[AioSettings]
+    mix: Mix = field(default_factory=Mix)
+    budget: float = 60.0
+    """Seconds, for everything."""
+    output: Path | None = None
+    """Where the block goes."""
+    exhaustive: bool = False
+    driver: Literal["deepspeed", "fio"] = "deepspeed"
+    device: Device = "cpu"
+    processes: int = 1
+    io_bytes: int = 0
+    """Of one transfer; 0: by the storage's speed."""
+    python: Path = Path(sys.executable)
+    runs_dir: Path | None = None
+    allow_busy: bool = False
+    dry_run: bool = False
+    seed: int = 0
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The record, where it lies, what was found, and what the process ends with. No record for a dry run."""
+
+    record: Record | None
+    path: Path | None
+    code: ExitCode
+    findings: Findings | None = None
+    mix: Mix = field(default_factory=Mix)
+
+    @property
+    def choice(self) -> Choice | None:
+        """What the block holds."""
+        return self.findings.choices.get(self.mix.goals[-1]) if self.findings else None
+
+
+class View:
+    """What is told while it runs; the faces are in tunetool.report.tune."""
+
+    def say(self, line: str) -> None:
+        """One line for people."""
+
+    def update(self, seen: Progressing) -> None:
+        """The search went on by one sample."""
+
+    def tick(self) -> None:
+        """Time passed."""
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """While the search runs."""
+        yield
+
+
+def tune(request: Request, view: View, environment: Mapping[str, str] | None = None) -> Result:
+    """Tune. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
+    environment = os.environ if environment is None else environment
+    began, started = time.monotonic(), records.utc_now()
+    check_target(request.target)
+    target = request.target.resolve()
+    stack = read_stack(str(target))
+    _check_request(request, target)
+    doubts = obstacles(stack)
+    if doubts:
+        raise CannotJudge(doubts[0].partition(": ")[0], doubts[0].partition(": ")[2] or None)
+    found = _probe(request, environment)
+    for line in _announcement(request, stack, target):
+        view.say(line)
+    if request.dry_run:
+        return Result(None, None, ExitCode.OK)
+    runs_dir = request.runs_dir or records.default_runs_dir()
+    records.prepare_runs_dir(runs_dir)
+    work = _Work(request, stack, target, found, environment, view, began)
+    errors: list[str] = []
+    try:
+        work.run()
+    except CannotJudge as error:
+        errors.append(f"{error.message}; {error.hint}" if error.hint else error.message)
+    except OSError as error:
+        errors.append(f"`{error.filename or target}`: {error.strerror or error}; see `dmesg | tail`")
+    errors += work.left_behind
+    record = _conclude(request, stack, work, errors, started)
+    path = records.write(record, runs_dir, work.raw())
+    assert record.verdict is not None  # noqa: S101  (made above)
+    code = exit_code([record.verdict.status])
+    return Result(record, path, code, work.findings if not errors else None, request.mix)
+
+
+def _check_request(request: Request, target: Path) -> None:
+    unit = unit_of(request.space)
+    if request.io_bytes % unit:
+        raise UsageProblem(
+            f"`--io-size` of {request.io_bytes} bytes cannot be moved exactly by every parallelism of the space",
+            f"it must be a multiple of {format_size_binary(unit)}",
+        )
+    free, memory = free_bytes(target), memory_total()
+    if not request.io_bytes and largest(free, memory, request.processes, unit) < unit:
+        raise CannotJudge(
+            f"`{target}` has too little space, or this node too little memory: {format_size_binary(free)} and "
+            f"{format_size_binary(memory)}, of which a tenth may be used",
+            f"free some; a transfer is {format_size_binary(unit)} or a multiple, for each of the processes",
+        )
+    if request.driver == "fio" and (request.device != "cpu" or request.processes != 1):
+        raise UsageProblem("`--driver fio` knows one process and memory alone", "leave out `--device`, `--processes`")
+    if request.device == "cpu" and any(settings.use_gds for settings in request.space):
+        raise UsageProblem("`use_gds` in the space needs GPU memory", "add `--device cuda`")
+    output = request.output
+    if output is not None:
+        if output.is_dir():
+            raise UsageProblem(f"`{output}` is a directory", "`-o` takes a file, such as `aio.json`")
+        if not os.access(output.parent, os.W_OK | os.X_OK) or (output.exists() and not os.access(output, os.W_OK)):
+            raise UsageProblem(f"`{output}` cannot be written", "`-o` takes a file in a directory that exists")
+
+
+def _probe(request: Request, environment: Mapping[str, str]) -> aio.Probe | None:
+    if request.driver == "fio":
+        return None
+    found = aio.probe(request.python, environment)
+    aio.need(found, "async_io")
+    if any(settings.use_gds for settings in request.space):
+        aio.need(found, "gds")
+    if request.device != "cpu" and not found.cuda:
+        raise CannotJudge(f"torch in `{found.python}` sees no GPU", "leave out `--device`, or name another `--python`")
+    return found
+
+
+def _announcement(request: Request, stack: BlockStack, target: Path) -> list[str]:
+    how = "all of them, six rounds" if request.exhaustive else f"about {request.budget:.0f} s in all"
+    size = f"of {format_size_binary(request.io_bytes)}" if request.io_bytes else "of at most 1 GiB"
+    each = f"{request.processes} files" if request.processes > 1 else "a file"
+    return [
+        f"writes to `{target}` ({stack.medium}): {each} {size}, again and again, removed afterwards",
+        f"{len(request.space)} settings, mix {request.mix}; {how}",
+    ]
+
+
+@dataclass
+class _Work:
+    request: Request
+    stack: BlockStack
+    target: Path
+    found: aio.Probe | None
+    environment: Mapping[str, str]
+    view: View
+    began: float
+    samples: Samples | None = None
+    findings: Findings | None = None
+    checks: list[CheckResult] = field(default_factory=list)
+    left_behind: list[str] = field(default_factory=list)
+    driver: Pool | FioDriver | None = None
+    start_seconds: float = 0.0
+    written: bool = False
+
+    def run(self) -> None:
+        """Everything that needs the drives for itself. Raises ``CannotJudge``."""
+        key = self.stack.device_number or f"dev-{self.target.stat().st_dev}"
+        with ExitStack() as held:
+            held.enter_context(busy.device_lock(key, busy.lock_directory(self.environment, os.geteuid() == 0)))
+            rundir.remove_stale(rundir.stale_directories(self.target))
+            if not self.request.allow_busy:
+                busy.refuse(busy.look(self.stack, self.view.tick))
+            place = held.enter_context(rundir.run_directory(self.target, records.new_id(), self.left_behind.append))
+            held.enter_context(janitor(place))
+            with self.view.open():
+                self._search(held, place)
+        self._accept()
+
+    def raw(self) -> dict[str, str]:
+        """What the driver said at its end."""
+        return {"driver.txt": self.driver.messages} if self.driver and self.driver.messages else {}
+
+    def _search(self, held: ExitStack, place: Path) -> None:
+        space = self._possible()
+        driver = self.driver = self._make_driver(held, place, space)
+        opened = time.monotonic()
+        driver.open()
+        self.start_seconds = time.monotonic() - opened
+        self.view.say(f"started in {self.start_seconds:.1f} s; transfers of {format_size_binary(driver.io_bytes)}")
+        self.samples = Samples(driver, self.stack, time.monotonic)
+        kept = END_SECONDS + (
+            min(CHECK_SECONDS, 2 + 1.5 * self.start_seconds) if self.request.driver == "deepspeed" else 0.0
+        )
+        left = max(5.0, self.request.budget - (time.monotonic() - self.began) - kept)
+        plan = Plan(space, self.request.mix, left, self.request.exhaustive, self.request.seed)
+        try:
+            search = Search(plan, self.samples.take, time.monotonic, self.view.update)
+            findings = search.run()
+        except SettingFailed as error:
+            raise CannotJudge(f"DeepSpeed's own default fails here: {error}") from None
+        findings.failed.update(self.refused)
+        for settings, reason in findings.failed.items():
+            self.view.say(f"left out: {settings}: {reason}")
+        driver.prove(findings.choices[self.request.mix.goals[-1]].settings)
+        self.findings = findings
+
+    def _possible(self) -> list[AioSettings]:
+        """The space without what the kernel would refuse."""
+        self.refused = {}
+        for settings in self.request.space:
+            reason = aio_shortage(settings, self.request.processes)
+            if reason:
+                self.refused[settings] = reason
+        if DEFAULTS in self.refused:
+            raise CannotJudge(f"DeepSpeed's own default {self.refused[DEFAULTS]}")
+        return [settings for settings in self.request.space if settings not in self.refused]
+
+    def _make_driver(self, held: ExitStack, place: Path, space: Sequence[AioSettings]) -> Pool | FioDriver:
+        request = self.request
+        if request.driver == "fio":
+            fio = find_fio(self.environment)
+            return FioDriver(fio, place, space, self.environment, request.io_bytes, self.view.tick)
+        assert self.found is not None  # noqa: S101  (probed for this driver)
+        spec = aio.Spec(place, 0, request.device, python=request.python, pinned_by=_pinned_by(request.device))
+        pool = Pool(
+            spec, request.processes, space, self.found, self.stack, self.environment, request.io_bytes, self.view.tick
+        )
+        return held.enter_context(pool)
+
+    def _accept(self) -> None:
+        """Have DeepSpeed read the block back, then put it where it was asked for."""
+        assert self.findings is not None  # noqa: S101  (found above)
+        block = self.findings.choices[self.request.mix.goals[-1]].settings.block()
+        self.checks.append(accepted(block, self.request, self.target, self.environment, self.view.tick))
+        if self.request.output is not None:
+            replace_file(str(self.request.output), render(block))
+            self.written = True
+
+
+def render(block: Mapping[str, int | bool]) -> str:
+    """The block as a file that can be merged into a ds_config, or loaded as one."""
+    return json.dumps({"aio": dict(block)}, indent=2) + "\n"
+
+
+def accepted(
+    block: Mapping[str, int | bool],
+    request: Request,
+    target: Path,
+    environment: Mapping[str, str],
+    tick: Callable[[], None],
+) -> CheckResult:
+    """Whether DeepSpeed reads the block as it is written. Raises ``CannotJudge`` when it does not."""
+    expected = "DeepSpeed's own classes read every key of the block as it is written"
+    if request.driver == "fio":
+        found = "not asked: measured by fio, without DeepSpeed"
+        return CheckResult(id=ACCEPTED, status="skip", expected=expected, found=found)
+    told = check_block(block, request.python, target, environment)
+    return CheckResult(id=ACCEPTED, status="pass", expected=expected, found=str(told))
+
+
+def _pinned_by(device: Device) -> Literal["deepspeed", "cuda"]:
+    return "deepspeed" if device == "cpu" else "cuda"
+
+
+@contextmanager
+def janitor(place: Path) -> Iterator[None]:
+    """While this runs, SIGKILL leaves nothing in ``place`` either."""
+    path = Path(rundir.__file__).with_name("janitor.py")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", str(path), str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def _conclude(request: Request, stack: BlockStack, work: _Work, errors: Sequence[str], started: datetime) -> Record:
+    conditions: dict[str, Scalar] = {"medium": stack.medium, "device": request.device, "processes": request.processes}
+    measurements: list[Measurement] = []
+    if work.samples is not None and work.driver is not None:
+        conditions["transfer_bytes"] = work.driver.io_bytes
+        conditions["samples_thrown_away"] = work.samples.thrown
+        measurements = figures(work.samples, conditions)
+    checks = list(work.checks)
+    if work.findings is not None:
+        measurements += [_gain(choice, work, stack, request) for choice in work.findings.choices.values()]
+        checks.insert(0, _search_check(request, work))
+    doubts = [f"`{name}` was set, so foreign code ran in tunetool itself" for name in preloads(work.environment)]
+    status: Literal["pass", "unproven", "error"] = "error" if errors else "unproven" if doubts else "pass"
+    return Record(
+        kind=KIND,
+        id=records.new_id(),
+        started=started,
+        finished=records.utc_now(),
+        node=node_facts(read_drives(), stack),
+        command=list(request.command),
+        target=stack.directory,
+        measurements=measurements,
+        checks=checks,
+        verdict=Verdict(status=status, reasons=[*errors, *doubts]),
+    )
+
+
+def _gain(choice: Choice, work: _Work, stack: BlockStack, request: Request) -> Measurement:
+    assert work.driver is not None  # noqa: S101  (there are findings)
+    interval = choice.interval
+    return Measurement(
+        name=GAIN + choice.goal,
+        layer="filesystem",
+        engine=work.driver.engine,
+        medium=stack.medium,
+        quantity="ratio",
+        unit="1",
+        better="higher",
+        value=choice.gain.ratio,
+        confidence=records.Confidence(
+            level=interval.level, low=interval.low, high=interval.high, method=f"{interval.method}, pair by pair"
+        ),
+        parameters={
+            "goal": choice.goal,
+            "mix": str(request.mix),
+            "significant": choice.significant,
+            "probability": choice.gain.probability,
+            "pairs": choice.pairs,
+            "rate": choice.rate,
+            "default_rate": choice.default_rate,
+            **choice.settings.block(),
+        },
+    )
+
+
+def _search_check(request: Request, work: _Work) -> CheckResult:
+    findings, samples = work.findings, work.samples
+    assert findings is not None  # noqa: S101  (asked before)
+    assert samples is not None  # noqa: S101  (there are findings)
+    choice = findings.choices[request.mix.goals[-1]]
+    taken = sum(len(found) for sides in samples.kept.values() for found in sides.values())
+    told = (
+        f"{choice.settings}: {choice.gain.ratio:.3f} of the default's speed, {choice.pairs} pairs"
+        if choice.significant
+        else "no significant difference from DeepSpeed's default, which is kept"
+    )
+    return CheckResult(
+        id=SEARCH,
+        status="pass",
+        expected="the fastest setting, or DeepSpeed's default where nothing is significantly faster",
+        found=f"{told}; {len(samples.kept)} of {len(request.space)} settings tried, {taken} samples",
+    )
+
+
+__all__ = ["Request", "Result", "View", "render", "tune"]

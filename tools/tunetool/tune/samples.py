@@ -1,0 +1,145 @@
+"""Every sample of a search with what the drives counted, and what becomes of them in the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tunetool.errors import CannotJudge
+from tunetool.measure.evidence import REPEATS, Counted, count, explain, summed
+from tunetool.measure.fio import Direction
+from tunetool.measure.statistics import drift, estimate
+from tunetool.node.blockstack import BlockStack, Counters, CountersChanged, difference, snapshot
+from tunetool.record import Confidence, Measurement, Scalar, Trend
+from tunetool.tune.search import SettingFailed
+from tunetool.tune.settings import DEFAULTS, AioSettings
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a driver says that it did."""
+
+    claimed_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A move that the drives confirm."""
+
+    rate: float
+    claimed_bytes: int
+    counted: Counted | None
+    moment: float
+
+
+class Driver(Protocol):
+    """What moves bytes by given settings."""
+
+    io_bytes: int
+    """Of one transfer, each process's."""
+
+    @property
+    def engine(self) -> str:
+        """What moves, with its version."""
+
+    def move(self, settings: AioSettings, direction: Direction) -> Move:
+        """One sample. Raises ``SettingFailed`` for what these settings cannot do."""
+
+
+@dataclass
+class Samples:
+    """Takes samples of a driver, and keeps those that are proven."""
+
+    driver: Driver
+    stack: BlockStack
+    clock: Callable[[], float]
+    kept: dict[AioSettings, dict[Direction, list[Sample]]] = field(default_factory=dict)
+    thrown: int = 0
+    """Samples during which something else used the drives."""
+
+    def take(self, settings: AioSettings, direction: Direction) -> float | None:
+        """Bytes per second; None when other I/O got into every try. Raises ``SettingFailed``, ``CannotJudge``."""
+        for _ in range(1 + REPEATS):
+            sample = self._try(settings, direction)
+            # Only the counters decide what is thrown away, never the speed.
+            if sample is not None:
+                self.kept.setdefault(settings, {}).setdefault(direction, []).append(sample)
+                return sample.rate
+            self.thrown += 1
+        return None
+
+    def _try(self, settings: AioSettings, direction: Direction) -> Sample | None:
+        try:
+            began = self.clock()
+            before = snapshot(self.stack)
+            move = self.driver.move(settings, direction)
+            devices = difference(snapshot(self.stack), before)
+        except CountersChanged as error:
+            raise CannotJudge(f"the drives changed under the measurement: {error}", "see `dmesg | tail`") from None
+        counted = self._counted(direction, move, devices)
+        if counted is not None and counted.judgement == "missing":
+            told = explain(self.stack, direction, counted, self.driver.engine)
+            if settings == DEFAULTS:
+                raise CannotJudge(told, "look for a full disk or I/O errors: `df`, `dmesg | tail`")
+            raise SettingFailed(told)
+        if counted is not None and counted.judgement == "other-io":
+            return None
+        middle = (began + self.clock()) / 2
+        return Sample(move.claimed_bytes / move.seconds, move.claimed_bytes, counted, middle)
+
+    def _counted(self, direction: Direction, move: Move, devices: Mapping[str, Counters]) -> Counted | None:
+        return count(self.stack, direction, move.claimed_bytes, devices) if self.stack.counts else None
+
+
+def figures(samples: Samples, conditions: Mapping[str, Scalar]) -> list[Measurement]:
+    """One measurement for each setting and direction; ``conditions`` hold for all of them."""
+    return [
+        _figure(samples, settings, direction, found, conditions)
+        for settings, sides in sorted(samples.kept.items())
+        for direction, found in sorted(sides.items())
+    ]
+
+
+def name_of(settings: AioSettings, direction: Direction) -> str:
+    """Of a measurement: ``tune.read.1048576x32x4``, and what else is set."""
+    shape = f"{settings.block_size}x{settings.queue_depth}x{settings.intra_op_parallelism}"
+    flags = [
+        flag
+        for flag, said in (
+            ("single", settings.single_submit),
+            ("sequential", not settings.overlap_events),
+            ("gds", settings.use_gds),
+        )
+        if said
+    ]
+    return ".".join(["tune", direction, "-".join([shape, *flags])])
+
+
+def _figure(
+    samples: Samples,
+    settings: AioSettings,
+    direction: Direction,
+    found: list[Sample],
+    conditions: Mapping[str, Scalar],
+) -> Measurement:
+    values = [sample.rate for sample in found]
+    middle = estimate(values)
+    change = drift([sample.moment for sample in found], values)
+    stack = samples.stack
+    return Measurement(
+        name=name_of(settings, direction),
+        layer="filesystem",
+        engine=samples.driver.engine,
+        medium=stack.medium,
+        quantity="bandwidth",
+        unit="B/s",
+        better="higher",
+        value=middle.value,
+        samples=values,
+        confidence=Confidence(level=middle.level, low=middle.low, high=middle.high, method=middle.method),
+        trend=Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change),
+        parameters={"direction": direction, **settings.block(), **conditions},
+        evidence=summed(stack, [each.counted for each in found], sum(each.claimed_bytes for each in found)),
+    )
