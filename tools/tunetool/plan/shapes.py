@@ -1,0 +1,186 @@
+"""What a model is made of: its tensors in the order in which its modules hold them. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tunetool.errors import UsageProblem
+
+_LAYER = re.compile(r"(^|\.)(layers|h|blocks|block)\.(\d+)\.")
+_SAFETENSORS_HEADER_MAX = 100 * 2**20
+"""safetensors' own limit on a header."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def layer(self) -> str | None:
+        """Number of the repeated layer that it belongs to; None outside of them."""
+        found = _LAYER.search(self.name)
+        return found[3] if found else None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model by its parameters."""
+
+    name: str
+    source: str
+    """Where the sizes come from."""
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def numel(self) -> int:
+        """All elements."""
+        return sum(tensor.numel for tensor in self.tensors)
+
+    @property
+    def largest(self) -> Tensor:
+        """The tensor with the most elements."""
+        return max(self.tensors, key=lambda tensor: tensor.numel)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder of the Llama family, by the sizes that its config.json states."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocabulary: int
+    head_dim: int
+    tied: bool = False
+    """The output layer is the embedding: one tensor."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its parameters, as transformers names and orders them."""
+        found = [Tensor("model.embed_tokens.weight", (self.vocabulary, self.hidden))]
+        for number in range(self.layers):
+            found += self._layer(f"model.layers.{number}.")
+        found.append(Tensor("model.norm.weight", (self.hidden,)))
+        if not self.tied:
+            found.append(Tensor("lm_head.weight", (self.vocabulary, self.hidden)))
+        return tuple(found)
+
+    def _layer(self, prefix: str) -> list[Tensor]:
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        found = []
+        for name, rows in (("q", query), ("k", key), ("v", key)):
+            found.append(Tensor(f"{prefix}self_attn.{name}_proj.weight", (rows, self.hidden)))
+            if self.qkv_bias:
+                found.append(Tensor(f"{prefix}self_attn.{name}_proj.bias", (rows,)))
+        found.append(Tensor(f"{prefix}self_attn.o_proj.weight", (self.hidden, query)))
+        if self.qk_norm:
+            found += [Tensor(f"{prefix}self_attn.{name}_norm.weight", (self.head_dim,)) for name in ("q", "k")]
+        found += [
+            Tensor(f"{prefix}mlp.{name}_proj.weight", (self.intermediate, self.hidden)) for name in ("gate", "up")
+        ]
+        found.append(Tensor(f"{prefix}mlp.down_proj.weight", (self.hidden, self.intermediate)))
+        norms = ("input_layernorm", "post_attention_layernorm")
+        return found + [Tensor(f"{prefix}{name}.weight", (self.hidden,)) for name in norms]
+
+
+PRESETS: Mapping[str, tuple[str, Decoder]] = {
+    "7b": (
+        "Llama 2 7B (arXiv 2307.09288; config.json of meta-llama/Llama-2-7b-hf)",
+        Decoder(4096, 32, 32, 32, 11008, 32000, 128),
+    ),
+    "70b": (
+        "Llama 3.1 70B (arXiv 2407.21783, table 3; config.json of meta-llama/Llama-3.1-70B)",
+        Decoder(8192, 80, 64, 8, 28672, 128256, 128),
+    ),
+    "tiny": ("tunetool's own, for trying a configuration in seconds", Decoder(1024, 2, 8, 8, 2816, 4096, 128)),
+}
+
+# model_type -> what differs from Llama where config.json does not say it.
+_FAMILIES: Mapping[str, Mapping[str, bool]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+}
+
+
+def preset(name: str) -> Model:
+    """One of ``PRESETS``."""
+    source, decoder = PRESETS[name]
+    return Model(name, source, decoder.tensors())
+
+
+def decoder_from_config(document: Mapping[str, Any], path: str) -> Decoder:
+    """The sizes in a transformers config.json. Raises ``UsageProblem`` for what it does not understand."""
+    family = document.get("model_type")
+    if not isinstance(family, str) or family not in _FAMILIES:
+        raise UsageProblem(
+            f"`{path}`: the tensors of a model of type `{family}` are not known from its config.json",
+            f"known: {', '.join(sorted(_FAMILIES))}; for others name the folder with its .safetensors files",
+        )
+    try:
+        hidden, heads = int(document["hidden_size"]), int(document["num_attention_heads"])
+        sizes = {
+            "layers": int(document["num_hidden_layers"]),
+            "kv_heads": int(document.get("num_key_value_heads") or heads),
+            "intermediate": int(document["intermediate_size"]),
+            "vocabulary": int(document["vocab_size"]),
+            "head_dim": int(document.get("head_dim") or hidden // heads),
+        }
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UsageProblem(f"`{path}`: {error} is missing or no number", "is it a transformers config.json?") from None
+    if min(hidden, heads, *sizes.values()) < 1:
+        raise UsageProblem(f"`{path}`: a size is less than 1", "is it a transformers config.json?")
+    bias = _FAMILIES[family].get("qkv_bias", bool(document.get("attention_bias")))
+    norm = _FAMILIES[family].get("qk_norm", False)
+    tied = bool(document.get("tie_word_embeddings", False))
+    return Decoder(hidden=hidden, heads=heads, tied=tied, qkv_bias=bias, qk_norm=norm, **sizes)
+
+
+def tensors_from_safetensors(header: bytes, path: str) -> tuple[Tensor, ...]:
+    """The tensors that the beginning of a .safetensors file lists, in the order in which they lie in it."""
+    try:
+        (length,) = struct.unpack("<Q", header[:8])
+        listed = json.loads(header[8 : 8 + length])
+        entries = [(each["data_offsets"][0], name, each["shape"]) for name, each in listed.items() if name[0] != "_"]
+        return tuple(Tensor(name, tuple(int(size) for size in shape)) for _, name, shape in sorted(entries))
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise UsageProblem(f"`{path}` is no safetensors file", "name a folder with a model's files") from None
+
+
+def header_bytes(start: bytes, path: str) -> int:
+    """How many bytes of a .safetensors file its list of tensors takes, from its first 8."""
+    length = struct.unpack("<Q", start)[0] if len(start) == 8 else _SAFETENSORS_HEADER_MAX + 1
+    if length > _SAFETENSORS_HEADER_MAX:
+        raise UsageProblem(f"`{path}` is no safetensors file", "name a folder with a model's files")
+    return 8 + int(length)
+
+
+def in_module_order(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Layers by their number: files list them as text, where 10 comes before 2."""
+    numbers = {tensor.name: int(tensor.layer) if tensor.layer is not None else None for tensor in tensors}
+
+    def key(tensor: Tensor) -> tuple[int, int]:
+        number = numbers[tensor.name]
+        if number is not None:
+            return (1, number)
+        return (0 if "embed" in tensor.name or "wte" in tensor.name else 2, 0)
+
+    return tuple(sorted(tensors, key=key))

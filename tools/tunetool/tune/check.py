@@ -1,0 +1,195 @@
+"""Nothing is handed out that DeepSpeed does not take as it was meant.
+
+DeepSpeed ignores keys that it does not know (in `aio`, and at the top), so that it starts is no proof: it is asked what
+it understood, key by key. Then its handle is built from that, and moves real bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tunetool import record as records
+from tunetool.errors import CannotJudge
+from tunetool.measure import aio
+from tunetool.measure.aio.process import Child
+from tunetool.measure.aio.spec import granule
+from tunetool.measure.progress import Progress
+from tunetool.measure.rundir import run_directory
+from tunetool.node.blockstack import read_stack
+from tunetool.node.units import format_size_binary
+
+START_SECONDS = 180.0
+"""torch and DeepSpeed are imported in it, from a cold disk perhaps."""
+LEAST_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What DeepSpeed made of it."""
+
+    deepspeed: str
+    keys: int
+    """Settings that were compared."""
+    moved: int
+    """Bytes written and read back by the handle."""
+
+    def __str__(self) -> str:
+        moved = f"{format_size_binary(self.moved)} written and read by its handle, equal"
+        return f"deepspeed {self.deepspeed} understood all {self.keys} settings as written; {moved}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What DeepSpeed computes on here."""
+
+    accelerator: str
+    """cpu, cuda ..., as DeepSpeed calls it."""
+    bf16: bool
+
+
+class Classes:
+    """DeepSpeed's configuration classes in a process of their own. A context: it is gone afterwards."""
+
+    def __init__(self, python: Path, environment: Mapping[str, str]) -> None:
+        program = Path(__file__).with_name("check_child.py")
+        self._child = Child([str(python), str(program)], "DeepSpeed's configuration classes", environment)
+
+    def __enter__(self) -> Classes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.__exit__(kind, value, trace)
+
+    def facts(self) -> Facts:
+        """Asked of DeepSpeed's accelerator."""
+        return Facts(**self._child.ask({"do": "facts"}, START_SECONDS))
+
+    def parse(self, path: Path, world: int) -> dict[str, Any]:
+        """What they read in a file, as one of ``world`` ranks. Raises ``CannotJudge`` when they refuse it."""
+        answer = self._child.ask({"do": "parse", "path": str(path), "world": world}, START_SECONDS)
+        if "refused" in answer:
+            told = f"{answer['kind']}: {answer['refused'][:300]}"
+            raise CannotJudge(f"DeepSpeed refuses the configuration: {told}", "nothing was written")
+        parsed: dict[str, Any] = answer["parsed"]
+        return parsed
+
+
+def check_block(block: Mapping[str, int | bool], python: Path, target: Path, environment: Mapping[str, str]) -> str:
+    """An ``aio`` block by itself. What was found; raises ``CannotJudge`` when DeepSpeed does not take it as written."""
+    found = ready(python, environment, block)
+    with Classes(python, environment) as classes:
+        document = {"train_micro_batch_size_per_gpu": 1, "aio": dict(block)}
+        return str(check_config(document, 1, classes, found, target, environment))
+
+
+def ready(python: Path, environment: Mapping[str, str], block: Mapping[str, Any]) -> aio.Probe:
+    """Raises ``Missing`` unless DeepSpeed and the op that ``block`` asks for are there."""
+    found = aio.probe(python, environment)
+    aio.need(found, "gds" if block.get("use_gds") else "async_io")
+    return found
+
+
+def check_config(
+    document: Mapping[str, Any],
+    world: int,
+    classes: Classes,
+    found: aio.Probe,
+    target: Path,
+    environment: Mapping[str, str],
+    progress: Progress | None = None,
+) -> Accepted:
+    """A whole configuration for ``world`` ranks. All is done in a directory of its own inside ``target``.
+
+    Raises ``CannotJudge`` when DeepSpeed refuses it or understands something else.
+    """
+    with run_directory(target, records.new_id()) as place:
+        path = place / "ds_config.json"
+        path.write_text(json.dumps(document))
+        parsed = classes.parse(path, world)
+        unlike = differences(document, parsed)
+        if unlike:
+            raise CannotJudge(
+                f"DeepSpeed {found.deepspeed} does not read the configuration as it was written: {unlike[0]}",
+                "this version of DeepSpeed spells it in another way; nothing was written",
+            )
+        moved = _move(parsed["aio"], place, environment, progress or _Silent(), found)
+    return Accepted(str(found.deepspeed), count_keys(document), moved)
+
+
+def differences(written: Any, parsed: Any, path: str = "") -> list[str]:
+    """Where ``parsed`` differs from ``written``, for all that is written. ``True`` is not 1, and 8 is not "8"."""
+    if isinstance(written, Mapping):
+        if not isinstance(parsed, Mapping):
+            return [f"`{path}` became {parsed!r}"]
+        found = []
+        for key, value in written.items():
+            inner = f"{path}.{key}" if path else str(key)
+            found += differences(value, parsed[key], inner) if key in parsed else [f"`{inner}` is ignored"]
+        return found
+    if isinstance(written, list | tuple):
+        same = isinstance(parsed, list | tuple) and list(parsed) == list(written)
+    elif isinstance(written, bool) or isinstance(parsed, bool):
+        same = written is parsed
+    elif isinstance(written, str) or isinstance(parsed, str):
+        # An optimizer's name is kept in lower case.
+        same = str(written) == str(parsed) or (path == "optimizer.type" and str(written).lower() == str(parsed))
+    else:
+        same = written == parsed
+    return [] if same else [f"`{path}` is {written!r} in the file and became {parsed!r}"]
+
+
+def count_keys(document: Any) -> int:
+    """Settings in it."""
+    if isinstance(document, Mapping):
+        return sum(count_keys(value) for value in document.values())
+    return 1
+
+
+def _move(
+    block: Mapping[str, Any],
+    place: Path,
+    environment: Mapping[str, str],
+    progress: Progress,
+    found: aio.Probe,
+) -> int:
+    """One write and one read by a handle with the settings that DeepSpeed understood; bytes compared by others."""
+    parallelism = int(block["intra_op_parallelism"])
+    unit = granule(parallelism, 4096)
+    size = -(-max(LEAST_BYTES, parallelism * int(block["block_size"])) // unit) * unit
+    spec = aio.Spec(
+        directory=place,
+        io_bytes=size,
+        device="gds" if block["use_gds"] else "cpu",
+        block_bytes=int(block["block_size"]),
+        queue_depth=int(block["queue_depth"]),
+        intra_op_parallelism=parallelism,
+        single_submit=bool(block["single_submit"]),
+        overlap_events=bool(block["overlap_events"]),
+        python=Path(found.python),
+        samples=1,
+        seconds=None,
+        warm_ups=0,
+    )
+    try:
+        aio.run(spec, read_stack(str(place)), environment, progress, found=found)
+    finally:
+        spec.file.unlink(missing_ok=True)
+    return size
+
+
+class _Silent:
+    """A progress that nobody sees: the check takes seconds."""
+
+    def say(self, line: str) -> None:
+        pass
+
+    def step(self, name: str, seconds: float) -> AbstractContextManager[Callable[[], None]]:
+        return nullcontext(lambda: None)

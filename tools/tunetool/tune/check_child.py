@@ -1,0 +1,70 @@
+"""What DeepSpeed makes of a configuration. Self-contained; ``check_child.py`` under the user's Python, from 3.8.
+
+Orders come as JSON lines on stdin, one answer each goes out as a JSON line. Started by ``check.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+# Keys of the file that end as they are in an attribute of DeepSpeedConfig of the same name.
+PLAIN = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+)
+
+
+def parse(path: str, world: int) -> dict[str, Any]:
+    """The file as DeepSpeed's own classes understand it, for one of ``world`` ranks."""
+    import deepspeed.runtime.config as module
+
+    # Nobody is there to talk to: it would take itself for the only rank, and refuse the batch of several.
+    module.dist.get_rank = lambda *_, **__: 0
+    module.dist.get_world_size = lambda *_, **__: world
+    parsed = module.DeepSpeedConfig(path)
+    found = {key: getattr(parsed, key) for key in PLAIN}
+    found["aio"] = parsed.aio_config
+    found["zero_optimization"] = json.loads(parsed.zero_config.model_dump_json(by_alias=True))
+    found["bf16"] = {"enabled": parsed.bfloat16_config.enabled}
+    found["fp16"] = {"enabled": parsed.float16_config.enabled}
+    found["optimizer"] = {"type": parsed.optimizer_name, "params": parsed.optimizer_params}
+    return found
+
+
+def facts() -> dict[str, Any]:
+    """What DeepSpeed computes on."""
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    return {"accelerator": accelerator.device_name(), "bf16": bool(accelerator.is_bf16_supported())}
+
+
+def act(order: dict[str, Any]) -> dict[str, Any]:
+    if order["do"] == "facts":
+        return facts()
+    try:
+        return {"parsed": parse(order["path"], order["world"])}
+    except Exception as error:
+        return {"refused": " ".join(str(error).split()) or repr(error), "kind": type(error).__name__}
+
+
+def main() -> None:
+    # DeepSpeed prints to stdout: that goes where its errors go, and the answers keep a way of their own.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            answer = act(json.loads(line))
+        except Exception as error:
+            answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Whole ds_configs: computed, rendered, read back by DeepSpeed itself, and only then written, with their reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tunetool.errors import UsageProblem
+from tunetool.measure.aio.driver import memlock
+from tunetool.measure.progress import Progress
+from tunetool.measure.sequential import free_bytes
+from tunetool.node.files import read_text, replace_file
+from tunetool.node.memory import memory_total
+from tunetool.node.units import format_size, format_size_binary
+from tunetool.plan.ds_config import Job, Node, Plan, plan
+from tunetool.tune.check import Accepted, Classes, check_config, ready
+from tunetool.tune.models import load_model
+from tunetool.tune.settings import NAMES, AioSettings, from_block
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates/ds_config"
+PUBLISHED_70B = {"model": "70b", "micro_batch": 2, "batch": 2048}
+"""What the kind `zero3-nvme-70b` takes where the call does not say: as it was published."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the call asks for; None: as the kind or this machine has it."""
+
+    kind: str
+    output: Path
+    target: Path
+    python: Path
+    model: str | None = None
+    world: int = 8
+    nodes: int = 1
+    micro_batch: int | None = None
+    batch: int | None = None
+    memory_bytes: int | None = None
+    space_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What came of it."""
+
+    config: Path
+    explained: Path
+    accepted: Accepted
+    plan: Plan
+
+
+def read_settings(path: Path) -> AioSettings:
+    """The `aio` block in a JSON file, such as `tunetool tune` writes. Raises ``UsageProblem``."""
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", "`--aio` takes a JSON file") from None
+    except ValueError as error:
+        raise UsageProblem(f"`{path}` is not JSON: {error}", "comments are not JSON either") from None
+    block = document.get("aio", document) if isinstance(document, dict) else None
+    if not isinstance(block, dict):
+        raise UsageProblem(f"`{path}` holds no `aio` block", 'such as {"aio": {"block_size": 1048576, ...}}')
+    unknown, missing = sorted(set(block) - set(NAMES)), sorted(set(NAMES) - set(block) - {"use_gds"})
+    if unknown or missing:
+        what = f"unknown: {', '.join(unknown)}" if unknown else f"missing: {', '.join(missing)}"
+        raise UsageProblem(f"`{path}`: {what}", f"DeepSpeed reads {', '.join(NAMES)} and ignores anything else")
+    for name in NAMES[:3]:
+        if isinstance(block[name], bool) or not isinstance(block[name], int) or block[name] < 1:
+            raise UsageProblem(f"`{path}`: `{name}` is `{block[name]!r}`", "it must be a whole number, 1 or more")
+    for name in NAMES[3:]:
+        if not isinstance(block.get(name, False), bool):
+            raise UsageProblem(f"`{path}`: `{name}` is `{block[name]!r}`", "it must be true or false, without quotes")
+    return from_block({"use_gds": False, **block})
+
+
+def write_config(request: Request, aio: AioSettings, environment: Mapping[str, str], progress: Progress) -> Written:
+    """Compute, check, write. Raises before anything is written."""
+    defaults: Mapping[str, Any] = PUBLISHED_70B if request.kind == "zero3-nvme-70b" else {}
+    model = load_model(request.model or str(defaults.get("model", "tiny")))
+    job = Job(
+        kind=request.kind,
+        model=model,
+        aio=aio.block(),
+        nvme_path=str(request.target.absolute()),
+        world=request.world,
+        nodes=request.nodes,
+        micro_batch=request.micro_batch or int(defaults.get("micro_batch", 1)),
+        batch=request.batch or defaults.get("batch"),
+    )
+    found = ready(request.python, environment, job.aio)
+    with progress.step("asking DeepSpeed what it computes on", 10), Classes(request.python, environment) as classes:
+        facts = classes.facts()
+        node = Node(
+            memory_bytes=request.memory_bytes or memory_total() - hugepages_bytes(),
+            memlock=memlock(),
+            free_bytes=request.space_bytes or free_bytes(request.target),
+            gpu=facts.accelerator != "cpu",
+            bf16=facts.bf16,
+        )
+        planned = plan(job, node)
+        document = render(planned)
+        accepted = check_config(document, job.world, classes, found, request.target, environment, progress)
+    explained = request.output.with_suffix(".md")
+    text = explanation(planned, document, accepted, request.output.name)
+    replace_file(str(explained), text)
+    replace_file(str(request.output), json.dumps(document, indent=2) + "\n")
+    if any(path.endswith("offload_optimizer.device") for path, _ in leaves(document)) and not found.has("cpu_adam"):
+        progress.say("DeepSpeed's op `cpu_adam` is not built: the job would compile it, `tunetool prebuild` does now")
+    return Written(request.output, explained, accepted, planned)
+
+
+def hugepages_bytes(root: str = "") -> int:
+    """Memory that is set aside for huge pages, which DeepSpeed does not use."""
+    match = re.search(r"^Hugetlb:\s+(\d+) kB$", read_text(f"{root}/proc/meminfo") or "", re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
+
+
+def render(planned: Plan) -> dict[str, Any]:
+    """The configuration that the kind's template makes of the values."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        autoescape=False,  # noqa: S701  (JSON, and values go through `tojson`)
+    )
+    text = environment.get_template(f"{planned.job.kind}.json.j2").render(planned.values)
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def explanation(planned: Plan, document: Mapping[str, Any], accepted: Accepted, name: str) -> str:
+    """Markdown: every value with unit, formula and reason; what it takes per rank and per node."""
+    job, node = planned.job, planned.node
+    ranks = f"{job.world} ranks on {job.nodes} node{'s' if job.nodes > 1 else ''}"
+    lines = [
+        f"# {name}: {job.kind} for {job.model.name} on {ranks}",
+        "",
+        f"Model: {job.model.numel:,} parameters in {len(job.model.tensors)} tensors; {job.model.source}. "
+        f"The largest is `{job.model.largest.name}`, {job.model.largest.numel:,} elements.",
+        f"Node: {format_size_binary(node.memory_bytes)} of memory, "
+        f"{'no limit on' if node.memlock is None else format_size_binary(node.memlock) + ' of'} locked memory, "
+        f"{'GPU' if node.gpu else 'no GPU'}, {'bf16' if node.bf16 else 'no bf16'}.",
+        f"Checked: {accepted}.",
+        "",
+        "## Values",
+        "",
+        "| key | value | unit | formula | why |",
+        "|---|---|---|---|---|",
+    ]
+    for path, value in leaves(document):
+        reason = planned.reasons[path]
+        lines.append(f"| `{path}` | `{json.dumps(value)}` | {reason.unit} | {reason.formula} | {reason.why} |")
+    lines += ["", "## What it takes", "", "| what | where | per rank | per node |", "|---|---|---|---|"]
+    for item in planned.items:
+        size, where = _sizes(item.where), {"locked": "memory, locked", "host": "memory"}.get(item.where, item.where)
+        node_bytes = item.rank_bytes * job.ranks_per_node
+        lines.append(f"| {item.name} | {where} | {size(item.rank_bytes)} | {size(node_bytes)} |")
+    total = planned.rank_bytes("host", "locked")
+    if total:
+        per_node = format_size_binary(total * job.ranks_per_node)
+        lines.append(f"| all memory of the node | memory | {format_size_binary(total)} | {per_node} |")
+    lines += ["", "DeepSpeed counts elements, not bytes: 2 bytes each for parameters, 4 for the optimizer's states."]
+    return "\n".join([*lines, *planned.notes]) + "\n"
+
+
+def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its dotted path."""
+    for key, value in document.items():
+        inner = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping):
+            yield from leaves(value, inner)
+        else:
+            yield inner, value
+
+
+def _sizes(where: str) -> Any:
+    return format_size if where == "nvme" else format_size_binary
+
+
+def check_output(output: Path) -> None:
+    """Raises ``UsageProblem`` when neither file could be written."""
+    if output.is_dir() or output.suffix == ".md":
+        raise UsageProblem(f"`-o {output}` is no name for a JSON file", "such as `-o ds_config.json`")
+    if not os.access(output.absolute().parent, os.W_OK | os.X_OK):
+        raise UsageProblem(f"`{output}` cannot be written", "`-o` takes a file in a directory that exists")
