@@ -21,6 +21,7 @@ from .immutable import Unsupported, is_immutable
 from .locking import Locker, kinds, lock_checks, lock_memory
 from .memory import HugePages, memlock_limit, read_hugepages, shm_bytes
 from .mounts import Mount, mount_at, read_mounts
+from .tuned import check_tuned
 from .tuning_checks import tuning_checks
 from .units import format_size_binary
 
@@ -52,6 +53,8 @@ def run_checks(
         checks += lock_checks(manifest["memory"]["memlock"], kinds(os.geteuid() == 0, root), tries, root)
     checks.append(_offload_check(manifest, mount, root))
     checks += _gds_checks(manifest, root)
+    if manifest.get("aio"):
+        checks.append(check_tuned(manifest["aio"], manifest["filesystem"]["mount_point"], root))
     pending = manifest["reboot_required"]
     checks.append(
         _check(

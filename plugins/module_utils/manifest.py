@@ -114,9 +114,40 @@ SCHEMA: dict[str, Any] = {
             ),
             "reboot_required": {"type": "boolean"},
             "tool_version": _TEXT,
+            "aio": dict(
+                _object(
+                    {
+                        "path": _TEXT,
+                        "block": _object(
+                            {
+                                "block_size": _COUNT,
+                                "queue_depth": _COUNT,
+                                "intra_op_parallelism": _COUNT,
+                                "single_submit": {"type": "boolean"},
+                                "overlap_events": {"type": "boolean"},
+                                "use_gds": {"type": "boolean"},
+                            }
+                        ),
+                        "hardware": _object(
+                            {
+                                "kernel": _TEXT,
+                                "cpu": _TEXT_OR_NULL,
+                                "cpu_count": _COUNT_OR_NULL,
+                                "memory_bytes": _COUNT_OR_NULL,
+                                "driver": _TEXT_OR_NULL,
+                                "drives": {"type": "array", "items": _TEXT},
+                                "medium": _TEXT_OR_NULL,
+                                "mount": {"type": ["array", "null"], "items": _TEXT},
+                                "file_system": _TEXT_OR_NULL,
+                            }
+                        ),
+                    }
+                ),
+                description="DeepSpeed's block by `tunetool tune`, and what it was tuned on; left out: not tuned",
+            ),
         },
         # Not in the manifests of before.
-        optional=("tuning",),
+        optional=("tuning", "aio"),
     ),
 }
 

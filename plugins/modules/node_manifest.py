@@ -64,6 +64,13 @@ options:
     type: list
     elements: str
     default: []
+  tuned:
+    description:
+      - Blocks of DeepSpeed's C(aio) settings by hash of the hardware, as C(tunetool tune --store-vars) stores them.
+      - The one of this node's hardware is written to C(/etc/tunetool/aio.json); where there is none, that file is
+        removed.
+    type: dict
+    default: {}
   tool_version:
     description: Version of the collection that built the node.
     type: str
@@ -107,6 +114,7 @@ checks:
 """
 
 import json  # noqa: E402  (Ansible wants the documentation first)
+import os  # noqa: E402
 from dataclasses import asdict  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -115,7 +123,7 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ..module_utils.answers import FAIL  # noqa: E402
 from ..module_utils.checks import run_checks  # noqa: E402
 from ..module_utils.drift import Difference, built_manifest, told  # noqa: E402
-from ..module_utils.files import content  # noqa: E402
+from ..module_utils.files import content, replace_file  # noqa: E402
 from ..module_utils.health import HEALTH_CHECKS  # noqa: E402
 from ..module_utils.manifest import (  # noqa: E402
     MANIFEST_PATH,
@@ -126,6 +134,7 @@ from ..module_utils.manifest import (  # noqa: E402
     refuse_newer,
     write,
 )
+from ..module_utils.tuned import TUNED_PATH, VARIABLE, TunedError, choose, render  # noqa: E402
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
 
 
@@ -144,6 +153,7 @@ def main() -> None:
             "expect_read": {"type": "str", "default": ""},
             "expect_write": {"type": "str", "default": ""},
             "reboot_reasons": {"type": "list", "elements": "str", "default": []},
+            "tuned": {"type": "dict", "default": {}},
             "tool_version": {"type": "str", "required": True},
         },
         supports_check_mode=True,
@@ -169,6 +179,9 @@ def main() -> None:
         "reboot_required": bool(wanted["reboot_reasons"]),
         "tool_version": wanted["tool_version"],
     }
+    tuned = _tuned(module)
+    document.update({"aio": tuned} if tuned else {})
+    block = render(tuned["block"]) if tuned else None
     try:
         refuse_newer()
     except ManifestError as error:
@@ -182,8 +195,9 @@ def main() -> None:
     # Damaged, it may hold any bytes: a difference must be printable.
     before, after = content(MANIFEST_PATH).encode(errors="replace").decode(), dump(document)
     built = built_manifest() or document
+    stale = content(TUNED_PATH) != (block or "")
     result = {
-        "changed": before != after,
+        "changed": before != after or stale,
         "differences": told(
             [
                 Difference("manifest." + key, json.dumps(document[key]), json.dumps(built[key]))
@@ -201,6 +215,7 @@ def main() -> None:
     if module.check_mode:
         module.exit_json(**result)
     try:
+        _place(block, stale)
         if before != after:
             write(document)
     except ManifestError as error:
@@ -223,6 +238,25 @@ def judge(module: AnsibleModule, document: dict[str, Any], result: dict[str, Any
     for reason in module.params["reboot_reasons"]:
         module.warn("reboot required: %s" % reason)
     module.exit_json(**result)
+
+
+def _tuned(module: AnsibleModule) -> dict[str, Any] | None:
+    """What the manifest says of this node's block; None without one."""
+    wanted = module.params
+    try:
+        found = choose(wanted["tuned"], wanted["filesystem"]["mount_point"])
+    except TunedError as error:
+        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
+    if found is None and wanted["tuned"]:
+        module.warn("%s has no result of hardware like this: run `tunetool tune --store-vars` on this node" % VARIABLE)
+    return found
+
+
+def _place(block: str | None, stale: bool) -> None:
+    if stale and block is None:
+        os.unlink(TUNED_PATH)
+    elif stale and block is not None:
+        replace_file(TUNED_PATH, block)
 
 
 SESSION_CHECKS = ("memory.memlock",)

@@ -89,6 +89,7 @@ def command(
     from tunetool.tune import run
     from tunetool.tune.goals import parse_mix
     from tunetool.tune.space import SWEEP, read_space, settings_of
+    from tunetool.tune.store import check_store, store
 
     paths = {"--target": target, "-o": output, "--json": json_to, "--space": space, "--runs-dir": runs_dir}
     no_empty_paths({**paths, "--python": python, "--explain": explain, "--store-vars": store_vars})
@@ -111,9 +112,14 @@ def command(
         seed=seed,
         command=sys.argv,
     )
+    if store_vars is not None:
+        check_store(Path(store_vars))
     result = run.tune(request, best_view())
     if result.record is not None:
         write_json(result.record, json_to)
         if json_to != "-":
             print_tune(result.record, result.path, request.output, table_console())
+        if result.choice is not None and store_vars is not None and result.code == 0:
+            path = store(Path(store_vars), result.record, result.choice.settings.block(), str(request.mix))
+            click.echo(f"stored: {path}", err=True)
     return int(result.code)

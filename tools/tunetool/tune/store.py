@@ -1,0 +1,56 @@
+"""Results as Ansible variables, by hash of the hardware, so that `site.yml` renders them on every node like this one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import UsageProblem
+from tunetool.node.files import replace_file
+from tunetool.node.tuned import VARIABLE, TunedError, check_variable
+from tunetool.record import Record
+
+FILE = "tunetool_tuned.json"
+"""Ansible reads JSON beside YAML in group_vars and host_vars."""
+
+
+def check_store(directory: Path) -> None:
+    """Raises ``UsageProblem`` before anything is measured for what could not be stored afterwards."""
+    if not directory.is_dir():
+        raise UsageProblem(
+            f"`{directory}` is not a directory", "`--store-vars` takes one that exists, such as `group_vars/all`"
+        )
+    _read(directory / FILE)
+
+
+def store(directory: Path, record: Record, block: Mapping[str, int | bool], mix: str) -> Path:
+    """Put the block beside those of other hardware; the file."""
+    path = directory / FILE
+    known = _read(path)
+    known[str(record.node.speed_hash)] = {
+        "block": dict(block),
+        "host": record.node.host,
+        "mix": mix,
+        "record": record.id,
+        "target": record.target,
+        "tuned": record.finished.isoformat(),
+    }
+    replace_file(str(path), json.dumps({VARIABLE: known}, indent=2, sort_keys=True) + "\n")
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))[VARIABLE]
+        check_variable(known)
+    except OSError as error:
+        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, TunedError) as error:
+        raise UsageProblem(
+            f"`{path}` holds no results of `tunetool tune`: {error}", "move it away, or name another directory"
+        ) from None
+    return dict(known)
