@@ -44,6 +44,7 @@ def read(
     from tunetool.cli.verify import check_python, no_empty_paths
     from tunetool.errors import UsageProblem
     from tunetool.tune.configs import Request, check_output, read_settings
+    from tunetool.tune.models import load_model
     from tunetool.verify import check_target
 
     if asked["ds_config"] is None:
@@ -58,6 +59,8 @@ def read(
         raise UsageProblem("`--ds-config` needs `--model`", "7b, 70b, tiny, or a model's folder")
     check_output(Path(output))
     check_target(Path(target))
+    if asked["model"] is not None:
+        load_model(asked["model"])
     request = Request(
         kind=asked["ds_config"],
         output=Path(output),
@@ -74,12 +77,15 @@ def read(
     return request, read_settings(Path(asked["aio"])) if asked["aio"] is not None else None
 
 
-def write(request: Request, settings: AioSettings) -> None:
-    """Make it, and say what came of it."""
+def write(request: Request, settings: AioSettings, dry_run: bool) -> int:
+    """Make it, and say what came of it. The exit status."""
     from tunetool.node.units import format_size, format_size_binary
     from tunetool.report.progress import best_progress
     from tunetool.tune.configs import write_config
 
+    if dry_run:
+        click.echo(f"would move 16 MiB or more in `{request.target}` and write {request.output}")
+        return 0
     done = write_config(request, settings, os.environ, best_progress())
     job = done.plan.job
     click.echo(f"{job.kind} for {job.model.name} ({job.model.numel:,} parameters) on {job.world} ranks")
@@ -92,6 +98,7 @@ def write(request: Request, settings: AioSettings) -> None:
     if files:
         click.echo(f"each node: swap files of {format_size(files * job.ranks_per_node)} in `{job.nvme_path}`")
     click.echo(f"written: {done.config}, explained in {done.explained}")
+    return 0
 
 
 def _size(name: str, text: str | None) -> int | None:

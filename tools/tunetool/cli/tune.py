@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+
+from tunetool.cli import ds_config
 
 
 @click.command("tune")
@@ -56,6 +59,7 @@ import click
 @click.option("--allow-busy", is_flag=True, help="Measure beside a job that uses the drives or GPUs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order in which settings are tried.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, how long and where; do nothing.")
+@ds_config.options
 def command(
     target: str,
     budget: str,
@@ -75,6 +79,7 @@ def command(
     allow_busy: bool,
     seed: int,
     dry_run: bool,
+    **asked: Any,
 ) -> int:
     """The best settings of DeepSpeed's `aio` block for this storage, within a minute.
 
@@ -94,12 +99,16 @@ def command(
     paths = {"--target": target, "-o": output, "--json": json_to, "--space": space, "--runs-dir": runs_dir}
     no_empty_paths({**paths, "--python": python, "--explain": explain, "--store-vars": store_vars})
     check_json(json_to)
+    config = ds_config.read(asked, target, output, python)
+    if config is not None and config[1] is not None:
+        return ds_config.write(config[0], config[1], dry_run)
     request = run.Request(
         target=Path(target),
         space=settings_of(read_space(Path(space)) if space is not None else SWEEP),
         mix=parse_mix(mix_text),
         budget=parse_duration(budget),
-        output=Path(output) if output is not None else None,
+        # With --ds-config the block goes into the configuration, which is written for it.
+        output=Path(output) if output is not None and config is None else None,
         exhaustive=exhaustive,
         driver="fio" if driver == "fio" else "deepspeed",
         device="cuda" if device == "cuda" else "cpu",
@@ -122,4 +131,6 @@ def command(
         if result.choice is not None and store_vars is not None and result.code == 0:
             path = store(Path(store_vars), result.record, result.choice.settings.block(), str(request.mix))
             click.echo(f"stored: {path}", err=True)
+    if config is not None and result.choice is not None:
+        ds_config.write(config[0], result.choice.settings, dry_run)
     return int(result.code)

@@ -244,10 +244,11 @@ def _fits(found: Plan) -> None:
     ranks = job.ranks_per_node
     needed = found.rank_bytes("host", "locked") * ranks
     if needed > node.memory_bytes * MEMORY_SHARE:
+        instead = "" if job.kind in NVME_KINDS else "`--ds-config zero3-nvme`, or "
         raise CannotJudge(
             f"`{job.kind}` of `{job.model.name}` keeps {format_size_binary(needed)} in each node's memory; "
             f"{MEMORY_SHARE:.0%} of {format_size_binary(node.memory_bytes)} may be used",
-            "more nodes, `--ds-config zero3-nvme`, or `--memory SIZE` where the node that it is for has more",
+            f"more nodes, {instead or 'or '}`--memory SIZE` where the node that it is for has more",
         )
     locked = found.rank_bytes("locked")
     if node.memlock is not None and locked > node.memlock:
