@@ -131,6 +131,6 @@ def command(
         if result.choice is not None and store_vars is not None and result.code == 0:
             path = store(Path(store_vars), result.record, result.choice.settings.block(), str(request.mix))
             click.echo(f"stored: {path}", err=True)
-    if config is not None and result.choice is not None:
+    if config is not None and result.choice is not None and result.code == 0:
         ds_config.write(config[0], result.choice.settings, dry_run)
     return int(result.code)
