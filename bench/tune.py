@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.measure import aio, rundir
-from tunetool.measure.statistics import estimate
 from tunetool.node.blockstack import read_stack
 from tunetool.tune.pool import Pool
 from tunetool.tune.run import janitor
 from tunetool.tune.samples import Samples
+from tunetool.tune.search import interval_of
 from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
 from tunetool.tune.space import SWEEP, read_space
 
@@ -180,7 +180,7 @@ def report(state: dict[str, Any]) -> bool:
             shares = ratios(sides[direction], rates[best][direction])
             if not shares or name == best:
                 continue
-            told = estimate(shares)
+            told = interval_of(shares)
             verdict = ""
             if name in (f"tune, {direction}", "tune, mix"):
                 held = told.low >= WANTED_SHARE

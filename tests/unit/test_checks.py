@@ -18,8 +18,10 @@ from tunetool.node import manifest as manifests
 from tunetool.node.arrays import read_arrays
 from tunetool.node.checks import Check, run_checks
 from tunetool.node.drives import read_drives
+from tunetool.node.hardware import hardware_hash
 from tunetool.node.health import Health
 from tunetool.node.locking import Attempt
+from tunetool.node.tuned import TunedError, choose, facts_of, render
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 HEALTHY = Health(0, 40, 100, 10, 3, 0, 0, 0, 0, 70)
@@ -246,3 +248,38 @@ def test_the_path_of_gpudirect_storage_is_held_against_the_manifest(built: Path)
     assert (check.status, check.expected) == ("fail", "nvidia-fs")
     assert check.found == "off: no NVIDIA GPU on the PCI bus (`gpu`)"
     assert check.remedy
+def tuned_on(root: Path) -> dict[str, Any]:
+    """The variable as `tunetool tune --store-vars` would have stored it for this machine."""
+    block = {"block_size": 2**20, "queue_depth": 32, "intra_op_parallelism": 4}
+    block |= {"single_submit": False, "overlap_events": True, "use_gds": False}
+    return {hardware_hash(facts_of(POINT, str(root))): {"block": block, "mix": "read=1,write=1"}}
+
+
+def test_a_tuned_block_is_chosen_by_the_hardware_and_checked(built: Path) -> None:
+    found = choose(tuned_on(built), POINT, str(built))
+    assert found is not None
+    document = dict(MANIFEST, aio=found)
+    assert not manifests.validate(document)
+    jsonschema.validate(document, manifests.SCHEMA)
+    check = failed(run_checks(document, str(built)))["deepspeed.tuned"]
+    assert (check.status, check.found) == ("fail", "the file is missing")
+    place = built / "etc/tunetool/aio.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(render(found["block"]))
+    assert "deepspeed.tuned" not in failed(run_checks(document, str(built)))
+    edit(built, "etc/tunetool/aio.json", lambda text: text.replace("32", "8"))
+    assert failed(run_checks(document, str(built)))["deepspeed.tuned"].found == "the file holds something else"
+    place.write_text(render(found["block"]))
+    edit(built, "proc/meminfo", lambda text: text.replace("MemTotal:", "MemTotal: 9", 1))
+    check = failed(run_checks(document, str(built)))["deepspeed.tuned"]
+    assert check.found.startswith("tuned on other hardware: memory_bytes was ")
+    assert choose(tuned_on(built), POINT, str(built)) is not None
+    assert choose({"0" * 64: next(iter(tuned_on(built).values()))}, POINT, str(built)) is None
+
+
+def test_a_block_that_deepspeed_would_misread_is_refused(built: Path) -> None:
+    for change in ({"single_submit": "true"}, {"queue_depth": True}, {"num_threads": 4}):
+        tuned = tuned_on(built)
+        next(iter(tuned.values()))["block"].update(change)
+        with pytest.raises(TunedError, match="tunetool_tuned"):
+            choose(tuned, POINT, str(built))

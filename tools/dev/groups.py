@@ -119,6 +119,8 @@ def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
         return [["env", f"TUNETOOL_CONTAINER_OS={system}", *program] for system in systems]
     if group == "measurement":
         return [pytest("-q", "--durations=5", "tests/measurement", "tests/liars", *marks)]
+    if group == "tune":
+        return [pytest("-q", "--durations=5", "tests/tune", *marks)]
     if group == "node":
         scenario = [str(VENV / "python"), "tools/dev/scenario.py", "node"]
         everything = pytest("-v", "--durations=0", "tests/lab", *marks)

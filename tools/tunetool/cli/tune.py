@@ -92,6 +92,8 @@ def command(
     from tunetool.report.table import table_console
     from tunetool.report.tune import best_view, print_tune
     from tunetool.tune import run
+    from tunetool.tune.explain import check_explain
+    from tunetool.tune.explain import explain as write_explanation
     from tunetool.tune.goals import parse_mix
     from tunetool.tune.space import SWEEP, read_space, settings_of
     from tunetool.tune.store import check_store, store
@@ -123,11 +125,15 @@ def command(
     )
     if store_vars is not None:
         check_store(Path(store_vars))
+    if explain is not None:
+        check_explain(Path(explain))
     result = run.tune(request, best_view())
     if result.record is not None:
         write_json(result.record, json_to)
         if json_to != "-":
             print_tune(result.record, result.path, request.output, table_console())
+        if result.choice is not None and explain is not None:
+            click.echo(f"explained: {write_explanation(result.record, Path(explain))}", err=True)
         if result.choice is not None and store_vars is not None and result.code == 0:
             path = store(Path(store_vars), result.record, result.choice.settings.block(), str(request.mix))
             click.echo(f"stored: {path}", err=True)

@@ -81,7 +81,8 @@ class FioDriver:
         """Lay the file out and see how fast it is. Raises ``CannotJudge``."""
         unit = unit_of(self.space)
         given = self.io_bytes
-        self.io_bytes = given or -(-SMALLEST // unit) * unit
+        most = largest(free_bytes(self.directory), memory_total(), 1, unit)
+        self.io_bytes = given or min(most, -(-SMALLEST // unit) * unit)
         if self.io_bytes > free_bytes(self.directory):
             raise CannotJudge(
                 f"`{self.directory.parent}` has too little space: {format_size(free_bytes(self.directory))} free, "
@@ -90,7 +91,6 @@ class FioDriver:
             )
         self._lay_out()
         if not given:
-            most = largest(free_bytes(self.directory), memory_total(), 1, unit)
             wanted = min(most, int(self._pace * PASS_SECONDS) // unit * unit)
             if wanted > self.io_bytes:
                 self.io_bytes = wanted

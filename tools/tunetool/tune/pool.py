@@ -114,12 +114,12 @@ class Pool:
         unit = unit_of(self.space)
         self._keep = (aio_left() or 0) // (2 * self.processes)
         given = self.io_bytes
-        self.io_bytes = given or -(-SMALLEST // unit) * unit
+        most = largest(free_bytes(self.spec.directory), memory_total(), self.processes, unit)
+        self.io_bytes = given or min(most, -(-SMALLEST // unit) * unit)
         self._check()
         self._start()
         self._lay_out()
         if not given:
-            most = largest(free_bytes(self.spec.directory), memory_total(), self.processes, unit)
             wanted = min(most, int(self._pace * PASS_SECONDS / self.processes) // unit * unit)
             if wanted > self.io_bytes:
                 self.io_bytes = wanted

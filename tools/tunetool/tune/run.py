@@ -113,10 +113,10 @@ def tune(request: Request, view: View, environment: Mapping[str, str] | None = N
     check_target(request.target)
     target = request.target.resolve()
     stack = read_stack(str(target))
+    for obstacle in obstacles(stack):
+        told, _, cure = obstacle.partition(": ")
+        raise CannotJudge(told, cure)
     _check_request(request, target)
-    doubts = obstacles(stack)
-    if doubts:
-        raise CannotJudge(doubts[0].partition(": ")[0], doubts[0].partition(": ")[2] or None)
     found = _probe(request, environment)
     for line in _announcement(request, stack, target):
         view.say(line)
@@ -232,7 +232,7 @@ class _Work:
         self.view.say(f"started in {self.start_seconds:.1f} s; transfers of {format_size_binary(driver.io_bytes)}")
         self.samples = Samples(driver, self.stack, time.monotonic)
         kept = END_SECONDS + (
-            min(CHECK_SECONDS, 2 + 1.5 * self.start_seconds) if self.request.driver == "deepspeed" else 0.0
+            min(CHECK_SECONDS, 2 + 2 * self.start_seconds) if self.request.driver == "deepspeed" else 0.0
         )
         left = max(5.0, self.request.budget - (time.monotonic() - self.began) - kept)
         plan = Plan(space, self.request.mix, left, self.request.exhaustive, self.request.seed)
@@ -362,7 +362,7 @@ def _gain(choice: Choice, work: _Work, stack: BlockStack, request: Request) -> M
         better="higher",
         value=choice.gain.ratio,
         confidence=records.Confidence(
-            level=interval.level, low=interval.low, high=interval.high, method=f"{interval.method}, pair by pair"
+            level=interval.level, low=interval.low, high=interval.high, method=interval.method
         ),
         parameters={
             "goal": choice.goal,

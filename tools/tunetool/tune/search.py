@@ -14,7 +14,7 @@ from statistics import median
 from tunetool.errors import CannotJudge
 from tunetool.measure.comparison import ERROR, Difference, difference, significant
 from tunetool.measure.fio import Direction
-from tunetool.measure.statistics import Estimate, estimate
+from tunetool.measure.statistics import LEVEL, Estimate, coverage
 from tunetool.tune.goals import Goal, Mix, parts
 from tunetool.tune.race import ENOUGH, Rounds, Standing, distance, neighbours, standing
 from tunetool.tune.settings import DEFAULTS, AioSettings
@@ -360,7 +360,15 @@ def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings]) 
     rates = rounds.speeds(taken, goal, mix).values()
     gain = found.get(told) or Difference(1.0, 1.0, 1.0)
     rivals = any(_may_beat(rounds.speeds(taken, goal, mix), rounds.speeds(each, goal, mix)) for each in others)
-    return Choice(goal, taken, median(rates), middle, gain, estimate(ratios), best, len(ratios), rivals)
+    return Choice(goal, taken, median(rates), middle, gain, interval_of(ratios), best, len(ratios), rivals)
+
+
+def interval_of(ratios: Sequence[float]) -> Estimate:
+    """Median over pairs and the narrowest order statistics that hold the true one with ``LEVEL``, if any do."""
+    count, ordered = len(ratios), sorted(ratios)
+    trimmed = max((cut for cut in range(count // 2) if coverage(count, cut) >= LEVEL), default=0)
+    method = f"order statistics {trimmed + 1} and {count - trimmed} of {count} ratios, pair by pair"
+    return Estimate(median(ordered), ordered[trimmed], ordered[count - 1 - trimmed], coverage(count, trimmed), method)
 
 
 def _too_few(pairs: int, rounds: int) -> CannotJudge:

@@ -1,4 +1,4 @@
-"""Results as Ansible variables, by hash of the hardware, so that `site.yml` renders them on every node like this one."""
+"""Results as Ansible variables, by hash of the hardware, so that `site.yml` renders them on equal nodes."""
 
 from __future__ import annotations
 
