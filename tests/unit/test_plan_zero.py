@@ -45,6 +45,13 @@ def test_buffers_are_elements_of_the_largest_tensors_part() -> None:
     assert locked.rank_bytes == 14 * (128256 * 8192 // 8) * 2
 
 
+def test_a_part_is_padded_to_the_next_element() -> None:
+    assert [zero.partition(numel, 8) for numel in (1, 8, 9)] == [1, 1, 2]
+    assert plan(job("zero-inference", world=7), H100).values["buffer_size"] == 150096165, (
+        "1,050,673,152 / 7 = 150,096,164.6"
+    )
+
+
 def test_tiles_are_those_that_deepspeed_cuts() -> None:
     # _create_fp16_sub_groups closes a tile with the part that fills it.
     assert zero.sub_groups([3, 3, 3, 1, 9, 2], 5) == [[3, 3], [3, 1, 9], [2]]
@@ -112,11 +119,12 @@ def test_a_shape_whose_gradients_deepspeed_would_misread_is_refused() -> None:
     # Seen to train on wrong gradients without a word: 1032 / 2 elements of a norm put what follows off a sector.
     odd = Model("odd", "made up", Decoder(1032, 2, 8, 8, 2817, 4097, 129).tensors())
     with pytest.raises(CannotJudge) as refused:
-        plan(job(model="tiny", world=2, nodes=1).__class__("zero3-nvme", odd, BLOCK, "/x", world=2), H100)
+        plan(Job("zero3-nvme", odd, BLOCK, "/x", world=2), H100)
     assert "direct I/O cannot reach" in refused.value.message
     assert plan(Job("zero3-cpu", odd, BLOCK, "/x", world=2), H100).values
     assert zero.misread_gradients([2**20, 2**20], 2**30, 2**20) == 0
     assert zero.misread_gradients([2**20 + 1, 2**20], 2**30, 2**20) == 1
+    assert zero.misread_gradients([2**20 + 128, 2**20], 2**30, 2**20) == 0, "128 elements in fp32 are a sector"
     assert zero.misread_gradients([100, 100], 2**30, 2**20) == 0, "small ones stay in memory"
 
 
