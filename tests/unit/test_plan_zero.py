@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.blockstack import BlockStack, Leaf
 from tunetool.plan import zero
 from tunetool.plan.ds_config import KINDS, Job, Node, plan
 from tunetool.plan.shapes import PRESETS, Decoder, Model, preset
-from tunetool.tune.configs import leaves, read_settings, render
+from tunetool.tune.configs import address_bytes, leaves, read_settings, render
 from tunetool.tune.models import load_model
 from tunetool.tune.settings import DEFAULTS
 
@@ -122,10 +123,31 @@ def test_a_shape_whose_gradients_deepspeed_would_misread_is_refused() -> None:
         plan(Job("zero3-nvme", odd, BLOCK, "/x", world=2), H100)
     assert "direct I/O cannot reach" in refused.value.message
     assert plan(Job("zero3-cpu", odd, BLOCK, "/x", world=2), H100).values
-    assert zero.misread_gradients([2**20, 2**20], 2**30, 2**20) == 0
-    assert zero.misread_gradients([2**20 + 1, 2**20], 2**30, 2**20) == 1
-    assert zero.misread_gradients([2**20 + 128, 2**20], 2**30, 2**20) == 0, "128 elements in fp32 are a sector"
-    assert zero.misread_gradients([100, 100], 2**30, 2**20) == 0, "small ones stay in memory"
+    assert zero.misread_gradients([2**20, 2**20], 2**30, 2**20, 512) == 0
+    assert zero.misread_gradients([2**20 + 1, 2**20], 2**30, 2**20, 512) == 1
+    assert zero.misread_gradients([2**20 + 128, 2**20], 2**30, 2**20, 512) == 0, "128 elements in fp32 are a sector"
+    assert zero.misread_gradients([100, 100], 2**30, 2**20, 512) == 0, "small ones stay in memory"
+
+
+def test_drives_that_take_any_address_have_no_odd_shapes(tmp_path: Path) -> None:
+    assert plan(job(world=7), dataclasses.replace(H100, address_bytes=4)).values["buffer_size"] == 150096165
+    leaves = [Leaf(f"nvme{number}n1", "nvme", None, True, ()) for number in range(2)]
+    stack = BlockStack("/x", None, "xfs", "md127", "9:127", "md RAID0", tuple(leaves), redundant=False, in_memory=False)
+    root = str(tmp_path)
+
+    def says(name: str, mask: str) -> None:
+        queue = tmp_path / "sys/class/block" / name / "queue"
+        queue.mkdir(parents=True, exist_ok=True)
+        (queue / "dma_alignment").write_text(mask + "\n")
+
+    assert address_bytes(stack, root) == 512
+    for name in ("md127", "nvme0n1", "nvme1n1"):
+        says(name, "3")
+    assert address_bytes(stack, root) == 4
+    says("nvme1n1", "511")
+    assert address_bytes(stack, root) == 512
+    (tmp_path / "sys/class/block/nvme1n1/queue/dma_alignment").unlink()
+    assert address_bytes(stack, root) == 512, "older kernels do not say"
 
 
 def test_a_released_tensor_gives_its_buffer_back_at_once() -> None:

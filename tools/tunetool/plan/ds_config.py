@@ -38,6 +38,8 @@ class Node:
     memlock: int | None = None
     free_bytes: int | None = None
     """Of the file system that is offloaded to."""
+    address_bytes: int = zero.SECTOR
+    """Of what an address in memory must be a multiple for direct I/O there."""
     gpu: bool = True
     bf16: bool = True
 
@@ -230,12 +232,13 @@ def _tiles(found: Plan, parts: list[int], budget: int) -> None:
         Item("buffer for parameters that are written back", back, "locked"),
         Item("one tile's states while they are made", first, "host"),
     ]
-    misread = zero.misread_gradients(parts, size, block)
+    misread = zero.misread_gradients(parts, size, block, node.address_bytes)
     if misread:
         raise CannotJudge(
             f"{misread} gradients of `{job.model.name}` on {job.world} ranks would lie at addresses that direct I/O "
             "cannot reach: DeepSpeed would train on wrong ones and say nothing",
-            "take a world size that divides the tensors into multiples of 128 elements, or `zero3-cpu`",
+            f"take a world size that divides the tensors into multiples of {node.address_bytes // zero.FP32} elements, "
+            "or `zero3-cpu`",
         )
 
 

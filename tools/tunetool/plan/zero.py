@@ -83,18 +83,18 @@ def most_swapped_in_a_layer(tensors: Sequence[Tensor]) -> int:
     return max([1, *counts.values()])
 
 
-def misread_gradients(parts: Sequence[int], sub_group_size: int, block_bytes: int) -> int:
+def misread_gradients(parts: Sequence[int], sub_group_size: int, block_bytes: int, address_bytes: int) -> int:
     """Gradients that DeepSpeed would read back to an address that direct I/O cannot reach.
 
     A swapped gradient is read to its place inside its tile's buffer (get_swap_gradient_buffers). ``aio_handle`` answers
-    an address that is no multiple of a sector with success and moves nothing: the optimizer then takes what an older
-    tile left there.
+    an address that is no multiple of ``address_bytes`` with success and moves nothing: the optimizer then takes what an
+    older tile left there.
     """
     found = 0
     for group in sub_groups(parts, sub_group_size):
         offset = 0
         for part in group:
-            if swappable(part, FP32, block_bytes) and offset * FP32 % SECTOR:
+            if swappable(part, FP32, block_bytes) and offset * FP32 % address_bytes:
                 found += 1
             offset += part
     return found

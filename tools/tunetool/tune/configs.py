@@ -16,9 +16,11 @@ from tunetool.errors import UsageProblem
 from tunetool.measure.aio.driver import memlock
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import free_bytes
-from tunetool.node.files import read_text, replace_file
+from tunetool.node.blockstack import BlockStack, read_stack
+from tunetool.node.files import read_int, read_text, replace_file
 from tunetool.node.memory import memory_total
 from tunetool.node.units import format_size, format_size_binary
+from tunetool.plan import zero
 from tunetool.plan.ds_config import Job, Node, Plan, plan
 from tunetool.tune.check import Accepted, Classes, check_config, ready
 from tunetool.tune.models import load_model
@@ -101,6 +103,7 @@ def write_config(request: Request, aio: AioSettings, environment: Mapping[str, s
             memory_bytes=request.memory_bytes or memory_total() - hugepages_bytes(),
             memlock=memlock(),
             free_bytes=request.space_bytes or free_bytes(request.target),
+            address_bytes=address_bytes(read_stack(str(request.target))),
             gpu=facts.accelerator != "cpu",
             bf16=facts.bf16,
         )
@@ -114,6 +117,15 @@ def write_config(request: Request, aio: AioSettings, environment: Mapping[str, s
     if any(path.endswith("offload_optimizer.device") for path, _ in leaves(document)) and not found.has("cpu_adam"):
         progress.say("DeepSpeed's op `cpu_adam` is not built: the job would compile it, `tunetool prebuild` does now")
     return Written(request.output, explained, accepted, planned)
+
+
+def address_bytes(stack: BlockStack, root: str = "") -> int:
+    """What direct I/O asks of an address in memory: a sector, unless all drives say less (NVMe: 4 since Linux 6.0)."""
+    queues = [f"{root}/sys/class/block/{name}/queue" for name in (stack.device, *(leaf.name for leaf in stack.leaves))]
+    # A partition has no queue of its own: its drive's counts.
+    found = [read_int(f"{queue}/dma_alignment") for queue in queues if Path(queue).exists()]
+    masks = [mask for mask in found if mask is not None]
+    return max(masks) + 1 if masks and len(masks) == len(found) else zero.SECTOR
 
 
 def hugepages_bytes(root: str = "") -> int:
