@@ -20,7 +20,7 @@ from tunetool.measure import aio
 from tunetool.measure.aio.process import Child
 from tunetool.measure.aio.spec import granule
 from tunetool.measure.progress import Progress
-from tunetool.measure.rundir import run_directory
+from tunetool.measure.rundir import remove_stale, run_directory, stale_directories
 from tunetool.node.blockstack import read_stack
 from tunetool.node.units import format_size_binary
 
@@ -110,6 +110,7 @@ def check_config(
 
     Raises ``CannotJudge`` when DeepSpeed refuses it or understands something else.
     """
+    remove_stale(stale_directories(target))
     with run_directory(target, records.new_id()) as place:
         path = place / "ds_config.json"
         path.write_text(json.dumps(document))
