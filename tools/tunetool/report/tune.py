@@ -108,7 +108,7 @@ def print_tune(record: Record, path: Path | None, written: Path | None, console:
 
 def _table(gains: list[Measurement]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for title in ("goal", "settings: block x depth x threads", "GB/s", "default", "ratio", "from", "to", "result"):
+    for title in ("goal", "block x depth x threads", "GB/s", "default", "ratio", "from", "to", "result"):
         right = title in ("GB/s", "default", "ratio", "from", "to")
         table.add_column(title, justify="right" if right else "left", overflow="fold")
     for gain in gains:
@@ -139,7 +139,7 @@ def _footnotes(record: Record, gains: list[Measurement]) -> list[str]:
     thrown = figures[0].parameters["samples_thrown_away"] if figures else 0
     mix = gains[-1].parameters["mix"]
     return [
-        f"{gains[0].engine}; mix {mix}; ratio: of medians, its range pair by pair, against DeepSpeed's default",
+        f"{gains[0].engine}; mix {mix}; ratio: median over pairs with DeepSpeed's default, 95% interval",
         f"evidence: block {counted / claimed:.4f} over {sum(len(each.samples or []) for each in figures)} samples, "
         f"{thrown} thrown away (other I/O)"
         if claimed

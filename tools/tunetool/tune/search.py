@@ -19,8 +19,8 @@ from tunetool.tune.goals import Goal, Mix, parts
 from tunetool.tune.race import ENOUGH, Rounds, Standing, distance, neighbours, standing
 from tunetool.tune.settings import DEFAULTS, AioSettings
 
-PAIRS = (6, 12, 18, 24)
-"""After how many pairs a finalist is held against the default; looking four times is paid for (Bonferroni)."""
+PAIRS = (6, 12, 24)
+"""After how many pairs a finalist is held against the default; looking three times is paid for (Bonferroni)."""
 FINALISTS = 2
 """Of each goal, beside the default."""
 CONFIRM_SHARE = 0.35
@@ -116,6 +116,7 @@ class Search:
         self._take = take
         self._random = random.Random(plan.seed)  # noqa: S311  (an order, not a secret)
         self._start = clock()
+        self._hasty: list[AioSettings] = []
         self._spent: dict[Direction, list[float]] = {direction: [] for direction in plan.mix.directions}
 
     def run(self) -> Findings:
@@ -154,7 +155,9 @@ class Search:
             # What is left over of a space that did not fit has its turn in half of the time.
             order = self._race(field_, (now + end) / 2 if left else end)
             room = self._room()
-            left = [each for each in left if each not in self.found.failed]
+            # One slow sample says little: who was dropped over it has another one, once everybody had the first.
+            left = self._usable(left or self._hasty)
+            self._hasty = []
             if not left or room < 2 + FINALISTS:
                 return order
             leaders = [each for goal in plan.mix.goals for each in order[goal][: FINALISTS + 1]]
@@ -227,6 +230,8 @@ class Search:
         now = self._standing(rounds, goal, alive[goal])
         order = [each for each in now.order if each in alive[goal]]
         kept = order[: max(FINALISTS + 1, ceil(len(order) / 2))]
+        if rounds.count < 2:
+            self._hasty += [each for each in order[len(kept) :] if each not in self._hasty]
         dropped[goal] += order[len(kept) :][::-1]
         alive[goal] = kept
 
@@ -343,7 +348,7 @@ def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings]) 
         shared = sorted(base.keys() & speeds.keys())
         if len(shared) >= PAIRS[0]:
             pairs[each] = ([base[number] for number in shared], [speeds[number] for number in shared])
-    found = {each: difference(*values) for each, values in pairs.items()}
+    found = {each: held_against(*values) for each, values in pairs.items()}
     looked = [min(1.0, len(PAIRS) * gain.probability) for gain in found.values()]
     faster = [
         each for each, counts in zip(found, significant(looked), strict=True) if counts and found[each].ratio > 1.0
@@ -361,6 +366,18 @@ def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings]) 
     gain = found.get(told) or Difference(1.0, 1.0, 1.0)
     rivals = any(_may_beat(rounds.speeds(taken, goal, mix), rounds.speeds(each, goal, mix)) for each in others)
     return Choice(goal, taken, median(rates), middle, gain, interval_of(ratios), best, len(ratios), rivals)
+
+
+def held_against(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """The second set against the first, pair by pair: the more certain of two tests, paid for (Bonferroni).
+
+    The rank-sum test sees more in few samples, the sign test of the pairs more where the machine's speed wanders.
+    """
+    ratios = [b / a for a, b in zip(first, second, strict=True)]
+    wins = sum(ratio > 1 for ratio in ratios)
+    signs = 1 - coverage(len(ratios), min(wins, len(ratios) - wins))
+    ranks = difference(first, second)
+    return Difference(median(ratios), min(1.0, 2 * min(ranks.probability, signs)), min(1.0, 2 * ranks.least))
 
 
 def interval_of(ratios: Sequence[float]) -> Estimate:
