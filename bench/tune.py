@@ -31,10 +31,10 @@ from typing import Any
 
 from tunetool.measure import aio, rundir
 from tunetool.node.blockstack import read_stack
+from tunetool.tune.pairs import interval_of
 from tunetool.tune.pool import Pool
 from tunetool.tune.run import janitor
 from tunetool.tune.samples import Samples
-from tunetool.tune.search import interval_of
 from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
 from tunetool.tune.space import SWEEP, read_space
 
@@ -51,9 +51,13 @@ def tune(options: argparse.Namespace, place: Path, mix: str, *more: str) -> tupl
     command += ["--runs-dir", str(place / "runs"), "-o", str(place / "aio.json"), "--device", options.device]
     command += ["--space", str(options.space)] if options.space else []
     command += ["--allow-busy"] if options.allow_busy else []
-    began = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=7200)
-    seconds = time.monotonic() - began
+    for _ in range(60):
+        began = time.monotonic()
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=7200)
+        seconds = time.monotonic() - began
+        if "another tunetool run is measuring" not in done.stdout:
+            break
+        time.sleep(5)
     if done.returncode != 0:
         raise SystemExit(f"error: `tunetool tune` ended with {done.returncode}\n{done.stdout[-2000:]}")
     return json.loads(done.stdout), seconds

@@ -91,6 +91,7 @@ def _text(record: object, path: Path) -> str:
     from tunetool.report.ds_io import print_ds_io
     from tunetool.report.page import WIDTH
     from tunetool.report.table import print_fleet_verdict, print_hosts, print_verdict
+    from tunetool.report.tune import print_tune
 
     if not isinstance(record, Record):
         raise TypeError(record)
@@ -103,6 +104,8 @@ def _text(record: object, path: Path) -> str:
         print_fleet_verdict(record, path, console)
     elif record.kind == "bench.ds-io":
         print_ds_io(record, path, console)
+    elif record.kind == "tune":
+        print_tune(record, path, None, console)
     else:
         print_verdict(record, path, console)
     return stream.getvalue()

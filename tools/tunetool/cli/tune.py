@@ -95,6 +95,7 @@ def command(
     from tunetool.tune.explain import check_explain
     from tunetool.tune.explain import explain as write_explanation
     from tunetool.tune.goals import parse_mix
+    from tunetool.tune.request import Request
     from tunetool.tune.space import SWEEP, read_space, settings_of
     from tunetool.tune.store import check_store, store
 
@@ -104,7 +105,7 @@ def command(
     config = ds_config.read(asked, target, output, python)
     if config is not None and config[1] is not None:
         return ds_config.write(config[0], config[1], dry_run)
-    request = run.Request(
+    request = Request(
         target=Path(target),
         space=settings_of(read_space(Path(space)) if space is not None else SWEEP),
         mix=parse_mix(mix_text),

@@ -18,7 +18,8 @@ from tunetool.node.units import format_bandwidth
 from tunetool.record import Measurement, Record
 from tunetool.report.page import WIDTH, print_block
 from tunetool.report.table import print_verdict_line
-from tunetool.tune.run import GAIN, View
+from tunetool.tune.outcome import GAIN
+from tunetool.tune.request import View
 from tunetool.tune.search import Progressing
 from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
 

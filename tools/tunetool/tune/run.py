@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -19,91 +18,28 @@ from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure import aio, busy, rundir
 from tunetool.measure.aio.spec import Device
 from tunetool.measure.evidence import obstacles
-from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import find_fio, preloads
 from tunetool.measure.sequential import free_bytes
 from tunetool.node.blockstack import BlockStack, read_stack
-from tunetool.node.drives import read_drives
 from tunetool.node.files import replace_file
 from tunetool.node.memory import memory_total
 from tunetool.node.units import format_size_binary
-from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
+from tunetool.record import CheckResult
 from tunetool.tune.check import check_block
 from tunetool.tune.fio_driver import FioDriver
-from tunetool.tune.goals import Mix
+from tunetool.tune.outcome import ACCEPTED, Work, conclude
 from tunetool.tune.pool import Pool, aio_shortage, largest, unit_of
-from tunetool.tune.samples import Samples, figures
-from tunetool.tune.search import Choice, Findings, Plan, Progressing, Search, SettingFailed
+from tunetool.tune.request import Request, Result, View
+from tunetool.tune.samples import Samples
+from tunetool.tune.search import Plan, Search, SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.verdict import exit_code
 from tunetool.verify import check_target
 
-KIND = "tune"
-GAIN = "tune.gain."
-SEARCH, ACCEPTED = "tune.search", "tune.block"
 CHECK_SECONDS = 14.0
 """Kept of the budget: DeepSpeed's own classes take that long to be imported from a cold disk, and read the block."""
 END_SECONDS = 2.0
 """Kept of the budget for the proof."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the caller asked for."""
-
-    target: Path
-    space: Sequence[AioSettings]
-    mix: Mix = field(default_factory=Mix)
-    budget: float = 60.0
-    """Seconds, for everything."""
-    output: Path | None = None
-    """Where the block goes."""
-    exhaustive: bool = False
-    driver: Literal["deepspeed", "fio"] = "deepspeed"
-    device: Device = "cpu"
-    processes: int = 1
-    io_bytes: int = 0
-    """Of one transfer; 0: by the storage's speed."""
-    python: Path = Path(sys.executable)
-    runs_dir: Path | None = None
-    allow_busy: bool = False
-    dry_run: bool = False
-    seed: int = 0
-    command: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """The record, where it lies, what was found, and what the process ends with. No record for a dry run."""
-
-    record: Record | None
-    path: Path | None
-    code: ExitCode
-    findings: Findings | None = None
-    mix: Mix = field(default_factory=Mix)
-
-    @property
-    def choice(self) -> Choice | None:
-        """What the block holds."""
-        return self.findings.choices.get(self.mix.goals[-1]) if self.findings else None
-
-
-class View:
-    """What is told while it runs; the faces are in tunetool.report.tune."""
-
-    def say(self, line: str) -> None:
-        """One line for people."""
-
-    def update(self, seen: Progressing) -> None:
-        """The search went on by one sample."""
-
-    def tick(self) -> None:
-        """Time passed."""
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """While the search runs."""
-        yield
 
 
 def tune(request: Request, view: View, environment: Mapping[str, str] | None = None) -> Result:
@@ -116,6 +52,8 @@ def tune(request: Request, view: View, environment: Mapping[str, str] | None = N
     for obstacle in obstacles(stack):
         told, _, cure = obstacle.partition(": ")
         raise CannotJudge(told, cure)
+    for name in preloads(environment):
+        raise CannotJudge(f"`{name}` is set, so foreign code runs in tunetool itself", "unset it")
     _check_request(request, target)
     found = _probe(request, environment)
     for line in _announcement(request, stack, target):
@@ -124,20 +62,20 @@ def tune(request: Request, view: View, environment: Mapping[str, str] | None = N
         return Result(None, None, ExitCode.OK)
     runs_dir = request.runs_dir or records.default_runs_dir()
     records.prepare_runs_dir(runs_dir)
-    work = _Work(request, stack, target, found, environment, view, began)
+    run = _Run(request, stack, target, found, environment, view, began)
     errors: list[str] = []
     try:
-        work.run()
+        run.run()
     except CannotJudge as error:
         errors.append(f"{error.message}; {error.hint}" if error.hint else error.message)
     except OSError as error:
         errors.append(f"`{error.filename or target}`: {error.strerror or error}; see `dmesg | tail`")
-    errors += work.left_behind
-    record = _conclude(request, stack, work, errors, started)
-    path = records.write(record, runs_dir, work.raw())
+    errors += run.left_behind
+    record = conclude(request, stack, run.work, errors, started)
+    path = records.write(record, runs_dir, run.raw())
     assert record.verdict is not None  # noqa: S101  (made above)
     code = exit_code([record.verdict.status])
-    return Result(record, path, code, work.findings if not errors else None, request.mix)
+    return Result(record, path, code, run.work.findings if not errors else None, request.mix)
 
 
 def _check_request(request: Request, target: Path) -> None:
@@ -189,7 +127,7 @@ def _announcement(request: Request, stack: BlockStack, target: Path) -> list[str
 
 
 @dataclass
-class _Work:
+class _Run:
     request: Request
     stack: BlockStack
     target: Path
@@ -197,13 +135,11 @@ class _Work:
     environment: Mapping[str, str]
     view: View
     began: float
-    samples: Samples | None = None
-    findings: Findings | None = None
-    checks: list[CheckResult] = field(default_factory=list)
+    work: Work = field(default_factory=Work)
+    refused: dict[AioSettings, str] = field(default_factory=dict)
     left_behind: list[str] = field(default_factory=list)
     driver: Pool | FioDriver | None = None
     start_seconds: float = 0.0
-    written: bool = False
 
     def run(self) -> None:
         """Everything that needs the drives for itself. Raises ``CannotJudge``."""
@@ -230,14 +166,14 @@ class _Work:
         driver.open()
         self.start_seconds = time.monotonic() - opened
         self.view.say(f"started in {self.start_seconds:.1f} s; transfers of {format_size_binary(driver.io_bytes)}")
-        self.samples = Samples(driver, self.stack, time.monotonic)
+        self.work.samples = samples = Samples(driver, self.stack, time.monotonic)
         kept = END_SECONDS + (
             min(CHECK_SECONDS, 2 + 2 * self.start_seconds) if self.request.driver == "deepspeed" else 0.0
         )
         left = max(5.0, self.request.budget - (time.monotonic() - self.began) - kept)
         plan = Plan(space, self.request.mix, left, self.request.exhaustive, self.request.seed)
         try:
-            search = Search(plan, self.samples.take, time.monotonic, self.view.update)
+            search = Search(plan, samples.take, time.monotonic, self.view.update)
             findings = search.run()
         except SettingFailed as error:
             raise CannotJudge(f"DeepSpeed's own default fails here: {error}") from None
@@ -245,11 +181,10 @@ class _Work:
         for settings, reason in findings.failed.items():
             self.view.say(f"left out: {settings}: {reason}")
         driver.prove(findings.choices[self.request.mix.goals[-1]].settings)
-        self.findings = findings
+        self.work.findings = findings
 
     def _possible(self) -> list[AioSettings]:
         """The space without what the kernel would refuse."""
-        self.refused = {}
         for settings in self.request.space:
             reason = aio_shortage(settings, self.request.processes)
             if reason:
@@ -272,12 +207,11 @@ class _Work:
 
     def _accept(self) -> None:
         """Have DeepSpeed read the block back, then put it where it was asked for."""
-        assert self.findings is not None  # noqa: S101  (found above)
-        block = self.findings.choices[self.request.mix.goals[-1]].settings.block()
-        self.checks.append(accepted(block, self.request, self.target, self.environment, self.view.tick))
+        assert self.work.findings is not None  # noqa: S101  (found above)
+        block = self.work.findings.choices[self.request.mix.goals[-1]].settings.block()
+        self.work.checks.append(accepted(block, self.request, self.target, self.environment, self.view.tick))
         if self.request.output is not None:
             replace_file(str(self.request.output), render(block))
-            self.written = True
 
 
 def render(block: Mapping[str, int | bool]) -> str:
@@ -320,80 +254,6 @@ def janitor(place: Path) -> Iterator[None]:
             yield
         finally:
             process.kill()
-
-
-def _conclude(request: Request, stack: BlockStack, work: _Work, errors: Sequence[str], started: datetime) -> Record:
-    conditions: dict[str, Scalar] = {"medium": stack.medium, "device": request.device, "processes": request.processes}
-    measurements: list[Measurement] = []
-    if work.samples is not None and work.driver is not None:
-        conditions["transfer_bytes"] = work.driver.io_bytes
-        conditions["samples_thrown_away"] = work.samples.thrown
-        measurements = figures(work.samples, conditions)
-    checks = list(work.checks)
-    if work.findings is not None:
-        measurements += [_gain(choice, work, stack, request) for choice in work.findings.choices.values()]
-        checks.insert(0, _search_check(request, work))
-    doubts = [f"`{name}` was set, so foreign code ran in tunetool itself" for name in preloads(work.environment)]
-    status: Literal["pass", "unproven", "error"] = "error" if errors else "unproven" if doubts else "pass"
-    return Record(
-        kind=KIND,
-        id=records.new_id(),
-        started=started,
-        finished=records.utc_now(),
-        node=node_facts(read_drives(), stack),
-        command=list(request.command),
-        target=stack.directory,
-        measurements=measurements,
-        checks=checks,
-        verdict=Verdict(status=status, reasons=[*errors, *doubts]),
-    )
-
-
-def _gain(choice: Choice, work: _Work, stack: BlockStack, request: Request) -> Measurement:
-    assert work.driver is not None  # noqa: S101  (there are findings)
-    interval = choice.interval
-    return Measurement(
-        name=GAIN + choice.goal,
-        layer="filesystem",
-        engine=work.driver.engine,
-        medium=stack.medium,
-        quantity="ratio",
-        unit="1",
-        better="higher",
-        value=choice.gain.ratio,
-        confidence=records.Confidence(
-            level=interval.level, low=interval.low, high=interval.high, method=interval.method
-        ),
-        parameters={
-            "goal": choice.goal,
-            "mix": str(request.mix),
-            "significant": choice.significant,
-            "probability": choice.gain.probability,
-            "pairs": choice.pairs,
-            "rate": choice.rate,
-            "default_rate": choice.default_rate,
-            **choice.settings.block(),
-        },
-    )
-
-
-def _search_check(request: Request, work: _Work) -> CheckResult:
-    findings, samples = work.findings, work.samples
-    assert findings is not None  # noqa: S101  (asked before)
-    assert samples is not None  # noqa: S101  (there are findings)
-    choice = findings.choices[request.mix.goals[-1]]
-    taken = sum(len(found) for sides in samples.kept.values() for found in sides.values())
-    told = (
-        f"{choice.settings}: {choice.gain.ratio:.3f} of the default's speed, {choice.pairs} pairs"
-        if choice.significant
-        else "no significant difference from DeepSpeed's default, which is kept"
-    )
-    return CheckResult(
-        id=SEARCH,
-        status="pass",
-        expected="the fastest setting, or DeepSpeed's default where nothing is significantly faster",
-        found=f"{told}; {len(samples.kept)} of {len(request.space)} settings tried, {taken} samples",
-    )
 
 
 __all__ = ["Request", "Result", "View", "render", "tune"]

@@ -1,0 +1,117 @@
+"""The parts of `tune` that need no drive: sizes, fio's arguments, stored variables, curves."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tunetool.errors import UsageProblem
+from tunetool.measure.fio_result import Fio
+from tunetool.record import Evidence, Measurement, Node, Record
+from tunetool.tune.explain import curve, explain
+from tunetool.tune.fio_driver import arguments
+from tunetool.tune.pool import aio_shortage, largest, unit_of
+from tunetool.tune.run import render
+from tunetool.tune.samples import name_of
+from tunetool.tune.settings import DEFAULTS, AioSettings
+from tunetool.tune.space import SWEEP, settings_of
+from tunetool.tune.store import check_store, store
+
+MIB = 2**20
+OTHER = AioSettings(8 * MIB, 32, 3, single_submit=True, overlap_events=False)
+
+
+def record(**rates: float) -> Record:
+    measurements = [
+        Measurement(
+            name=f"tune.{way}.{settings.block_size}x{settings.queue_depth}x{settings.intra_op_parallelism}",
+            layer="filesystem",
+            engine="aio_handle",
+            medium="disk",
+            quantity="bandwidth",
+            unit="B/s",
+            better="higher",
+            value=rate * (2 if settings == OTHER else 1),
+            parameters={"direction": way, **settings.block()},
+            evidence=Evidence(kind="block"),
+        )
+        for way, rate in rates.items()
+        for settings in (DEFAULTS, OTHER)
+    ]
+    now = datetime(2026, 1, 2, tzinfo=timezone.utc)
+    node = Node(host="node1", speed_hash="a" * 64)
+    return Record(
+        kind="tune", id="1", started=now, finished=now, node=node, command=[], target="/mnt", measurements=measurements
+    )
+
+
+def test_one_size_can_be_moved_by_every_parallelism() -> None:
+    unit = unit_of([DEFAULTS, OTHER, *settings_of(SWEEP)])
+    assert unit % (24 * MIB) == 0
+    assert largest(100 * 2**30, 1000 * 2**30, 8, unit) == 2**30 // unit * unit
+    assert largest(10 * 2**30, 1000 * 2**30, 8, unit) <= 2**30 / 8
+    assert largest(100 * MIB, 1000 * 2**30, 1, unit) == 0
+
+
+def test_more_requests_than_the_kernel_grants_are_named(tmp_path: Path) -> None:
+    place = tmp_path / "proc/sys/fs"
+    place.mkdir(parents=True)
+    (place / "aio-max-nr").write_text("1000\n")
+    (place / "aio-nr").write_text("900\n")
+    assert aio_shortage(DEFAULTS, 1, str(tmp_path)) is None
+    reason = aio_shortage(OTHER, 1, str(tmp_path))
+    assert reason is not None
+    assert reason.startswith("needs 128 asynchronous requests, fs.aio-max-nr leaves 100")
+    assert aio_shortage(DEFAULTS, 8, str(tmp_path)) is not None
+
+
+def test_fio_asks_as_the_handle_asks() -> None:
+    fio = Fio("/usr/bin/fio", "3.33")
+    plain = arguments(fio, DEFAULTS, "write", 64 * MIB)
+    assert {"--numjobs=1", "--bs=1048576", "--iodepth=8", "--iodepth_batch_submit=8", "--end_fsync=1"} <= set(plain)
+    assert "--iodepth_batch_complete_min=1" in plain
+    other = arguments(fio, OTHER, "read", 96 * MIB)
+    assert {f"--size={32 * MIB}", f"--offset_increment={32 * MIB}", "--iodepth_batch_submit=1"} <= set(other)
+    assert {"--iodepth_batch_complete_min=32", "--iodepth_low=1"} <= set(other)
+    assert "--bs=1048576" in arguments(fio, OTHER, "read", 3 * MIB)
+
+
+def test_measurements_of_one_record_have_names_of_their_own() -> None:
+    names = [name_of(settings, way) for settings in [*settings_of(SWEEP), OTHER] for way in ("read", "write")]
+    assert len(set(names)) == len(names)
+    assert name_of(OTHER, "read") == "tune.read.8388608x32x3-single-sequential"
+
+
+def test_results_lie_beside_those_of_other_hardware(tmp_path: Path) -> None:
+    block = OTHER.block()
+    other = json.loads(store(tmp_path, record(), DEFAULTS.block(), "write=1").read_text())
+    other["tunetool_tuned"]["b" * 64] = other["tunetool_tuned"].pop("a" * 64)
+    (tmp_path / "tunetool_tuned.json").write_text(json.dumps(other))
+    found = json.loads(store(tmp_path, record(), block, "read=1,write=1").read_text())["tunetool_tuned"]
+    assert found["a" * 64]["block"] == block
+    assert found["b" * 64]["block"] == DEFAULTS.block()
+    assert json.loads(render(block)) == {"aio": block}
+    for wrong in ("{", "[]", '{"tunetool_tuned": {"a": {"block": {"num_threads": 4}}}}'):
+        (tmp_path / "tunetool_tuned.json").write_text(wrong)
+        with pytest.raises(UsageProblem, match="holds no results"):
+            check_store(tmp_path)
+    with pytest.raises(UsageProblem, match="is not a directory"):
+        check_store(tmp_path / "nowhere")
+
+
+def test_curves_say_what_was_reached_with_each_value(tmp_path: Path) -> None:
+    told = record(read=1e9, write=2e9)
+    points = curve(told.measurements, "queue_depth", "write")
+    assert [(point.value, point.best) for point in points] == [(8, 2e9), (32, 4e9)]
+    text = explain(told, tmp_path / "why").read_text()
+    assert "32 write   4.000    4.000  ########################################" in text
+    assert "Not varied in this run." in text[text.index("## `use_gds`") :]
+    drawn = {path.stem for path in (tmp_path / "why").glob("*.svg")}
+    assert drawn == set(DEFAULTS.block()) - {"use_gds"}
+    for path in (tmp_path / "why").glob("*.svg"):
+        tree = ElementTree.fromstring(path.read_text())
+        assert len(tree.findall("{http://www.w3.org/2000/svg}polyline")) == 4

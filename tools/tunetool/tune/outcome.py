@@ -1,0 +1,103 @@
+"""From a search to its record: figures, what was chosen, and the checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from tunetool import record as records
+from tunetool.measure.facts import node_facts
+from tunetool.node.blockstack import BlockStack
+from tunetool.node.drives import read_drives
+from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
+from tunetool.tune.pairs import Choice
+from tunetool.tune.request import Request
+from tunetool.tune.samples import Samples, figures
+from tunetool.tune.search import Findings
+
+KIND = "tune"
+GAIN = "tune.gain."
+SEARCH, ACCEPTED = "tune.search", "tune.block"
+
+
+@dataclass
+class Work:
+    """What there is of a run, whole or not."""
+
+    samples: Samples | None = None
+    findings: Findings | None = None
+    checks: list[CheckResult] = field(default_factory=list)
+
+
+def conclude(request: Request, stack: BlockStack, work: Work, errors: Sequence[str], started: datetime) -> Record:
+    """The record, for a run that failed as well."""
+    conditions: dict[str, Scalar] = {"medium": stack.medium, "device": request.device, "processes": request.processes}
+    measurements: list[Measurement] = []
+    if work.samples is not None:
+        conditions["transfer_bytes"] = work.samples.driver.io_bytes
+        conditions["samples_thrown_away"] = work.samples.thrown
+        measurements = figures(work.samples, conditions)
+    checks = list(work.checks)
+    if work.findings is not None:
+        measurements += [_gain(choice, work, stack, request) for choice in work.findings.choices.values()]
+        checks.insert(0, _search_check(request, work))
+    return Record(
+        kind=KIND,
+        id=records.new_id(),
+        started=started,
+        finished=records.utc_now(),
+        node=node_facts(read_drives(), stack),
+        command=list(request.command),
+        target=stack.directory,
+        measurements=measurements,
+        checks=checks,
+        verdict=Verdict(status="error" if errors else "pass", reasons=list(errors)),
+    )
+
+
+def _gain(choice: Choice, work: Work, stack: BlockStack, request: Request) -> Measurement:
+    assert work.samples is not None  # noqa: S101  (there are findings)
+    interval = choice.interval
+    return Measurement(
+        name=GAIN + choice.goal,
+        layer="filesystem",
+        engine=work.samples.driver.engine,
+        medium=stack.medium,
+        quantity="ratio",
+        unit="1",
+        better="higher",
+        value=choice.gain.ratio,
+        confidence=records.Confidence(
+            level=interval.level, low=interval.low, high=interval.high, method=interval.method
+        ),
+        parameters={
+            "goal": choice.goal,
+            "mix": str(request.mix),
+            "significant": choice.significant,
+            "probability": choice.gain.probability,
+            "pairs": choice.pairs,
+            "rate": choice.rate,
+            "default_rate": choice.default_rate,
+            **choice.settings.block(),
+        },
+    )
+
+
+def _search_check(request: Request, work: Work) -> CheckResult:
+    findings, samples = work.findings, work.samples
+    assert findings is not None  # noqa: S101  (asked before)
+    assert samples is not None  # noqa: S101  (there are findings)
+    choice = findings.choices[request.mix.goals[-1]]
+    taken = sum(len(found) for sides in samples.kept.values() for found in sides.values())
+    told = (
+        f"{choice.settings}: {choice.gain.ratio:.3f} of the default's speed, {choice.pairs} pairs"
+        if choice.significant
+        else "no significant difference from DeepSpeed's default, which is kept"
+    )
+    return CheckResult(
+        id=SEARCH,
+        status="pass",
+        expected="the fastest setting, or DeepSpeed's default where nothing is significantly faster",
+        found=f"{told}; {len(samples.kept)} of {len(request.space)} settings tried, {taken} samples",
+    )

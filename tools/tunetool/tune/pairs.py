@@ -1,0 +1,115 @@
+"""The end of a search: what leads, pair by pair against DeepSpeed's default. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tunetool.errors import CannotJudge
+from tunetool.measure.comparison import ERROR, Difference, difference, significant
+from tunetool.measure.statistics import LEVEL, Estimate, coverage
+from tunetool.tune.goals import Goal, Mix
+from tunetool.tune.race import ENOUGH, Rounds, distance
+from tunetool.tune.settings import DEFAULTS, AioSettings
+
+PAIRS = (6, 12, 24)
+"""After how many pairs a finalist is held against the default; looking three times is paid for (Bonferroni)."""
+_ALIKE = 0.99
+"""Finalists this near to the best are as good, and the one nearest to the default is taken."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one goal ends with: the default, unless something is significantly faster."""
+
+    goal: Goal
+    settings: AioSettings
+    rate: float
+    default_rate: float
+    gain: Difference
+    """Against the default, over fresh pairs; of the best that was tried, where the default is kept."""
+    interval: Estimate
+    """Of that ratio."""
+    best: AioSettings
+    """Fastest of all in the pairs, significant or not."""
+    pairs: int
+    rivals: bool = False
+    """Whether another finalist may still be noticeably faster than the one that was taken."""
+
+    @property
+    def significant(self) -> bool:
+        """Whether it is another than DeepSpeed's own."""
+        return self.settings != DEFAULTS
+
+
+def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings]) -> Choice:
+    """The default, or what is significantly faster in the pairs with it."""
+    base = rounds.speeds(DEFAULTS, goal, mix)
+    if len(base) < PAIRS[0]:
+        raise too_few(len(base), rounds.count)
+    pairs = {}
+    for each in others:
+        speeds = rounds.speeds(each, goal, mix)
+        shared = sorted(base.keys() & speeds.keys())
+        if len(shared) >= PAIRS[0]:
+            pairs[each] = ([base[number] for number in shared], [speeds[number] for number in shared])
+    found = {each: held_against(*values) for each, values in pairs.items()}
+    looked = [min(1.0, len(PAIRS) * gain.probability) for gain in found.values()]
+    faster = [
+        each for each, counts in zip(found, significant(looked), strict=True) if counts and found[each].ratio > 1.0
+    ]
+    middle = median(base.values())
+    order = sorted(found, key=lambda each: -found[each].ratio)
+    best = order[0] if order and found[order[0]].ratio > 1.0 else DEFAULTS
+    taken = DEFAULTS
+    if faster:
+        top = max(found[each].ratio for each in faster)
+        taken = min((each for each in faster if found[each].ratio >= _ALIKE * top), key=distance)
+    told = taken if faster else (order[0] if order else DEFAULTS)
+    ratios = [b / a for a, b in zip(*pairs[told], strict=True)] if told in pairs else [1.0] * len(base)
+    rates = rounds.speeds(taken, goal, mix).values()
+    gain = found.get(told) or Difference(1.0, 1.0, 1.0)
+    rivals = any(_may_beat(rounds.speeds(taken, goal, mix), rounds.speeds(each, goal, mix)) for each in others)
+    return Choice(goal, taken, median(rates), middle, gain, interval_of(ratios), best, len(ratios), rivals)
+
+
+def held_against(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """The second set against the first, pair by pair: the more certain of two tests, paid for (Bonferroni).
+
+    The rank-sum test sees more in few samples, the sign test of the pairs more where the machine's speed wanders.
+    """
+    ratios = [b / a for a, b in zip(first, second, strict=True)]
+    wins = sum(ratio > 1 for ratio in ratios)
+    signs = 1 - coverage(len(ratios), min(wins, len(ratios) - wins))
+    ranks = difference(first, second)
+    return Difference(median(ratios), min(1.0, 2 * min(ranks.probability, signs)), min(1.0, 2 * ranks.least))
+
+
+def interval_of(ratios: Sequence[float]) -> Estimate:
+    """Median over pairs and the narrowest order statistics that hold the true one with ``LEVEL``, if any do."""
+    count, ordered = len(ratios), sorted(ratios)
+    trimmed = max((cut for cut in range(count // 2) if coverage(count, cut) >= LEVEL), default=0)
+    method = f"order statistics {trimmed + 1} and {count - trimmed} of {count} ratios, pair by pair"
+    return Estimate(median(ordered), ordered[trimmed], ordered[count - 1 - trimmed], coverage(count, trimmed), method)
+
+
+def too_few(pairs: int, rounds: int) -> CannotJudge:
+    """Why so few pairs allow no answer, and what to do about it."""
+    if rounds >= PAIRS[0]:
+        return CannotJudge(
+            f"only {pairs} samples of DeepSpeed's default could be proven, {PAIRS[0]} are needed",
+            "stop what else uses the drives (see `pidstat -d 1`), or give a longer `--budget`",
+        )
+    return CannotJudge(
+        f"the time was too short: {pairs} pairs of the best settings and the default were taken, {PAIRS[0]} are needed",
+        "give a longer `--budget`, or fewer settings with `--space`",
+    )
+
+
+def _may_beat(taken: Mapping[int, float], other: Mapping[int, float]) -> bool:
+    """Whether ``other`` looks noticeably faster, or is only by chance not."""
+    if not other:
+        return False
+    gain = difference(list(taken.values()), list(other.values()))
+    return gain.ratio > 1 + ENOUGH or (1 - ENOUGH > gain.ratio > 1 - 4 * ENOUGH and gain.probability > ERROR)

@@ -1,0 +1,77 @@
+"""What `tunetool tune` is asked, how it tells of itself, and what it answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tunetool.errors import ExitCode
+from tunetool.measure.aio.spec import Device
+from tunetool.record import Record
+from tunetool.tune.goals import Mix
+from tunetool.tune.pairs import Choice
+from tunetool.tune.search import Findings, Progressing
+from tunetool.tune.settings import AioSettings
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller asked for."""
+
+    target: Path
+    space: Sequence[AioSettings]
+    mix: Mix = field(default_factory=Mix)
+    budget: float = 60.0
+    """Seconds, for everything."""
+    output: Path | None = None
+    """Where the block goes."""
+    exhaustive: bool = False
+    driver: Literal["deepspeed", "fio"] = "deepspeed"
+    device: Device = "cpu"
+    processes: int = 1
+    io_bytes: int = 0
+    """Of one transfer; 0: by the storage's speed."""
+    python: Path = Path(sys.executable)
+    runs_dir: Path | None = None
+    allow_busy: bool = False
+    dry_run: bool = False
+    seed: int = 0
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The record, where it lies, what was found, and what the process ends with. No record for a dry run."""
+
+    record: Record | None
+    path: Path | None
+    code: ExitCode
+    findings: Findings | None = None
+    mix: Mix = field(default_factory=Mix)
+
+    @property
+    def choice(self) -> Choice | None:
+        """What the block holds."""
+        return self.findings.choices.get(self.mix.goals[-1]) if self.findings else None
+
+
+class View:
+    """What is told while it runs; the faces are in tunetool.report.tune."""
+
+    def say(self, line: str) -> None:
+        """One line for people."""
+
+    def update(self, seen: Progressing) -> None:
+        """The search went on by one sample."""
+
+    def tick(self) -> None:
+        """Time passed."""
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """While the search runs."""
+        yield
