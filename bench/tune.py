@@ -4,8 +4,9 @@
 
 Four parts, each kept in the state file, so that they can be run apart on a machine that others use as well:
 
-- tune: the default budget, timed as a user would see it, once for the mix and once for each direction alone
-- sweep: `ds_nvme_tune` over the same space, timed, in an empty log directory (it trusts logs that it finds)
+- tune: the default budget, timed as a user would see it; what it found for reads, for writes and for the mix
+- sweep: `ds_nvme_tune` over the same space, timed, in an empty log directory (it trusts logs that it finds), once its
+  op is compiled (TORCH_EXTENSIONS_DIR says where, if not in the cache that everybody uses)
 - exhaustive: `tunetool tune --exhaustive` over the same space: the best setting of each direction
 - compare: all of these settings and the default, one after the other in random order, round after round, by the same
   process; the ratio of each to the exhaustive best is the median over rounds, with an interval of 95 %
@@ -108,6 +109,9 @@ def part_sweep(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     command = [str(program), "--nvme_dir", str(data), "--log_dir", str(logs), "--sweep_config", str(config)]
     command += ["--gpu"] if options.device == "cuda" else []
     environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    # DeepSpeed's loader compiles anew where the op was built by another checkout: minutes that are not the sweep's.
+    warm = [str(program.with_name("ds_io")), "--folder", str(data), "--io_size", "16M"]
+    subprocess.run(warm, capture_output=True, check=True, env=environment, timeout=3600)
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=7200)
     seconds = time.monotonic() - began

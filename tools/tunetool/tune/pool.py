@@ -93,6 +93,7 @@ class Pool:
     _restarts: int = 0
     _pace: float = _SLOWEST
     _keep: int = 0
+    _no_gds: str = ""
 
     @property
     def engine(self) -> str:
@@ -129,12 +130,17 @@ class Pool:
 
     def move(self, settings: AioSettings, direction: Direction) -> Move:
         """One sample by ``settings``. Raises ``SettingFailed`` for what they cannot do here."""
+        if settings.use_gds and self._no_gds:
+            raise SettingFailed(self._no_gds)
         try:
             return self._move(settings, direction, SAMPLE_SECONDS)
         except Failed as error:
             self.messages = error.raw or self.messages
             if settings == DEFAULTS:
                 raise
+            if settings.use_gds:
+                # cuFile takes this file system or it does not, whatever else is set.
+                self._no_gds = error.message
             self._restarts += 1
             if self._restarts > RESTARTS:
                 raise Failed(

@@ -53,7 +53,7 @@ class Plan:
 class Progressing:
     """What a person who waits may see at any moment."""
 
-    phase: str = ""
+    phase: str = "warming up"
     settings: int = 0
     tried: int = 0
     alive: int = 0
