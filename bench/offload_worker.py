@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import sys
@@ -18,7 +19,8 @@ from deepspeed.ops.op_builder.builder import OpBuilder
 from offload_model import build
 from torch.nn.functional import cross_entropy
 
-from tunetool.measure.aio.child import load_all
+from tunetool.measure.aio.child import load
+from tunetool.measure.fio import die_with_parent
 from tunetool.tune.models import load_decoder
 from tunetool.tune.settings import DEFAULTS
 
@@ -33,6 +35,7 @@ def main() -> int:
     parser.add_argument("--against")
     parser.add_argument("--json", required=True, type=Path)
     options = parser.parse_args()
+    die_with_parent()
     ops = preload_ops(json.loads(os.environ["TUNETOOL_OPS"]))
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed()
@@ -46,7 +49,14 @@ def main() -> int:
 
 def preload_ops(files: dict[str, list[str]]) -> dict[str, Any]:
     """Give DeepSpeed the compiled ops, so that nothing compiles in the middle of training."""
-    ops = {op: load_all(paths) for op, paths in files.items()}
+    ops: dict[str, Any] = {}
+    for paths in files.values():
+        for path in paths:
+            name = Path(path).stem
+            if name not in ops:
+                ops[name] = load(path)
+                # An op finds the one manager of locked memory by its symbol.
+                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     OpBuilder._loaded_ops.update(ops)
     # Where there is no GPU, DeepSpeed compiles collectives of its own at the first start of each clone; gloo has them.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -63,7 +73,12 @@ def train(options: argparse.Namespace, config: dict[str, Any], ops: dict[str, An
         model = build(sizes)
     if stage != 3:
         model = model.to(device)
-    engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=list(model.parameters()))
+    trains = "optimizer" in config
+    if trains and "offload_optimizer" not in config["zero_optimization"] and device == "cpu":
+        # DeepSpeed's own Adam for what lies on the GPU would be compiled for the processor.
+        config["optimizer"]["params"]["torch_adam"] = True
+    parameters = list(model.parameters()) if trains else None
+    engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=parameters)
     torch.manual_seed(100 + rank)
     batch = engine.train_micro_batch_size_per_gpu()
     tokens = torch.randint(sizes.vocabulary, (batch, options.tokens + 1), device=device)
@@ -81,7 +96,7 @@ def train(options: argparse.Namespace, config: dict[str, Any], ops: dict[str, An
         name = kinds[place if turn % 2 == 0 else -1 - place]
         if handles:
             handles[name].use()
-        took, loss = step(engine, tokens)
+        took, loss = step(engine, tokens) if trains else infer(engine, tokens)
         mean = torch.tensor(loss, device=device)
         torch.distributed.all_reduce(mean)
         losses.append(float(mean) / world)
@@ -91,6 +106,7 @@ def train(options: argparse.Namespace, config: dict[str, Any], ops: dict[str, An
             print(f"step {number + 1} ({name}): {took:.2f} s, loss {losses[-1]:.4f}", file=sys.stderr, flush=True)
     return {
         "model": options.model,
+        "trains": trains,
         "parameters": sum(tensor.numel for tensor in sizes.tensors()),
         "world": world,
         "device": device,
@@ -114,6 +130,18 @@ def step(engine: Any, tokens: Any) -> tuple[float, float]:
     get_accelerator().synchronize()
     torch.distributed.barrier()
     return time.perf_counter() - began, total
+
+
+def infer(engine: Any, tokens: Any) -> tuple[float, float]:
+    """One forward pass: seconds, and its loss."""
+    engine.eval()
+    torch.distributed.barrier()
+    began = time.perf_counter()
+    with torch.no_grad():
+        loss = cross_entropy(engine(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
+    get_accelerator().synchronize()
+    torch.distributed.barrier()
+    return time.perf_counter() - began, float(loss)
 
 
 def read_block(against: str) -> dict[str, Any]:

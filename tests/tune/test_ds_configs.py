@@ -149,6 +149,15 @@ def test_the_other_kinds_train(ready: Probe, disk: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
+def test_inference_reads_its_parameters_from_disk(ready: Probe, disk: Path) -> None:
+    done = tune(disk, "--ds-config", "zero-inference", "--model", "tiny", "--world-size", "2")
+    assert done.returncode == 0, done.stderr
+    result = train(disk.parent / "ds_config.json", "--reference")
+    assert result["losses"] == pytest.approx(result["reference"], rel=0.002)
+    assert {Path(folder).name for folder in result["swap_files"]} == {"rank0", "rank1"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "told"),
     [
