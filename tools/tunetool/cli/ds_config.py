@@ -40,11 +40,16 @@ def options(command: Command) -> Command:
 def read(
     asked: Mapping[str, Any], target: str, output: str | None, python: str | None
 ) -> tuple[Request, AioSettings | None] | None:
-    """The request and the settings of ``--aio``; None without ``--ds-config``. Raises ``UsageProblem``."""
+    """The request, and the settings unless they are to be measured; None without ``--ds-config``.
+
+    Raises ``UsageProblem``.
+    """
     from tunetool.cli.verify import check_python, no_empty_paths
     from tunetool.errors import UsageProblem
+    from tunetool.plan.ds_config import NVME_KINDS
     from tunetool.tune.configs import Request, check_output, read_settings
     from tunetool.tune.models import load_model
+    from tunetool.tune.settings import DEFAULTS
     from tunetool.verify import check_target
 
     if asked["ds_config"] is None:
@@ -74,7 +79,10 @@ def read(
         memory_bytes=_size("--memory", asked["memory"]),
         space_bytes=_size("--nvme-space", asked["nvme_space"]),
     )
-    return request, read_settings(Path(asked["aio"])) if asked["aio"] is not None else None
+    if asked["aio"] is not None:
+        return request, read_settings(Path(asked["aio"]))
+    # Without NVMe there is no block to measure for.
+    return request, None if request.kind in NVME_KINDS else DEFAULTS
 
 
 def write(request: Request, settings: AioSettings, dry_run: bool) -> int:
