@@ -9,7 +9,7 @@ Four parts, each kept in the state file, so that they can be run apart on a mach
   op is compiled (TORCH_EXTENSIONS_DIR says where, if not in the cache that everybody uses)
 - exhaustive: `tunetool tune --exhaustive` over the same space: the best setting of each direction
 - compare: all of these settings and the default, one after the other in random order, round after round, by the same
-  process; the ratio of each to the exhaustive best is the median over rounds, with an interval of 95 %
+  process; the ratio of each to the exhaustive best is the median over rounds, with an interval of 99 %
 
 Asked for: tune takes at most a tenth of sweep, and what it chose reaches 97 % of the exhaustive best for reads and for
 writes. A ratio whose interval holds 97 % is "not decided", whatever its median.

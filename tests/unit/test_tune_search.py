@@ -232,3 +232,19 @@ def test_a_space_always_holds_the_default(tmp_path: Path) -> None:
     assert space[0] == DEFAULTS
     assert {each.block_size for each in space[1:]} == {2**20, 2**23}
     assert {each.queue_depth for each in space} == {8}
+
+
+def test_slow_samples_are_still_spent_on_others_than_the_default() -> None:
+    made = {(way, "intra_op_parallelism", 2): 1.5 for way in ("read", "write")}
+    drive = Drive(1, 0.02, made, hiccups=0.0)  # type: ignore[arg-type]
+    space = settings_of({"queue_depth": (8, 32), "intra_op_parallelism": (1, 2)})
+
+    def slow(settings: AioSettings, direction: Direction) -> float:
+        drive.now += 0.5
+        return drive.take(settings, direction)
+
+    found = Search(Plan(space, Mix(), 40.0), slow, lambda: drive.now).run()
+    assert found.choices["mix"].settings.intra_op_parallelism == 2
+    # Where nothing but the default could be measured, that it is as good as the others is no result.
+    with pytest.raises(CannotJudge, match="the time was too short"):
+        Search(Plan(SPACE, Mix(), 2.0), slow, lambda: drive.now).run()

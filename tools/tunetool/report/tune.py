@@ -140,7 +140,7 @@ def _footnotes(record: Record, gains: list[Measurement]) -> list[str]:
     thrown = figures[0].parameters["samples_thrown_away"] if figures else 0
     mix = gains[-1].parameters["mix"]
     return [
-        f"{gains[0].engine}; mix {mix}; ratio: median over pairs with DeepSpeed's default, 95% interval",
+        f"{gains[0].engine}; mix {mix}; ratio: median over pairs with DeepSpeed's default, 99% interval",
         f"evidence: block {counted / claimed:.4f} over {sum(len(each.samples or []) for each in figures)} samples, "
         f"{thrown} thrown away (other I/O)"
         if claimed

@@ -8,13 +8,17 @@ from statistics import median
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.comparison import ERROR, Difference, difference, significant
-from tunetool.measure.statistics import LEVEL, Estimate, coverage
+from tunetool.measure.statistics import Estimate, coverage
 from tunetool.tune.goals import Goal, Mix
 from tunetool.tune.race import ENOUGH, Rounds, distance
 from tunetool.tune.settings import DEFAULTS, AioSettings
 
 PAIRS = (6, 12, 24)
-"""After how many pairs a finalist is held against the default; looking three times is paid for (Bonferroni)."""
+"""After how many pairs a finalist is held against the default, if the time lasts."""
+EARLY = 0.1
+"""Share of the error that each look before the last may spend: an early end must be clear."""
+SHOWN = 0.99
+"""Level of the intervals: what two tests and two finalists leave of 95 %."""
 _ALIKE = 0.99
 """Finalists this near to the best are as good, and the one nearest to the default is taken."""
 
@@ -43,7 +47,7 @@ class Choice:
         return self.settings != DEFAULTS
 
 
-def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings]) -> Choice:
+def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings], last: bool = True) -> Choice:
     """The default, or what is significantly faster in the pairs with it."""
     base = rounds.speeds(DEFAULTS, goal, mix)
     if len(base) < PAIRS[0]:
@@ -55,7 +59,8 @@ def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings]) 
         if len(shared) >= PAIRS[0]:
             pairs[each] = ([base[number] for number in shared], [speeds[number] for number in shared])
     found = {each: held_against(*values) for each, values in pairs.items()}
-    looked = [min(1.0, len(PAIRS) * gain.probability) for gain in found.values()]
+    spent = 1 - EARLY * (len(PAIRS) - 1) if last else EARLY
+    looked = [min(1.0, gain.probability / spent) for gain in found.values()]
     faster = [
         each for each, counts in zip(found, significant(looked), strict=True) if counts and found[each].ratio > 1.0
     ]
@@ -87,9 +92,9 @@ def held_against(first: Sequence[float], second: Sequence[float]) -> Difference:
 
 
 def interval_of(ratios: Sequence[float]) -> Estimate:
-    """Median over pairs and the narrowest order statistics that hold the true one with ``LEVEL``, if any do."""
+    """Median over pairs and the narrowest order statistics that hold the true one with ``SHOWN``, if any do."""
     count, ordered = len(ratios), sorted(ratios)
-    trimmed = max((cut for cut in range(count // 2) if coverage(count, cut) >= LEVEL), default=0)
+    trimmed = max((cut for cut in range(count // 2) if coverage(count, cut) >= SHOWN), default=0)
     method = f"order statistics {trimmed + 1} and {count - trimmed} of {count} ratios, pair by pair"
     return Estimate(median(ordered), ordered[trimmed], ordered[count - 1 - trimmed], coverage(count, trimmed), method)
 

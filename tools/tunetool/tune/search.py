@@ -24,7 +24,7 @@ CONFIRM_SHARE = 0.35
 FIRST_SHARE = 0.5
 """Of the time before them, that the first round may take: a larger space is entered by a sample of it."""
 EXHAUSTIVE_ROUNDS = 6
-WARM_UPS = 3
+WARM_UPS, WARM_UP_SHARE = 3, 0.05
 _RECENT = 64
 """So many of the last samples say what the next ones will cost."""
 
@@ -87,19 +87,38 @@ class Search:
         self._random = random.Random(plan.seed)  # noqa: S311  (an order, not a secret)
         self._start = clock()
         self._hasty: list[AioSettings] = []
+        self._proven = False
         self._spent: dict[Direction, list[float]] = {direction: [] for direction in plan.mix.directions}
 
     def run(self) -> Findings:
         """Search. Raises ``CannotJudge`` when the time allows no answer, ``SettingFailed`` when the default fails."""
         plan = self.plan
         # To learn what a sample costs; what is cold is warm afterwards.
-        for _ in range(WARM_UPS):
+        for turn in range(WARM_UPS):
+            if turn and self.clock() - self._start > WARM_UP_SHARE * plan.seconds:
+                break
             for direction in plan.mix.directions:
                 self._sample(Rounds(), DEFAULTS, direction)
         order = self._exhaust() if plan.exhaustive else self._screen()
-        finalists = {goal: [each for each in order[goal] if each != DEFAULTS][:FINALISTS] for goal in plan.mix.goals}
+        finalists = self._finalists(order)
+        if len(self._usable(plan.space)) > 1 and not any(finalists.values()):
+            # That the default is as good as nothing is no result.
+            raise too_few(0, 0 if self._proven else PAIRS[0])
         self._confirm(finalists)
         return self.found
+
+    def _finalists(self, order: dict[Goal, list[AioSettings]]) -> dict[Goal, list[AioSettings]]:
+        """The best of each goal, as many as the time allows enough pairs of."""
+        others = {goal: [each for each in found if each != DEFAULTS] for goal, found in order.items()}
+        anyone = next((each for each in reversed(others.values()) if each), [])
+        others = {goal: each or anyone for goal, each in others.items()}
+        left = self._start + self.plan.seconds - self.clock()
+        for count in range(FINALISTS, 0, -1):
+            found = {goal: each[:count] for goal, each in others.items()}
+            needed = self._needed({goal: [DEFAULTS, *each] for goal, each in found.items()})
+            if PAIRS[0] * self._cost(needed) <= left:
+                return found
+        return dict.fromkeys(others, others[self.plan.mix.goals[-1]][:1])
 
     # -- the rounds
 
@@ -140,7 +159,7 @@ class Search:
         """When the pairs have to begin."""
         plan = self.plan
         pairs = PAIRS[0] * self._cost_of_one() * (1 + FINALISTS * len(plan.mix.goals))
-        return self._start + plan.seconds - min(max(CONFIRM_SHARE * plan.seconds, pairs), 0.7 * plan.seconds)
+        return self._start + plan.seconds - min(max(CONFIRM_SHARE * plan.seconds, pairs), 0.6 * plan.seconds)
 
     def _room(self) -> int:
         """How many settings a round may hold."""
@@ -230,20 +249,18 @@ class Search:
                 raise too_few(pairs, rounds.count)
             self._round(rounds, needed)
             if rounds.count in PAIRS and pairs + 1 >= PAIRS[0]:
-                self._conclude(finalists)
+                self._conclude(finalists, last=False)
                 if all(self._decided(choice) for choice in self.found.choices.values()):
                     break
-        self._conclude(finalists)
+        self._conclude(finalists, last=True)
 
     def _decided(self, choice: Choice) -> bool:
         """A significant gain is one; so is the certainty that there is none worth having."""
         return not choice.rivals if choice.significant else choice.interval.high < 1 + ENOUGH
 
-    def _conclude(self, finalists: dict[Goal, list[AioSettings]]) -> None:
+    def _conclude(self, finalists: dict[Goal, list[AioSettings]], *, last: bool) -> None:
         for goal, others in finalists.items():
-            self.found.choices[goal] = choose(
-                self.found.paired, goal, self.plan.mix, [each for each in others if each not in self.found.failed]
-            )
+            self.found.choices[goal] = choose(self.found.paired, goal, self.plan.mix, self._usable(others), last=last)
 
     # -- one sample
 
@@ -269,6 +286,7 @@ class Search:
             return
         self._spent[direction].append(self.clock() - began)
         if rate is not None:
+            self._proven = True
             rounds.add(settings, direction, rate)
             self._tell(rounds, settings)
 
