@@ -158,7 +158,7 @@ class Search:
     def _screen_end(self) -> float:
         """When the pairs have to begin."""
         plan = self.plan
-        pairs = PAIRS[0] * self._cost_of_one() * (1 + FINALISTS * len(plan.mix.goals))
+        pairs = PAIRS[0] * self._cost_of_one() * (1 + FINALISTS)
         return self._start + plan.seconds - min(max(CONFIRM_SHARE * plan.seconds, pairs), 0.6 * plan.seconds)
 
     def _room(self) -> int:
