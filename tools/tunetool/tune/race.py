@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import log, log2, sqrt
 from statistics import median
 
@@ -144,19 +145,26 @@ def shrunk(
 
 def additive(scores: Mapping[AioSettings, float]) -> dict[AioSettings, float]:
     """The best sum of one effect per parameter value, by going round the parameters until it settles."""
-    middle = sum(scores.values()) / len(scores)
-    model = dict.fromkeys(scores, middle)
+    # By place in a list: hashing settings would cost more than the sums.
+    every, wanted = list(scores), list(scores.values())
+    model = [sum(wanted) / len(wanted)] * len(wanted)
+    groups: list[list[list[int]]] = []
+    for name in NAMES:
+        by_value: dict[int | bool, list[int]] = {}
+        for place, each in enumerate(every):
+            by_value.setdefault(getattr(each, name), []).append(place)
+        if len(by_value) > 1:
+            groups.append(list(by_value.values()))
     for _ in range(8):
-        for name in NAMES:
-            left: dict[int | bool, list[float]] = {}
-            for each, score in scores.items():
-                left.setdefault(getattr(each, name), []).append(score - model[each])
-            for each in model:
-                values = left[getattr(each, name)]
-                model[each] += sum(values) / len(values)
-    return model
+        for values in groups:
+            for places in values:
+                effect = sum(wanted[place] - model[place] for place in places) / len(places)
+                for place in places:
+                    model[place] += effect
+    return dict(zip(every, model, strict=True))
 
 
+@cache
 def distance(settings: AioSettings) -> float:
     """How far from DeepSpeed's default, in doublings: fewer threads and requests, less memory, nothing special."""
     sizes = ("block_size", "queue_depth", "intra_op_parallelism")
