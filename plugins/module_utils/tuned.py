@@ -51,7 +51,7 @@ def choose(tuned: Mapping[str, Any], mount_point: str, root: str = "/") -> dict[
     entry = tuned.get(hardware_hash(facts))
     if entry is None:
         return None
-    return {"path": TUNED_PATH, "block": dict(entry["block"]), "hardware": facts}
+    return {"path": TUNED_PATH, "block": {name: entry["block"][name] for name in KEYS}, "hardware": facts}
 
 
 def check_variable(tuned: Mapping[str, Any]) -> None:

@@ -103,7 +103,10 @@ def test_a_block_that_deepspeed_reads_is_written_with_its_evidence(disk: Path, f
         assert figure.evidence is not None
         assert figure.evidence.kind == "block"
         assert 0.98 <= (figure.evidence.ratio or 0) <= 1.02
-        assert figure.evidence.claimed_bytes == len(figure.samples or []) * int(figure.parameters["transfer_bytes"])
+        # A sample is one transfer or, where that is quick, several.
+        transfers, rest = divmod(figure.evidence.claimed_bytes or 0, int(figure.parameters["transfer_bytes"]))
+        assert transfers >= len(figure.samples or [])
+        assert rest == 0
     checks = {check.id: check for check in record.checks}
     assert checks["tune.block"].status == "pass"
     assert "understood all" in checks["tune.block"].found
