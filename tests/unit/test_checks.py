@@ -248,6 +248,8 @@ def test_the_path_of_gpudirect_storage_is_held_against_the_manifest(built: Path)
     assert (check.status, check.expected) == ("fail", "nvidia-fs")
     assert check.found == "off: no NVIDIA GPU on the PCI bus (`gpu`)"
     assert check.remedy
+
+
 def tuned_on(root: Path) -> dict[str, Any]:
     """The variable as `tunetool tune --store-vars` would have stored it for this machine."""
     block = {"block_size": 2**20, "queue_depth": 32, "intra_op_parallelism": 4}

@@ -158,7 +158,7 @@ class Pool:
         self._stored()
         expected = [answer["sha256"] for answer in self._all({"do": "digest"}, self._longest(100e6))]
         for number, sha256 in enumerate(expected):
-            found = read_back(self._spec(number), self.tick)
+            found = read_back(self._spec(number).file, self.io_bytes, self.tick)
             if found["bytes"] != self.io_bytes or found["sha256"] != sha256:
                 raise Failed(
                     f"`{settings}` reported success, but the file does not hold what was written to it",
