@@ -47,8 +47,8 @@ THEIRS = "400M"
 
 def tune(options: argparse.Namespace, place: Path, mix: str, *more: str) -> tuple[dict[str, Any], float]:
     """The record of one run, and its seconds."""
-    program = Path(sys.executable).with_name("tunetool")
-    command = [str(program), "tune", "--target", str(options.target), "--mix", mix, "--json", "-", *more]
+    command = [sys.executable, "-m", "tunetool", "tune", "--target", str(options.target)]
+    command += ["--mix", mix, "--json", "-", *more]
     command += ["--runs-dir", str(place / "runs"), "-o", str(place / "aio.json"), "--device", options.device]
     command += ["--space", str(options.space)] if options.space else []
     command += ["--allow-busy"] if options.allow_busy else []
@@ -99,8 +99,16 @@ def sweep_config(space: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def theirs(name: str) -> Path:
+    """One of DeepSpeed's programs: beside this Python, or on the PATH."""
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if found is None:
+        raise SystemExit(f"error: no `{name}`\nhint: install DeepSpeed")
+    return Path(found)
+
+
 def part_sweep(options: argparse.Namespace, place: Path) -> dict[str, Any]:
-    program = Path(sys.executable).with_name("ds_nvme_tune")
+    program = theirs("ds_nvme_tune")
     config, data = place / "sweep.json", place / "data"
     space = {**{name: [value] for name, value in DEFAULTS.block().items()}, **options.values}
     config.write_text(json.dumps(sweep_config(space)))
@@ -110,7 +118,7 @@ def part_sweep(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     command += ["--gpu"] if options.device == "cuda" else []
     environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
     # DeepSpeed's loader compiles anew where the op was built by another checkout: minutes that are not the sweep's.
-    warm = [str(program.with_name("ds_io")), "--folder", str(data), "--io_size", "16M"]
+    warm = [str(theirs("ds_io")), "--folder", str(data), "--io_size", "16M"]
     subprocess.run(warm, capture_output=True, check=True, env=environment, timeout=3600)
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=7200)
