@@ -137,7 +137,10 @@ def test_one_screen_shows_what_was_built_and_its_recording_shows_the_same(host: 
     assert {drive["health"]["status"] for drive in members} == {"ok"}
     assert seen["arrays"][0]["members"] == [f"LAB1NV{slot}" for slot in range(1, 9)]
     assert [one["aligned"] for one in seen["filesystems"] if one["mount_point"] == POINT] == [True]
-    assert seen["memory"]["hugepages"] == [{"size_kib": 2048, "count": 64, "free": 64, "numa_node": 0}]
+    assert seen["memory"]["hugepages"] == [
+        {"size_kib": 2048, "count": 48, "free": 48, "numa_node": 0},
+        {"size_kib": 2048, "count": 16, "free": 16, "numa_node": 1},
+    ]
     assert (seen["memory"]["shm"], seen["memory"]["memlock"]) == (512 * MIB, "unlimited")
     assert "container" not in seen["host"]
     assert seen["gds"]["mode"] == "off"
@@ -154,7 +157,8 @@ def test_the_node_judges_itself(host: Host) -> None:
     assert done.rc == 0, done.stdout + done.stderr
     record = json.loads(done.stdout)
     assert record["verdict"]["status"] == "pass"
-    assert {check["status"] for check in record["checks"]} == {"pass"}
+    # The node has no GPU.
+    assert [check["id"] for check in record["checks"] if check["status"] != "pass"] == ["gds.mode"]
     found = {check["id"]: check["found"] for check in record["checks"]}
     for session in ("login", "service"):
         assert found[f"memory.memlock.{session}"] == "locked, limit unlimited"
