@@ -26,6 +26,7 @@ def variables(lab: Lab) -> Iterator[Path]:
     place.rmdir()
 
 
+@pytest.mark.slow
 def test_eight_settings_by_fio_and_their_way_through_the_inventory(built: Lab, variables: Path) -> None:
     node = built
     node.ssh("node1", f"echo '{json.dumps(SPACE)}' > /root/space.json && mkdir -p /root/vars")

@@ -119,7 +119,7 @@ def test_a_block_that_deepspeed_reads_is_written_with_its_evidence(disk: Path, f
 
 def test_fio_in_the_place_of_deepspeed(disk: Path, few: Path, tmp_path: Path) -> None:
     output = tmp_path / "aio.json"
-    more = ("--driver", "fio", "--python", "/bin/false", "--budget", "15s", "--io-size", "64M", "-o", str(output))
+    more = ("--driver", "fio", "--python", "/bin/false", "--budget", "40s", "--io-size", "64M", "-o", str(output))
     done = tune(disk, "--space", str(few), *more, "--json", "-")
     assert done.returncode == 0, done.stdout + done.stderr
     record = record_of(done)
