@@ -57,6 +57,7 @@ until mountpoint -q {recipe.SYSTEM_MOUNT}; do
     sleep 0.1
 done
 {_UDEV_IDLE}
+{_DRIVES_ANSWER}
 find_drive {shlex.quote(serials[0])}
 """
 
@@ -87,6 +88,17 @@ udevadm settle --timeout=30 || {
     echo "udev is still at work: $hanging" >&2
     exit 1
 }"""
+
+# A drive has a queue for each CPU. Where a restore lost the interrupts of one, the kernel finds its answers by looking,
+# 30 s after each request.
+_DRIVES_ANSWER = """\
+for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
+    blockdev --flushbufs /dev/nvme*n1
+    timeout 25 taskset -c "${cpu##*cpu}" head -q -c 4096 /dev/nvme*n1 >/dev/null || {
+        echo "drives do not answer ${cpu##*/}: $(dmesg | grep -i nvme | tail -n 2 | tr '\\n' ';')" >&2
+        exit 1
+    }
+done"""
 
 # Only shell built-ins: a fork costs 10 ms and more under TCG. The serial is padded with spaces, which `read` drops.
 _FIND = """\
