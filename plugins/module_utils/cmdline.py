@@ -103,4 +103,4 @@ def grubby_lines(info: str) -> list[list[str]]:
 def knows_nodes(release: str) -> bool:
     """Whether a kernel takes ``hugepages=<node>:<count>``."""
     match = re.match(r"^(\d+)\.(\d+)", release)
-    return bool(match) and (int(match.group(1)), int(match.group(2))) >= SINCE_PER_NODE  # type: ignore[union-attr]
+    return match is not None and (int(match.group(1)), int(match.group(2))) >= SINCE_PER_NODE

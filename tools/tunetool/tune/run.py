@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,7 +209,7 @@ class _Run:
         """Have DeepSpeed read the block back, then put it where it was asked for."""
         assert self.work.findings is not None  # noqa: S101  (found above)
         block = self.work.findings.choices[self.request.mix.goals[-1]].settings.block()
-        self.work.checks.append(accepted(block, self.request, self.target, self.environment, self.view.tick))
+        self.work.checks.append(accepted(block, self.request, self.target, self.environment))
         if self.request.output is not None:
             replace_file(str(self.request.output), render(block))
 
@@ -224,7 +224,6 @@ def accepted(
     request: Request,
     target: Path,
     environment: Mapping[str, str],
-    tick: Callable[[], None],
 ) -> CheckResult:
     """Whether DeepSpeed reads the block as it is written. Raises ``CannotJudge`` when it does not."""
     expected = "DeepSpeed's own classes read every key of the block as it is written"
