@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,17 @@ pytestmark = pytest.mark.usefixtures("marker")
 DEV = "dev() { lsblk -dno NAME,SERIAL | awk -v s=$1 '$2 == s {print \"/dev/\" $1}'; }; "
 
 
+@pytest.fixture
+def without_program(blank: Lab) -> Iterator[None]:
+    """The program's installation is shown elsewhere; here it would only take time."""
+    folder = blank.inventory / "host_vars"
+    folder.mkdir()
+    (folder / "node1.yml").write_text("tunetool_install: false\n")
+    yield
+    shutil.rmtree(folder)
+
+
+@pytest.mark.usefixtures("without_program")
 def test_data_is_given_up_only_by_a_plan_that_is_still_true(blank: Lab, tmp_path: Path) -> None:
     blank.lab("fault", "node1", "has-filesystem", "--drive", "LAB1NV2")
     blank.lab("fault", "node1", "has-partitions", "--drive", "LAB1NV4")
@@ -73,12 +86,12 @@ BY_HAND = (
     " && mkfs.xfs -q -d su=1m,sw=8 -l su=256k /dev/md/data && mkdir -p /raid"
     " && mount -o noatime,logbufs=8,logbsize=256k /dev/md/data /raid && echo precious > /raid/file"
 )
-# The program's installation is shown elsewhere; here it would only take time.
-ADOPT = ("-e", "raid_array_adopt=true", "-e", "tunetool_install=false")
+ADOPT = ("-e", "raid_array_adopt=true")
 AT_RAID = ("-e", "scratch_filesystem_mount_point=/raid", "-e", "scratch_filesystem_offload_dir=/raid/offload")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_program")
 def test_an_array_that_fits_is_adopted_with_its_data(blank: Lab) -> None:
     blank.ssh("node1", BY_HAND)
     refused = blank.site()

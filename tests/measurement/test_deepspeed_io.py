@@ -18,32 +18,13 @@ from typing import Any
 import pytest
 
 from pythons import python_that
-from tunetool.measure.aio import Missing, Probe, need, probe
-from tunetool.measure.evidence import obstacles
-from tunetool.node.blockstack import read_stack
+from tunetool.measure.aio import Probe
 from tunetool.record import parse
 
+pytest_plugins = ["disks"]
+pytestmark = pytest.mark.usefixtures("ready")
+
 TUNETOOL = [sys.executable, "-m", "tunetool"]
-
-
-@pytest.fixture(scope="module")
-def ready() -> Probe:
-    """DeepSpeed with its op built; left out where torch would come with CUDA, which `make setup` said then."""
-    try:
-        found = probe(Path(sys.executable), os.environ)
-        need(found, "async_io")
-    except Missing as error:
-        pytest.skip(f"{error.message}; {error.hint}")
-    return found
-
-
-@pytest.fixture
-def disk(tmp_path: Path, ready: Probe) -> Path:
-    path = tmp_path / "target"
-    path.mkdir()
-    if obstacles(read_stack(str(path))):
-        pytest.skip("the temporary directory lies on no disk: set TMPDIR to one")
-    return path
 
 
 def command(folder: Path, *arguments: str) -> list[str]:

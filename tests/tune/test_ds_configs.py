@@ -14,9 +14,7 @@ import pytest
 
 from pythons import bare_python
 from tunetool.errors import CannotJudge
-from tunetool.measure.aio import Missing, Probe, need, probe
-from tunetool.measure.evidence import obstacles
-from tunetool.node.blockstack import read_stack
+from tunetool.measure.aio import Probe
 from tunetool.plan import zero
 from tunetool.plan.ds_config import KINDS, Job, Node, plan
 from tunetool.plan.shapes import preset
@@ -25,30 +23,12 @@ from tunetool.tune.check import Classes, check_config, differences
 from tunetool.tune.configs import render
 from tunetool.tune.settings import DEFAULTS
 
+pytest_plugins = ["disks"]
+
 TUNETOOL = [sys.executable, "-m", "tunetool"]
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = {**DEFAULTS.block(), "queue_depth": 16, "intra_op_parallelism": 2}
 H100 = Node(memory_bytes=2**41)
-
-
-@pytest.fixture(scope="module")
-def ready() -> Probe:
-    """DeepSpeed with its op built; left out where torch would come with CUDA, which `make setup` said then."""
-    try:
-        found = probe(Path(sys.executable), os.environ)
-        need(found, "async_io")
-    except Missing as error:
-        pytest.skip(f"{error.message}; {error.hint}")
-    return found
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    path = tmp_path / "target"
-    path.mkdir()
-    if obstacles(read_stack(str(path))):
-        pytest.skip("the temporary directory lies on no disk: set TMPDIR to one")
-    return path
 
 
 def tune(disk: Path, *arguments: str, measured: bool = True) -> subprocess.CompletedProcess[str]:

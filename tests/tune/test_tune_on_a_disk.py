@@ -16,37 +16,22 @@ from typing import Any
 import pytest
 
 from pythons import python_that
-from tunetool.measure.aio import Missing, Probe, need, probe
-from tunetool.measure.evidence import obstacles
-from tunetool.node.blockstack import read_stack
+from tunetool.measure.aio import Probe
 from tunetool.record import Record, parse
 from tunetool.tune.settings import DEFAULTS
+
+pytest_plugins = ["disks"]
 
 TUNE = [sys.executable, "-m", "tunetool", "tune"]
 FEW = {"queue_depth": [8, 64], "intra_op_parallelism": [1, 2]}
 
 
-@pytest.fixture(scope="module")
-def ready() -> Probe:
-    """DeepSpeed with its op built; left out where torch would come with CUDA, which `make setup` said then."""
-    try:
-        found = probe(Path(sys.executable), os.environ)
-        need(found, "async_io")
-    except Missing as error:
-        pytest.skip(f"{error.message}; {error.hint}")
-    return found
-
-
 @pytest.fixture
-def disk(tmp_path: Path, ready: Probe) -> Iterator[Path]:
-    """A directory on a disk; whatever a test did, nothing of it is left there."""
-    path = tmp_path / "target"
-    path.mkdir()
-    if obstacles(read_stack(str(path))):
-        pytest.skip("the temporary directory lies on no disk: set TMPDIR to one")
-    (path / "theirs").write_text("keep")
-    yield path
-    assert [entry.name for entry in path.iterdir()] == ["theirs"]
+def disk(disk: Path, ready: Probe) -> Iterator[Path]:
+    """Whatever a test did, nothing of it is left there."""
+    (disk / "theirs").write_text("keep")
+    yield disk
+    assert [entry.name for entry in disk.iterdir()] == ["theirs"]
 
 
 @pytest.fixture

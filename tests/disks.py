@@ -1,0 +1,34 @@
+"""Fixtures of tests that do real I/O: a disk, and DeepSpeed with its op built (`pytest_plugins = ["disks"]`)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tunetool.measure.aio import Missing, Probe, need, probe
+from tunetool.measure.evidence import obstacles
+from tunetool.node.blockstack import read_stack
+
+
+@pytest.fixture(scope="session")
+def ready() -> Probe:
+    """DeepSpeed with its op built; left out where torch would come with CUDA, which `make setup` said then."""
+    try:
+        found = probe(Path(sys.executable), os.environ)
+        need(found, "async_io")
+    except Missing as error:
+        pytest.skip(f"{error.message}; {error.hint}")
+    return found
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """An empty directory on a real disk, whose counters can prove bytes."""
+    path = tmp_path / "target"
+    path.mkdir()
+    if obstacles(read_stack(str(path))):
+        pytest.skip("the temporary directory lies on no disk: set TMPDIR to one")
+    return path
