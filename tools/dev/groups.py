@@ -121,6 +121,8 @@ def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
         return [pytest("-q", "--durations=5", "tests/measurement", "tests/liars", *marks)]
     if group == "tune":
         return [pytest("-q", "--durations=5", "tests/tune", *marks)]
+    if group == "checkpoint":
+        return [pytest("-q", "--durations=5", "tests/checkpoint", *marks)]
     if group == "node":
         scenario = [str(VENV / "python"), "tools/dev/scenario.py", "node"]
         everything = pytest("-v", "--durations=0", "tests/lab", *marks)

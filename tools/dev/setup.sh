@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets up this checkout: the machine's packages where they are missing, .venv, the collection's link.
 #   --lab         also what virtual nodes and fio measurements need
-#   --deepspeed   also torch and DeepSpeed, and its I/O op compiled (six minutes the first time on a machine)
+#   --deepspeed   also torch, DeepSpeed and what checkpoints need; DeepSpeed's I/O op compiled (six minutes the first
+#                 time on a machine)
 #   --containers  also podman and mmdebstrap, where neither podman nor docker works
 #   --timed       leave the seconds taken in .venv/.setup-seconds for the table of time boxes
 set -euo pipefail
@@ -74,7 +75,7 @@ if $deepspeed && [ "$(cat .venv/.stamp-deepspeed 2>/dev/null)" != "$key" ]; then
     echo "hint: let pip find a CPU wheel of torch (PIP_EXTRA_INDEX_URL), or use Python 3.11 where that has one"
   else
     echo "installing torch and DeepSpeed"
-    "${pip[@]}" --editable '.[control,dev,deepspeed]'
+    "${pip[@]}" --editable '.[control,dev,deepspeed,checkpoint,engines]'
     printf '%s' "$key" >.venv/.stamp-deepspeed
   fi
 fi
