@@ -30,7 +30,7 @@ def run_directory(target: Path, run_id: str, left_behind: Callable[[str], None] 
     try:
         try:
             path.mkdir(mode=0o700)
-            (path / _OWNER).write_text(json.dumps(_identity(os.getpid())))
+            (path / _OWNER).write_text(json.dumps(process_identity(os.getpid())))
         except OSError as error:
             if error.errno == errno.EIO:
                 raise CannotJudge(f"`{target}` cannot be written: {error.strerror}", "see `dmesg | tail`") from None
@@ -67,7 +67,8 @@ def remove_stale(paths: Sequence[Path]) -> None:
         _remove(path)
 
 
-def _identity(pid: int) -> dict[str, object]:
+def process_identity(pid: int) -> dict[str, object]:
+    """``host``, ``boot``, ``pid``, ``start``: no other process ever has the same. Raises ``OSError`` when it is gone."""
     # A pid alone comes back after a reboot or a few days: with boot and start time it is one process.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {"host": socket.gethostname(), "boot": boot, "pid": pid, "start": _start_ticks(pid)}
@@ -88,7 +89,7 @@ def _is_dead(path: Path) -> bool:
     if owner.get("host") != socket.gethostname():
         return False
     try:
-        return bool(owner != _identity(pid))
+        return bool(owner != process_identity(pid))
     except OSError:
         return True
 
