@@ -1,0 +1,39 @@
+"""Checkpoints at the speed of the storage, in torch's own distributed format.
+
+>>> from torch.distributed import checkpoint as dcp
+>>> from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter
+>>> dcp.save(state, storage_writer=DirectWriter("/scratch/step-100"), planner=DirectSavePlanner())
+>>> dcp.load(state, storage_reader=DirectReader("/scratch/step-100"))
+
+torch is imported when one of these names is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tunetool.errors import UsageProblem
+
+_PLACES = {
+    "DirectReader": "reader",
+    "DirectSavePlanner": "planner",
+    "DirectStager": "stager",
+    "DirectWriter": "writer",
+    "Saved": "writer",
+    "release_buffers": "staging",
+}
+__all__ = sorted(_PLACES)  # noqa: PLE0605  names, known only to __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tunetool"):
+            raise
+        raise UsageProblem(
+            f"`{name}` needs `{error.name}`, which this Python does not have", "pip install 'tunetool[checkpoint]'"
+        ) from error

@@ -1,0 +1,207 @@
+"""One rank's share of a save: its items laid out over files, then written and synced."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+
+from tunetool.checkpoint import space
+from tunetool.checkpoint.direct import DataFile, Target
+from tunetool.checkpoint.items import LARGE, Archive, Placed, place
+from tunetool.checkpoint.layout import Block, Part, cut, share_out
+from tunetool.checkpoint.pipeline import Digest, Pipeline
+from tunetool.checkpoint.staging import POOL, Source, is_plain, views
+
+FILE_BYTES = 32 << 20
+"""A smaller state is written into fewer files than it might be: each costs an fsync."""
+MEMORY_SHARE = 0.9
+"""Of the memory that is left, what a save that copies everything first may take."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See ``DirectWriter``."""
+
+    threads: int
+    files_per_rank: int
+    buffer_bytes: int
+    checksums: bool
+
+
+@dataclass
+class Item:
+    """A write item with its data: a tensor's archive and memory, or bytes as they are."""
+
+    write: WriteItem
+    content: Archive | bytes
+    source: Source | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self.content) if isinstance(self.content, bytes) else self.content.length
+
+
+def resolve(write: WriteItem, planner: SavePlanner, checksums: bool) -> Item:
+    data = planner.resolve_data(write)
+    if isinstance(data, io.BytesIO):
+        return Item(write, data.getvalue())
+    tensor = data.detach()
+    if not is_plain(tensor):
+        stream = io.BytesIO()
+        torch.save(tensor.cpu(), stream)
+        return Item(write, stream.getvalue())
+    source = Source(tensor)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Item(write, Archive(dtype, tuple(tensor.shape), source.bytes, checksums), source)
+
+
+@dataclass
+class Layout:
+    """Where the items go. ``places`` by item: the file's number and the place in it."""
+
+    sizes: list[int] = field(default_factory=list)
+    blocks: list[list[Block]] = field(default_factory=list)
+    places: dict[int, tuple[int, Placed]] = field(default_factory=dict)
+    digests: dict[int, Digest] = field(default_factory=dict)
+
+    @property
+    def buffers(self) -> int:
+        """How many it takes to hold everything that is not written straight from its tensor."""
+        return sum(not block.straight for blocks in self.blocks for block in blocks)
+
+
+def lay_out(items: Sequence[Item], files: int, limit: int, straight: Callable[[Part], bool]) -> Layout:
+    """Shares the items out over at most ``files`` files, in blocks of at most ``limit`` bytes."""
+    layout = Layout()
+    for file, share in enumerate(share_out([item.length for item in items], files)):
+        own = [items[number] for number in share]
+        placed, size = place([len(i.content) if isinstance(i.content, bytes) else i.content for i in own])
+        parts: list[Part] = []
+        for number, item, at in zip(share, own, placed, strict=True):
+            layout.places[number] = file, at
+            parts += _parts(number, item, at, limit, layout.digests)
+        layout.sizes.append(size)
+        layout.blocks.append(list(cut(file, parts, limit, straight)))
+    return layout
+
+
+def _parts(number: int, item: Item, at: Placed, limit: int, digests: dict[int, Digest]) -> list[Part]:
+    archive, source = item.content, item.source
+    if isinstance(archive, bytes) or source is None:
+        return [Part(at.offset, item.length, archive)]
+    parts, position = [Part(at.offset, len(archive.head), archive.head)], 0
+    for view in views(source.tensor, limit):
+        part = Source(view)
+        parts.append(Part(at.data + position, part.bytes, part, number, position))
+        position += part.bytes
+    tail: bytes | Callable[[], bytes]
+    if archive.checksum:
+        digest = digests[number] = Digest(archive.data_bytes)
+
+        def sealed() -> bytes:
+            return archive.tail(digest.result())
+
+        tail = sealed
+    else:
+        tail = archive.tail()
+    return [*parts, Part(at.data + position, archive.tail_bytes, tail, number)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank's share took; see ``writer.Saved``."""
+
+    results: list[WriteResult]
+    bytes: int
+    files: int
+    threads: int
+    host_bytes: int
+    direct: bool
+    all_at_once: bool
+    copy_seconds: float
+
+
+class Job:
+    """Writes the items of one rank into ``directory`` as ``names(file number)``.
+
+    ``copy_first``: take memory for all of it, if there is, so that ``on_copied`` does not wait for the storage.
+    """
+
+    def __init__(
+        self, directory: Path, items: Sequence[Item], settings: Settings, names: Callable[[int], str], copy_first: bool
+    ) -> None:
+        self.items, self.settings = items, settings
+        total = sum(item.length for item in items)
+        space.need(directory, total)
+        self.target = Target(directory)
+        self.buffer_bytes = settings.buffer_bytes
+        while self.buffer_bytes > LARGE and self.buffer_bytes * settings.threads > total:
+            self.buffer_bytes //= 2
+        straight = (lambda _: False) if copy_first else self._straight
+        files = max(1, min(settings.files_per_rank, -(-total // FILE_BYTES)))
+        self.layout = lay_out(items, files, self.buffer_bytes, straight)
+        self.pinned = any(item.source and item.source.tensor.device.type == "cuda" for item in items)
+        self.paths = [directory / names(number) for number in range(len(self.layout.sizes))]
+        self.copy_first = copy_first
+
+    def _straight(self, part: Part) -> bool:
+        address = part.content.address if isinstance(part.content, Source) else None
+        return address is not None and address % self.target.memory_alignment == 0
+
+    def _buffers(self) -> int:
+        everything = self.layout.buffers
+        if not self.copy_first:
+            return min(everything, 2 * self.settings.threads)
+        left = int(space.host_memory_left() * MEMORY_SHARE) + POOL.idle_bytes(self.buffer_bytes, self.pinned)
+        return min(everything, max(2 * self.settings.threads, left // self.buffer_bytes))
+
+    def run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
+        """Everything synced when this returns. On an error no file of this job is left."""
+        count = self._buffers()
+        threads = max(1, min(self.settings.threads, sum(map(len, self.layout.blocks))))
+        buffers = POOL.take(count, self.buffer_bytes, self.pinned)
+        files: list[DataFile] = []
+        try:
+            for path, size in zip(self.paths, self.layout.sizes, strict=True):
+                files.append(DataFile(path, size, self.target))
+            pipeline = Pipeline(files, self.layout.blocks, buffers, self.layout.digests, after, on_copied)
+            pipeline.run(threads)
+        except BaseException:
+            self.remove()
+            raise
+        finally:
+            for file in files:
+                file.close()
+            POOL.give_back(buffers)
+        return Outcome(
+            results=self._results(),
+            bytes=sum(self.layout.sizes),
+            files=len(files),
+            threads=threads,
+            host_bytes=count * self.buffer_bytes,
+            direct=self.target.direct,
+            all_at_once=count == self.layout.buffers,
+            copy_seconds=pipeline.copy_seconds,
+        )
+
+    def remove(self) -> None:
+        for path in self.paths:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _results(self) -> list[WriteResult]:
+        results = []
+        for number, item in enumerate(self.items):
+            file, at = self.layout.places[number]
+            info = _StorageInfo(self.paths[file].name, at.offset, at.length)
+            results.append(WriteResult(item.write.index, at.length, info))
+        return results

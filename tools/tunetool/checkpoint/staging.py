@@ -1,0 +1,157 @@
+"""Host buffers between tensors and files, and what goes into them.
+
+Buffers are taken from the system once and kept for the next save, since pinning memory costs more than writing it: the
+pool of this process only grows, to what its largest save needed. ``release`` gives it back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from tunetool.checkpoint.direct import pages
+
+# A foreign call lets other threads run, which assigning to a slice of a memoryview does not.
+_memmove = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
+
+
+class Buffer:
+    """So many bytes of page-aligned host memory; ``tensor`` (uint8) and ``view`` are the same bytes."""
+
+    def __init__(self, size: int, pinned: bool) -> None:
+        self.memory = pages(size)
+        self.size = size
+        self.pinned = pinned
+        if hasattr(self.memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
+        self.tensor = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.view = memoryview(self.memory)
+        self.address = int(self.tensor.data_ptr())
+        if pinned:
+            # Touched first, here and not by the driver, which does it one page after the other.
+            ctypes.memset(self.address, 0, size)
+            status = int(torch.cuda.cudart().cudaHostRegister(self.address, size, 1))
+            if status:
+                raise MemoryError(f"cudaHostRegister of {size} bytes failed with CUDA error {status}")
+
+    def free(self) -> None:
+        if self.pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.address)
+            self.pinned = False
+
+
+class Pool:
+    """Buffers of this process that no save uses at the moment, by size and kind."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[int, bool], list[Buffer]] = {}
+        self._lock = threading.Lock()
+
+    def idle_bytes(self, size: int, pinned: bool) -> int:
+        with self._lock:
+            return size * len(self._idle.get((size, pinned), ()))
+
+    def take(self, count: int, size: int, pinned: bool) -> list[Buffer]:
+        """``count`` buffers, new ones where there are too few; they are made by several threads."""
+        with self._lock:
+            idle = self._idle.setdefault((size, pinned), [])
+            found = [idle.pop() for _ in range(min(count, len(idle)))]
+        missing = count - len(found)
+        if missing:
+            made = ThreadPoolExecutor(min(8, missing), thread_name_prefix="tunetool-pin")
+            with made:
+                found += made.map(lambda _: Buffer(size, pinned), range(missing))
+        return found
+
+    def give_back(self, buffers: list[Buffer]) -> None:
+        with self._lock:
+            for buffer in buffers:
+                self._idle.setdefault((buffer.size, buffer.pinned), []).append(buffer)
+
+    def release(self) -> None:
+        """Give the idle ones back to the system."""
+        with self._lock:
+            for buffers in self._idle.values():
+                for buffer in buffers:
+                    buffer.free()
+            self._idle.clear()
+
+
+POOL = Pool()
+
+
+def release_buffers() -> None:
+    """Give the host memory that saves have kept back to the system."""
+    POOL.release()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements are all of it: strided, not quantized. Others go through ``torch.save`` as they are."""
+    return tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as uint8, shape (bytes,), not copied; any dtype, 0-d and empty ones too."""
+    count = tensor.numel() * tensor.element_size()
+    raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return raw.set_(tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size(), (count,), (1,))
+
+
+def is_flat(tensor: torch.Tensor) -> bool:
+    """Its memory holds exactly its elements in C order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def views(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
+    """The tensor as views whose elements, one after another, are its elements in C order. One whose memory has another
+    order is cut into views of about ``limit`` bytes, so that putting it in order never takes its own size again."""
+    size = tensor.numel() * tensor.element_size()
+    if is_flat(tensor) or size <= limit or tensor.dim() == 0:
+        yield tensor
+        return
+    row = size // tensor.shape[0]
+    if row > limit:
+        for part in tensor:
+            yield from views(part, limit)
+    else:
+        yield from tensor.split(limit // row)
+
+
+@dataclass
+class Source:
+    """The raw bytes of one plain tensor in C order, on any device."""
+
+    tensor: torch.Tensor
+
+    @property
+    def bytes(self) -> int:
+        return int(self.tensor.numel() * self.tensor.element_size())
+
+    @cached_property
+    def flat(self) -> torch.Tensor | None:
+        """Its own memory as uint8, shape (bytes,); None when the elements must be put in order first."""
+        return as_bytes(self.tensor) if is_flat(self.tensor) else None
+
+    @property
+    def address(self) -> int | None:
+        """Where its bytes lie in host memory; None when they must be copied first."""
+        return None if self.flat is None or self.flat.device.type != "cpu" else int(self.flat.data_ptr())
+
+    def copy(self, start: int, count: int, buffer: Buffer, at: int) -> None:
+        """``count`` bytes from ``start`` to ``at`` in the buffer; from a GPU, on the current stream."""
+        raw = self.flat
+        if raw is None:
+            raw = as_bytes(self.tensor.resolve_conj().resolve_neg().contiguous())
+        if raw.device.type == "cpu":
+            _memmove(buffer.address + at, raw.data_ptr() + start, count)
+        else:
+            buffer.tensor[at : at + count].copy_(raw[start : start + count], non_blocking=buffer.pinned)
