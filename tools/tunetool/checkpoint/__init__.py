@@ -32,8 +32,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("tunetool"):
+        missing = (error.name or "").partition(".")[0]
+        if missing == "tunetool":
             raise
         raise UsageProblem(
-            f"`{name}` needs `{error.name}`, which this Python does not have", "pip install 'tunetool[checkpoint]'"
+            f"`{name}` needs `{missing}`, which this Python does not have", "pip install 'tunetool[checkpoint]'"
         ) from error

@@ -95,8 +95,10 @@ class Target:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.preallocates = not read_stack(str(directory)).in_memory
-        self.direct, self.memory_alignment = self._ask(directory)
+        in_memory = read_stack(str(directory)).in_memory
+        self.preallocates = not in_memory
+        # Newer kernels take O_DIRECT on a tmpfs too, where it changes nothing.
+        self.direct, self.memory_alignment = (False, 1) if in_memory else self._ask(directory)
 
     @classmethod
     def _ask(cls, directory: Path) -> tuple[bool, int]:

@@ -1,0 +1,361 @@
+"""DirectWriter through dcp.save and dcp.async_save, read back by torch's own reader."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from tunetool.checkpoint import DirectSavePlanner, DirectWriter, direct, release_buffers, space
+from tunetool.errors import CannotJudge, UsageProblem
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+MIB = 1 << 20
+
+
+def loaded(directory: Path) -> dict[str, Any]:
+    """The whole checkpoint as torch's reader has it, nested as it was saved."""
+    state: dict[str, Any] = {}
+    _load_state_dict(
+        state, storage_reader=dcp.FileSystemReader(directory), planner=_EmptyStateDictLoadPlanner(), no_dist=True
+    )
+    return state
+
+
+def metadata(directory: Path) -> Metadata:
+    found: Metadata = dcp.FileSystemReader(directory).read_metadata()
+    return found
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def same(expected: Any, found: Any, where: str = "") -> None:
+    if isinstance(expected, dict):
+        assert expected.keys() == found.keys(), where
+        for key, value in expected.items():
+            same(value, found[key], f"{where}.{key}")
+    elif isinstance(expected, torch.Tensor):
+        expected = expected.detach().resolve_conj().resolve_neg().contiguous()
+        assert (expected.dtype, expected.shape) == (found.dtype, found.shape), where
+        assert raw_bytes(expected) == raw_bytes(found), where
+
+
+def everything() -> dict[str, Any]:
+    """Some of each kind of tensor that a state can hold, and what is no tensor; 30 MB."""
+    generator = torch.Generator().manual_seed(7)
+    weight = torch.randn(1500, 1000, generator=generator)
+    tied = torch.randn(1000, 300, generator=generator)
+    return {
+        "large": weight,
+        "bf16": torch.randn(1200, 1001, generator=generator).bfloat16(),
+        "fp8": torch.randn(129, 65, generator=generator).to(torch.float8_e4m3fn),
+        "nested": {"int": torch.arange(1000), "bool": torch.rand(999, generator=generator) > 0.5, "step": 12},
+        "complex": torch.randn(500, 300, dtype=torch.complex64, generator=generator),
+        "conj": torch.randn(500, 300, dtype=torch.complex64, generator=generator).conj(),
+        "neg": torch.randn(50, dtype=torch.complex64, generator=generator).conj().imag,
+        "scalar": torch.tensor(3.5, dtype=torch.float64),
+        "empty": torch.empty(0, 3),
+        "transposed": torch.randn(1400, 1300, generator=generator).t(),
+        "permuted": torch.randn(4, 5, 60, 700, generator=generator).permute(3, 0, 2, 1),
+        "strided": torch.randn(3000, 40, generator=generator)[::3, 1::2],
+        "expanded": torch.randn(1, 700, generator=generator).expand(600, 700),
+        "slice": weight[3:1000],
+        "tied": tied,
+        "also tied": tied,
+        "parameter": torch.nn.Parameter(torch.randn(77, generator=generator)),
+        "text": "no tensor",
+    }
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, Any]:
+    return everything()
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+@pytest.mark.parametrize("planner", [None, 1 * MIB], ids=["torch's planner", "split"])
+@pytest.mark.parametrize("files", [1, 5])
+def test_torchs_reader_finds_what_was_saved(
+    tmp_path: Path,
+    state: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    files: int,
+    planner: int | None,
+    checksums: bool,
+) -> None:
+    monkeypatch.setattr("tunetool.checkpoint.job.FILE_BYTES", MIB)
+    writer = DirectWriter(tmp_path / "new/step", threads=4, files_per_rank=files, buffer_bytes=MIB, checksums=checksums)
+    dcp.save(state, storage_writer=writer, planner=DirectSavePlanner(split_above=planner) if planner else None)
+    same(state, loaded(tmp_path / "new/step"))
+    assert writer.last is not None
+    assert writer.last.files == files
+    data = names(tmp_path / "new/step") - {".metadata"}
+    assert len(data) == files
+    assert sum((tmp_path / "new/step" / name).stat().st_size for name in data) == writer.last.bytes
+    chunks = metadata(tmp_path / "new/step").state_dict_metadata["large"].chunks  # type: ignore[union-attr]
+    assert len(chunks) == (6 if planner else 1)
+    assert sum(chunk.sizes[0] for chunk in chunks) == 1500
+
+
+def test_raw_bytes_begin_at_whole_blocks_and_carry_their_checksum(tmp_path: Path, state: dict[str, Any]) -> None:
+    xxhash = pytest.importorskip("xxhash")
+    dcp.save(state, storage_writer=DirectWriter(tmp_path, checksums=True))
+    found = metadata(tmp_path)
+    place = next(info for index, info in found.storage_data.items() if index.fqn == "large")
+    content = (tmp_path / place.relative_path).read_bytes()
+    item = content[place.offset : place.offset + place.length]
+    raw = raw_bytes(state["large"])
+    at = content.index(raw)
+    assert at % 4096 == 0
+    assert place.offset < at < place.offset + place.length
+    assert xxhash.xxh3_64(raw).hexdigest().encode() in item
+
+
+def watch_data(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, memoryview, int], int]) -> None:
+    """``act`` instead of ``os.pwrite`` for what goes into data files; the lock's few bytes go their own way."""
+    write = os.pwrite
+    monkeypatch.setattr(
+        os, "pwrite", lambda handle, view, at: act(handle, view, at) if len(view) >= 4096 else write(handle, view, at)
+    )
+
+
+@pytest.mark.parametrize("alignment", [1, 64, 4096])
+def test_memory_that_the_drive_takes_is_written_without_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alignment: int
+) -> None:
+    """``alignment`` is what the file system asks of memory; torch gives 64."""
+    target = direct.Target(tmp_path)
+    if alignment < target.memory_alignment:
+        monkeypatch.setattr(direct.Target, "_ask", lambda self, directory: (False, 1))
+    else:
+        monkeypatch.setattr(direct.Target, "_ask", lambda self, directory: (target.direct, alignment))
+    tensor = torch.randn(1 << 20)
+    while tensor.data_ptr() % 4096 == 0:
+        tensor = torch.randn(1 << 20)
+    seen = []
+    write = os.pwrite
+    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+
+    def watching(handle: int, view: memoryview, offset: int) -> int:
+        address = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
+        seen.append(begin <= address < end)
+        return write(handle, view, offset)
+
+    watch_data(monkeypatch, watching)
+    dcp.save({"x": tensor}, storage_writer=DirectWriter(tmp_path / "step", threads=2, buffer_bytes=MIB))
+    assert any(seen) == (alignment <= 64)
+    same({"x": tensor}, loaded(tmp_path / "step"))
+
+
+def test_thousands_of_small_tensors_take_few_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {f"p{number}": torch.full((number % 50,), number) for number in range(3000)}
+    written = []
+    write = os.pwrite
+
+    def counting(handle: int, view: memoryview, offset: int) -> int:
+        written.append(len(view))
+        return write(handle, view, offset)
+
+    watch_data(monkeypatch, counting)
+    dcp.save(state, storage_writer=DirectWriter(tmp_path, threads=4))
+    same(state, loaded(tmp_path))
+    assert len(written) < 40
+
+
+def test_host_memory_of_a_synchronous_save_is_bounded_by_its_settings(tmp_path: Path) -> None:
+    """No aligned memory here: everything goes through the buffers, a transposed tensor piece by piece."""
+    release_buffers()
+    state = {"t": torch.randn(3000, 4001).t(), "u": torch.randn(4_000_001)[1:]}
+    writer = DirectWriter(tmp_path, threads=2, buffer_bytes=MIB)
+    peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    dcp.save(state, storage_writer=writer)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before) * 1024
+    assert writer.last is not None
+    assert writer.last.bytes > 60 * MIB
+    assert writer.last.host_bytes == 4 * MIB
+    assert grown < 24 * MIB
+    same(state, loaded(tmp_path))
+
+
+def test_a_checkpoint_is_replaced_and_its_files_are_gone(tmp_path: Path) -> None:
+    writer = DirectWriter(tmp_path)
+    dcp.save({"x": torch.ones(1000)}, storage_writer=writer)
+    first = names(tmp_path)
+    dcp.save({"x": torch.zeros(1000)}, storage_writer=writer)
+    assert names(tmp_path) & first == {".metadata"}
+    same({"x": torch.zeros(1000)}, loaded(tmp_path))
+    with pytest.raises(UsageProblem, match="holds a checkpoint already"):
+        save_failing({"x": torch.ones(1)}, DirectWriter(tmp_path, overwrite=False))
+    same({"x": torch.zeros(1000)}, loaded(tmp_path))
+
+
+def save_failing(state: dict[str, Any], writer: DirectWriter) -> None:
+    """Raises what the writer raised, out of torch's wrapper."""
+    try:
+        dcp.save(state, storage_writer=writer)
+    except dcp.api.CheckpointException as error:
+        raise error.failures[0][0] from None
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_failed_save_names_file_and_cause_and_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    old = {"x": torch.ones(100)}
+    writer = DirectWriter(tmp_path)
+    dcp.save(old, storage_writer=writer)
+    before = names(tmp_path)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, hard))
+    with pytest.raises(CannotJudge, match=r"`.*/__0_0\.[0-9a-f]{16}\.distcp`: .* failed: File too large") as failed:
+        save_failing({"x": torch.ones(8 * MIB)}, writer)
+    assert "the previous" in str(failed.value.hint)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert names(tmp_path) == before
+    same(old, loaded(tmp_path))
+    # The same process, and another writer, go on.
+    dcp.save({"x": torch.zeros(5)}, storage_writer=DirectWriter(tmp_path))
+    same({"x": torch.zeros(5)}, loaded(tmp_path))
+
+
+@pytest.mark.parametrize(("kept", "message"), [(4096, None), (100, "short write: 100 of"), (0, "short write: 0 of")])
+def test_a_short_write_is_continued_at_a_whole_block_and_else_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int, message: str | None
+) -> None:
+    state = {"x": torch.arange(300_000)}
+    write, shortened = os.pwrite, threading.Event()
+    direct.Target(tmp_path)
+
+    def short(handle: int, view: memoryview, offset: int) -> int:
+        if shortened.is_set():
+            return write(handle, view, offset)
+        shortened.set()
+        return (
+            write(handle, bytearray(view[:kept]), offset)
+            if kept % 4096
+            else kept and write(handle, view[:kept], offset)
+        )
+
+    watch_data(monkeypatch, short)
+    monkeypatch.setattr(direct.Target, "_ask", lambda self, directory: (False, 1))
+    if message is None:
+        dcp.save(state, storage_writer=DirectWriter(tmp_path))
+        same(state, loaded(tmp_path))
+    else:
+        with pytest.raises(CannotJudge, match=message):
+            save_failing(state, DirectWriter(tmp_path))
+        assert names(tmp_path) == set()
+
+
+def test_an_error_of_the_medium_stops_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(handle: int, view: memoryview, offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    state = {f"x{number}": torch.randn(MIB) for number in range(8)}
+    direct.Target(tmp_path)
+    watch_data(monkeypatch, broken)
+    with pytest.raises(CannotJudge, match="Input/output error"):
+        save_failing(state, DirectWriter(tmp_path, threads=4, buffer_bytes=MIB, checksums=True))
+    assert names(tmp_path) == set()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tunetool-write")]
+
+
+def test_a_file_system_without_direct_io_is_written_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(direct.Target, "_ask", lambda self, directory: (False, 1))
+    monkeypatch.setattr(direct, "_fallocate", lambda handle, size: False)
+    writer = DirectWriter(tmp_path)
+    dcp.save(state, storage_writer=writer)
+    assert writer.last is not None
+    assert not writer.last.direct
+    same(state, loaded(tmp_path))
+
+
+@pytest.mark.parametrize("memory", [None, 0], ids=["memory for all", "no memory left"])
+def test_the_loop_goes_on_once_its_tensors_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: dict[str, Any], memory: int | None
+) -> None:
+    """The first file is synced only after the loop has changed every tensor; without memory that cannot be."""
+    release_buffers()
+    mine = {"a": torch.randn(3 * MIB), "b": {"c": torch.randn(2000, 1000).t()}, "n": 1}
+    expected = {"a": mine["a"].clone(), "b": {"c": mine["b"]["c"].clone()}, "n": 1}  # type: ignore[index]
+    changed = threading.Event()
+    sync = direct.DataFile.sync
+    on_time = []
+
+    def late(self: direct.DataFile) -> None:
+        on_time.append(changed.wait(0.5 if memory == 0 else 30))
+        sync(self)
+
+    monkeypatch.setattr(direct.DataFile, "sync", late)
+    if memory is not None:
+        monkeypatch.setattr(space, "host_memory_left", lambda: memory)
+    writer = DirectWriter(tmp_path, threads=2, files_per_rank=1, buffer_bytes=MIB)
+    saving = dcp.async_save(mine, storage_writer=writer, async_stager=writer.stager())
+    mine["a"].zero_()
+    mine["b"]["c"].zero_()  # type: ignore[index]
+    changed.set()
+    saving.result()
+    same(expected, loaded(tmp_path))
+    assert writer.last is not None
+    assert writer.last.held_for_memory == (memory == 0)
+    assert (writer.last.host_bytes == 4 * MIB) == (memory == 0)
+    assert on_time == [True]
+    assert writer.last.stall_seconds <= writer.last.write_seconds
+
+
+def test_an_async_save_that_fails_lets_the_loop_go_and_tells_by_its_future(tmp_path: Path) -> None:
+    class Broken(dcp.DefaultSavePlanner):
+        def create_local_plan(self) -> Any:
+            raise RuntimeError("no plan")
+
+    writer = DirectWriter(tmp_path)
+    saving = dcp.async_save({"x": torch.ones(3)}, storage_writer=writer, planner=Broken(), async_stager=writer.stager())
+    with pytest.raises(dcp.api.CheckpointException, match="no plan"):
+        saving.result()
+    dcp.async_save({"x": torch.ones(3)}, storage_writer=writer, async_stager=writer.stager()).result()
+    same({"x": torch.ones(3)}, loaded(tmp_path))
+
+
+def test_what_is_not_strided_is_saved_as_torch_does(tmp_path: Path) -> None:
+    sparse = torch.eye(5).to_sparse()
+    writer = DirectWriter(tmp_path)
+    dcp.save({"s": sparse, "d": torch.ones(3)}, storage_writer=writer)
+    place = next(info for index, info in metadata(tmp_path).storage_data.items() if index.fqn == "s")
+    content = (tmp_path / place.relative_path).read_bytes()[place.offset : place.offset + place.length]
+    assert torch.equal(torch.load(io.BytesIO(content), weights_only=True).to_dense(), torch.eye(5))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"threads": 0}, {"files_per_rank": 0}, {"buffer_bytes": 4096}, {"buffer_bytes": MIB + 1}], ids=str
+)
+def test_impossible_settings_are_refused(setting: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem):
+        DirectWriter(tmp_path, **setting)
