@@ -26,6 +26,12 @@ VENV = ROOT / ".venv/bin"
 COLLECTION = "ansible_collections.tunetool.node.plugins"
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 """pytest-xdist, for tests that share nothing."""
+ON_A_DISK = {
+    "measurement": ["tests/measurement", "tests/liars"],
+    "tune": ["tests/tune"],
+    "checkpoint": ["tests/checkpoint"],
+}
+"""Groups whose tests measure or fill the disk under the temporary directory: one after another."""
 NO_TESTS = 5
 """pytest's exit status when it collected nothing: a fault here, since every group has tests."""
 
@@ -117,12 +123,8 @@ def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
         systems = ["debian12", "debian13"] if slow else ["debian12"]
         program = [str(VENV / "python"), "tools/dev/container.py", "test"]
         return [["env", f"TUNETOOL_CONTAINER_OS={system}", *program] for system in systems]
-    if group == "measurement":
-        return [pytest("-q", "--durations=5", "tests/measurement", "tests/liars", *marks)]
-    if group == "tune":
-        return [pytest("-q", "--durations=5", "tests/tune", *marks)]
-    if group == "checkpoint":
-        return [pytest("-q", "--durations=5", "tests/checkpoint", *marks)]
+    if group in ON_A_DISK:
+        return [pytest("-q", "--durations=5", *ON_A_DISK[group], *marks)]
     if group == "node":
         scenario = [str(VENV / "python"), "tools/dev/scenario.py", "node"]
         everything = pytest("-v", "--durations=0", "tests/lab", *marks)

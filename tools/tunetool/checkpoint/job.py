@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from tunetool.checkpoint import space
 from tunetool.checkpoint.direct import DataFile, Target
-from tunetool.checkpoint.items import LARGE, Archive, Placed, place
+from tunetool.checkpoint.items import LARGE, Archive, Placed, archive, place
 from tunetool.checkpoint.layout import Block, Part, cut, share_out
 from tunetool.checkpoint.pipeline import Digest, Pipeline
 from tunetool.checkpoint.staging import POOL, Source, is_plain, views
@@ -61,7 +61,7 @@ def resolve(write: WriteItem, planner: SavePlanner, checksums: bool) -> Item:
         return Item(write, stream.getvalue())
     source = Source(tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Item(write, Archive(dtype, tuple(tensor.shape), source.bytes, checksums), source)
+    return Item(write, archive(dtype, tuple(tensor.shape), source.bytes, checksums), source)
 
 
 @dataclass
@@ -95,25 +95,25 @@ def lay_out(items: Sequence[Item], files: int, limit: int, straight: Callable[[P
 
 
 def _parts(number: int, item: Item, at: Placed, limit: int, digests: dict[int, Digest]) -> list[Part]:
-    archive, source = item.content, item.source
-    if isinstance(archive, bytes) or source is None:
-        return [Part(at.offset, item.length, archive)]
-    parts, position = [Part(at.offset, len(archive.head), archive.head)], 0
+    content, source = item.content, item.source
+    if isinstance(content, bytes) or source is None:
+        return [Part(at.offset, item.length, content)]
+    parts, position = [Part(at.offset, len(content.head), content.head)], 0
     for view in views(source.tensor, limit):
         part = Source(view)
         parts.append(Part(at.data + position, part.bytes, part, number, position))
         position += part.bytes
     tail: bytes | Callable[[], bytes]
-    if archive.checksum:
-        digest = digests[number] = Digest(archive.data_bytes)
+    if content.checksum:
+        digest = digests[number] = Digest(content.data_bytes)
 
         def sealed() -> bytes:
-            return archive.tail(digest.result())
+            return content.tail(digest.result())
 
         tail = sealed
     else:
-        tail = archive.tail()
-    return [*parts, Part(at.data + position, archive.tail_bytes, tail, number)]
+        tail = content.tail()
+    return [*parts, Part(at.data + position, content.tail_bytes, tail, number)]
 
 
 @dataclass(frozen=True)
