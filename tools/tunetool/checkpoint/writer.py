@@ -104,6 +104,7 @@ class DirectWriter(StorageWriter):
         overwrite: bool = True,
     ) -> None:
         super().__init__()
+        _abandon_failed()
         self.path = Path(path)
         self.overwrite = overwrite
         threads = default_threads() if threads is None else threads
@@ -130,6 +131,8 @@ class DirectWriter(StorageWriter):
         return DirectStager(self._take_hold)
 
     def _take_hold(self, hold: Hold) -> None:
+        # Here, in the loop's own thread, it is known that the loop's synchronous saves are over.
+        _abandon_failed()
         if self._hold is not None:
             self._hold.join()
         self._hold = hold

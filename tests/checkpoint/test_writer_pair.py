@@ -1,0 +1,54 @@
+"""Two ranks that save together; one of them fails once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def test_a_rank_that_fails_fails_the_save_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    directory, meet = tmp_path / "step", tmp_path / "meet"
+    program = str(Path(__file__).with_name("writer_pair.py"))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, program, str(rank), str(directory), str(meet)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    told = []
+    try:
+        for rank in ranks:
+            out, error = rank.communicate(timeout=100)
+            assert rank.returncode == 0, error
+            told.append(out.splitlines())
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    # 6 x 1.02 MB and 8 MB on both ranks, 1.6 MB in two shards: shared out, each writes half of 15.7 MB.
+    sizes = [int(lines[0].removeprefix("saved ")) for lines in told]
+    assert all(7.8e6 < size < 9.5e6 for size in sizes), sizes
+    for lines in told:
+        assert lines[1].startswith("failed on [1]: `"), lines[1]
+        assert "File too large" in lines[1]
+    # The rank that failed removed its own; the checkpoint's own are there.
+    assert told[1][2].count(".distcp") == 1
+    assert all(8e6 < int(lines[4].split()[1]) < 40e6 for lines in told)
+    # Nothing is left of the first save and of the failed one.
+    assert told[0][5].count(".distcp") == 2
+    assert told[0][5].count("'") == 2 * 3
+
+    found = {"big": torch.zeros(2_000_000), "sharded": torch.zeros(400_001, 1), "step": 0}
+    replicated = {f"w{number}": torch.zeros(1000, 256) for number in range(6)}
+    dcp.load({**found, "replicated": replicated}, storage_reader=dcp.FileSystemReader(directory))
+    assert torch.equal(found["big"], torch.arange(2_000_000.0) + 300)
+    assert torch.equal(found["sharded"], torch.arange(400_001.0).reshape(-1, 1) + 300)
+    assert all(torch.equal(tensor, torch.full((1000, 256), 300.0 + n)) for n, tensor in enumerate(replicated.values()))
