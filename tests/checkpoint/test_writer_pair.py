@@ -52,3 +52,19 @@ def test_a_rank_that_fails_fails_the_save_and_the_next_one_goes_on(tmp_path: Pat
     assert torch.equal(found["big"], torch.arange(2_000_000.0) + 300)
     assert torch.equal(found["sharded"], torch.arange(400_001.0).reshape(-1, 1) + 300)
     assert all(torch.equal(tensor, torch.full((1000, 256), 300.0 + n)) for n, tensor in enumerate(replicated.values()))
+
+
+@pytest.mark.slow
+def test_a_process_saves_what_torch_staged_and_our_stager_says_that_it_is_for_a_thread(tmp_path: Path) -> None:
+    program = str(Path(__file__).with_name("writer_process.py"))
+    found = subprocess.run(
+        [sys.executable, program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert found.stdout.splitlines() == [
+        "saved",
+        "UsageProblem DirectWriter's stager is for `AsyncCheckpointerType.THREAD`",
+    ]
+    like = {"x": torch.zeros(300_000), "n": {"y": torch.zeros(5, 3)}}
+    dcp.load(like, storage_reader=dcp.FileSystemReader(tmp_path / "step"))
+    assert torch.equal(like["x"], torch.arange(300_000.0))
+    assert torch.equal(like["n"]["y"], torch.ones(5, 3))
