@@ -157,17 +157,18 @@ class Job:
         address = part.content.address if isinstance(part.content, Source) else None
         return address is not None and address % self.target.memory_alignment == 0
 
-    def _buffers(self) -> int:
+    def _buffers(self, threads: int) -> int:
+        """At least one for each thread, so that each can take any block."""
         everything = self.layout.buffers
-        if not self.copy_first:
-            return min(everything, 2 * self.settings.threads)
+        if not everything or not self.copy_first:
+            return 2 * threads if everything else 0
         left = int(space.host_memory_left() * MEMORY_SHARE) + POOL.idle_bytes(self.buffer_bytes, self.pinned)
-        return min(everything, max(2 * self.settings.threads, left // self.buffer_bytes))
+        return max(threads, min(everything, max(2 * threads, left // self.buffer_bytes)))
 
     def run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
         """Everything synced when this returns. On an error no file of this job is left."""
-        count = self._buffers()
         threads = max(1, min(self.settings.threads, sum(map(len, self.layout.blocks))))
+        count = self._buffers(threads)
         buffers = POOL.take(count, self.buffer_bytes, self.pinned)
         files: list[DataFile] = []
         try:
@@ -189,7 +190,7 @@ class Job:
             threads=threads,
             host_bytes=count * self.buffer_bytes,
             direct=self.target.direct,
-            all_at_once=count == self.layout.buffers,
+            all_at_once=count >= self.layout.buffers,
             copy_seconds=pipeline.copy_seconds,
         )
 

@@ -1,8 +1,9 @@
 """Threads that fill buffers from tensors and write them to files, both at once.
 
-A block is filled as soon as a buffer is free (from a GPU by a copy on a side stream, which does not hold the thread)
-and written once its bytes are there. With two buffers for each thread that is double buffering; with as many as the
-data takes, all of it is copied first and the tensors are free again while the files are still written.
+Each thread has buffers of its own. It fills one (from a GPU by a copy on a side stream, which does not hold the
+thread) before it writes the one before: with two that is double buffering; with as many as the data takes, all of it is
+copied first, and the tensors are free again while the files are still written. Threads share nothing but what is left
+to do, so that a block costs little of the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from tunetool.checkpoint.layout import Block, Piece
 from tunetool.checkpoint.staging import Buffer, Source
 
 
+class Stopped(Exception):
+    """Another thread failed; that one's error is the one to tell."""
+
+
 class Digest:
     """xxh3_64 of one tensor's raw bytes, which come in pieces, in order, from several threads."""
 
@@ -29,13 +34,32 @@ class Digest:
         import xxhash  # noqa: PLC0415  only who asks for checksums needs it
 
         self._hash = xxhash.xxh3_64()
-        self.total, self.position = total, 0
+        self._total, self._position = total, 0
+        self._moved = threading.Condition()
+        self._stopped = False
 
-    def feed(self, view: memoryview) -> None:
+    def feed(self, position: int, view: memoryview) -> None:
+        """The bytes from ``position``, once those before it are in."""
+        self._wait(position)
         self._hash.update(view)
+        with self._moved:
+            self._position += len(view)
+            self._moved.notify_all()
 
     def result(self) -> str:
+        self._wait(self._total)
         return str(self._hash.hexdigest())
+
+    def stop(self) -> None:
+        with self._moved:
+            self._stopped = True
+            self._moved.notify_all()
+
+    def _wait(self, position: int) -> None:
+        with self._moved:
+            self._moved.wait_for(lambda: self._stopped or self._position == position)
+            if self._stopped:
+                raise Stopped
 
 
 @dataclass
@@ -47,13 +71,13 @@ class _Filled:
     """CUDA events after which the bytes are in the buffer."""
 
 
-class Stopped(Exception):
-    """Another thread failed; that one's error is the one to tell."""
-
-
 class Pipeline:
     """One rank's save. ``blocks`` of one file are in the order of their offsets; ``after`` are the events that the
-    tensors' GPUs must have passed before they are read; ``on_copied`` is called once no tensor is needed any more."""
+    tensors' GPUs must have passed before they are read; ``on_copied`` is called once no tensor is needed any more.
+
+    A thread takes a file's blocks in their order, and finishes what it took in the order in which it took it. So one
+    that waits for the checksum of the bytes before its own waits for what was taken earlier, never in a circle.
+    """
 
     def __init__(
         self,
@@ -65,26 +89,26 @@ class Pipeline:
         on_copied: Callable[[], None] = lambda: None,
     ) -> None:
         self._files, self._digests, self._after, self._on_copied = files, digests, after, on_copied
-        # One block of each file in turn: files in memory are held one thread at a time by the kernel.
-        longest = max(map(len, blocks), default=0)
-        self._todo = deque(own[turn] for turn in range(longest) for own in blocks if turn < len(own))
-        self._unfilled = len(self._todo)
-        self._orders = [deque(map(id, own)) for own in blocks]
+        self._todo = [deque(own) for own in blocks]
+        self._unfilled = sum(map(len, blocks))
         self._unwritten = [len(own) for own in blocks]
-        self._ready: list[dict[int, _Filled]] = [{} for _ in blocks]
-        self._writers = [0] * len(blocks)
-        self._buffers = deque(buffers)
-        self._changed = threading.Condition()
+        self._buffers = buffers
+        self._counting = threading.Lock()
         self._error: BaseException | None = None
         self._streams: list[Any] = []
-        self.copy_seconds = self.write_seconds = 0.0
+        self.copy_seconds = 0.0
 
     def run(self, threads: int) -> None:
         """Raises the first error of any thread, after all of them have ended."""
         self._began = time.monotonic()
-        workers = [threading.Thread(target=self._work, name=f"tunetool-write-{n}", daemon=True) for n in range(threads)]
+        workers = [
+            threading.Thread(
+                target=self._work, args=(number, self._buffers[number::threads]), name=f"tunetool-write-{number}"
+            )
+            for number in range(threads)
+        ]
         try:
-            if not self._todo:
+            if not self._unfilled:
                 self._copied()
             for worker in workers:
                 worker.start()
@@ -99,75 +123,63 @@ class Pipeline:
             # A copy under way still writes to buffers that the next save will take.
             for stream in self._streams:
                 stream.synchronize()
-        self.write_seconds = time.monotonic() - self._began
         if self._error is not None:
             raise self._error
 
-    def _work(self) -> None:
+    def _fail(self, error: BaseException) -> None:
+        with self._counting:
+            self._error = self._error or error
+        for digest in self._digests.values():
+            digest.stop()
+
+    def _work(self, number: int, buffers: Sequence[Buffer]) -> None:
+        free, filled = deque(buffers), deque[_Filled]()
         streams: dict[torch.device, Any] = {}
         try:
-            while (task := self._next()) is not None:
-                if isinstance(task, _Filled):
-                    self._write(task)
-                else:
-                    self._fill(*task, streams)
+            while self._error is None:
+                block = self._take(number, bool(free))
+                if block is not None:
+                    filled.append(self._fill(block, free, streams))
+                if filled and (block is None or block.straight or not free):
+                    done = filled.popleft()
+                    self._write(done)
+                    if done.buffer is not None:
+                        free.append(done.buffer)
+                elif block is None:
+                    return
         except Stopped:
             pass
         except BaseException as error:
             self._fail(error)
 
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
+    def _take(self, number: int, can_fill: bool) -> Block | None:
+        """The next block of this thread's own file, else of the one with most left: a file in memory is held by one
+        thread at a time, in the kernel."""
+        if not self._todo:
+            return None
+        with self._counting:
+            own = self._todo[number % len(self._todo)]
+            for queue in (own,) if own else sorted(self._todo, key=len, reverse=True):
+                if queue and (can_fill or queue[0].straight):
+                    return queue.popleft()
+        return None
 
-    def _wait(self, until: Callable[[], bool]) -> None:
-        """Holding the condition."""
-        self._changed.wait_for(lambda: self._error is not None or until())
-        if self._error is not None:
-            raise Stopped
+    def _fill(self, block: Block, free: deque[Buffer], streams: dict[torch.device, Any]) -> _Filled:
+        if block.straight:
+            piece = block.pieces[0]
+            filled = _Filled(block, memory_at(piece.part.content.address + piece.start, piece.count))
+        else:
+            buffer = free.popleft()
+            filled = _Filled(block, buffer.view[: block.length], buffer, self._copy(block, buffer, streams))
+        with self._counting:
+            self._unfilled -= 1
+            last = not self._unfilled
+        if last:
+            self._copied()
+        return filled
 
-    def _next(self) -> tuple[Block, Buffer] | _Filled | None:
-        """Something to fill, else something to write; None when all is taken."""
-        with self._changed:
-            while True:
-                if self._error is not None:
-                    raise Stopped
-                if self._todo and (self._buffers or self._todo[0].straight):
-                    block = self._todo.popleft()
-                    if not block.straight:
-                        return block, self._buffers.popleft()
-                    self._straight(block)
-                    continue
-                file = self._file_to_write()
-                if file is not None:
-                    self._writers[file] += 1
-                    return self._ready[file].pop(self._orders[file].popleft())
-                if not any(self._orders):
-                    return None
-                self._changed.wait()
-
-    def _straight(self, block: Block) -> None:
-        piece = block.pieces[0]
-        address = piece.part.content.address + piece.start
-        self._filled(_Filled(block, memory_at(address, piece.count)))
-
-    def _file_to_write(self) -> int | None:
-        """Of those whose next block is there, the one with the fewest threads in it, then the most left to do.
-
-        A file's blocks are begun in order, so that whoever waits for the checksum of the bytes before its own waits
-        for a thread that is at work.
-        """
-        ready = [file for file, order in enumerate(self._orders) if order and order[0] in self._ready[file]]
-        return min(ready, key=lambda file: (self._writers[file], -len(self._orders[file])), default=None)
-
-    def _filled(self, filled: _Filled) -> None:
-        """Holding the condition."""
-        self._ready[filled.block.file][id(filled.block)] = filled
-        self._unfilled -= 1
-        self._changed.notify()
-
-    def _fill(self, block: Block, buffer: Buffer, streams: dict[torch.device, Any]) -> None:
+    def _copy(self, block: Block, buffer: Buffer, streams: dict[torch.device, Any]) -> list[Any]:
+        """Starts to bring the block's bytes into the buffer. The events of what is not there yet."""
         at = 0
         by_device: dict[torch.device, list[Piece]] = {}
         for piece in block.pieces:
@@ -179,7 +191,8 @@ class Pipeline:
                 buffer.view[piece.at : at] = content[piece.start : piece.start + piece.count]
             elif isinstance(content, Source):
                 by_device.setdefault(content.tensor.device, []).append(piece)
-        buffer.view[at : block.length] = bytes(block.length - at)
+        if at < block.length:
+            buffer.view[at : block.length] = bytes(block.length - at)
         events = []
         for device, pieces in by_device.items():
             on_gpu = device.type == "cuda"
@@ -187,20 +200,15 @@ class Pipeline:
                 for piece in pieces:
                     piece.part.content.copy(piece.start, piece.count, buffer, piece.at)
             if on_gpu:
-                events.append(torch.cuda.Event(blocking=True))
-                events[-1].record(streams[device])
-        with self._changed:
-            self._filled(_Filled(block, buffer.view[: block.length], buffer, events))
-            last = not self._unfilled
-        if last:
-            self._copied()
+                events.append(streams[device].record_event(torch.cuda.Event(blocking=True)))
+        return events
 
     def _stream(self, device: torch.device, streams: dict[torch.device, Any]) -> Any:
         if device not in streams:
             stream = torch.cuda.Stream(device)
             for event in self._after:
                 stream.wait_event(event)
-            with self._changed:
+            with self._counting:
                 self._streams.append(stream)
             streams[device] = stream
         return streams[device]
@@ -218,35 +226,14 @@ class Pipeline:
         for piece in block.pieces:
             part = piece.part
             if callable(part.content):
-                self._wait_for_digest(part.item, None)
                 filled.view[piece.at : piece.at + piece.count] = part.content()[piece.start : piece.start + piece.count]
             elif part.item in self._digests:
-                self._digest(part.item, part.position + piece.start, filled.view[piece.at : piece.at + piece.count])
+                digest = self._digests[part.item]
+                digest.feed(part.position + piece.start, filled.view[piece.at : piece.at + piece.count])
         file.write(filled.view, block.offset)
-        with self._changed:
-            self._writers[block.file] -= 1
+        with self._counting:
             self._unwritten[block.file] -= 1
             finished = not self._unwritten[block.file]
-            if filled.buffer is not None:
-                self._buffers.append(filled.buffer)
-            self._changed.notify_all()
         if finished:
             file.sync()
             file.close()
-
-    def _wait_for_digest(self, item: int | None, position: int | None) -> None:
-        digest = self._digests.get(item) if item is not None else None
-        if digest is None:
-            return
-        wanted = digest.total if position is None else position
-        with self._changed:
-            self._wait(lambda: digest.position == wanted)
-
-    def _digest(self, item: int | None, position: int, view: memoryview) -> None:
-        assert item is not None  # noqa: S101
-        self._wait_for_digest(item, position)
-        digest = self._digests[item]
-        digest.feed(view)
-        with self._changed:
-            digest.position += len(view)
-            self._changed.notify_all()
