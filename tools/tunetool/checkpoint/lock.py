@@ -60,7 +60,8 @@ class Holder:
         """None for a file that its writer did not finish."""
         try:
             found = json.loads(text)
-            return cls(*(kind(found[name]) for name, kind in _FIELDS))
+            host, boot, started = str(found["host"]), str(found["boot"]), float(found["started"])
+            return cls(host, boot, int(found["pid"]), int(found["start"]), started)
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -72,14 +73,11 @@ class Holder:
         return f"process {self.pid} on `{self.host}`, since {when}"
 
 
-_FIELDS = (("host", str), ("boot", str), ("pid", int), ("start", int), ("started", float))
-
-
 def dead_by_rule(holder: Holder | None, now: Holder, silent: float, kernel_gave: bool) -> bool:
-    """Whether who wrote the file is gone.
+    """Whether who wrote the file is gone, where no kernel lock says that it lives.
 
-    ``kernel_gave``: the kernel's lock was to be had; ``silent``: seconds since the file was touched. Pure, but for a
-    look at this host's processes where the file system has no kernel locks.
+    ``kernel_gave``: the kernel's lock was to be had; else the file system has none. ``silent``: seconds since the file
+    was touched. Pure, but for a look at this host's processes.
     """
     if holder is None:
         return kernel_gave or silent > DEAD_AFTER

@@ -68,7 +68,10 @@ def remove_stale(paths: Sequence[Path]) -> None:
 
 
 def process_identity(pid: int) -> dict[str, object]:
-    """``host``, ``boot``, ``pid``, ``start``: no other process ever has the same. Raises ``OSError`` when it is gone."""
+    """``host``, ``boot``, ``pid`` and ``start``: no other process ever has the same.
+
+    Raises ``OSError`` when there is no such process.
+    """
     # A pid alone comes back after a reboot or a few days: with boot and start time it is one process.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {"host": socket.gethostname(), "boot": boot, "pid": pid, "start": _start_ticks(pid)}

@@ -1,0 +1,51 @@
+"""Processes that import torch once and serve all tests here: it takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+Ask = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def _serving(*command: str) -> Iterator[Ask]:
+    with subprocess.Popen(
+        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(**order: Any) -> Any:
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            assert line, f"{command[-1]} ended with {process.wait()}"
+            return json.loads(line)
+
+        yield ask
+        process.stdin.close()
+        process.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def only_torch() -> Iterator[Ask]:
+    """torch's own writer and reader, where tunetool cannot be imported. See ``only_torch.py``."""
+    with _serving("-S", str(HERE / "only_torch.py"), sysconfig.get_paths()["purelib"]) as ask:
+        yield ask
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Ask]:
+    """Ranks that need no second to start. See ``forks.py``."""
+    with _serving(str(HERE / "forks.py")) as ask:
+        yield ask

@@ -1,0 +1,61 @@
+"""Children that have torch imported already, forked from a process that has no thread but one. Orders on stdin.
+
+An order ``{"do": NAME, "world": N, "with": {...}, "kill_after": SECONDS}`` runs the function of that name in ``ranks.py``
+in N children, (rank, world, **with), and ends rank 0 by SIGKILL after so many seconds where that is asked. The answer has
+each child's exit status, what its function returned, its error, and the seconds that all took from the first fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[threads] = "1"
+warnings.simplefilter("ignore")
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import ranks  # noqa: E402
+
+
+def child(order: dict[str, Any], rank: int, answer: Path) -> int:
+    try:
+        told = {"value": getattr(ranks, order["do"])(rank, order["world"], **order.get("with", {}))}
+    except BaseException as error:
+        told = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+    answer.write_text(json.dumps(told))
+    return 1 if "error" in told else 0
+
+
+def carry_out(order: dict[str, Any]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as place:
+        answers = [Path(place) / str(rank) for rank in range(order["world"])]
+        children, began = [], time.monotonic()
+        for rank, answer in enumerate(answers):
+            pid = os.fork()
+            if not pid:
+                os._exit(child(order, rank, answer))
+            children.append(pid)
+        if "kill_after" in order:
+            time.sleep(order["kill_after"])
+            os.kill(children[0], signal.SIGKILL)
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+        seconds = time.monotonic() - began
+        texts = [answer.read_text() if answer.exists() else "{}" for answer in answers]
+    return [
+        {"status": status, "seconds": seconds, **json.loads(text or "{}")}
+        for status, text in zip(statuses, texts, strict=True)
+    ]
+
+
+for line in sys.stdin:
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork would copy locks that other threads hold"
+    print(json.dumps(carry_out(json.loads(line))), flush=True)

@@ -1,0 +1,37 @@
+"""Saves and loads with torch's own writer and reader, in a process that cannot import tunetool. Orders on stdin.
+
+Run with ``-S``, so that no .pth file of the environment leads to tunetool; the first argument is its site-packages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import warnings
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent)]
+sys.path.append(sys.argv[1])
+warnings.simplefilter("ignore")
+
+import seeded  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+
+assert importlib.util.find_spec("tunetool") is None, "tunetool can be imported here"
+
+for line in sys.stdin:
+    order = json.loads(line)
+    told: dict[str, object] = {}
+    try:
+        state = seeded.state(order["seed"], order.get("megabytes", 0.0))
+        if order["do"] == "save":
+            writer = dcp.FileSystemWriter(order["path"], **order.get("settings", {}))
+            dcp.save(state, storage_writer=writer)
+        else:
+            found = seeded.blank(state)
+            dcp.load(found, storage_reader=dcp.FileSystemReader(order["path"]))
+            told["difference"] = seeded.difference(state, found)
+    except Exception as error:
+        told["error"] = f"{type(error).__name__}: {error}"
+    print(json.dumps(told), flush=True)

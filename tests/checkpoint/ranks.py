@@ -1,0 +1,89 @@
+"""What ranks do in children of ``forks.py``. Imported there once, before any of them is forked."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import seeded
+import torch
+import torch._dynamo  # DTensor imports it at its first use, which every child would then do again
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from tunetool.checkpoint.planner import DirectSavePlanner
+from tunetool.checkpoint.reader import DirectReader
+from tunetool.checkpoint.writer import DirectWriter
+
+
+def save_alone(rank: int, world: int, path: str, seed: int, megabytes: float, settings: dict[str, Any]) -> float:
+    """Seconds that the save took."""
+    state = seeded.state(seed, megabytes)
+    began = time.monotonic()
+    dcp.save(state, storage_writer=DirectWriter(path, **settings), no_dist=True)
+    return time.monotonic() - began
+
+
+def _whole(seed: int) -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    return {
+        "rows": torch.randn(1007, 130, generator=made),  # 1007: no number of ranks divides it
+        "columns": torch.randn(130, 1030, generator=made).bfloat16(),
+        "few": torch.randn(3, 5, generator=made),  # fewer rows than ranks
+        "same": torch.randn(300, 7, generator=made),
+    }
+
+
+PLACES = {"rows": Shard(0), "columns": Shard(1), "few": Shard(0), "same": Replicate()}
+
+
+def _cut(tensor: torch.Tensor, place: Any, rank: int, world: int) -> torch.Tensor:
+    if not isinstance(place, Shard):
+        return tensor.clone()
+    chunks = tensor.chunk(world, dim=place.dim)
+    return chunks[rank].contiguous() if rank < len(chunks) else tensor.narrow(place.dim, 0, 0).contiguous()
+
+
+def _sharded(whole: dict[str, torch.Tensor], rank: int, world: int, blank: bool) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (world,))
+    made: dict[str, Any] = {}
+    for name, tensor in whole.items():
+        own = _cut(tensor, PLACES[name], rank, world)
+        own = torch.zeros_like(own) if blank else own
+        made[name] = DTensor.from_local(
+            own, mesh, [PLACES[name]], run_check=False, shape=tensor.shape, stride=tensor.stride()
+        )
+    return made
+
+
+def _joined(rank: int, world: int, meet: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
+
+
+def save_shards(rank: int, world: int, path: str, meet: str, seed: int, writer: str) -> None:
+    _joined(rank, world, meet)
+    state = {"model": _sharded(_whole(seed), rank, world, blank=False), "step": seed}
+    if writer == "torch":
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path))
+    else:
+        planner = DirectSavePlanner(split_above=100_000)
+        dcp.save(state, storage_writer=DirectWriter(path, checksums=True), planner=planner)
+    dist.destroy_process_group()
+
+
+def load_shards(rank: int, world: int, path: str, meet: str, seed: int) -> dict[str, Any]:
+    """Which tensors of this rank came back otherwise, and of which only a part was read."""
+    _joined(rank, world, meet)
+    whole = _whole(seed)
+    state = {"model": _sharded(whole, rank, world, blank=True), "step": None}
+    reader = DirectReader(path, threads=3, buffer_bytes=65536)
+    dcp.load(state, storage_reader=reader)
+    wrong = [
+        name
+        for name, tensor in whole.items()
+        if not torch.equal(state["model"][name].to_local(), _cut(tensor, PLACES[name], rank, world))
+    ]
+    dist.destroy_process_group()
+    return {"wrong": wrong, "step": state["step"], "unverified": sorted(set(reader.unverified))}

@@ -1,0 +1,215 @@
+"""Storage that fails in the middle of a save: the error says what and where, and the previous checkpoint stays whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import seeded
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
+
+from tunetool.checkpoint import metadata
+from tunetool.checkpoint.reader import DirectReader
+from tunetool.checkpoint.writer import DirectWriter
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+MEGABYTES = 8
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
+
+
+class Meanwhile(DefaultSavePlanner):
+    """Does something when the save has checked all it can check before, and is about to take the tensors."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self.act: Callable[[], None] | None = act
+
+    def resolve_data(self, write_item: Any) -> Any:
+        if self.act is not None:
+            self.act, act = None, self.act
+            act()
+        return super().resolve_data(write_item)
+
+
+def save(path: Path, seed: int, act: Callable[[], None] = lambda: None) -> None:
+    writer = DirectWriter(path, threads=2, buffer_bytes=2**20)
+    dcp.save(seeded.state(seed, MEGABYTES), storage_writer=writer, planner=Meanwhile(act))
+
+
+def refused(path: Path, act: Callable[[], None]) -> str:
+    with pytest.raises(CheckpointException) as caught:
+        save(path, 2, act)
+    (failure,) = caught.value.failures.values()
+    told = str(failure[0])
+    assert "\n" not in told
+    return told
+
+
+def holds(path: Path, seed: int) -> bool:
+    found = seeded.blank(seeded.state(seed, MEGABYTES))
+    dcp.load(found, storage_reader=DirectReader(path, threads=2))
+    return seeded.difference(seeded.state(seed, MEGABYTES), found) is None
+
+
+def only_the_checkpoint(path: Path) -> bool:
+    return {file.name for file in path.iterdir()} == {".metadata", *metadata.files_of(metadata.read(path))}
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@contextlib.contextmanager
+def mounted(place: Path, *how: str) -> Iterator[Path]:
+    place.mkdir()
+    try:
+        run("mount", *how, str(place))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no file system can be mounted here: {error.stderr}")
+    try:
+        yield place
+    finally:
+        # What failed to be written may still be under way.
+        run("umount", "--lazy", str(place))
+
+
+@contextlib.contextmanager
+def loop(image: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A device of 64 MB with a file system, and what takes most of it away from under that."""
+    with image.open("wb") as stream:
+        stream.truncate(64 * 2**20)
+    try:
+        run("mkfs.ext4", "-q", "-O", "^has_journal", str(image))
+        device = run("losetup", "--find", "--show", str(image))
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no loop device here: {error}")
+
+    def fail() -> None:
+        os.truncate(image, 12 * 2**20)
+        run("losetup", "--set-capacity", device)
+
+    try:
+        yield device, fail
+    finally:
+        run("losetup", "--detach", device)
+
+
+def fill(place: Path) -> None:
+    with (place / "filler").open("wb") as stream, contextlib.suppress(OSError):
+        while True:
+            os.write(stream.fileno(), bytes(2**16))
+
+
+@needs_root
+def test_a_medium_that_fills_up_while_its_file_system_has_room(tmp_path: Path) -> None:
+    """As behind thin provisioning and quotas: nothing that can be asked before the write tells of it."""
+    with (
+        mounted(tmp_path / "thin", "-t", "tmpfs", "-o", "size=32m", "tmpfs") as thin,
+        loop(thin / "image") as (device, _),
+        mounted(tmp_path / "disk", device) as disk,
+    ):
+        path = disk / "step"
+        save(path, 1)
+        run("sync", "--file-system", str(disk))
+        told = refused(path, lambda: fill(thin))
+        assert "No space left on device" in told
+        assert str(path / "__0_") in told
+        (thin / "filler").unlink()
+        assert only_the_checkpoint(path)
+        assert holds(path, 1)
+        save(path, 3)
+        assert holds(path, 3)
+
+
+@needs_root
+def test_space_is_asked_before_anything_is_written(tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=12m", "tmpfs") as small:
+        path = small / "step"
+        save(path, 1)
+        told = refused(path, lambda: None)
+        assert f"`{path}` has " in told
+        assert "MB are to be written" in told
+        assert only_the_checkpoint(path)
+        assert holds(path, 1)
+
+
+@needs_root
+def test_a_disk_that_fails_while_it_is_written(tmp_path: Path) -> None:
+    with loop(tmp_path / "image") as (device, fail), mounted(tmp_path / "disk", device) as disk:
+        path = disk / "step"
+        save(path, 1)
+        kept = tmp_path / "kept"
+        before = (path / ".metadata").read_bytes()
+        shutil.copytree(path, kept)
+        told = refused(path, fail)
+        assert "Input/output error" in told
+        # Whatever of it the disk can still give.
+        assert (path / ".metadata").read_bytes() == before
+        assert holds(kept, 1)
+
+
+@needs_root
+def test_a_disk_that_fails_while_it_is_read(tmp_path: Path) -> None:
+    with loop(tmp_path / "image") as (device, fail), mounted(tmp_path / "disk", device) as disk:
+        path = disk / "step"
+        fill_first = disk / "before"
+        with fill_first.open("wb") as stream:
+            stream.write(bytes(14 * 2**20))
+            os.fsync(stream.fileno())
+        save(path, 1)
+        fail()
+        with pytest.raises(CheckpointException) as caught:
+            holds(path, 1)
+        (failure,) = caught.value.failures.values()
+        assert "Input/output error" in str(failure[0])
+        assert "/step/__0_" in str(failure[0])
+
+
+def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
+    path = tmp_path / "step"
+    save(path, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+
+    # Python ignores SIGXFSZ, so that the write itself fails.
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+    try:
+        told = refused(path, limit)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in told
+    assert only_the_checkpoint(path)
+    assert holds(path, 1)
+
+
+def test_two_savers_at_once_on_one_path(tmp_path: Path) -> None:
+    path = tmp_path / "step"
+    told: list[BaseException] = []
+
+    def second() -> None:
+        with pytest.raises(CheckpointException) as caught:
+            save(path, 2)
+        told.extend(wrapped for wrapped, _ in caught.value.failures.values())
+
+    def beside() -> None:
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+
+    save(path, 1, beside)
+    assert "is being saved to by process" in str(told[0])
+    assert str(os.getpid()) in str(told[0])
+    assert holds(path, 1)
+    assert only_the_checkpoint(path)

@@ -1,0 +1,213 @@
+"""DirectReader: everything that torch's writer and ours wrote, any part of it, and nothing that is damaged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import seeded
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException
+
+from tunetool.checkpoint import metadata
+from tunetool.checkpoint.planner import DirectSavePlanner
+from tunetool.checkpoint.reader import DirectReader
+from tunetool.checkpoint.writer import DirectWriter
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+Ask = Callable[..., Any]
+SMALL = {"threads": 3, "buffer_bytes": 65536}
+"""Buffers smaller than the tensors, so that several threads work on each of them."""
+
+
+def load(path: Path, expected: dict[str, Any], **settings: Any) -> str | None:
+    found = seeded.blank(expected)
+    dcp.load(found, storage_reader=DirectReader(path, **{**SMALL, **settings}))
+    return seeded.difference(expected, found)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Never changed; what is damaged is a copy."""
+    path = tmp_path_factory.mktemp("ours") / "step-1"
+    dcp.save(seeded.state(1, 2), storage_writer=DirectWriter(path, checksums=True))
+    return path
+
+
+@pytest.fixture
+def copied(ours: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ours, tmp_path / "copy"))
+
+
+def refusal(path: Path, state: dict[str, Any], **settings: Any) -> str:
+    with pytest.raises(CheckpointException) as caught:
+        load(path, state, **settings)
+    (failure,) = caught.value.failures.values()
+    told = str(failure[0])
+    assert "\n" not in told
+    return told
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"single_file_per_rank": False}, {"thread_count": 3}],
+    ids=["one file", "a file per tensor", "three files"],
+)
+def test_it_reads_what_torch_wrote(settings: dict[str, Any], only_torch: Ask, tmp_path: Path) -> None:
+    assert not only_torch(do="save", path=str(tmp_path), seed=3, megabytes=2, settings=settings)
+    assert load(tmp_path, seeded.state(3, 2)) is None
+
+
+def test_torch_reads_what_we_wrote(only_torch: Ask, ours: Path) -> None:
+    assert only_torch(do="load", path=str(ours), seed=1, megabytes=2) == {"difference": None}
+    # The comparison can fail.
+    assert "came back otherwise" in only_torch(do="load", path=str(ours), seed=2, megabytes=2)["difference"]
+
+
+def test_it_reads_what_we_wrote(ours: Path) -> None:
+    assert load(ours, seeded.state(1, 2)) is None
+    assert load(ours, seeded.state(1, 2), threads=1) is None
+    assert load(ours, seeded.state(1, 2), buffer_bytes=2**20, verify=False) is None
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory file system")
+def test_it_reads_from_memory(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = Path("/dev/shm") / tmp_path_factory.mktemp("x").name
+    try:
+        assert load(Path(shutil.copytree(ours, path / "in memory")), seeded.state(1, 2)) is None
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def test_another_dtype_and_other_strides(ours: Path) -> None:
+    expected = seeded.state(1, 2)
+    found = seeded.blank(expected)
+    found["model"]["weight"] = torch.zeros(301, 257, dtype=torch.float64)
+    found["model"]["large"] = torch.zeros(2 * 2**20 // 64, 128, dtype=torch.uint8)[:, ::2]
+    dcp.load(found, storage_reader=DirectReader(ours, **SMALL))
+    assert torch.equal(found["model"]["weight"], expected["model"]["weight"].double())
+    assert torch.equal(found["model"]["large"], expected["model"]["large"])
+
+
+@pytest.mark.parametrize(
+    ("writer", "before", "after"), [("ours", 2, 1), ("ours", 1, 2), ("ours", 4, 2), ("torch", 4, 2)]
+)
+def test_other_numbers_of_ranks(writer: str, before: int, after: int, forks: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    saved = forks(
+        do="save_shards",
+        world=before,
+        **{"with": {"path": str(path), "meet": str(tmp_path / "a"), "seed": 5, "writer": writer}},
+    )
+    assert [rank["status"] for rank in saved] == [0] * before, saved
+    loaded = forks(
+        do="load_shards", world=after, **{"with": {"path": str(path), "meet": str(tmp_path / "b"), "seed": 5}}
+    )
+    assert [rank["status"] for rank in loaded] == [0] * after, loaded
+    assert [(rank["value"]["wrong"], rank["value"]["step"]) for rank in loaded] == [([], 5)] * after
+
+
+def raw_place(path: Path, name: str) -> tuple[Path, int]:
+    """A data file, and a byte in the middle of the item of a tensor there."""
+    stored = metadata.read(path).storage_data
+    index = next(index for index in stored if index.fqn == name)
+    return path / stored[index].relative_path, stored[index].offset + stored[index].length // 2
+
+
+def test_a_flipped_byte_is_found_and_named(copied: Path) -> None:
+    file, offset = raw_place(copied, "model.large")
+    content = bytearray(file.read_bytes())
+    content[offset] ^= 0x10
+    file.write_bytes(content)
+    told = refusal(copied, seeded.state(1, 2))
+    assert "`model.large` is damaged" in told
+    assert file.name in told
+    # It is the checksum that finds it, and nothing else is wrong with the file.
+    assert (
+        load(copied, seeded.state(1, 2), verify=False)
+        == "state.model.large: torch.uint8 [32768, 64] came back otherwise"
+    )
+
+
+def test_a_part_is_not_called_verified(ours: Path) -> None:
+    class Upper(dcp.DefaultLoadPlanner):
+        """Asks for the first half of one tensor."""
+
+        def create_local_plan(self) -> dcp.LoadPlan:
+            plan = super().create_local_plan()
+            (item,) = plan.items
+            half = torch.Size((item.lengths[0] // 2, item.lengths[1]))
+            object.__setattr__(item, "lengths", half)
+            return plan
+
+    found = {"model": {"large": torch.zeros(2 * 2**20 // 64, 64, dtype=torch.uint8)}}
+    reader = DirectReader(ours, **SMALL)
+    dcp.load(found, storage_reader=reader, planner=Upper())
+    large = seeded.state(1, 2)["model"]["large"]
+    assert torch.equal(found["model"]["large"][: len(large) // 2], large[: len(large) // 2])
+    assert not found["model"]["large"][len(large) // 2 :].any()
+    assert reader.unverified == ["model.large"]
+
+
+def test_a_missing_file(copied: Path) -> None:
+    file, _ = raw_place(copied, "model.large")
+    file.unlink()
+    told = refusal(copied, seeded.state(1, 2))
+    assert f"`{file}`" in told
+    assert "No such file" in told
+
+
+def test_a_truncated_file(copied: Path) -> None:
+    file, offset = raw_place(copied, "model.large")
+    with file.open("r+b") as stream:
+        stream.truncate(offset)
+    told = refusal(copied, seeded.state(1, 2))
+    assert f"`{file}` is {offset} bytes long" in told
+    assert "cut short" in told
+
+
+def test_a_file_of_another_save(copied: Path, tmp_path: Path) -> None:
+    """The same names and lengths, and another shape inside."""
+    other = seeded.state(1, 2)
+    other["model"]["large"] = other["model"]["large"].reshape(-1, 128)
+    dcp.save(other, storage_writer=DirectWriter(tmp_path / "other", checksums=True))
+    ours_file, _ = raw_place(copied, "model.large")
+    their_file, _ = raw_place(tmp_path / "other", "model.large")
+    shutil.copy(their_file, ours_file)
+    told = refusal(copied, seeded.state(1, 2))
+    assert "`model.large` with shape [16384, 128], and the metadata says [32768, 64]" in told
+
+
+class Planted:
+    """What a stranger would put into a file: it is called when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("planted"),)
+
+
+def test_objects_are_not_unpickled_freely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dcp.save({"thing": Planted()}, storage_writer=dcp.FileSystemWriter("step-1"))
+    told = refusal(Path("step-1"), {"thing": None})
+    assert "`thing` cannot be unpickled safely: Unsupported global" in told
+    assert not Path("planted").exists()
+    dcp.load({"thing": None}, storage_reader=DirectReader("step-1", allow_objects=True))
+    assert Path("planted").exists()
+
+
+def test_no_checkpoint_here(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException, match=r"\.metadata` cannot be read: No such file"):
+        load(tmp_path, {"a": torch.zeros(1)})
+
+
+def test_large_tensors_cut_by_the_planner_come_back_whole(tmp_path: Path) -> None:
+    state = seeded.state(2, 3)
+    planner = DirectSavePlanner(split_above=2**20)
+    dcp.save(state, storage_writer=DirectWriter(tmp_path / "a", checksums=True), planner=planner)
+    chunks = metadata.read(tmp_path / "a").state_dict_metadata["model.large"].chunks
+    assert len(chunks) == 3
+    assert load(tmp_path / "a", state) is None

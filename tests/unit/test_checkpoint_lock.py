@@ -1,0 +1,121 @@
+"""One saver per directory, and nobody kept out by a dead one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tunetool.checkpoint.lock import DEAD_AFTER, NAME, Holder, Lock, dead_by_rule
+from tunetool.errors import CannotJudge
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from tunetool.checkpoint.lock import Lock
+held = Lock.take(Path(sys.argv[1]))
+if sys.argv[2:] and os.fork() == 0:
+    time.sleep(60)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def saver(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", HOLD, str(directory), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_second_saver_is_told_who_the_first_is(tmp_path: Path) -> None:
+    with saver(tmp_path) as first:
+        with pytest.raises(CannotJudge) as caught:
+            Lock.take(tmp_path)
+        assert f"is being saved to by process {first.pid} on `{os.uname().nodename}`, since 20" in caught.value.message
+
+
+def test_two_threads_of_one_process(tmp_path: Path) -> None:
+    held = Lock.take(tmp_path)
+    with pytest.raises(CannotJudge, match=f"process {os.getpid()} on"):
+        Lock.take(tmp_path)
+    held.release()
+    held.release()
+    Lock.take(tmp_path).release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_ends_with_its_object(tmp_path: Path) -> None:
+    held = Lock.take(tmp_path)
+    del held
+    Lock.take(tmp_path).release()
+
+
+def test_a_dead_saver_keeps_nobody_out(tmp_path: Path) -> None:
+    with saver(tmp_path) as first:
+        first.kill()
+        first.wait()
+        assert (tmp_path / NAME).exists()
+        Lock.take(tmp_path).release()
+
+
+def test_nor_does_a_child_that_outlives_it(tmp_path: Path) -> None:
+    """A loader of data, forked during the save, has the parent's open files."""
+    with saver(tmp_path, "and a child") as first:
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        Lock.take(tmp_path).release()
+
+
+def test_a_dead_savers_empty_file(tmp_path: Path) -> None:
+    (tmp_path / NAME).touch()
+    Lock.take(tmp_path).release()
+
+
+def holder_elsewhere() -> Holder:
+    return Holder("node17", "another boot", 4242, 17, time.time() - 3600)
+
+
+def test_another_hosts_saver_shows_that_it_lives(tmp_path: Path) -> None:
+    """On a shared file system whose kernel locks end at each host."""
+    path = tmp_path / NAME
+    path.write_text(holder_elsewhere().text())
+    with pytest.raises(CannotJudge) as caught:
+        Lock.take(tmp_path)
+    assert "process 4242 on `node17`" in caught.value.message
+    assert "last sign of life 0 s ago" in str(caught.value.hint)
+    silent = time.time() - DEAD_AFTER - 1
+    os.utime(path, (silent, silent))
+    Lock.take(tmp_path).release()
+
+
+def test_the_rule() -> None:
+    now = Holder.this_process()
+    gone, elsewhere = replace(now, start=now.start - 1), holder_elsewhere()
+    rebooted = replace(elsewhere, host=now.host)
+    long = DEAD_AFTER + 1
+    # This host: the kernel knows; where the file system has no locks, the process's start time tells.
+    assert dead_by_rule(now, now, 0, kernel_gave=True)
+    assert not dead_by_rule(now, now, long, kernel_gave=False)
+    assert dead_by_rule(gone, now, 0, kernel_gave=False)
+    assert dead_by_rule(rebooted, now, 0, kernel_gave=False)
+    # Another host: the kernel's word is not enough.
+    assert not dead_by_rule(elsewhere, now, 0, kernel_gave=True)
+    assert dead_by_rule(elsewhere, now, long, kernel_gave=True)
+    # A file that was not written to its end.
+    assert dead_by_rule(None, now, 0, kernel_gave=True)
+    assert not dead_by_rule(None, now, 0, kernel_gave=False)

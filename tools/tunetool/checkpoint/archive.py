@@ -1,0 +1,197 @@
+"""Where the raw bytes of a tensor lie in its item: an archive as ``torch.save`` writes it, of that one tensor.
+
+Such an archive is an uncompressed zip with the records ``data.pkl`` (a pickle: how to rebuild the tensor),
+``byteorder`` and ``data/0`` (the raw bytes). Read with the standard library alone; nothing that a pickle names is run.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import math
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tunetool.checkpoint.items import CHECKSUM_RECORD, STORAGES
+
+HEAD = TAIL = 4096
+"""Bytes at each end of an item that hold all that is asked here."""
+
+ITEM_SIZES = {
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    "complex128": 16,
+}
+"""Bytes per element, by torch's name of the dtype."""
+_DTYPES = {storage: dtype for dtype, storage in STORAGES.items()}
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A contiguous tensor, ``length`` raw bytes at ``offset`` from the start of its item; ``dtype`` as torch names it.
+
+    ``checksum`` is the content of the record ``items.CHECKSUM_RECORD``, None where there is none.
+    """
+
+    offset: int
+    length: int
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str | None
+
+
+class _Other(Exception):
+    """Not an archive of one plain tensor."""
+
+
+@dataclass(frozen=True)
+class _Record:
+    header: int
+    size: int
+
+
+def find(read: Callable[[int, int], bytes], length: int) -> Plain | None:
+    """The tensor in an item of ``length`` bytes; ``read(offset, count)`` gives bytes of the item.
+
+    None when only ``torch.load`` can tell what the item holds: another layout, byte order or kind of object.
+    """
+    try:
+        return _find(read, length)
+    except (_Other, struct.error, pickle.UnpicklingError, LookupError, TypeError, ValueError, EOFError):
+        return None
+
+
+def _find(read: Callable[[int, int], bytes], length: int) -> Plain:
+    records = _records(read, length)
+    prefix = next(iter(records)).partition("/")[0]
+
+    def content(name: str) -> bytes:
+        record = records[f"{prefix}/{name}"]
+        return read(_start(read, record), record.size)
+
+    if content("byteorder") != b"little":
+        raise _Other
+    dtype, shape = _tensor(content("data.pkl"))
+    raw = records[f"{prefix}/data/0"]
+    start = _start(read, raw)
+    if raw.size != math.prod(shape) * ITEM_SIZES[dtype] or start + raw.size > length:
+        raise _Other
+    checksum = content(CHECKSUM_RECORD).decode("ascii") if f"{prefix}/{CHECKSUM_RECORD}" in records else None
+    return Plain(start, raw.size, dtype, shape, checksum)
+
+
+_END = struct.Struct("<4s4H2IH")
+_END_64_AT = struct.Struct("<4sIQI")
+_END_64 = struct.Struct("<4sQ2H2I4Q")
+_ENTRY = struct.Struct("<4s4x2H8x2I3H8xI")
+_LOCAL_NAMES = struct.Struct("<26x2H")
+
+
+def _records(read: Callable[[int, int], bytes], length: int) -> dict[str, _Record]:
+    """The zip's central directory (PKWARE APPNOTE.TXT, 4.3.6 and on)."""
+    end = _END.unpack(read(length - _END.size, _END.size))
+    count, size, offset = end[4], end[5], end[6]
+    at_64 = length - _END.size - _END_64_AT.size
+    signature, _, where, _ = _END_64_AT.unpack(read(at_64, _END_64_AT.size)) if at_64 > 0 else (b"", 0, 0, 0)
+    if signature == b"PK\6\7":
+        end_64 = _END_64.unpack(read(where, _END_64.size))
+        count, size, offset = end_64[7], end_64[8], end_64[9]
+    if end[0] != b"PK\5\6" or end[7] or not 0 < count <= 64 or size > TAIL:
+        raise _Other
+    directory, records, place = read(offset, size), {}, 0
+    for _ in range(count):
+        signature, flags, method, packed, unpacked, name_length, extra_length, comment, header = _ENTRY.unpack_from(
+            directory, place
+        )
+        place += _ENTRY.size
+        name = directory[place : place + name_length].decode("utf-8")
+        extra = directory[place + name_length : place + name_length + extra_length]
+        place += name_length + extra_length + comment
+        if _BIG in (packed, unpacked, header):
+            unpacked, packed, header = _from_extra(extra, unpacked, packed, header)
+        if signature != b"PK\1\2" or method or flags & 1 or packed != unpacked:
+            raise _Other
+        records[name] = _Record(header, unpacked)
+    return records
+
+
+_BIG = 0xFFFFFFFF
+
+
+def _from_extra(extra: bytes, *values: int) -> tuple[int, ...]:
+    """The values that do not fit into 32 bits stand in the field 0x0001, in this order."""
+    while extra:
+        kind, size = struct.unpack_from("<2H", extra)
+        if kind == 1:
+            found = iter(struct.unpack_from(f"<{size // 8}Q", extra, 4))
+            return tuple(next(found) if value == _BIG else value for value in values)
+        extra = extra[4 + size :]
+    return values
+
+
+def _start(read: Callable[[int, int], bytes], record: _Record) -> int:
+    name, extra = _LOCAL_NAMES.unpack(read(record.header, 30))
+    return record.header + 30 + int(name) + int(extra)
+
+
+@dataclass(frozen=True)
+class _Storage:
+    dtype: str | None
+    count: int
+
+
+class _Recipe(pickle.Unpickler):
+    """Follows the pickle with stand-ins for what it calls."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"):
+            return _v2 if name.endswith("2") else _v3
+        if module == "torch" and (name in _DTYPES or name in ITEM_SIZES):
+            return name
+        if (module, name) == ("torch.storage", "UntypedStorage"):
+            return name
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        raise _Other
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        _, kind, key, _, count = pid
+        if key != "0":
+            raise _Other
+        return _Storage(_DTYPES.get(kind), int(count))
+
+
+def _v2(storage: _Storage, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any) -> Any:
+    if storage.dtype is None:
+        raise _Other
+    return storage.dtype, _contiguous(storage.count, offset, shape, stride)
+
+
+def _v3(storage: _Storage, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, dtype: str) -> Any:
+    # Counted in bytes there.
+    return dtype, _contiguous(storage.count // ITEM_SIZES[dtype], offset, shape, stride)
+
+
+def _contiguous(count: int, offset: int, shape: Any, stride: Any) -> tuple[int, ...]:
+    """The shape, of a tensor whose elements lie in order and fill the storage."""
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected and math.prod(shape):
+            raise _Other
+        expected *= size
+    if offset or count != math.prod(shape):
+        raise _Other
+    return tuple(shape)
+
+
+def _tensor(recipe: bytes) -> tuple[str, tuple[int, ...]]:
+    found = _Recipe(io.BytesIO(recipe)).load()
+    if not (isinstance(found, tuple) and len(found) == 2 and found[0] in ITEM_SIZES and isinstance(found[1], tuple)):
+        raise _Other
+    return found

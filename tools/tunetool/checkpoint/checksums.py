@@ -1,0 +1,59 @@
+"""XXH3 (64 bits) of a tensor's raw bytes, over parts that several threads read."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tunetool.errors import CannotJudge, UsageProblem
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def hasher() -> Any:
+    """An object with ``update(bytes)`` and ``hexdigest()``: 16 lower-case digits, what a checkpoint's archives hold.
+
+    Raises ``UsageProblem`` when xxhash is not installed.
+    """
+    try:
+        return importlib.import_module("xxhash").xxh3_64()
+    except ImportError:
+        raise UsageProblem(
+            "checksums of tensors need the package `xxhash`",
+            "`pip install 'tunetool[checkpoint]'`, or turn checksums and `verify` off",
+        ) from None
+
+
+class Chain:
+    """The checksum of one tensor whose parts come from several threads; each waits for the parts before its own.
+
+    Whoever hands out the parts must hand them out in order, or the threads wait for each other for ever.
+    """
+
+    def __init__(self, expected: str, length: int, tensor: str, place: str) -> None:
+        self._expected, self._length, self._tensor, self._place = expected, length, tensor, place
+        self._hasher = hasher()
+        self._next = 0
+        self._turn = threading.Condition()
+
+    def feed(self, start: int, part: Buffer, stopped: threading.Event) -> None:
+        """The bytes from ``start`` on. Raises ``CannotJudge`` after the last one if they are not what was saved."""
+        with self._turn:
+            while self._next != start:
+                if stopped.is_set():
+                    return
+                self._turn.wait(0.1)
+        # Only whose turn it is comes here, so the work itself needs no lock.
+        self._hasher.update(part)
+        stop = start + memoryview(part).nbytes
+        if stop == self._length and self._hasher.hexdigest() != self._expected:
+            raise CannotJudge(
+                f"`{self._tensor}` is damaged: its {self._length} bytes {self._place} have checksum "
+                f"{self._hasher.hexdigest()}, and were saved with {self._expected}",
+                "load another checkpoint, and look at the health of the drives: `tunetool verify`",
+            )
+        with self._turn:
+            self._next = stop
+            self._turn.notify_all()

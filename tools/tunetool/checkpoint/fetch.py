@@ -1,0 +1,254 @@
+"""Saved bytes into tensors: large aligned reads by several threads, copied on while others read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tunetool.checkpoint.archive import ITEM_SIZES, Plain
+from tunetool.checkpoint.checksums import Chain
+from tunetool.checkpoint.direct import memory_at, pages
+from tunetool.checkpoint.items import BLOCK
+from tunetool.checkpoint.regions import GAP, Block, Read, blocks, in_one_run, merge, pieces, span, strides
+from tunetool.checkpoint.source import Files, truncated
+
+BUFFERS = 2
+"""Per thread for a GPU: one is read into while the other is copied from."""
+
+
+@dataclass
+class Want:
+    """A box (element ``offsets`` and ``lengths``) of the saved tensor ``plain``, and where it goes.
+
+    ``start`` is the place of the raw bytes in the file ``file``; ``target`` has the shape ``lengths``, any strides,
+    dtype and device; ``chain`` checks the raw bytes where all of them are wanted.
+    """
+
+    name: str
+    file: str
+    start: int
+    plain: Plain
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    target: Any
+    chain: Chain | None = None
+
+    def __post_init__(self) -> None:
+        item = ITEM_SIZES[self.plain.dtype]
+        self.dtype = getattr(torch, self.plain.dtype)
+        self.bytes = span(self.plain.shape, item, self.offsets, self.lengths) if math.prod(self.lengths) else (0, 0)
+        self.as_bytes: Any = None
+        if (
+            self.target.dtype == self.dtype
+            and self.target.is_contiguous()
+            and math.prod(self.lengths)
+            and in_one_run(self.plain.shape, item, self.offsets, self.lengths)
+        ):
+            self.as_bytes = self.target.reshape(-1).view(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Raw bytes of a tensor from ``start`` on: a run of them, or those that span a block."""
+
+    want: Want
+    start: int
+    block: Block | None
+
+
+@dataclass(frozen=True)
+class Straight:
+    """Aligned bytes [start, stop) of a file that are read to where they belong, in the host's memory."""
+
+    want: Want
+    start: int
+    stop: int
+
+
+def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[tuple[str, Read[Part] | Straight]]:
+    """All reads, (file, read): in order within a file, and the files in turn so that several are read at a time."""
+    per_file: dict[str, list[tuple[int, Read[Part] | Straight]]] = {}
+    grouped: dict[str, list[Want]] = {}
+    for want in wants:
+        grouped.setdefault(want.file, []).append(want)
+    alignment = files.memory_alignment(next(iter(grouped))) if grouped else 1
+    for file, group in grouped.items():
+        through: list[tuple[int, int, Part]] = []
+        reads: list[tuple[int, Read[Part] | Straight]] = []
+        for want in group:
+            low, high = _straight(want, alignment, BLOCK if files.direct else 1)
+            reads += [(start, Straight(want, start, stop)) for start, stop in pieces(low, high, buffer_bytes)]
+            through += _through_buffers(want, low, high, buffer_bytes)
+        reads += [(read.start, read) for read in merge(through, buffer_bytes)]
+        per_file[file] = sorted(reads, key=lambda entry: entry[0])
+    return [*_in_turn({file: [read for _, read in reads] for file, reads in sorted(per_file.items())})]
+
+
+def _in_turn(per_file: dict[str, list[Read[Part] | Straight]]) -> Iterator[tuple[str, Read[Part] | Straight]]:
+    names = list(per_file)
+    # As many at a time as are written by one rank at most; each is open from its first to its last read.
+    for first in range(0, len(names), 32):
+        some = names[first : first + 32]
+        for row in itertools.zip_longest(*(per_file[name] for name in some)):
+            yield from ((name, read) for name, read in zip(some, row, strict=True) if read is not None)
+
+
+def _straight(want: Want, memory_alignment: int, block: int) -> tuple[int, int]:
+    """The bytes [low, high) of the file that can be read to where they belong; none if low is high."""
+    start, stop = want.start + want.bytes[0], want.start + want.bytes[1]
+    low, high = start + -start % block, stop - stop % block
+    # More than the gap that reads are merged over, so that none of them reaches from before it to behind it.
+    if want.as_bytes is None or want.target.device.type != "cpu" or high - low <= GAP + 2 * BLOCK:
+        return stop, stop
+    if (want.as_bytes.data_ptr() + low - start) % memory_alignment:
+        return stop, stop
+    return low, high
+
+
+def _through_buffers(want: Want, low: int, high: int, limit: int) -> Iterator[tuple[int, int, Part]]:
+    first = want.start
+    if want.as_bytes is not None:
+        for start, stop in ((first + want.bytes[0], low), (high, first + want.bytes[1])):
+            for begin, end in pieces(start, stop, limit):
+                yield begin, end, Part(want, begin - first, None)
+        return
+    item = ITEM_SIZES[want.plain.dtype]
+    # Widened to whole blocks at both ends, a read must still fit into a buffer.
+    for block in blocks(want.plain.shape, item, want.offsets, want.lengths, limit - 2 * BLOCK):
+        yield first + block.start, first + block.stop, Part(want, block.start, block)
+
+
+class Fetch:
+    """Carries out the reads of ``plan_reads`` for tensors of one device.
+
+    Holds ``threads`` buffers of ``buffer_bytes`` bytes; for a GPU, ``BUFFERS`` times as many, pinned.
+    """
+
+    def __init__(self, files: Files, device: Any, threads: int, buffer_bytes: int) -> None:
+        self._files, self._device, self._buffer_bytes = files, device, buffer_bytes
+        self._threads = threads
+        self._stopped = threading.Event()
+        self._errors: list[BaseException] = []
+        self._lock = threading.Lock()
+
+    def run(self, reads: Sequence[tuple[str, Read[Part] | Straight]]) -> None:
+        """Returns when every tensor holds its bytes. Raises ``CannotJudge`` for the first read that failed."""
+        self._files.expect(name for name, _ in reads)
+        queue = iter(reads)
+        # What was queued on the tensors before must not come after what is read.
+        ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
+        workers = [
+            threading.Thread(target=self._work, args=(queue, ready), name=f"tunetool-read-{number}", daemon=True)
+            for number in range(min(self._threads, len(reads)))
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            for worker in workers:
+                worker.join()
+        except BaseException:
+            self._stopped.set()
+            for worker in workers:
+                worker.join()
+            raise
+        if self._errors:
+            raise self._errors[0]
+
+    def _work(self, queue: Iterator[tuple[str, Read[Part] | Straight]], ready: Any) -> None:
+        try:
+            if ready is None:
+                self._turns(queue, itertools.cycle([_Buffer(self._buffer_bytes, None)]))
+                return
+            stream = torch.cuda.Stream(self._device)
+            with torch.cuda.stream(stream):
+                stream.wait_event(ready)
+                try:
+                    own = [_Buffer(self._buffer_bytes, stream) for _ in range(BUFFERS)]
+                    self._turns(queue, itertools.cycle(own))
+                finally:
+                    stream.synchronize()
+        except BaseException as error:  # carried to the thread that waits
+            self._errors.append(error)
+            self._stopped.set()
+
+    def _turns(self, queue: Iterator[tuple[str, Read[Part] | Straight]], buffers: Iterator[_Buffer]) -> None:
+        while not self._stopped.is_set():
+            with self._lock:
+                name, read = next(queue, ("", None))
+            if read is None:
+                return
+            if isinstance(read, Straight):
+                self._read_straight(name, read)
+            else:
+                self._read_through(name, read, next(buffers))
+            self._files.done(name)
+
+    def _read_straight(self, name: str, read: Straight) -> None:
+        want = read.want
+        first = read.start - want.start
+        place = want.as_bytes.data_ptr() + first - want.bytes[0]
+        view = memory_at(place, read.stop - read.start)
+        came = self._files.read(name, view, read.start, want.name)
+        if came < len(view):
+            raise truncated(self._files.directory / name, want.name, read.start + came, want.start + want.bytes[1])
+        if want.chain is not None:
+            want.chain.feed(first, view, self._stopped)
+
+    def _read_through(self, name: str, read: Read[Part], buffer: _Buffer) -> None:
+        buffer.wait()
+        came = self._files.read(name, buffer.view[: read.stop - read.start], read.start, read.wanted[0][2].want.name)
+        for start, stop, part in read.wanted:
+            if stop > read.start + came:
+                raise truncated(self._files.directory / name, part.want.name, read.start + came, stop)
+            source = buffer.tensor[start - read.start : stop - read.start]
+            if part.block is None:
+                at = part.start - part.want.bytes[0]
+                part.want.as_bytes[at : at + stop - start].copy_(source, non_blocking=True)
+            else:
+                _copy_block(source, part.want, part.block)
+        buffer.used()
+        for start, stop, part in read.wanted:
+            if part.want.chain is not None:
+                part.want.chain.feed(part.start, buffer.view[start - read.start : stop - read.start], self._stopped)
+
+
+class _Buffer:
+    """Page-aligned host memory, pinned where it is copied from by a GPU's stream."""
+
+    def __init__(self, count: int, stream: Any) -> None:
+        self._stream, self._free = stream, None
+        if stream is None:
+            self.tensor = torch.frombuffer(pages(count), dtype=torch.uint8)
+        else:
+            pinned = torch.empty(count + BLOCK, dtype=torch.uint8, pin_memory=True)
+            self.tensor = pinned[-pinned.data_ptr() % BLOCK :][:count]
+        self.view = memory_at(self.tensor.data_ptr(), count)
+
+    def wait(self) -> None:
+        """Until what was copied from it has arrived."""
+        if self._free is not None:
+            self._free.synchronize()
+
+    def used(self) -> None:
+        if self._stream is not None:
+            self._free = self._stream.record_event()
+
+
+def _copy_block(source: Any, want: Want, block: Block) -> None:
+    """The bytes that span a block, of any saved strides, into its place of the target, of any strides and dtype."""
+    target = want.target
+    for dimension, (offset, first, length) in enumerate(zip(block.offsets, want.offsets, block.lengths, strict=True)):
+        target = target.narrow(dimension, offset - first, length)
+    # On the GPU the whole span goes over at once and is taken apart there. On the CPU it is only copied if it
+    # does not begin at a multiple of its elements' size.
+    if target.device.type != "cpu":
+        source = source.to(target.device, non_blocking=True)
+    elif source.data_ptr() % want.dtype.itemsize:
+        source = source.clone()
+    target.copy_(torch.as_strided(source.view(want.dtype), block.lengths, strides(want.plain.shape, 1)))

@@ -1,0 +1,102 @@
+"""The ends of many items at once, to find where their raw bytes lie."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from tunetool.checkpoint import archive
+from tunetool.checkpoint.direct import pages
+from tunetool.checkpoint.regions import merge
+from tunetool.checkpoint.source import Files, truncated
+
+_GAP = 16 * 1024
+_LARGEST = 1024 * 1024
+"""Bytes of one read, and of a record that can still be about a tensor rather than its data."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Where the metadata says that a tensor's archive lies: bytes of a file."""
+
+    tensor: str
+    file: str
+    offset: int
+    length: int
+
+
+def find(items: Sequence[Item], files: Files, threads: int) -> dict[Item, archive.Plain | None]:
+    """What each item holds; None for one that only ``torch.load`` understands.
+
+    Raises ``CannotJudge`` for a file that is missing, cannot be read or ends before its items do.
+    """
+    distinct = list(dict.fromkeys(items))
+    _refuse_truncated(distinct, files)
+    ends = _ends(distinct, files, threads)
+    return {item: archive.find(_reader(item, ends[item.file], files), item.length) for item in distinct}
+
+
+def _refuse_truncated(items: Sequence[Item], files: Files) -> None:
+    sizes: dict[str, int] = {}
+    for item in items:
+        if item.file not in sizes:
+            sizes[item.file] = files.size(item.file, item.tensor)
+        if item.offset + item.length > sizes[item.file]:
+            raise truncated(files.directory / item.file, item.tensor, sizes[item.file], item.offset + item.length)
+
+
+@dataclass
+class _Ends:
+    """What was read of one file: bytes, by where they start."""
+
+    starts: list[int]
+    contents: list[bytes]
+
+
+def _ends(items: Sequence[Item], files: Files, threads: int) -> dict[str, _Ends]:
+    wanted: dict[str, list[tuple[int, int, str]]] = {}
+    for item in items:
+        stop = item.offset + item.length
+        wanted.setdefault(item.file, []).extend(
+            (
+                (item.offset, min(stop, item.offset + archive.HEAD), item.tensor),
+                (max(item.offset, stop - archive.TAIL), stop, item.tensor),
+            )
+        )
+    reads = [(file, read) for file, some in wanted.items() for read in merge(some, _LARGEST, _GAP)]
+    files.expect(file for file, _ in reads)
+
+    own = threading.local()
+
+    def carry_out(entry: tuple[str, Any]) -> bytes:
+        file, read = entry
+        if not hasattr(own, "memory"):
+            own.memory = memoryview(pages(_LARGEST))
+        view = own.memory[: read.stop - read.start]
+        came = files.read(file, view, read.start, read.wanted[0][2])
+        files.done(file)
+        return bytes(view[:came])
+
+    found: dict[str, _Ends] = {file: _Ends([], []) for file in wanted}
+    with ThreadPoolExecutor(threads) as pool:
+        for (file, read), content in zip(reads, pool.map(carry_out, reads), strict=True):
+            found[file].starts.append(read.start)
+            found[file].contents.append(content)
+    return found
+
+
+def _reader(item: Item, ends: _Ends, files: Files) -> Callable[[int, int], bytes]:
+    def read(offset: int, count: int) -> bytes:
+        if offset < 0 or offset + count > item.length or count > _LARGEST:
+            raise ValueError
+        start = item.offset + offset
+        number = bisect.bisect_right(ends.starts, start) - 1
+        first = start - ends.starts[number]
+        content = ends.contents[number][first : first + count]
+        return content if len(content) == count else files.content(item.file, start, count, item.tensor)
+
+    return read

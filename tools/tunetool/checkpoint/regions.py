@@ -1,0 +1,113 @@
+"""Which bytes of a saved tensor a wanted part of it needs, and how they are read: few, large, in order. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tunetool.checkpoint.items import BLOCK
+
+GAP = 256 * 1024
+"""Bytes that are rather read and dropped than left out: a drive gives them in less than a further request costs."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A box of a saved tensor, as element ``offsets`` and ``lengths``, and the bytes [start, stop) that span it."""
+
+    start: int
+    stop: int
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+def strides(shape: Sequence[int], item_size: int) -> tuple[int, ...]:
+    """Bytes from one element to the next along each dimension, in row-major order."""
+    steps, step = [], item_size
+    for size in reversed(shape):
+        steps.append(step)
+        step *= size
+    return tuple(reversed(steps))
+
+
+def span(shape: Sequence[int], item_size: int, offsets: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:
+    """The bytes [start, stop) from the first to the last element of a box that is not empty."""
+    steps = strides(shape, item_size)
+    start = sum(offset * step for offset, step in zip(offsets, steps, strict=True))
+    return start, start + sum((length - 1) * step for length, step in zip(lengths, steps, strict=True)) + item_size
+
+
+def in_one_run(shape: Sequence[int], item_size: int, offsets: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Whether the box is all of the bytes that span it."""
+    start, stop = span(shape, item_size, offsets, lengths)
+    return stop - start == math.prod(lengths) * item_size
+
+
+def blocks(
+    shape: Sequence[int], item_size: int, offsets: Sequence[int], lengths: Sequence[int], limit: int
+) -> Iterator[Block]:
+    """The box cut into blocks that each span at most ``limit`` bytes (of at least one element) and leave out gaps."""
+    if math.prod(lengths):
+        yield from _cut(tuple(shape), item_size, tuple(offsets), tuple(lengths), limit)
+
+
+def _cut(
+    shape: tuple[int, ...], item_size: int, offsets: tuple[int, ...], lengths: tuple[int, ...], limit: int
+) -> Iterator[Block]:
+    start, stop = span(shape, item_size, offsets, lengths)
+    along = next((index for index, length in enumerate(lengths) if length > 1), None)
+    if along is None:
+        yield Block(start, stop, offsets, lengths)
+        return
+    step = strides(shape, item_size)[along]
+    row = stop - start - (lengths[along] - 1) * step
+    # The gap between rows of an outer dimension is never smaller than that of an inner one.
+    wide = step - row >= GAP
+    if stop - start <= limit and not wide:
+        yield Block(start, stop, offsets, lengths)
+        return
+    rows = 1 if wide or row > limit else (limit - row) // step + 1
+    for first in range(0, lengths[along], rows):
+        count = min(rows, lengths[along] - first)
+        yield from _cut(
+            shape,
+            item_size,
+            (*offsets[:along], offsets[along] + first, *offsets[along + 1 :]),
+            (*lengths[:along], count, *lengths[along + 1 :]),
+            limit,
+        )
+
+
+def pieces(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) cut at aligned places into parts that, widened to whole blocks, are at most ``limit`` long."""
+    while start < stop:
+        end = min(stop, start - start % BLOCK + limit)
+        yield start, end
+        start = end
+
+
+@dataclass
+class Read(Generic[T]):
+    """One request of aligned bytes [start, stop) of a file, and what is wanted of it: (start, stop, what)."""
+
+    start: int
+    stop: int
+    wanted: list[tuple[int, int, T]]
+
+
+def merge(wanted: Iterable[tuple[int, int, T]], limit: int, gap: int = GAP) -> list[Read[T]]:
+    """Requests of at most ``limit`` bytes, where no single one asks for more, that give all (start, stop, what)."""
+    reads: list[Read[T]] = []
+    for start, stop, what in sorted(wanted, key=lambda entry: entry[:2]):
+        low, high = start - start % BLOCK, stop + -stop % BLOCK
+        last = reads[-1] if reads else None
+        if last is not None and low - last.stop <= gap and max(high, last.stop) - last.start <= limit:
+            last.stop = max(high, last.stop)
+            last.wanted.append((start, stop, what))
+        else:
+            reads.append(Read(low, high, [(start, stop, what)]))
+    return reads
