@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import seeded
@@ -18,12 +19,37 @@ from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.writer import DirectWriter
 
 
-def save_alone(rank: int, world: int, path: str, seed: int, megabytes: float, settings: dict[str, Any]) -> float:
-    """Seconds that the save took."""
+def save_state(
+    rank: int, world: int, path: str, meet: str, seed: int, megabytes: float, settings: dict[str, Any]
+) -> float:
+    """Every rank holds all of the state, and saves its share of it. Seconds that the save took."""
+    if world > 1:
+        _joined(rank, world, meet)
     state = seeded.state(seed, megabytes)
+    planner = DirectSavePlanner(split_above=2**20)
     began = time.monotonic()
-    dcp.save(state, storage_writer=DirectWriter(path, **settings), no_dist=True)
-    return time.monotonic() - began
+    dcp.save(state, storage_writer=DirectWriter(path, **settings), planner=planner)
+    seconds = time.monotonic() - began
+    if world > 1:
+        dist.destroy_process_group()
+    return seconds
+
+
+def memory_of_a_load(rank: int, world: int, path: str, seed: int, megabytes: float, settings: dict[str, Any]) -> int:
+    """Bytes by which this process was larger during the load than before, when the tensors were there already."""
+    found = seeded.blank(seeded.state(seed, megabytes))
+    # Cannot be read to where it belongs, so that all of it goes through the buffers.
+    found["model"]["large"] = torch.zeros(*found["model"]["large"].shape, dtype=torch.int16)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
+    before = _status("VmRSS")
+    dcp.load(found, storage_reader=DirectReader(path, **settings), no_dist=True)
+    assert found["step"] == seed
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{field}:")).split()[1]) * 1024
 
 
 def _whole(seed: int) -> dict[str, torch.Tensor]:

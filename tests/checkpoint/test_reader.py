@@ -111,6 +111,18 @@ def test_other_numbers_of_ranks(writer: str, before: int, after: int, forks: Ask
     assert [(rank["value"]["wrong"], rank["value"]["step"]) for rank in loaded] == [([], 5)] * after
 
 
+def test_memory_beside_the_state_is_bounded(forks: Ask, ours: Path, tmp_path: Path) -> None:
+    megabytes, settings = 48, {"threads": 3, "buffer_bytes": 2**20}
+    dcp.save(seeded.state(1, megabytes), storage_writer=DirectWriter(tmp_path / "a"))
+    peaks = {}
+    for path, size in ((ours, 2), (tmp_path / "a", megabytes)):
+        given = {"path": str(path), "seed": 1, "megabytes": size, "settings": settings}
+        (answer,) = forks(do="memory_of_a_load", world=1, **{"with": given})
+        peaks[size] = answer["value"]
+    # A load of the small one tells what Python and torch take themselves.
+    assert peaks[megabytes] - peaks[2] < 3 * 2**20 + 2**20, peaks
+
+
 def raw_place(path: Path, name: str) -> tuple[Path, int]:
     """A data file, and a byte in the middle of the item of a tensor there."""
     stored = metadata.read(path).storage_data

@@ -59,17 +59,15 @@ class Saving:
         Raises ``CannotJudge`` naming the process that saves there now, or why the directory cannot be written.
         """
         with _told(directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            _make(directory)
             held = lock.Lock.take(directory)
-        saving = cls(directory, held)
         try:
             with _told(directory):
                 _sweep(directory, _OURS)
-                fsync_directory(directory.parent)
         except BaseException:
             held.release()
             raise
-        return saving
+        return cls(directory, held)
 
     def data_name(self, rank: int, index: int) -> str:
         """``__{rank}_{index}.{token}.distcp``; other ranks know the token from the plan, see ``data_name``."""
@@ -103,6 +101,14 @@ class Saving:
                 _sweep(self.directory, _OURS)
         finally:
             self._lock.release()
+
+
+def _make(directory: Path) -> None:
+    """The directory and those around it, each durable in the one that holds it."""
+    missing = [place for place in (directory, *directory.parents) if not place.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for place in reversed(missing):
+        fsync_directory(place.parent)
 
 
 def _sweep(directory: Path, *patterns: re.Pattern[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -13,10 +14,11 @@ import torch
 
 from tunetool.checkpoint.archive import ITEM_SIZES, Plain
 from tunetool.checkpoint.checksums import Chain
-from tunetool.checkpoint.direct import memory_at, pages
+from tunetool.checkpoint.direct import memory_at
 from tunetool.checkpoint.items import BLOCK
 from tunetool.checkpoint.regions import GAP, Block, Read, blocks, in_one_run, merge, pieces, span, strides
 from tunetool.checkpoint.source import Files, truncated
+from tunetool.checkpoint.staging import POOL, Buffer
 
 BUFFERS = 2
 """Per thread for a GPU: one is read into while the other is copied from."""
@@ -163,16 +165,14 @@ class Fetch:
     def _work(self, queue: Iterator[tuple[str, Read[Part] | Straight]], ready: Any) -> None:
         try:
             if ready is None:
-                self._turns(queue, itertools.cycle([_Buffer(self._buffer_bytes, None)]))
+                with _taken(1, self._buffer_bytes, None) as own:
+                    self._turns(queue, itertools.cycle(own))
                 return
             stream = torch.cuda.Stream(self._device)
-            with torch.cuda.stream(stream):
+            # Each thread makes its own, so that the first ones read while others are still pinned.
+            with torch.cuda.stream(stream), _taken(BUFFERS, self._buffer_bytes, stream) as own:
                 stream.wait_event(ready)
-                try:
-                    own = [_Buffer(self._buffer_bytes, stream) for _ in range(BUFFERS)]
-                    self._turns(queue, itertools.cycle(own))
-                finally:
-                    stream.synchronize()
+                self._turns(queue, itertools.cycle(own))
         except BaseException as error:  # carried to the thread that waits
             self._errors.append(error)
             self._stopped.set()
@@ -219,16 +219,11 @@ class Fetch:
 
 
 class _Buffer:
-    """Page-aligned host memory, pinned where it is copied from by a GPU's stream."""
+    """Host memory that a stream may still copy from."""
 
-    def __init__(self, count: int, stream: Any) -> None:
+    def __init__(self, memory: Buffer, stream: Any) -> None:
+        self.tensor, self.view = memory.tensor, memory.view
         self._stream, self._free = stream, None
-        if stream is None:
-            self.tensor = torch.frombuffer(pages(count), dtype=torch.uint8)
-        else:
-            pinned = torch.empty(count + BLOCK, dtype=torch.uint8, pin_memory=True)
-            self.tensor = pinned[-pinned.data_ptr() % BLOCK :][:count]
-        self.view = memory_at(self.tensor.data_ptr(), count)
 
     def wait(self) -> None:
         """Until what was copied from it has arrived."""
@@ -238,6 +233,18 @@ class _Buffer:
     def used(self) -> None:
         if self._stream is not None:
             self._free = self._stream.record_event()
+
+
+@contextlib.contextmanager
+def _taken(count: int, size: int, stream: Any) -> Iterator[list[_Buffer]]:
+    """Buffers that the process keeps for the next load or save, pinned for a stream, which has ended before they go."""
+    memories = POOL.take(count, size, pinned=stream is not None)
+    try:
+        yield [_Buffer(memory, stream) for memory in memories]
+    finally:
+        if stream is not None:
+            stream.synchronize()
+        POOL.give_back(memories)
 
 
 def _copy_block(source: Any, want: Want, block: Block) -> None:

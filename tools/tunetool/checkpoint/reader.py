@@ -19,14 +19,12 @@ from tunetool.checkpoint.checksums import Chain
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.items import BLOCK
 from tunetool.checkpoint.source import Files
+from tunetool.checkpoint.writer import BUFFER_BYTES, default_threads
 from tunetool.errors import CannotJudge, UsageProblem
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-
-THREADS = 16
-BUFFER_BYTES = 8 * 1024 * 1024
 
 
 class DirectReader(StorageReader):
@@ -36,9 +34,11 @@ class DirectReader(StorageReader):
     number of ranks too: of a saved tensor only the bytes that this rank wants, in requests of ``buffer_bytes``, in the
     order of the files, past the page cache. What goes to a GPU passes through pinned buffers; what stays in the host's
     memory is read to where it belongs when addresses allow, so memory beside the state is at most ``threads`` x
-    ``buffer_bytes``, for a GPU twice that, plus 8 KiB per tensor.
+    ``buffer_bytes``, for a GPU twice that, plus 8 KiB per tensor; the buffers are kept for the next load or save
+    (``tunetool.checkpoint.release_buffers``).
 
-    ``path``: the directory; ``threads``: readers; ``buffer_bytes``: a multiple of 4096, of at least 64 KiB.
+    ``path``: the directory. ``threads``: readers of this rank, by default 4 to 16 by its share of the cores.
+    ``buffer_bytes``: of one buffer, a multiple of 4096, of at least 64 KiB.
     ``verify``: tensors that were saved with a checksum are checked where they are read whole; the names of those of
     which only a part was read, and which are therefore not checked, are in ``unverified`` afterwards.
     ``allow_objects``: also unpickle objects that ``torch.load(weights_only=True)`` refuses. Unpickling runs what the
@@ -55,12 +55,13 @@ class DirectReader(StorageReader):
         self,
         path: str | os.PathLike[str],
         *,
-        threads: int = THREADS,
+        threads: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         verify: bool = True,
         allow_objects: bool = False,
     ) -> None:
         super().__init__()
+        threads = default_threads() if threads is None else threads
         if threads < 1 or buffer_bytes < 16 * BLOCK or buffer_bytes % BLOCK:
             raise UsageProblem(
                 f"`threads={threads}, buffer_bytes={buffer_bytes}` cannot be read with",

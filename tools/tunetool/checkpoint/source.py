@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tunetool.checkpoint.direct import pages
@@ -61,6 +62,14 @@ class Files:
         if handle is not None:
             os.close(handle)
 
+    @contextlib.contextmanager
+    def _one(self, name: str) -> Iterator[None]:
+        self.expect([name])
+        try:
+            yield
+        finally:
+            self.done(name)
+
     def close(self) -> None:
         with self._lock:
             handles, self._handles = list(self._handles.values()), {}
@@ -97,7 +106,7 @@ class Files:
         start, stop = offset - offset % BLOCK, offset + count + -(offset + count) % BLOCK
         if stop == start:
             return b""
-        with pages(stop - start) as memory, memoryview(memory) as view:
+        with pages(stop - start) as memory, memoryview(memory) as view, self._one(name):
             came = self.read(name, view, start, tensor)
             if start + came < offset + count:
                 raise truncated(self.directory / name, tensor, self.size(name, tensor), offset + count)
@@ -107,7 +116,7 @@ class Files:
         """Bytes. What a direct read asks of the address it reads to: the kernel tells few of its drivers' rules."""
         if not self.direct:
             return 1
-        with pages(3 * BLOCK) as memory, memoryview(memory) as view:
+        with pages(3 * BLOCK) as memory, memoryview(memory) as view, self._one(name):
             for alignment in (64, 512):
                 try:
                     self._read(self._handle(name), view[alignment : alignment + BLOCK], 0)
