@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from tunetool.checkpoint import metadata
+from tunetool.checkpoint import lock, metadata
 from tunetool.checkpoint.commit import Saving
 from tunetool.errors import CannotJudge, UsageProblem
 
@@ -62,19 +62,54 @@ def test_a_save_replaces_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
     assert names(tmp_path) == sorted([".metadata", second, *OTHER])
 
 
-def test_what_a_killed_save_left_is_swept_before_the_next_one_writes(tmp_path: Path) -> None:
+def killed(directory: Path) -> list[str]:
+    """A save that wrote some files and then was no more; all that it leaves behind."""
+    saving = Saving.open(directory)
+    left = [saving.data_name(0, 0), saving.data_name(1, 0), f".metadata.{saving.token}.tmp"]
+    for name in left:
+        (directory / name).touch()
+    held = (directory / lock.NAME).read_text()
+    del saving
+    # Whoever is killed does not remove it.
+    (directory / lock.NAME).write_text(held)
+    return [*left, lock.NAME]
+
+
+def test_what_killed_saves_left_is_swept_before_the_next_one_writes(tmp_path: Path) -> None:
     kept = save(tmp_path)
-    killed = Saving.open(tmp_path)
-    for index in range(3):
-        (tmp_path / killed.data_name(1, index)).touch()
-    (tmp_path / f".metadata.{killed.token}.tmp").touch()
     # Data of torch's writer that nothing names may be all there is of a checkpoint: it broke off before its rename.
     for name in (*OTHER, "__1_0.distcp"):
         (tmp_path / name).touch()
-    del killed
+    before = names(tmp_path)
+    left = killed(tmp_path)
+    assert names(tmp_path) == sorted([*before, *left])
     saving = Saving.open(tmp_path)
-    assert names(tmp_path) == sorted([".metadata", ".tunetool-save.lock", kept, "__1_0.distcp", *OTHER])
+    assert names(tmp_path) == sorted([*before, lock.NAME])
+    assert kept in before
     saving.abandon()
+    assert names(tmp_path) == before
+
+
+def test_the_first_save_was_killed(tmp_path: Path) -> None:
+    killed(tmp_path)
+    killed(tmp_path)
+    saving = Saving.open(tmp_path)
+    assert names(tmp_path) == [lock.NAME]
+    saving.abandon()
+    assert names(tmp_path) == []
+
+
+def test_what_another_nodes_metadata_may_name_stays_until_the_new_checkpoint_is_complete(tmp_path: Path) -> None:
+    """Node A's scratch has the metadata, node B's a part of the data. Then B's rank is the coordinator."""
+    old = "__7_0.0123456789abcdef.distcp"
+    (tmp_path / old).touch()
+    Saving.open(tmp_path).abandon()
+    saving = Saving.open(tmp_path)
+    assert names(tmp_path) == sorted([lock.NAME, old])
+    name = saving.data_name(0, 0)
+    (tmp_path / name).touch()
+    saving.commit(describing(name))
+    assert names(tmp_path) == sorted([".metadata", name])
 
 
 def test_what_the_metadata_of_one_rank_names_is_kept(tmp_path: Path) -> None:

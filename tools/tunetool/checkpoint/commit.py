@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,10 @@ from tunetool.errors import CannotJudge, TunetoolError
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-_HEX = r"[0-9a-f]{16}"
-_OURS = re.compile(rf"__\d+_\d+\.({_HEX})\.distcp|\.metadata\.({_HEX})\.tmp")
-"""What a save of ours leaves when it is killed."""
-_DATA = re.compile(rf"__\d+_\d+(\.{_HEX})?\.distcp")
+_DATA = re.compile(r"__\d+_\d+(\.(?P<token>[0-9a-f]{16}))?\.distcp")
 """Data files, ours and those of torch's FileSystemWriter."""
+_METADATA = re.compile(r"\.metadata\.(?P<token>[0-9a-f]{16})\.tmp")
+"""What ours writes before it is renamed."""
 
 
 def data_name(rank: int, index: int, token: str) -> str:
@@ -49,21 +48,25 @@ class Saving:
     def __init__(self, directory: Path, held: lock.Lock) -> None:
         self.directory = directory
         self._lock = held
-        # The time only sorts them; it is the random half that was never used before.
-        self.token = f"{int(time.time()) & 0xFFFFFFFF:08x}{secrets.token_hex(4)}"
+        self.token = held.tokens[-1]
 
     @classmethod
     def open(cls, directory: Path) -> Saving:
-        """Make the directory, lock it, and remove what earlier saves that were killed left in it.
+        """Make the directory, lock it, and remove what the saves left in it that held the lock until they were killed.
+
+        No more than that: where every node has storage of its own, other files here may be named by the metadata in
+        the same directory of another node, whose rank was the coordinator of the save before.
 
         Raises ``CannotJudge`` naming the process that saves there now, or why the directory cannot be written.
         """
         with _told(directory):
             _make(directory)
-            held = lock.Lock.take(directory)
+            # The time only sorts them; it is the random half that was never used before.
+            token = f"{int(time.time()) & 0xFFFFFFFF:08x}{secrets.token_hex(4)}"
+            held = lock.Lock.take(directory, token)
         try:
             with _told(directory):
-                _sweep(directory, _OURS)
+                _sweep(directory, held.tokens)
         except BaseException:
             held.release()
             raise
@@ -91,14 +94,14 @@ class Saving:
             fsync_directory(self.directory)
         # The save is complete: what cannot be removed now is removed by the next one.
         with contextlib.suppress(OSError):
-            _sweep(self.directory, _DATA, _OURS)
+            _sweep(self.directory)
         self._lock.release()
 
     def abandon(self) -> None:
         """Remove this save's files, unless the directory's metadata names them, and give up the lock."""
         try:
             with contextlib.suppress(OSError):
-                _sweep(self.directory, _OURS)
+                _sweep(self.directory, self._lock.tokens)
         finally:
             self._lock.release()
 
@@ -111,14 +114,18 @@ def _make(directory: Path) -> None:
         fsync_directory(place.parent)
 
 
-def _sweep(directory: Path, *patterns: re.Pattern[str]) -> None:
-    """Delete files of these patterns that no metadata of the directory names; none while one cannot be read."""
+def _sweep(directory: Path, tokens: Collection[str] | None = None) -> None:
+    """Delete files of checkpoints, or of these saves alone, that no metadata of the directory names.
+
+    None while one of its metadata cannot be read.
+    """
     try:
         named = metadata.named_in(directory)
     except TunetoolError:
         return
     for path in directory.iterdir():
-        if path.name not in named and any(pattern.fullmatch(path.name) for pattern in patterns):
+        found = _DATA.fullmatch(path.name) or _METADATA.fullmatch(path.name)
+        if found and path.name not in named and (tokens is None or found["token"] in tokens):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 

@@ -23,6 +23,9 @@ from tunetool.checkpoint.staging import POOL, Buffer
 BUFFERS = 2
 """Per thread for a GPU: one is read into while the other is copied from."""
 
+FILES_AT_A_TIME = 32
+"""Each is open from its first to its last read."""
+
 
 @dataclass
 class Want:
@@ -94,9 +97,8 @@ def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[t
 
 def _in_turn(per_file: dict[str, list[Read[Part] | Straight]]) -> Iterator[tuple[str, Read[Part] | Straight]]:
     names = list(per_file)
-    # As many at a time as are written by one rank at most; each is open from its first to its last read.
-    for first in range(0, len(names), 32):
-        some = names[first : first + 32]
+    for first in range(0, len(names), FILES_AT_A_TIME):
+        some = names[first : first + FILES_AT_A_TIME]
         for row in itertools.zip_longest(*(per_file[name] for name in some)):
             yield from ((name, read) for name, read in zip(some, row, strict=True) if read is not None)
 

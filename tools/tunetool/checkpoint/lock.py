@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
@@ -42,18 +42,22 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 @dataclass(frozen=True)
 class Holder:
-    """Who wrote the file. ``started`` is Unix time, when the save began."""
+    """Who wrote the file. ``started`` is Unix time, when the save began.
+
+    ``tokens``: that save's, last, and those of earlier ones that died and may have left files.
+    """
 
     host: str
     boot: str
     pid: int
     start: int
     started: float
+    tokens: tuple[str, ...] = ()
 
     @classmethod
-    def this_process(cls) -> Holder:
+    def this_process(cls, *tokens: str) -> Holder:
         who = process_identity(os.getpid())
-        return cls(str(who["host"]), str(who["boot"]), os.getpid(), int(str(who["start"])), time.time())
+        return cls(str(who["host"]), str(who["boot"]), os.getpid(), int(str(who["start"])), time.time(), tokens)
 
     @classmethod
     def parse(cls, text: str) -> Holder | None:
@@ -61,7 +65,8 @@ class Holder:
         try:
             found = json.loads(text)
             host, boot, started = str(found["host"]), str(found["boot"]), float(found["started"])
-            return cls(host, boot, int(found["pid"]), int(found["start"]), started)
+            tokens = tuple(str(token) for token in found["tokens"])
+            return cls(host, boot, int(found["pid"]), int(found["start"]), started, tokens)
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -95,9 +100,13 @@ def _lives(holder: Holder) -> bool:
 
 
 class Lock:
-    """Held from ``take`` to ``release``. Not for children of a fork, which lose it."""
+    """Held from ``take`` to ``release``. Not for children of a fork, which lose it.
 
-    def __init__(self, path: Path, handle: int) -> None:
+    ``tokens``: of the saves whose files may lie in the directory, the own one last.
+    """
+
+    def __init__(self, path: Path, handle: int, tokens: tuple[str, ...]) -> None:
+        self.tokens = tokens
         stop, guard = threading.Event(), threading.RLock()
         _held.add(handle)
         # A save that fails in the middle of torch's collectives is told to nobody: the lock ends with its object.
@@ -105,10 +114,10 @@ class Lock:
         threading.Thread(target=_touch, args=(handle, stop, guard), name="tunetool-save-lock", daemon=True).start()
 
     @classmethod
-    def take(cls, directory: Path) -> Lock:
+    def take(cls, directory: Path, token: str = "") -> Lock:
         """Raises ``CannotJudge`` naming a live holder; the lock of a dead one is taken over."""
         path = directory / NAME
-        now = Holder.this_process()
+        now = Holder.this_process(token)
         # Whoever held it may remove the file between our opening and our locking it.
         for _ in range(100):
             handle, made = _open(path)
@@ -117,19 +126,21 @@ class Lock:
                 if kernel_gave and not _is_at(handle, path):
                     os.close(handle)
                     continue
-                text = os.pread(handle, 4096, 0).decode("utf-8", "replace")
+                text = os.pread(handle, 65536, 0).decode("utf-8", "replace")
                 # Who dies between making the file and writing to it leaves it empty.
                 unclaimed = made or (kernel_gave and not text)
                 silent = _clock(directory) - os.fstat(handle).st_mtime
                 holder = Holder.parse(text)
                 if kernel_gave is False or not (unclaimed or dead_by_rule(holder, now, silent, bool(kernel_gave))):
                     raise _busy(directory, holder, silent, now)
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, now.text().encode(), 0)
+                now = replace(now, tokens=(*(holder.tokens if holder else ()), token))
+                text = now.text()
+                os.pwrite(handle, text.encode(), 0)
+                os.ftruncate(handle, len(text))
             except BaseException:
                 os.close(handle)
                 raise
-            return cls(path, handle)
+            return cls(path, handle, now.tokens)
         raise CannotJudge(f"`{path}` is made and removed all the time", "see who else saves to this directory")
 
     def release(self) -> None:
