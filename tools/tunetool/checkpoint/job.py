@@ -149,7 +149,8 @@ class Job:
         straight = (lambda _: False) if copy_first else self._straight
         files = max(1, min(settings.files_per_rank, -(-total // FILE_BYTES)))
         self.layout = lay_out(items, files, self.buffer_bytes, straight)
-        self.pinned = any(item.source and item.source.tensor.device.type == "cuda" for item in items)
+        self.devices = {item.source.tensor.device for item in items if item.source and item.source.tensor.is_cuda}
+        self.gpu = min(self.devices, key=str, default=None)
         self.paths = [directory / names(number) for number in range(len(self.layout.sizes))]
         self.copy_first = copy_first
 
@@ -162,20 +163,24 @@ class Job:
         everything = self.layout.buffers
         if not everything or not self.copy_first:
             return 2 * threads if everything else 0
-        left = int(space.host_memory_left() * MEMORY_SHARE) + POOL.idle_bytes(self.buffer_bytes, self.pinned)
+        left = int(space.host_memory_left() * MEMORY_SHARE) + POOL.idle_bytes(self.buffer_bytes, self.gpu is not None)
         return max(threads, min(everything, max(2 * threads, left // self.buffer_bytes)))
 
     def run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
         """Everything synced when this returns. On an error no file of this job is left."""
+        with torch.cuda.device(self.gpu) if self.gpu else contextlib.nullcontext():
+            return self._run(after, on_copied)
+
+    def _run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
         threads = max(1, min(self.settings.threads, sum(map(len, self.layout.blocks))))
         count = self._buffers(threads)
-        buffers = POOL.take(count, self.buffer_bytes, self.pinned)
+        buffers = POOL.take(count, self.buffer_bytes, self.gpu)
         files: list[DataFile] = []
         try:
             for path, size in zip(self.paths, self.layout.sizes, strict=True):
                 files.append(DataFile(path, size, self.target))
             pipeline = Pipeline(files, self.layout.blocks, buffers, self.layout.digests, after, on_copied)
-            pipeline.run(threads)
+            pipeline.run(threads, self.gpu)
         except BaseException:
             self.remove()
             raise

@@ -20,7 +20,7 @@ import torch
 
 from tunetool.checkpoint.direct import DataFile, memory_at
 from tunetool.checkpoint.layout import Block, Piece
-from tunetool.checkpoint.staging import Buffer, Source
+from tunetool.checkpoint.staging import Buffer, Source, use_gpu
 
 
 class Stopped(Exception):
@@ -98,12 +98,12 @@ class Pipeline:
         self._streams: list[Any] = []
         self.copy_seconds = 0.0
 
-    def run(self, threads: int) -> None:
+    def run(self, threads: int, gpu: torch.device | None = None) -> None:
         """Raises the first error of any thread, after all of them have ended."""
         self._began = time.monotonic()
         workers = [
             threading.Thread(
-                target=self._work, args=(number, self._buffers[number::threads]), name=f"tunetool-write-{number}"
+                target=self._work, args=(number, self._buffers[number::threads], gpu), name=f"tunetool-write-{number}"
             )
             for number in range(threads)
         ]
@@ -132,10 +132,11 @@ class Pipeline:
         for digest in self._digests.values():
             digest.stop()
 
-    def _work(self, number: int, buffers: Sequence[Buffer]) -> None:
+    def _work(self, number: int, buffers: Sequence[Buffer], gpu: torch.device | None) -> None:
         free, filled = deque(buffers), deque[_Filled]()
         streams: dict[torch.device, Any] = {}
         try:
+            use_gpu(gpu)
             while self._error is None:
                 block = self._take(number, bool(free))
                 if block is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ BEGIN_WITHIN = 120.0
 class Hold:
     """The training loop's wait for one save, which goes on in a thread that torch starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: Sequence[Any] = ()) -> None:
         self.began = time.monotonic()
         self.stall_seconds = 0.0
-        self.after = marks()
+        self.after = after
         self._released = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -52,15 +52,17 @@ class Hold:
             self._thread.join()
 
 
-def marks() -> list[Any]:
+def gpus(value: Any) -> set[torch.device]:
+    """Those that hold a tensor of a state. No others are touched: that would take memory on them."""
+    if isinstance(value, torch.Tensor):
+        return {value.device} if value.device.type == "cuda" else set()
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return set().union(*map(gpus, parts))
+
+
+def marks(devices: Iterable[torch.device]) -> list[Any]:
     """Events on the caller's current streams: what it has computed so far must be there before it is copied."""
-    if not torch.cuda.is_initialized():
-        return []
-    events = []
-    for device in range(torch.cuda.device_count()):
-        events.append(torch.cuda.Event())
-        events[-1].record(torch.cuda.current_stream(device))
-    return events
+    return [torch.cuda.current_stream(device).record_event() for device in devices]
 
 
 class _Lent(dict[str, Any]):
@@ -91,7 +93,7 @@ class DirectStager(AsyncStager):
         return True
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        self._hold = Hold()
+        self._hold = Hold(marks(gpus(state_dict)))
         self._begin(self._hold)
         lent = _Lent(state_dict)
         lent.hold = self._hold

@@ -17,11 +17,18 @@ from functools import cached_property
 import torch
 
 from tunetool.checkpoint.direct import pages
+from tunetool.errors import CannotJudge
 
 # A foreign call lets other threads run, which assigning to a slice of a memoryview does not.
 _memmove = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
+
+
+def use_gpu(gpu: torch.device | None) -> None:
+    """For a new thread, which would else begin with the first GPU, and take memory there that other ranks need."""
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
 
 
 class Buffer:
@@ -41,7 +48,10 @@ class Buffer:
             ctypes.memset(self.address, 0, size)
             status = int(torch.cuda.cudart().cudaHostRegister(self.address, size, 1))
             if status:
-                raise MemoryError(f"cudaHostRegister of {size} bytes failed with CUDA error {status}")
+                raise CannotJudge(
+                    f"`cudaHostRegister` of {size} bytes failed with CUDA error {status}",
+                    "see `ulimit -l` and the memory that is left; smaller `buffer_bytes` and fewer `threads` take less",
+                )
 
     def free(self) -> None:
         if self.pinned:
@@ -60,15 +70,15 @@ class Pool:
         with self._lock:
             return size * len(self._idle.get((size, pinned), ()))
 
-    def take(self, count: int, size: int, pinned: bool) -> list[Buffer]:
-        """``count`` buffers, new ones where there are too few; they are made by several threads."""
+    def take(self, count: int, size: int, gpu: torch.device | None) -> list[Buffer]:
+        """``count`` buffers, new ones where there are too few, by several threads; pinned for a state on ``gpu``."""
+        pinned = gpu is not None
         with self._lock:
             idle = self._idle.setdefault((size, pinned), [])
             found = [idle.pop() for _ in range(min(count, len(idle)))]
         missing = count - len(found)
         if missing:
-            made = ThreadPoolExecutor(min(8, missing), thread_name_prefix="tunetool-pin")
-            with made:
+            with ThreadPoolExecutor(min(8, missing), "tunetool-pin", use_gpu, (gpu,)) as made:
                 found += made.map(lambda _: Buffer(size, pinned), range(missing))
         return found
 

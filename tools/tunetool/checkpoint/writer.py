@@ -226,7 +226,7 @@ class DirectWriter(StorageWriter):
             return commit.data_name(ticket.rank, number, ticket.token)
 
         job = Job(directory, items, self.settings, name, copy_first=hold is not None)
-        outcome = job.run(hold.after if hold else marks(), hold.release if hold else lambda: None)
+        outcome = job.run(hold.after if hold else marks(job.devices), hold.release if hold else lambda: None)
         try:
             commit.fsync_directory(directory)
         except BaseException:
