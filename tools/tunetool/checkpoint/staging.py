@@ -79,7 +79,11 @@ class Pool:
         missing = count - len(found)
         if missing:
             with ThreadPoolExecutor(min(8, missing), "tunetool-pin", use_gpu, (gpu,)) as made:
-                found += made.map(lambda _: Buffer(size, pinned), range(missing))
+                asked = [made.submit(Buffer, size, pinned) for _ in range(missing)]
+            found += [one.result() for one in asked if not one.exception()]
+            if len(found) < count:
+                self.give_back(found)
+                raise next(filter(None, (one.exception() for one in asked)))
         return found
 
     def give_back(self, buffers: list[Buffer]) -> None:
