@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,9 @@ def test_it_reads_what_we_wrote(ours: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory file system")
-def test_it_reads_from_memory(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = Path("/dev/shm") / tmp_path_factory.mktemp("x").name
-    try:
-        assert load(Path(shutil.copytree(ours, path / "in memory")), seeded.state(1, 2)) is None
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+def test_it_reads_from_memory(ours: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        assert load(Path(shutil.copytree(ours, Path(place) / "step-1")), seeded.state(1, 2)) is None
 
 
 def test_another_dtype_and_other_strides(ours: Path) -> None:
