@@ -18,7 +18,7 @@ from tunetool.checkpoint.direct import memory_at
 from tunetool.checkpoint.items import BLOCK
 from tunetool.checkpoint.regions import GAP, Block, Read, blocks, in_one_run, merge, pieces, span, strides
 from tunetool.checkpoint.source import Files, truncated
-from tunetool.checkpoint.staging import POOL, Buffer
+from tunetool.checkpoint.staging import POOL, Buffer, is_flat
 
 BUFFERS = 2
 """Per thread for a GPU: one is read into while the other is copied from."""
@@ -51,7 +51,7 @@ class Want:
         self.as_bytes: Any = None
         if (
             self.target.dtype == self.dtype
-            and self.target.is_contiguous()
+            and is_flat(self.target)
             and math.prod(self.lengths)
             and in_one_run(self.plain.shape, item, self.offsets, self.lengths)
         ):
@@ -240,7 +240,7 @@ class _Buffer:
 @contextlib.contextmanager
 def _taken(count: int, size: int, stream: Any) -> Iterator[list[_Buffer]]:
     """Buffers that the process keeps for the next load or save, pinned for a stream, which has ended before they go."""
-    memories = POOL.take(count, size, pinned=stream is not None)
+    memories = POOL.take(count, size, stream.device if stream is not None else None)
     try:
         yield [_Buffer(memory, stream) for memory in memories]
     finally:
