@@ -60,7 +60,7 @@ class Saving:
         Raises ``CannotJudge`` naming the process that saves there now, or why the directory cannot be written.
         """
         with _told(directory):
-            _make(directory)
+            make_directory(directory)
             # The time only sorts them; it is the random half that was never used before.
             token = f"{int(time.time()) & 0xFFFFFFFF:08x}{secrets.token_hex(4)}"
             held = lock.Lock.take(directory, token)
@@ -106,7 +106,7 @@ class Saving:
             self._lock.release()
 
 
-def _make(directory: Path) -> None:
+def make_directory(directory: Path) -> None:
     """The directory and those around it, each durable in the one that holds it."""
     missing = [place for place in (directory, *directory.parents) if not place.exists()]
     directory.mkdir(parents=True, exist_ok=True)

@@ -180,7 +180,8 @@ class DirectWriter(StorageWriter):
         try:
             metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
             metadata.storage_meta = replace(self.storage_meta(), save_id=saving.token)
-            metadata.version = filesystem.CURRENT_DCP_VERSION
+            if hasattr(filesystem, "CURRENT_DCP_VERSION"):
+                metadata.version = filesystem.CURRENT_DCP_VERSION
             saving.commit(metadata)
         except BaseException:
             saving.abandon()
@@ -219,7 +220,7 @@ class DirectWriter(StorageWriter):
         ticket: _Ticket = plan.storage_data
         directory = self.path.absolute()
         # Where each node has storage of its own, the coordinator made only its own directory.
-        directory.mkdir(parents=True, exist_ok=True)
+        commit.make_directory(directory)
         items = [resolve(write, planner, self.settings.checksums) for write in plan.items]
 
         def name(number: int) -> str:
