@@ -176,10 +176,14 @@ class Job:
         count = self._buffers(threads)
         buffers = POOL.take(count, self.buffer_bytes, self.gpu)
         files: list[DataFile] = []
-        try:
+
+        def open_files() -> list[DataFile]:
             for path, size in zip(self.paths, self.layout.sizes, strict=True):
                 files.append(DataFile(path, size, self.target))
-            pipeline = Pipeline(files, self.layout.blocks, buffers, self.layout.digests, after, on_copied)
+            return files
+
+        try:
+            pipeline = Pipeline(open_files, self.layout.blocks, buffers, self.layout.digests, after, on_copied)
             pipeline.run(threads, self.gpu)
         except BaseException:
             self.remove()

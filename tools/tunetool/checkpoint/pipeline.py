@@ -72,8 +72,9 @@ class _Filled:
 
 
 class Pipeline:
-    """One rank's save. ``blocks`` of one file are in the order of their offsets; ``after`` are the events that the
-    tensors' GPUs must have passed before they are read; ``on_copied`` is called once no tensor is needed any more.
+    """One rank's save. ``open_files`` makes the files, all before the first is written; ``blocks`` of one file are in
+    the order of their offsets; ``after`` are the events that the tensors' GPUs must have passed before they are read;
+    ``on_copied`` is called once no tensor is needed any more.
 
     A thread takes a file's blocks in their order, and finishes what it took in the order in which it took it. So one
     that waits for the checksum of the bytes before its own waits for what was taken earlier, never in a circle.
@@ -81,14 +82,16 @@ class Pipeline:
 
     def __init__(
         self,
-        files: Sequence[DataFile],
+        open_files: Callable[[], Sequence[DataFile]],
         blocks: Sequence[Sequence[Block]],
         buffers: Sequence[Buffer],
         digests: dict[int, Digest],
         after: Sequence[Any] = (),
         on_copied: Callable[[], None] = lambda: None,
     ) -> None:
-        self._files, self._digests, self._after, self._on_copied = files, digests, after, on_copied
+        self._open_files, self._digests, self._after, self._on_copied = open_files, digests, after, on_copied
+        self._files: Sequence[DataFile] = ()
+        self._opened = threading.Event()
         self._todo = [deque(own) for own in blocks]
         self._unfilled = sum(map(len, blocks))
         self._unwritten = [len(own) for own in blocks]
@@ -112,6 +115,9 @@ class Pipeline:
                 self._copied()
             for worker in workers:
                 worker.start()
+            # Making and preallocating them takes a while, in which the first buffers are filled.
+            self._files = self._open_files()
+            self._opened.set()
             for worker in workers:
                 worker.join()
         except BaseException as error:
@@ -129,6 +135,7 @@ class Pipeline:
     def _fail(self, error: BaseException) -> None:
         with self._counting:
             self._error = self._error or error
+        self._opened.set()
         for digest in self._digests.values():
             digest.stop()
 
@@ -221,6 +228,9 @@ class Pipeline:
         self._on_copied()
 
     def _write(self, filled: _Filled) -> None:
+        self._opened.wait()
+        if self._error is not None:
+            raise Stopped
         block, file = filled.block, self._files[filled.block.file]
         for event in filled.copied:
             event.synchronize()
