@@ -189,7 +189,7 @@ def test_memory_that_the_drive_takes_is_written_without_a_copy(
 
 
 def test_thousands_of_small_tensors_take_few_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = {f"p{number}": torch.full((number % 50,), number) for number in range(3000)}
+    state = {f"p{number}": torch.full((number % 50,), number) for number in range(2000)}
     written = []
     write = os.pwrite
 
