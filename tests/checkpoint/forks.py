@@ -1,7 +1,8 @@
 """Children that have torch imported already, forked from a process that has no thread but one. Orders on stdin.
 
-An order ``{"do": NAME, "world": N, "with": {...}, "kill_after": SECONDS}`` runs the function of that name in ``ranks.py``
-in N children, (rank, world, **with), and ends rank 0 by SIGKILL after so many seconds where that is asked. The answer has
+An order ``{"do": NAME, "world": N, "with": {...}, "kill_after": SECONDS, "from": FILE}`` runs the function of that name in ``ranks.py``
+in N children, (rank, world, **with), and ends rank 0 by SIGKILL where that is asked: so many seconds after the file
+``from`` has appeared. The answer has
 each child's exit status, what its function returned, its error, and the seconds that all took from the first fork.
 """
 
@@ -45,6 +46,10 @@ def carry_out(order: dict[str, Any]) -> list[dict[str, Any]]:
                 os._exit(child(order, rank, answer))
             children.append(pid)
         if "kill_after" in order:
+            while not Path(order["from"]).exists() and not os.waitid(
+                os.P_PID, children[0], os.WEXITED | os.WNOHANG | os.WNOWAIT
+            ):
+                time.sleep(0.001)
             time.sleep(order["kill_after"])
             os.kill(children[0], signal.SIGKILL)
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
