@@ -159,7 +159,7 @@ def test_leftovers_of_a_dead_run_are_found(tmp_path: Path) -> None:
     dead.mkdir()
     process = multiprocessing.get_context("spawn").Process(target=int)
     process.start()
-    (dead / "owner.json").write_text(json.dumps(rundir._identity(process.pid or 0)))
+    (dead / "owner.json").write_text(json.dumps(rundir.process_identity(process.pid or 0)))
     process.join()
     fresh = tmp_path / ".tunetool-fresh"
     fresh.mkdir()  # not marked yet: perhaps just being made
@@ -175,7 +175,7 @@ def test_leftovers_of_a_dead_run_are_found(tmp_path: Path) -> None:
 def test_a_reused_pid_is_another_process(tmp_path: Path) -> None:
     path = tmp_path / ".tunetool-old"
     path.mkdir()
-    (path / "owner.json").write_text(json.dumps({**rundir._identity(os.getpid()), "start": 1}))
+    (path / "owner.json").write_text(json.dumps({**rundir.process_identity(os.getpid()), "start": 1}))
     assert rundir.stale_directories(tmp_path) == [path]
 
 
