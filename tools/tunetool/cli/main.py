@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": "What a user runs, timed: `ds-io` is DeepSpeed's own I/O handle, held to what it claims.",
     "inspect": "One screen of this node: drives, PCIe paths, volume, memory, GPUs, ceilings, and what to mend.",
     "lab": "Virtual nodes with NVMe drives, for rehearsing a change before real nodes see it.",
+    "plan": "Arithmetic before a job: `checkpoint` says how often to save.",
     "prebuild": "Compile DeepSpeed's ops once, so that nothing compiles in the middle of a job.",
     "report": "Look at records: show one, list them, compare two.",
     "provision": "Build the nodes of an inventory, or plan what that would cost their drives.",
