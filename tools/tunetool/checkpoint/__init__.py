@@ -20,8 +20,15 @@ _PLACES = {
     "DirectSavePlanner": "planner",
     "DirectStager": "stager",
     "DirectWriter": "writer",
+    "Drain": "draining",
     "Saved": "writer",
+    "agree": "tiers",
+    "drain": "draining",
+    "latest": "tiers",
     "release_buffers": "staging",
+    "saving": "pace",
+    "survey": "tiers",
+    "verify_drained": "bulk",
 }
 __all__ = sorted(_PLACES)  # noqa: PLE0605  names, known only to __getattr__
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunetool.checkpoint import lock, metadata
+from tunetool.checkpoint.steps import fsync_directory
 from tunetool.errors import CannotJudge, TunetoolError
 
 if TYPE_CHECKING:
@@ -31,15 +32,6 @@ _METADATA = re.compile(r"\.metadata\.(?P<token>[0-9a-f]{16})\.tmp")
 def data_name(rank: int, index: int, token: str) -> str:
     """The name of a rank's ``index``-th data file in the save ``token``."""
     return f"__{rank}_{index}.{token}.distcp"
-
-
-def fsync_directory(path: Path) -> None:
-    """Make the names in it durable. Raises ``OSError``."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class Saving:

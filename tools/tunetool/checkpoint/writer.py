@@ -15,10 +15,11 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from tunetool.checkpoint import commit
+from tunetool.checkpoint import commit, pace
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.job import Job, Outcome, Settings, resolve
 from tunetool.checkpoint.stager import DirectStager, Hold, marks
+from tunetool.checkpoint.steps import fsync_directory
 from tunetool.errors import UsageProblem
 
 BUFFER_BYTES = 8 << 20
@@ -193,7 +194,9 @@ class DirectWriter(StorageWriter):
         hold = self._hold if self._hold and self._hold.is_mine() else None
         began = hold.began if hold else time.monotonic()
         try:
-            outcome = self._write(plan, planner, hold)
+            # Drains of older steps give way.
+            with pace.saving(self.path.absolute().parent, make=False):
+                outcome = self._write(plan, planner, hold)
         except BaseException:
             self._abandon(plan.storage_data)
             raise
@@ -229,7 +232,7 @@ class DirectWriter(StorageWriter):
         job = Job(directory, items, self.settings, name, copy_first=hold is not None)
         outcome = job.run(hold.after if hold else marks(job.devices), hold.release if hold else lambda: None)
         try:
-            commit.fsync_directory(directory)
+            fsync_directory(directory)
         except BaseException:
             job.remove()
             raise

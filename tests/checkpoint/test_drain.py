@@ -1,0 +1,426 @@
+"""Checkpoints that leave the node. Two nodes are two directories; each rank is a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the checkpoints are torch's own")
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner
+
+from tunetool.checkpoint import DirectWriter, Drain, drain, latest, saving, verify_drained
+from tunetool.checkpoint import bulk as on_bulk
+from tunetool.checkpoint.pace import SAVE_LOCK, is_saving
+from tunetool.errors import CannotJudge, UsageProblem
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+MIB = 2**20
+PATIENCE = 90.0
+"""Seconds after which a test fails; a drain gives way to everything else that runs."""
+COUNT = 3 * MIB // 2
+"""Elements of a tensor: 6 MiB, more than one piece of a copy."""
+
+
+def state(rank: int, step: int) -> dict[str, torch.Tensor]:
+    source = torch.Generator().manual_seed(1000 * step + rank)
+    return {f"weight{rank}": torch.randn(COUNT, generator=source), f"bias{rank}": torch.randn(7, generator=source)}
+
+
+def torch_s(path: Path, threads: int = 1) -> Any:
+    return dcp.FileSystemWriter(path, single_file_per_rank=True, thread_count=threads)
+
+
+def ours(path: Path) -> Any:
+    return DirectWriter(path, threads=1)
+
+
+def save(directory: Path, step: int, rank: int = 0, threads: int = 1) -> Path:
+    path = directory / f"step_{step}"
+    dcp.save(state(rank, step), storage_writer=torch_s(path, threads))
+    return path
+
+
+def assert_loads(path: Path, step: int, *ranks: int) -> None:
+    expected = {name: each for rank in ranks for name, each in state(rank, step).items()}
+    found = {name: torch.zeros_like(each) for name, each in expected.items()}
+    dcp.load(found, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+    for name, each in expected.items():
+        assert torch.equal(found[name], each), name
+
+
+def as_job(tmp_path: Path, work: Callable[[int], Any], world: int = 2) -> list[Any]:
+    """What ``work`` returns on each rank of a job; forked, since importing torch takes longer than all of this."""
+    store = tmp_path / f"store-{time.monotonic_ns()}"
+    children = []
+    for rank in range(world):
+        out = tmp_path / f"{store.name}-{rank}"
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                # The parent's pool of threads, if it has one, is missing here.
+                torch.set_num_threads(1)
+                dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+                found = work(rank)
+                out.write_bytes(pickle.dumps(found))
+                dist.destroy_process_group()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        children.append((pid, out))
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in children]
+    assert statuses == [0] * world
+    return [pickle.loads(out.read_bytes()) for _, out in children]
+
+
+@pytest.fixture
+def drains() -> Iterator[Callable[..., Drain]]:
+    """Begins drains, and ends what is left of them."""
+    begun: list[Drain] = []
+
+    def begin(*arguments: Any, **options: Any) -> Drain:
+        begun.append(drain(*arguments, **{"patience": PATIENCE, **options}))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.stop()
+
+
+def eventually(holds: Callable[[], Any], seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
+def pid_of(work: Drain) -> int:
+    return work._process.pid
+
+
+@pytest.mark.parametrize("writer", [torch_s, ours])
+def test_a_lost_node_s_shards_come_back_from_shared_storage(tmp_path: Path, writer: Callable[[Path], Any]) -> None:
+    nodes, bulk = [tmp_path / "a", tmp_path / "b"], tmp_path / "bulk"
+
+    def first_job(rank: int) -> str:
+        step = nodes[rank] / "step_100"
+        dcp.save(state(rank, 100), storage_writer=writer(step))
+        return str(drain(step, bulk, rank=rank, world=2, patience=PATIENCE).wait(PATIENCE))
+
+    def new_job(rank: int) -> Any:
+        found = latest([nodes[rank], bulk])
+        assert found is not None
+        loaded = {name: torch.zeros_like(each) for name, each in state(rank, 100).items()}
+        dcp.load(loaded, storage_reader=dcp.FileSystemReader(found.path))
+        return str(found.path), all(torch.equal(loaded[name], each) for name, each in state(rank, 100).items())
+
+    paths = as_job(tmp_path, first_job)
+    assert paths == [str(bulk / "step_100")] * 2
+    assert not (nodes[1] / "step_100" / ".metadata").exists(), "only the coordinator's node has it"
+    shutil.rmtree(nodes[1])
+    nodes[1].mkdir()
+    assert as_job(tmp_path, new_job) == [(str(bulk / "step_100"), True)] * 2
+    assert_loads(bulk / "step_100", 100, 0, 1)
+    assert verify_drained(bulk / "step_100") > 12 * MIB
+    # An undrained step went with the node: the job is told, and goes back.
+    as_job(tmp_path, lambda rank: save(nodes[rank], 200, rank))
+    shutil.rmtree(nodes[1])
+    nodes[1].mkdir()
+
+    def later_job(rank: int) -> Any:
+        found = latest([nodes[rank], bulk])
+        return found and (found.step, found.skipped)
+
+    (step, skipped), other = as_job(tmp_path, later_job)
+    assert (step, skipped) == other
+    assert step == 100
+    host = os.uname().nodename
+    assert len(skipped) == 1
+    assert f"step 200: rank 0 on `{host}`: shard `__1_0.distcp` of rank 1 is missing in" in skipped[0]
+    assert f"rank 1 on `{host}`: it is not there" in skipped[0]
+
+
+def test_a_rank_that_does_not_come_is_named_and_may_come_later(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+    nodes, bulk = [tmp_path / "a", tmp_path / "b"], tmp_path / "bulk"
+    as_job(tmp_path, lambda rank: save(nodes[rank], 5, rank))
+    steps = [node / "step_5" for node in nodes]
+    with pytest.raises(CannotJudge) as failed:
+        drains(steps[0], bulk, rank=0, world=2, patience=0.5).wait(PATIENCE)
+    assert "`__1_0.distcp` of rank 1, of which nothing was heard" in failed.value.message
+    with pytest.raises(CannotJudge) as none:
+        latest([bulk])
+    assert "`__1_0.distcp` of rank 1, from a node of which nothing was heard, is missing" in none.value.message
+    assert list(bulk.glob("step_*")) == []
+    both = [drains(step, bulk, rank=rank, world=2) for rank, step in enumerate(steps)]
+    assert {each.wait(PATIENCE) for each in both} == {bulk / "step_5"}
+    assert_loads(bulk / "step_5", 5, 0, 1)
+    # A rank that comes once all is done sees that its files are there.
+    assert drains(steps[1], bulk, rank=1, world=2).wait(PATIENCE) == bulk / "step_5"
+
+
+def test_a_rank_whose_copy_is_swept_away_copies_again(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+    nodes, bulk = [tmp_path / "a", tmp_path / "b"], tmp_path / "bulk"
+    as_job(tmp_path, lambda rank: save(nodes[rank], 5, rank))
+    both = [drains(nodes[rank] / "step_5", bulk, rank=rank, world=2, rate=4 * MIB) for rank in (0, 1)]
+    parts: list[Path] = []
+
+    def begun() -> bool:
+        parts[:] = bulk.glob(".draining-*/.part-1-*")
+        return bool(parts)
+
+    eventually(begun)
+    parts[0].unlink()
+    assert {each.wait(PATIENCE) for each in both} == {bulk / "step_5"}
+    assert_loads(bulk / "step_5", 5, 0, 1)
+
+
+def test_a_drain_that_was_killed_is_taken_up(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+    step, bulk = save(tmp_path / "scratch", 7, threads=2), tmp_path / "bulk"
+    names = sorted(path.name for path in step.glob("*.distcp"))
+    assert len(names) == 2
+    work = drains(step, bulk, rate=4 * MIB)
+    # Two files, the second of which takes more than a second.
+    eventually(lambda: list(bulk.glob(".draining-step_7-*/ranks/*.json")))
+    (partial,) = bulk.glob(".draining-step_7-*")
+    eventually(lambda: on_bulk.delivered(partial, on_bulk.deliveries(partial)))
+    os.kill(pid_of(work), signal.SIGKILL)
+    with pytest.raises(CannotJudge) as died:
+        work.wait(PATIENCE)
+    assert "ended with status -9" in died.value.message
+    there = {path.name: path.stat().st_ino for path in partial.glob("*.distcp")}
+    assert len(there) == 1
+    assert not (bulk / "step_7").exists()
+    with pytest.raises(CannotJudge) as none:
+        latest([bulk])
+    assert f"of rank 0, from node `{os.uname().nodename}`, is missing" in none.value.message
+    assert drains(step, bulk).wait(PATIENCE) == bulk / "step_7"
+    assert_loads(bulk / "step_7", 7, 0)
+    for name, inode in there.items():
+        assert (bulk / "step_7" / name).stat().st_ino == inode, "what was there was not copied again"
+    assert sorted(path.name for path in bulk.iterdir()) == ["step_7"]
+    assert sorted(path.name for path in (bulk / "step_7").iterdir()) == sorted([".metadata", on_bulk.MARKER, *names])
+
+
+def test_a_flipped_byte_is_named(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+    step, bulk = save(tmp_path / "scratch", 7), tmp_path / "bulk"
+    (name,) = (path.name for path in step.glob("*.distcp"))
+    size = (step / name).stat().st_size
+
+    def flip(path: Path) -> None:
+        with path.open("r+b") as stream:
+            stream.seek(5 * MIB)
+            byte = stream.read(1)[0]
+            stream.seek(5 * MIB)
+            stream.write(bytes([byte ^ 1]))
+
+    # While it is on its way: after it was written, before it is read back.
+    work = drains(step, bulk, rate=4 * MIB)
+    parts: list[Path] = []
+
+    def written() -> bool:
+        parts[:] = bulk.glob(".draining-*/.part-0-*")
+        return bool(parts) and parts[0].stat().st_size == size
+
+    eventually(written)
+    flip(parts[0])
+    with pytest.raises(CannotJudge) as refused:
+        work.wait(PATIENCE)
+    assert f"{name}` does not hold what was written to it" in refused.value.message
+    assert not (bulk / "step_7").exists()
+    # And later.
+    drains(step, bulk).wait(PATIENCE)
+    verify_drained(bulk / "step_7")
+    flip(bulk / "step_7" / name)
+    with pytest.raises(CannotJudge) as found:
+        verify_drained(bulk / "step_7")
+    assert f"`{name}` has other bytes" in found.value.message
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 20 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=20M", "none", place], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("may not mount a file system")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_full_shared_storage_leaves_everything_as_it_was(
+    tmp_path: Path, small_disk: Path, drains: Callable[..., Drain]
+) -> None:
+    scratch = tmp_path / "scratch"
+    drains(save(scratch, 1), small_disk).wait(PATIENCE)
+    step = save(scratch, 2)
+    filler = small_disk / "filler"
+    work = drains(step, small_disk, rate=4 * MIB)
+    # Room enough when it began, and then somebody takes it.
+    eventually(lambda: list(small_disk.glob(".draining-*/.part-0-*")))
+    with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while stream.write(bytes(MIB)) == MIB:
+            pass
+    with pytest.raises(CannotJudge) as full:
+        work.wait(PATIENCE)
+    assert "cannot be written: it is full" in full.value.message
+    assert "the checkpoint on the node is untouched" in str(full.value.hint)
+    with pytest.raises(CannotJudge) as before:
+        drains(step, small_disk).wait(PATIENCE)
+    assert "of memory, and it is a tmpfs left" in before.value.message or "of space left" in before.value.message
+    assert_loads(small_disk / "step_1", 1, 0)
+    assert_loads(step, 2, 0)
+    filler.unlink()
+    drains(step, small_disk).wait(PATIENCE)
+    assert_loads(small_disk / "step_2", 2, 0)
+
+
+def test_each_tier_keeps_its_newest_steps(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+    scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
+    for number in (1, 2, 3, 4):
+        drains(save(scratch, number), bulk, max_to_keep=2, local_max_to_keep=1).wait(PATIENCE)
+        if number == 1:
+            save(scratch, 0)
+    assert sorted(path.name for path in bulk.iterdir()) == ["step_3", "step_4"]
+    assert sorted(path.name for path in scratch.glob("step_*")) == ["step_4"]
+    # Newer steps that never were drained do not push the drained one out.
+    for number in (5, 6):
+        save(scratch, number)
+    drains(scratch / "step_4", bulk, local_max_to_keep=1).wait(PATIENCE)
+    assert sorted(path.name for path in scratch.glob("step_*")) == ["step_4", "step_5", "step_6"]
+
+
+def test_a_step_that_was_saved_again_replaces_the_drained_one(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+    bulk = tmp_path / "bulk"
+    drains(save(tmp_path / "first", 3), bulk).wait(PATIENCE)
+    old = on_bulk.marker_of(bulk / "step_3")
+    again = tmp_path / "again" / "step_3"
+    again.mkdir(parents=True)
+    dcp.save(state(1, 3), storage_writer=dcp.FileSystemWriter(again))
+    drains(again, bulk).wait(PATIENCE)
+    assert_loads(bulk / "step_3", 3, 1)
+    new = on_bulk.marker_of(bulk / "step_3")
+    assert old is not None
+    assert new is not None
+    assert old.digest != new.digest
+    assert sorted(path.name for path in bulk.iterdir()) == ["step_3"]
+
+
+def test_a_step_that_lacks_only_its_name_counts_and_gets_it(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+    step, bulk = save(tmp_path / "scratch", 3), tmp_path / "bulk"
+    drains(step, bulk).wait(PATIENCE)
+    # As it lies there when the coordinator dies between the marker and the rename.
+    marker = on_bulk.marker_of(bulk / "step_3")
+    assert marker is not None
+    sealed = (bulk / "step_3").rename(on_bulk.partial_of(bulk, "step_3", marker.digest))
+    found = latest([bulk])
+    assert found is not None
+    assert (found.step, found.path) == (3, sealed)
+    assert_loads(found.path, 3, 0)
+    assert drains(step, bulk).wait(PATIENCE) == bulk / "step_3"
+    assert [path.name for path in bulk.iterdir()] == ["step_3"]
+
+
+def test_a_step_that_no_drain_has_put_there_is_left_alone(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+    step, bulk = save(tmp_path / "scratch", 3), tmp_path / "bulk"
+    save(bulk, 3, rank=1)
+    with pytest.raises(CannotJudge) as refused:
+        drains(step, bulk).wait(PATIENCE)
+    assert "was not drained" in refused.value.message
+    assert_loads(bulk / "step_3", 3, 1)
+
+
+def test_it_pauses_while_a_save_runs(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+    scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
+    step = save(scratch, 1)
+    with saving(scratch):
+        work = drains(step, bulk)
+        eventually(lambda: list(bulk.glob(".draining-*/.part-0-*")))
+        time.sleep(0.5)
+        assert [path.stat().st_size for path in bulk.glob(".draining-*/.part-0-*")] == [0]
+        assert work.running
+    assert work.wait(PATIENCE) == bulk / "step_1"
+
+
+def test_drains_give_way_to_our_own_writer_on_every_rank(tmp_path: Path) -> None:
+    seen = []
+
+    class Looking(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            # The coordinator's lock, which other nodes do not see, does not count here.
+            for lock in tmp_path.glob(f"*/{SAVE_LOCK}"):
+                os.utime(lock, (0, 0))
+            seen.append(is_saving(tmp_path))
+            return super().resolve_data(write_item)
+
+    with saving(tmp_path):
+        pass
+    dcp.save(state(0, 1), storage_writer=ours(tmp_path / "step_1"), planner=Looking())
+    assert seen
+    assert all(seen)
+    assert not is_saving(tmp_path)
+
+
+def test_a_missing_shard_sends_the_job_to_the_next_tier_or_is_named(
+    tmp_path: Path, drains: Callable[..., Drain]
+) -> None:
+    scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
+    step = save(scratch, 1, threads=2)
+    assert latest([tmp_path / "nothing"]) is None
+    drains(step, bulk).wait(PATIENCE)
+    found = latest([scratch, bulk])
+    assert found is not None
+    assert found.path == step, "the nearest tier"
+    shard = sorted(step.glob("*.distcp"))[1]
+    with shard.open("r+b") as stream:
+        stream.truncate(shard.stat().st_size - 1)
+    found = latest([scratch, bulk])
+    assert found is not None
+    assert (found.step, found.path) == (1, bulk / "step_1")
+    (bulk / "step_1" / shard.name).unlink()
+    with pytest.raises(CannotJudge) as refused:
+        latest([scratch, bulk])
+    assert f"shard `{shard.name}` of rank 0 has " in refused.value.message
+    assert f"shard `{shard.name}` of rank 0 from node `{os.uname().nodename}` is missing" in refused.value.message
+
+
+def test_a_drained_step_that_lost_a_shard_is_drained_anew(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+    step, bulk = save(tmp_path / "scratch", 1), tmp_path / "bulk"
+    drains(step, bulk).wait(PATIENCE)
+    (shard,) = (bulk / "step_1").glob("*.distcp")
+    shard.unlink()
+    drains(step, bulk).wait(PATIENCE)
+    assert_loads(bulk / "step_1", 1, 0)
+
+
+def test_a_step_without_its_metadata_is_refused(tmp_path: Path) -> None:
+    step = save(tmp_path, 1)
+    with pytest.raises(UsageProblem):
+        drain(step.rename(tmp_path / "final"), tmp_path / "bulk")
+    (tmp_path / "final").rename(step)
+    with pytest.raises(UsageProblem):
+        drain(step, tmp_path)
+    with pytest.raises(UsageProblem):
+        drain(step, tmp_path / "bulk", max_to_keep=0)
+    (step / ".metadata").unlink()
+    with pytest.raises(UsageProblem) as refused:
+        drain(step, tmp_path / "bulk")
+    assert "has no `.metadata`" in refused.value.message

@@ -1,0 +1,201 @@
+"""Local checkpoints leave the node: copied to shared storage in the background, checked, complete all at once.
+
+A scratch of RAID0 dies with one drive, and a replaced node takes its shards with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import xxhash
+
+from tunetool.checkpoint.bulk import METADATA
+from tunetool.checkpoint.drain_worker import Order, order_text
+from tunetool.checkpoint.steps import step_number
+from tunetool.errors import CannotJudge, UsageProblem
+
+_PACKAGES = Path(__file__).resolve().parents[2]
+
+
+class Drain:
+    """A drain at work. It goes on when this process ends."""
+
+    def __init__(self, process: subprocess.Popen[str], step_dir: Path) -> None:
+        self._process, self._step_dir = process, step_dir
+        self._path: Path | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it is still at work."""
+        return self._process.poll() is None
+
+    def wait(self, timeout: float | None = None) -> Path:
+        """The complete step on shared storage, every rank's files in it.
+
+        Raises ``CannotJudge`` when that failed, which names the file, rank or node, and ``TimeoutError`` when it is not
+        done within ``timeout`` seconds.
+        """
+        if self._path is None:
+            try:
+                said, _ = self._process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                raise TimeoutError(f"`{self._step_dir}` is not drained yet") from None
+            self._path = self._outcome(said)
+        return self._path
+
+    def stop(self) -> None:
+        """End it. What was copied stays, and the next drain of the same step takes it up."""
+        self._process.terminate()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _outcome(self, said: str) -> Path:
+        try:
+            document = json.loads(said)
+        except ValueError:
+            raise CannotJudge(
+                f"the drain of `{self._step_dir}` ended with status {self._process.returncode}",
+                "drain it again: what was copied is taken up",
+            ) from None
+        if "path" in document:
+            return Path(document["path"])
+        raise CannotJudge(document["error"], document["hint"])
+
+
+def drain(
+    step_dir: str | Path,
+    bulk_dir: str | Path,
+    *,
+    rank: int | None = None,
+    world: int | None = None,
+    local_rank: int | None = None,
+    local_world: int | None = None,
+    coordinator: int = 0,
+    rate: float | Literal["auto"] = "auto",
+    max_to_keep: int | None = None,
+    local_max_to_keep: int | None = None,
+    patience: float = 600.0,
+) -> Drain:
+    """Copy the complete checkpoint in ``step_dir`` (named ``step_<N>``) to ``bulk_dir/step_<N>``, in the background.
+
+    Every rank calls it, after ``dcp.save`` has returned (for ``dcp.async_save``: after its future is done); each brings
+    the files that lie on its node. No collective is called. ``rank``, ``world``, ``local_rank`` and ``local_world`` are
+    taken from torchrun's or Slurm's variables; ranks of one node share a directory. ``coordinator`` is the rank whose
+    directory has `.metadata`.
+
+    The step appears in ``bulk_dir`` by one rename, when every file that `.metadata` names is there, synced, and was
+    read back past the page cache with the same xxh3_64. An interrupted drain is taken up by the next one of that save.
+
+    ``rate``: bytes per second of this rank, reading back included; ``"auto"``: as fast as it goes. Either way it runs
+    at low priority and pauses while a save runs in ``step_dir``'s parent (a `DirectWriter`, or any writer inside
+    `saving`). ``max_to_keep`` and ``local_max_to_keep``: steps to keep in ``bulk_dir`` and beside ``step_dir``, 1 at
+    least; what is deleted is always older than the newest complete drained step.
+    ``patience``: seconds without a sign of life of another rank after which it gives up.
+
+    Raises ``UsageProblem`` for a name that is no step, a coordinator without `.metadata` and impossible numbers.
+    """
+    source, bulk = Path(step_dir).resolve(), Path(bulk_dir).resolve()
+    step_number(source.name)
+    if source.parent == bulk:
+        raise UsageProblem(f"`{bulk}` is where the step lies already", "name the directory on shared storage")
+    _check_numbers(rate, max_to_keep, local_max_to_keep)
+    places = places_of(os.environ)
+    own_rank, own_world = _or(rank, places["rank"], 0), _or(world, places["world"], 1)
+    # Ranks that were told by hand are taken to have a directory each.
+    told = rank is not None or world is not None
+    own_local = _or(local_rank, None if told else places["local_rank"], 0)
+    own_locals = _or(local_world, None if told else places["local_world"], 1)
+    if not 0 <= own_rank < own_world or not 0 <= own_local < own_locals or not 0 <= coordinator < own_world:
+        raise UsageProblem(f"rank {own_rank} of {own_world}, {own_local} of {own_locals} on its node", "count from 0")
+    digest, needed = _metadata_in(source)
+    if own_rank == coordinator and digest is None:
+        raise UsageProblem(
+            f"`{source}` has no `.metadata`, so it is no complete checkpoint",
+            "drain after the save is done; `coordinator=` is the rank that wrote `.metadata`",
+        )
+    order = Order(
+        step_dir=str(source),
+        bulk_dir=str(bulk),
+        rank=own_rank,
+        world=own_world,
+        local_rank=own_local,
+        local_world=own_locals,
+        coordinator=coordinator,
+        digest=digest,
+        needed=needed,
+        rate=None if rate == "auto" else float(rate),
+        max_to_keep=max_to_keep,
+        local_max_to_keep=local_max_to_keep,
+        patience=patience,
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tunetool.checkpoint.drain_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH")]))},
+        # So that the Ctrl-C or the death of training does not take it along.
+        start_new_session=True,
+    )
+    with contextlib.suppress(BrokenPipeError):
+        if process.stdin is not None:
+            with process.stdin as stream:
+                stream.write(order_text(order))
+    process.stdin = None
+    return Drain(process, source)
+
+
+def _metadata_in(step_dir: Path) -> tuple[str | None, dict[str, int] | None]:
+    """Digest of `.metadata`, and by file that it names the least bytes; None where it lies on another node."""
+    path = step_dir / METADATA
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        if not step_dir.is_dir():
+            raise UsageProblem(f"`{step_dir}` is no directory", "name the directory that was saved to") from None
+        return None, None
+    return named_by(content, path)
+
+
+def named_by(content: bytes, path: Path) -> tuple[str, dict[str, int]]:
+    """Digest of a `.metadata`, and by file that it names the least bytes that it must have. Raises ``UsageProblem``."""
+    from tunetool.checkpoint.metadata import loads  # noqa: PLC0415  (imports torch)
+
+    needed: dict[str, int] = {}
+    for place in (loads(content, path).storage_data or {}).values():
+        needed[place.relative_path] = max(needed.get(place.relative_path, 0), place.offset + place.length)
+    return xxhash.xxh3_64_hexdigest(content), needed
+
+
+def places_of(environment: Mapping[str, str]) -> dict[str, int | None]:
+    """Which rank this is, by torchrun's variables, else by Slurm's."""
+
+    def number(*names: str) -> int | None:
+        return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), None)
+
+    return {
+        "rank": number("RANK", "SLURM_PROCID"),
+        "world": number("WORLD_SIZE", "SLURM_NTASKS"),
+        "local_rank": number("LOCAL_RANK", "SLURM_LOCALID"),
+        "local_world": number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"),
+    }
+
+
+def _or(given: int | None, found: int | None, default: int) -> int:
+    return given if given is not None else found if found is not None else default
+
+
+def _check_numbers(rate: float | str, *keeps: int | None) -> None:
+    if rate != "auto" and not (isinstance(rate, (int, float)) and 0 < rate < float("inf")):
+        raise UsageProblem(f"`rate={rate}` is no rate", 'bytes per second, or "auto"')
+    for keep in keeps:
+        if keep is not None and keep < 1:
+            raise UsageProblem(f"`max_to_keep={keep}` would keep nothing", "1 at least, or None to keep all")

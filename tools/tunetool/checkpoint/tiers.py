@@ -1,0 +1,239 @@
+"""Which step a new job can go on from: the newest that every one of its ranks can read.
+
+A tier is a directory of steps: scratch on the node, shared storage behind it. What one rank can read is surveyed by
+``survey``; ``agree``, pure, decides over the surveys of all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunetool.checkpoint import bulk
+from tunetool.checkpoint.draining import named_by, places_of
+from tunetool.checkpoint.steps import step_number, steps_in
+from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
+
+_SHOWN = 3
+"""Steps that an error tells about."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One step in one tier, as one rank sees it."""
+
+    step: int
+    path: str
+    digest: str | None = None
+    """Of its `.metadata`: steps of one number and different saves must not be mixed."""
+    problem: str | None = None
+    """Why it cannot be read here, None when it can."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one rank can read, tier by tier, the nearest first."""
+
+    rank: int
+    host: str
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The step that all ranks go on from."""
+
+    step: int
+    paths: Mapping[int, str]
+    """By rank."""
+    skipped: tuple[str, ...] = ()
+    """Newer steps that not every rank can read, and why."""
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The step that this rank goes on from, together with all others."""
+
+    step: int
+    path: Path
+    skipped: tuple[str, ...] = field(default=())
+    """Newer steps, each with the shard and the node that are missing: worth a line in the job's log."""
+
+
+def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest | None:
+    """The newest step that every rank of this job can read, or None where no tier has any step.
+
+    ``tiers``: directories of steps, the nearest first; each rank reads from the first that holds the step whole, every
+    file that its `.metadata` names. ``world``: ranks of this job; by default those of torch.distributed where it is
+    initialised, else of the launcher. With more than one, torch.distributed must be initialised and every rank must
+    call this: it is a collective. (Without it: ``survey`` on each rank, ``agree`` over all of them.)
+
+    Raises ``CannotJudge`` when there are steps and none can be read by all, naming missing shards and nodes: training
+    must not begin anew by mistake.
+    """
+    distributed = _distributed()
+    places = places_of(os.environ)
+    ranks = distributed.get_world_size() if distributed else (places["world"] or 1)
+    if world is not None and distributed and world != ranks:
+        raise UsageProblem(f"`world={world}`, but torch.distributed has {ranks} ranks", "leave `world` out")
+    ranks = world if world is not None else ranks
+    rank = distributed.get_rank() if distributed else (places["rank"] or 0)
+    try:
+        mine: Survey | TunetoolError = survey(tiers, rank)
+    except TunetoolError as error:
+        if distributed is None:
+            raise
+        # The others wait in the collective below: they must hear of it, too.
+        mine = error
+    if ranks == 1:
+        gathered: list[Any] = [mine]
+    elif distributed is None:
+        raise UsageProblem(
+            f"{ranks} ranks must agree, and torch.distributed is not initialised",
+            "call init_process_group first, or gather each rank's survey() and call agree(); alone: `world=1`",
+        )
+    else:
+        gathered = [None] * ranks
+        distributed.all_gather_object(gathered, mine)
+    for each in gathered:
+        if isinstance(each, TunetoolError):
+            raise each
+    found = agree(gathered)
+    return Latest(found.step, Path(found.paths[rank]), found.skipped) if found else None
+
+
+def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
+    """What this rank can read. Raises ``UsageProblem`` for two directories of one step in one tier."""
+    host = socket.gethostname()
+    found: list[Place] = []
+    for root in map(Path, tiers):
+        steps = steps_in(root)
+        found += [_look(number, path) for number, path in steps.items()]
+        for partial in bulk.partials(root) if root.is_dir() else []:
+            name, digest = bulk.name_of(partial)
+            number = step_number(name)
+            if bulk.marker_of(partial) is not None:
+                found.append(_look(number, partial))
+            elif number not in steps:
+                found.append(Place(number, str(root / name), digest, _on_its_way(partial)))
+    return Survey(rank, host, tuple(found))
+
+
+def _look(number: int, path: Path) -> Place:
+    metadata = path / bulk.METADATA
+    try:
+        content = metadata.read_bytes()
+        digest, needed = named_by(content, metadata)
+        marker = bulk.marker_of(path)
+    except OSError as error:
+        return Place(number, str(path), None, f"`{metadata}`: {error.strerror}")
+    except TunetoolError as error:
+        return Place(number, str(path), None, error.message)
+    hosts = marker.hosts if marker else {}
+    wrong = []
+    for name, least in sorted(needed.items()):
+        problem = _unreadable(path / name, marker.files[name].size if marker and name in marker.files else least)
+        if problem:
+            writer = bulk.writer_of(name)
+            whose = f" of rank {writer}" if writer is not None else ""
+            node = f" from node `{hosts[name]}`" if name in hosts else ""
+            wrong.append(f"shard `{name}`{whose}{node} {problem}")
+    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return Place(number, str(path), digest, f"{wrong[0]} in `{path}`{more}" if wrong else None)
+
+
+def _unreadable(path: Path, least: int) -> str | None:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(handle).st_size
+        finally:
+            os.close(handle)
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return f"has {size} of {least} bytes" if size < least else None
+
+
+def _on_its_way(partial: Path) -> str:
+    needed, brought = bulk.plan_of(partial), bulk.deliveries(partial)
+    if needed is None:
+        return f"its drain to `{partial.parent}` had only begun"
+    there = bulk.delivered(partial, brought)
+    hosts = {name: each.host for each in brought for name in each.files}
+    lacking = sorted(needed.keys() - there.keys())
+    if not lacking:
+        return f"its drain to `{partial.parent}` did not end, though all files are there: drain it again"
+    name = lacking[0]
+    writer = bulk.writer_of(name)
+    whose = f" of rank {writer}" if writer is not None else ""
+    node = f", from node `{hosts[name]}`" if name in hosts else ", from a node of which nothing was heard"
+    more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    return f"its drain to `{partial.parent}` did not end: shard `{name}`{whose}{node}, is missing{more}"
+
+
+def agree(surveys: Sequence[Survey]) -> Agreement | None:
+    """The newest step that every rank can read, from the same save; None where no rank saw any step. Pure.
+
+    Every rank reads from the first of its places that has it. Raises ``CannotJudge`` when none of the steps will do.
+    """
+    steps = sorted({place.step for each in surveys for place in each.places}, reverse=True)
+    skipped: list[str] = []
+    for step in steps:
+        for digest in _saves_of(step, surveys):
+            chosen = {each.rank: _first(each, step, digest) for each in surveys}
+            paths = {rank: place.path for rank, place in chosen.items() if place is not None}
+            if len(paths) == len(surveys):
+                return Agreement(step, paths, tuple(skipped))
+        skipped.append(f"step {step}: {'; '.join(_why_not(step, surveys))}")
+    if not steps:
+        return None
+    more = f"; and {len(skipped) - _SHOWN} older ones" if len(skipped) > _SHOWN else ""
+    raise CannotJudge(
+        f"no step can be read by every rank: {'; '.join(skipped[:_SHOWN])}{more}",
+        "bring the node with the missing shards back, or point at another directory; to begin anew, move these away",
+    )
+
+
+def _first(survey: Survey, step: int, digest: str) -> Place | None:
+    return next((p for p in survey.places if p.step == step and p.digest == digest and p.problem is None), None)
+
+
+def _saves_of(step: int, surveys: Sequence[Survey]) -> list[str]:
+    """The saves of this step that anyone can read, those of the nearest tier first."""
+    found = [p.digest for each in surveys for p in each.places if p.step == step and p.problem is None and p.digest]
+    return list(dict.fromkeys(found))
+
+
+def _why_not(step: int, surveys: Sequence[Survey]) -> list[str]:
+    """A line for each reason, with the ranks that it keeps from reading; one for ranks that read different saves."""
+    reasons: dict[str, list[Survey]] = {}
+    for each in surveys:
+        places = [place for place in each.places if place.step == step]
+        if any(place.problem is None for place in places):
+            continue
+        told = " and ".join(place.problem or "" for place in places) or "it is not there"
+        reasons.setdefault(told, []).append(each)
+    lines = [f"{_who(ranks)}: {reason}" for reason, ranks in reasons.items()]
+    return lines or ["the ranks have different saves of it: its directories were saved to more than once"]
+
+
+def _who(surveys: Sequence[Survey]) -> str:
+    hosts = ", ".join(f"`{host}`" for host in dict.fromkeys(each.host for each in surveys))
+    ranks = [str(each.rank) for each in surveys]
+    shown = ", ".join(ranks[:4]) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    return f"rank {shown} on {hosts}"
+
+
+def _distributed() -> Any:
+    """torch.distributed where this process has initialised it; never imports torch itself."""
+    module = sys.modules.get("torch.distributed")
+    if module is None or not module.is_available() or not module.is_initialized():
+        return None
+    return module
