@@ -71,6 +71,8 @@ class Decoder:
     """The output layer is the embedding: one tensor."""
     qkv_bias: bool = False
     qk_norm: bool = False
+    fused: bool = False
+    """Query, key and value are one tensor, gate and up another (Phi-3)."""
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Its parameters, as transformers names and orders them."""
@@ -85,16 +87,20 @@ class Decoder:
     def _layer(self, prefix: str) -> list[Tensor]:
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         found = []
-        for name, rows in (("q", query), ("k", key), ("v", key)):
+        projections = (("qkv", query + 2 * key),) if self.fused else (("q", query), ("k", key), ("v", key))
+        for name, rows in projections:
             found.append(Tensor(f"{prefix}self_attn.{name}_proj.weight", (rows, self.hidden)))
             if self.qkv_bias:
                 found.append(Tensor(f"{prefix}self_attn.{name}_proj.bias", (rows,)))
         found.append(Tensor(f"{prefix}self_attn.o_proj.weight", (self.hidden, query)))
         if self.qk_norm:
             found += [Tensor(f"{prefix}self_attn.{name}_norm.weight", (self.head_dim,)) for name in ("q", "k")]
-        found += [
-            Tensor(f"{prefix}mlp.{name}_proj.weight", (self.intermediate, self.hidden)) for name in ("gate", "up")
-        ]
+        wide = (
+            (("gate_up", 2 * self.intermediate),)
+            if self.fused
+            else (("gate", self.intermediate), ("up", self.intermediate))
+        )
+        found += [Tensor(f"{prefix}mlp.{name}_proj.weight", (rows, self.hidden)) for name, rows in wide]
         found.append(Tensor(f"{prefix}mlp.down_proj.weight", (self.hidden, self.intermediate)))
         norms = ("input_layernorm", "post_attention_layernorm")
         return found + [Tensor(f"{prefix}{name}.weight", (self.hidden,)) for name in norms]
@@ -104,6 +110,14 @@ PRESETS: Mapping[str, tuple[str, Decoder]] = {
     "7b": (
         "Llama 2 7B (arXiv 2307.09288; config.json of meta-llama/Llama-2-7b-hf)",
         Decoder(4096, 32, 32, 32, 11008, 32000, 128),
+    ),
+    "13b": (
+        "Llama 2 13B (arXiv 2307.09288; config.json of meta-llama/Llama-2-13b-hf)",
+        Decoder(5120, 40, 40, 40, 13824, 32000, 128),
+    ),
+    "phi3-mini": (
+        "Phi-3 Mini (arXiv 2404.14219; config.json of microsoft/Phi-3-mini-4k-instruct)",
+        Decoder(3072, 32, 32, 32, 8192, 32064, 96, fused=True),
     ),
     "70b": (
         "Llama 3.1 70B (arXiv 2407.21783, table 3; config.json of meta-llama/Llama-3.1-70B)",
@@ -116,6 +130,7 @@ PRESETS: Mapping[str, tuple[str, Decoder]] = {
 _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "llama": {},
     "mistral": {},
+    "phi3": {"fused": True},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": True},
 }
@@ -150,8 +165,9 @@ def decoder_from_config(document: Mapping[str, Any], path: str) -> Decoder:
         raise UsageProblem(f"`{path}`: a size is less than 1", "is it a transformers config.json?")
     bias = _FAMILIES[family].get("qkv_bias", bool(document.get("attention_bias")))
     norm = _FAMILIES[family].get("qk_norm", False)
+    fused = _FAMILIES[family].get("fused", False)
     tied = bool(document.get("tie_word_embeddings", False))
-    return Decoder(hidden=hidden, heads=heads, tied=tied, qkv_bias=bias, qk_norm=norm, **sizes)
+    return Decoder(hidden=hidden, heads=heads, tied=tied, qkv_bias=bias, qk_norm=norm, fused=fused, **sizes)
 
 
 def tensors_from_safetensors(header: bytes, path: str) -> tuple[Tensor, ...]:

@@ -1,0 +1,1 @@
+"""Checkpoints saved and restored by every engine, over the same state."""

@@ -1,0 +1,58 @@
+"""Every engine of the benchmark by its name. Importing this imports neither torch nor any engine's library."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+from tunetool.bench.checkpoint.engines.base import Engine, Factory
+from tunetool.errors import UsageProblem
+
+DCP_THREADS = (1, 2, 4, 8, 16)
+REFERENCE = "torch-save-zip"
+"""What ``torch.save`` does unless asked otherwise: speed-ups are given against it."""
+
+
+def _made_by(module: str, kind: str, *arguments: Any) -> Factory:
+    def make() -> Engine:
+        found = importlib.import_module(f"{__name__}.{module}")
+        return cast(Engine, getattr(found, kind)(*arguments))
+
+    return make
+
+
+def _engines() -> Mapping[str, Factory]:
+    dcp = {
+        f"dcp-t{threads}-{'single' if single else 'multi'}": _made_by("dcp", "Dcp", threads, single)
+        for threads in DCP_THREADS
+        for single in (True, False)
+    }
+    return {
+        "torch-save-zip": _made_by("torch_save", "TorchSave", True),
+        "torch-save-legacy": _made_by("torch_save", "TorchSave", False),
+        "safetensors": _made_by("safe", "Safetensors"),
+        **dcp,
+        "dcp-async-thread": _made_by("dcp_async", "DcpAsync", "thread"),
+        "dcp-async-process": _made_by("dcp_async", "DcpAsync", "process"),
+        "fsdp-sharded": _made_by("fsdp", "FsdpSharded"),
+        "fsdp-consolidated": _made_by("fsdp", "FsdpConsolidated"),
+        "deepspeed-torch": _made_by("deepspeed_engine", "DeepSpeedTorch"),
+        "deepspeed-fast-zip": _made_by("deepspeed_fast", "FastFile", True),
+        "deepspeed-fast-legacy": _made_by("deepspeed_fast", "FastFile", False),
+        "orbax": _made_by("orbax_engine", "Orbax"),
+        "ours": _made_by("ours", "Ours"),
+        "ours-async": _made_by("ours", "OursAsync"),
+    }
+
+
+ENGINES: Mapping[str, Factory] = _engines()
+
+
+def select(patterns: Sequence[str]) -> list[str]:
+    """Names that match any of the globs, in the order of ``ENGINES``; all for none. Raises ``UsageProblem``."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in ENGINES):
+            raise UsageProblem(f"`{pattern}` is no engine", f"known: {', '.join(ENGINES)}")
+    return [name for name in ENGINES if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]

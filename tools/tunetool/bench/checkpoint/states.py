@@ -1,0 +1,127 @@
+"""What the states that the benchmark saves are made of: real shapes. Pure; ``tensors.py`` builds them.
+
+A parameter counts 14 bytes: its bf16 weight, and in fp32 the master weight, ``exp_avg`` and ``exp_avg_sq``. That is
+what mixed-precision training with bf16 weights and fp32 Adam saves: DeepSpeed's ZeRO (the module's bf16 weights, and
+per rank ``single_partition_of_fp32_groups`` with Adam's two states; read in deepspeed 0.19.8) and Megatron's
+distributed optimizer. FSDP2 with fp32 parameters saves 12. DeepSpeed's published "14.23 GB" for Phi-3-mini is its
+3,821,079,552 parameters at 4 bytes, counted in GiB: fp32 weights and no optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tunetool.errors import UsageProblem
+from tunetool.node.units import format_size
+from tunetool.plan.shapes import Model, Tensor
+from tunetool.tune.models import load_model
+
+SHARD_OF = 64
+"""``70b-shard``: one of so many equal shards."""
+SHARD = "70b-shard"
+KINDS: Sequence[tuple[str, str, int]] = (
+    ("model.{}", "bfloat16", 2),
+    ("optimizer.{}.fp32", "float32", 4),
+    ("optimizer.{}.exp_avg", "float32", 4),
+    ("optimizer.{}.exp_avg_sq", "float32", 4),
+)
+"""Name, dtype and bytes of what is saved for a parameter."""
+BYTES_PER_PARAMETER = sum(size for *_, size in KINDS)
+Layout = Literal["sharded", "replicated"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A state's tensors by their GLOBAL shapes, over all ranks that hold a part."""
+
+    model: str
+    source: str
+    parameters: tuple[Tensor, ...]
+    layers: int
+    """Layers that are left."""
+    of_layers: int
+    """Layers of the whole model."""
+    outside: bool = True
+    """Whether the embedding and the other tensors outside of layers are in it."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole state."""
+        return BYTES_PER_PARAMETER * sum(tensor.numel for tensor in self.parameters)
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors it has."""
+        return len(KINDS) * len(self.parameters)
+
+    def describe(self) -> str:
+        """One line for people."""
+        left = "" if self.layers == self.of_layers else f", {self.layers} of {self.of_layers} layers"
+        bare = "" if self.outside else " and nothing outside of them"
+        return f"{self.model}{left}{bare}: {self.tensors} tensors, {format_size(self.bytes)}"
+
+
+def shape(model: str, state_bytes: int | None = None, shards: int = 1) -> Shape:
+    """The state of ``phi3-mini|7b|13b|70b|70b-shard|PATH``. ``70b-shard``: ``shards`` of its 64, one for each rank.
+
+    ``state_bytes`` bounds the state of all ranks together: whole layers are dropped from the end, and the tensors
+    outside of layers where not even one layer fits beside them. Raises ``UsageProblem`` for an unknown model or too
+    small a bound.
+    """
+    if model != SHARD:
+        return _fit(load_model(model), state_bytes)
+    if not 1 <= shards <= SHARD_OF:
+        raise UsageProblem(f"`--model {SHARD}` has {SHARD_OF} shards, not {shards}", f"run at most {SHARD_OF} ranks")
+    whole = load_model("70b")
+    parameters = tuple(_rows(tensor, shards) for tensor in whole.tensors)
+    return _fit(replace(whole, name=SHARD, tensors=parameters), state_bytes)
+
+
+def _rows(tensor: Tensor, shards: int) -> Tensor:
+    """``shards`` of the 64 parts of a tensor, along dimension 0."""
+    return replace(tensor, shape=(-(-tensor.shape[0] // SHARD_OF) * shards, *tensor.shape[1:]))
+
+
+def _fit(model: Model, bound: int | None) -> Shape:
+    layers = list(dict.fromkeys(tensor.layer for tensor in model.tensors if tensor.layer is not None))
+    full = Shape(model.name, model.source, model.tensors, len(layers), len(layers))
+    if bound is None or full.bytes <= bound:
+        return full
+    best: Shape | None = None
+    for outside in (True, False):
+        for count in range(len(layers), 0, -1):
+            kept = {None, *layers[:count]} if outside else set(layers[:count])
+            parameters = tuple(tensor for tensor in model.tensors if tensor.layer in kept)
+            best = replace(full, parameters=parameters, layers=count, outside=outside)
+            if best.bytes <= bound:
+                return best
+    least = f"one layer of it takes {format_size(best.bytes)}" if best else f"it takes {format_size(full.bytes)}"
+    raise UsageProblem(
+        f"`--state-bytes {bound}` is too little for `--model {model.name}`: {least}",
+        f"ask for more, or take a model of smaller layers: `{SHARD}`, or a config.json of your own",
+    )
+
+
+def named(found: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name, global shape and dtype of every tensor, weights first."""
+    for pattern, dtype, _ in KINDS:
+        for tensor in found.parameters:
+            yield pattern.format(tensor.name), tensor.shape, dtype
+
+
+def rows_of(rows: int, rank: int, world: int) -> tuple[int, int]:
+    """First row and number of rows of a rank's part, as DTensor's ``Shard(0)`` cuts (``torch.chunk``)."""
+    each = -(-rows // world)
+    first = min(rank * each, rows)
+    return first, min(each, rows - first)
+
+
+def rank_bytes(found: Shape, rank: int, world: int, layout: Layout = "sharded") -> int:
+    """Bytes that a rank holds."""
+    if layout == "replicated":
+        return found.bytes
+    parts = (rows_of(tensor.shape[0], rank, world)[1] * math.prod(tensor.shape[1:]) for tensor in found.parameters)
+    return BYTES_PER_PARAMETER * sum(parts)
