@@ -17,7 +17,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 KINDS = ("zero2", "zero3", "zero3-cpu", "zero3-nvme", "zero3-nvme-70b", "zero-inference")
 _OPTIONS = (
     click.option("--ds-config", type=click.Choice(KINDS), help="Write a whole ds_config of this kind to -o."),
-    click.option("--model", metavar="7b|70b|tiny|PATH", help="For --ds-config: a config.json or safetensors files."),
+    click.option(
+        "--model", metavar="phi3-mini|7b|13b|70b|tiny|PATH", help="For --ds-config: a config.json or safetensors files."
+    ),
     click.option("--aio", metavar="FILE", help="For --ds-config: the `aio` block in FILE; nothing is measured."),
     click.option("--world-size", type=int, metavar="N", help="For --ds-config: ranks of all nodes. Default: 8."),
     click.option("--nodes", type=int, metavar="N", help="For --ds-config: nodes that share them. Default: 1."),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from tunetool.errors import UsageProblem
@@ -86,19 +87,21 @@ def _rows(tensor: Tensor, shards: int) -> Tensor:
 
 
 def _fit(model: Model, bound: int | None) -> Shape:
-    layers = list(dict.fromkeys(tensor.layer for tensor in model.tensors if tensor.layer is not None))
+    sizes: dict[str | None, int] = {}
+    for tensor in model.tensors:
+        sizes[tensor.layer] = sizes.get(tensor.layer, 0) + BYTES_PER_PARAMETER * tensor.numel
+    layers = [layer for layer in sizes if layer is not None]
     full = Shape(model.name, model.source, model.tensors, len(layers), len(layers))
     if bound is None or full.bytes <= bound:
         return full
-    best: Shape | None = None
     for outside in (True, False):
-        for count in range(len(layers), 0, -1):
-            kept = {None, *layers[:count]} if outside else set(layers[:count])
+        room = bound - (sizes.get(None, 0) if outside else 0)
+        count = sum(end <= room for end in accumulate(sizes[layer] for layer in layers))
+        if count:
+            kept = {*layers[:count], *([None] if outside else [])}
             parameters = tuple(tensor for tensor in model.tensors if tensor.layer in kept)
-            best = replace(full, parameters=parameters, layers=count, outside=outside)
-            if best.bytes <= bound:
-                return best
-    least = f"one layer of it takes {format_size(best.bytes)}" if best else f"it takes {format_size(full.bytes)}"
+            return replace(full, parameters=parameters, layers=count, outside=outside)
+    least = f"its first layer takes {format_size(sizes[layers[0]])}" if layers else "it has no layers to drop"
     raise UsageProblem(
         f"`--state-bytes {bound}` is too little for `--model {model.name}`: {least}",
         f"ask for more, or take a model of smaller layers: `{SHARD}`, or a config.json of your own",

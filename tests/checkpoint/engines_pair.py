@@ -1,0 +1,58 @@
+"""One of two ranks: saves and restores with every engine; its last line tells what came of each, as JSON.
+
+``engines_pair.py MODEL DIRECTORY``, with torchrun's environment and a free ``MASTER_PORT``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch.distributed as dist
+
+from tunetool.bench.checkpoint.engines import ENGINES
+from tunetool.bench.checkpoint.engines.base import Context
+from tunetool.bench.checkpoint.states import Layout, Shape, rank_bytes, shape
+from tunetool.bench.checkpoint.tensors import blank, build, equal, local_parts
+
+
+def cycle(name: str, layout: Layout, found: Shape, directory: Path) -> str:
+    """``equal``, or what is wrong."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    engine = ENGINES[name]()
+    held = rank_bytes(found, rank, world, layout)
+    reason = engine.unavailable(Context(rank, world, "cpu", directory, held))
+    if reason:
+        return f"unavailable: {reason}"
+    state = build(found, "cpu", rank, world, seed=3, layout=layout)
+    if sum(part.nbytes for part in local_parts(state).values()) != held:
+        return "not the bytes that were announced"
+    engine.save(state, directory).wait()
+    files = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    restored = engine.load(blank(state), directory)
+    engine.close()
+    # Once, whoever writes it; ours pads each part to whole blocks.
+    if name != "orbax" and not found.bytes <= files < 1.05 * found.bytes + 8192 * world * found.tensors:
+        return f"{files} bytes in files for {found.bytes} of state"
+    return equal(state, restored) or "equal"
+
+
+def main() -> None:
+    """Shards with every engine, replicas with what decides by itself who writes them."""
+    model, directory = sys.argv[1:]
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    told = {}
+    for name in ENGINES:
+        told[f"sharded {name}"] = cycle(name, "sharded", shape(model), Path(directory, "sharded", name))
+    for name in ("torch-save-zip", "dcp-t1-single", "dcp-async-thread", "fsdp-consolidated", "orbax", "ours"):
+        told[f"replicated {name}"] = cycle(name, "replicated", shape(model), Path(directory, "replicated", name))
+    dist.barrier()
+    print(json.dumps(told))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The shapes of the states that `bench checkpoint` saves, and the names of its engines. No torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunetool.bench.checkpoint.engines import ENGINES, REFERENCE, select
+from tunetool.bench.checkpoint.states import BYTES_PER_PARAMETER, named, rank_bytes, rows_of, shape
+from tunetool.errors import UsageProblem
+from tunetool.plan.shapes import preset
+from tunetool.tune.models import load_model
+
+
+# What the model cards and `sum(p.numel() for p in model.parameters())` say.
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [("7b", 6_738_415_616), ("13b", 13_015_864_320), ("phi3-mini", 3_821_079_552), ("70b", 70_553_706_496)],
+)
+def test_a_state_has_the_published_number_of_parameters_at_14_bytes(model: str, parameters: int) -> None:
+    assert shape(model).bytes == 14 * parameters
+    assert shape(model).tensors == 4 * len(preset(model).tensors)
+
+
+def test_phi_3_has_its_fused_projections_by_name_and_by_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "phi3",
+                "hidden_size": 3072,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 32,
+                "intermediate_size": 8192,
+                "vocab_size": 32064,
+                "tie_word_embeddings": False,
+            }
+        )
+    )
+    shapes = {tensor.name: tensor.shape for tensor in preset("phi3-mini").tensors}
+    assert shapes["model.layers.31.self_attn.qkv_proj.weight"] == (9216, 3072)
+    assert shapes["model.layers.31.mlp.gate_up_proj.weight"] == (16384, 3072)
+    assert load_model(str(tmp_path)).tensors == preset("phi3-mini").tensors
+
+
+def test_64_shards_are_the_70b_model_to_the_byte() -> None:
+    one, two = shape("70b-shard"), shape("70b-shard", shards=2)
+    assert 64 * one.bytes == 32 * two.bytes == shape("70b").bytes
+    assert [rank_bytes(two, rank, 2) for rank in (0, 1)] == [one.bytes, one.bytes]
+    assert {name: size for name, size, _ in named(one)}["model.lm_head.weight"] == (128256 // 64, 8192)
+    with pytest.raises(UsageProblem, match="64 shards, not 65"):
+        shape("70b-shard", shards=65)
+
+
+@given(st.integers(3 * 10**9, 10**11))
+def test_whole_layers_are_dropped_from_the_end_and_no_more_than_needed(bound: int) -> None:
+    full, found = shape("7b"), shape("7b", bound)
+    assert found.bytes <= bound
+    left = [tensor for tensor in full.parameters if tensor.layer is None or int(tensor.layer) < found.layers]
+    assert list(found.parameters) == [tensor for tensor in left if found.outside or tensor.layer is not None]
+    assert 1 <= found.layers <= found.of_layers == 32
+    layer = BYTES_PER_PARAMETER * sum(tensor.numel for tensor in full.parameters if tensor.layer == "0")
+    if found.layers < 32:
+        assert found.bytes + layer > bound
+        assert f"{found.layers} of 32 layers" in found.describe()
+
+
+def test_a_bound_below_one_layer_is_refused_with_what_it_takes() -> None:
+    with pytest.raises(UsageProblem, match=r"too little for `--model 7b`: its first layer takes 2\.833 GB"):
+        shape("7b", 10**9)
+
+
+@given(st.integers(0, 5000), st.integers(1, 70))
+def test_ranks_share_rows_without_a_gap(rows: int, world: int) -> None:
+    parts = [rows_of(rows, rank, world) for rank in range(world)]
+    assert [row for first, count in parts for row in range(first, first + count)] == list(range(rows))
+
+
+@given(st.integers(1, 70))
+def test_ranks_hold_the_state_together_or_each_all_of_it(world: int) -> None:
+    found = shape("phi3-mini")
+    assert sum(rank_bytes(found, rank, world) for rank in range(world)) == found.bytes
+    assert rank_bytes(found, world - 1, world, "replicated") == found.bytes
+
+
+def test_engines_are_chosen_by_globs_in_one_order() -> None:
+    assert select([]) == list(ENGINES)
+    assert REFERENCE in ENGINES
+    assert select(["ours*", "dcp-t4-*"]) == ["dcp-t4-single", "dcp-t4-multi", "ours", "ours-async"]
+    with pytest.raises(UsageProblem, match="`torch` is no engine") as caught:
+        select(["ours", "torch"])
+    assert "torch-save-zip" in str(caught.value.hint)
+
+
+def test_naming_engines_and_shapes_imports_no_torch() -> None:
+    code = (
+        "import sys, tunetool.bench.checkpoint.engines, tunetool.bench.checkpoint.states\n"
+        "sys.exit(' '.join({'torch', 'deepspeed', 'numpy', 'safetensors'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""

@@ -1,0 +1,41 @@
+"""Files that are on the medium, under their name, when the call returns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tunetool.checkpoint.commit import fsync_directory
+
+
+def fsync(path: Path) -> None:
+    """A file's bytes on the medium. Raises ``OSError``."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fsync_names(directory: Path) -> None:
+    """The directory's names, and its own name in its parent."""
+    fsync_directory(directory)
+    fsync_directory(directory.parent)
+
+
+def write_durably(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` make a new file, then give it its name: a crash leaves the old file or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    try:
+        write(new)
+        fsync(new)
+        new.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+    fsync_names(path.parent)

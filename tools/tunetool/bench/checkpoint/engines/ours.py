@@ -1,0 +1,85 @@
+"""tunetool.checkpoint, by ``dcp.save`` and ``dcp.async_save``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from tunetool.bench.checkpoint.engines.base import Context, Done, Pending, State, Waiting
+from tunetool.bench.checkpoint.engines.ranks import alone, barrier
+from tunetool.errors import TunetoolError
+
+
+class Ours:
+    """``DirectWriter`` and ``DirectReader`` as they come; durable when ``dcp.save`` returns."""
+
+    name = "ours"
+    family = "ours"
+    remark = ""
+
+    def unavailable(self, context: Context) -> str | None:
+        """Where the library does not import."""
+        del context
+        try:
+            from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter
+        except (ImportError, TunetoolError) as error:
+            return f"tunetool.checkpoint does not import: {error}"
+        del DirectReader, DirectSavePlanner, DirectWriter
+        return None
+
+    def save(self, state: State, directory: Path) -> Pending:
+        """See ``Engine``."""
+        from tunetool.checkpoint import DirectSavePlanner, DirectWriter
+
+        dcp.save(state, storage_writer=DirectWriter(directory), planner=DirectSavePlanner(), no_dist=alone())
+        barrier()
+        return Done()
+
+    def load(self, like: State, directory: Path) -> State:
+        """See ``Engine``."""
+        from tunetool.checkpoint import DirectReader
+
+        dcp.load(like, storage_reader=DirectReader(directory), no_dist=alone())
+        return like
+
+    def close(self) -> None:
+        """Give the pinned buffers back, which the library keeps for the next save."""
+        from tunetool.checkpoint import release_buffers
+
+        release_buffers()
+
+
+class OursAsync(Ours):
+    """The same by ``dcp.async_save``: a thread writes what was copied to the host."""
+
+    name = "ours-async"
+    family = "ours-async"
+
+    def __init__(self) -> None:
+        self._group: Any = None
+
+    def save(self, state: State, directory: Path) -> Pending:
+        """See ``Engine``."""
+        from tunetool.checkpoint import DirectSavePlanner, DirectWriter
+
+        if self._group is None and not alone():
+            # Its collectives run beside the training loop's, so not in the loop's group.
+            self._group = dist.new_group(backend="gloo")
+        writer = DirectWriter(directory)
+        future = dcp.async_save(
+            state,
+            storage_writer=writer,
+            async_stager=writer.stager(),
+            planner=DirectSavePlanner(),
+            process_group=self._group,
+            no_dist=alone(),
+        )
+
+        def durable() -> None:
+            future.result()
+            barrier()
+
+        return Waiting(durable)
