@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -47,6 +49,23 @@ def run_directory(target: Path, run_id: str, left_behind: Callable[[str], None] 
             if left_behind is None:
                 raise
             left_behind(f"`{path}` could not be removed: {error.strerror}; the next run removes it")
+
+
+@contextlib.contextmanager
+def janitor(place: Path) -> Iterator[None]:
+    """While this runs, SIGKILL leaves nothing in ``place`` either."""
+    path = Path(__file__).with_name("janitor.py")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", str(path), str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def stale_directories(target: Path) -> list[Path]:

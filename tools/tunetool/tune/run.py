@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -150,7 +148,7 @@ class _Run:
             if not self.request.allow_busy:
                 busy.refuse(busy.look(self.stack, self.view.tick))
             place = held.enter_context(rundir.run_directory(self.target, records.new_id(), self.left_behind.append))
-            held.enter_context(janitor(place))
+            held.enter_context(rundir.janitor(place))
             with self.view.open():
                 self._search(held, place)
         self._accept()
@@ -236,23 +234,6 @@ def accepted(
 
 def _pinned_by(device: Device) -> Literal["deepspeed", "cuda"]:
     return "deepspeed" if device == "cpu" else "cuda"
-
-
-@contextmanager
-def janitor(place: Path) -> Iterator[None]:
-    """While this runs, SIGKILL leaves nothing in ``place`` either."""
-    path = Path(rundir.__file__).with_name("janitor.py")
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(path), str(place)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield
-        finally:
-            process.kill()
 
 
 __all__ = ["Request", "Result", "View", "render", "tune"]
