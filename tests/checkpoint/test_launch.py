@@ -1,0 +1,95 @@
+"""Ranks by torchrun: logs for each, the first to die named, nobody left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if not find_spec("torch"):
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+from tunetool.launch.local import RankFailed, Ranks, run_ranks
+
+# torchrun sets the rank; nothing here imports torch.
+PROGRAM = """
+import os, pathlib, sys, time
+rank, here = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+(here / f"pid-{rank}").write_text(str(os.getpid()))
+print("rank", rank, "of", os.environ["WORLD_SIZE"])
+if sys.argv[2] == "die" and rank == 1:
+    while not (here / "pid-0").exists(): time.sleep(0.01)
+    raise SystemExit("the disk is on fire")
+if sys.argv[2] != "work":
+    time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    """Not even a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(place: Path) -> bool:
+    pids = [int(path.read_text()) for path in place.glob("pid-*")]
+    deadline = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(pids) and not any(map(alive, pids))
+
+
+def run(place: Path, what: str) -> None:
+    script = place / "program.py"
+    script.write_text(PROGRAM)
+    run_ranks([str(script), str(place), what], 2, os.environ, place / "logs", 60)
+
+
+def wait_for_ranks(place: Path) -> None:
+    deadline = time.monotonic() + 30
+    while len(list(place.glob("pid-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_each_rank_has_its_log(tmp_path: Path) -> None:
+    run(tmp_path, "work")
+    said = sorted(path.read_text().strip() for path in (tmp_path / "logs").glob("*/attempt_0/*/stdout.log"))
+    assert said == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_the_rank_that_died_is_named_with_its_last_line_and_the_other_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed) as caught:
+        run(tmp_path, "die")
+    assert caught.value.message == "rank 1 ended with exit status 1: the disk is on fire"
+    assert caught.value.rank == 1
+    assert gone(tmp_path)
+
+
+def test_a_time_limit_ends_them_all(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    with Ranks([str(script), str(tmp_path), "hang"], 2, os.environ, tmp_path / "logs") as ranks:
+        wait_for_ranks(tmp_path)
+        with pytest.raises(RankFailed, match="did not end within 1 s"):
+            ranks.wait(1)
+        assert gone(tmp_path)
+
+
+def test_they_die_with_a_launcher_that_is_killed_outright(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    launch = (
+        "import os, pathlib\nfrom tunetool.launch.local import run_ranks\n"
+        f"run_ranks([{str(script)!r}, {str(tmp_path)!r}, 'hang'], 2, os.environ, pathlib.Path({str(tmp_path / 'l')!r}), 60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", launch]) as launcher:
+        wait_for_ranks(tmp_path)
+        launcher.kill()
+    assert gone(tmp_path)

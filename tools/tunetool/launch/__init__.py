@@ -1,0 +1,1 @@
+"""Starting ranks on an engine that is there."""

@@ -1,0 +1,201 @@
+"""Ranks on this machine, started and watched by torchrun: logs for each, all ended together, the first to die named.
+
+``run_ranks`` runs a program to its end. ``Ranks`` is the same as a context, for who talks to them meanwhile
+(``tunetool.launch.orders``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tunetool.errors import CannotJudge
+from tunetool.measure.aio.process import describe_end
+from tunetool.measure.fio import die_with_parent, preloads
+
+TAIL = 4000
+"""So much of the end of a rank's messages is kept."""
+_TICK = 0.2
+_POLITE_SECONDS = 10.0
+"""torchrun hands SIGTERM on to its ranks and waits for them."""
+_KILL_PATIENCE = 30.0
+_VERDICT, _OWN_LOG = "verdict.json", "torchrun.log"
+
+
+class RankFailed(CannotJudge):
+    """A rank died, or could not be started. ``rank`` is None when torchrun itself failed; ``raw`` is what was said."""
+
+    def __init__(self, message: str, hint: str | None = None, rank: int | None = None, raw: str = "") -> None:
+        super().__init__(message, hint)
+        self.rank = rank
+        self.raw = raw
+
+
+class Ranks:
+    """``world`` processes of one program. A context: all of them are gone afterwards, however it is left."""
+
+    def __init__(
+        self,
+        program: Sequence[str],
+        world: int,
+        environment: Mapping[str, str],
+        log_dir: Path,
+        python: Path = Path(sys.executable),
+    ) -> None:
+        self.world = world
+        self.log_dir = log_dir
+        self._started: list[int] = []
+        log_dir.mkdir(parents=True, exist_ok=True)
+        argv = [str(python), str(Path(__file__).with_name("agent.py")), str(log_dir / _VERDICT), *_torchrun(world)]
+        argv += ["--log-dir", str(log_dir), "--redirects", "3", *program]
+        with (log_dir / _OWN_LOG).open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    argv,
+                    env=rank_environment(environment, world, os.cpu_count() or 1),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C reaches tunetool alone, which then ends the ranks in order
+                    preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
+                )
+            except OSError as error:
+                raise RankFailed(f"`{python}` does not start: {error.strerror}") from None
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def know(self, pid: int) -> None:
+        """A rank told its process id: it leads a process group, which is ended with it."""
+        self._started.append(pid)
+
+    def running(self) -> bool:
+        """Whether torchrun still has its ranks."""
+        return self._process.poll() is None
+
+    def check(self) -> None:
+        """Raises ``RankFailed`` when torchrun ended and did not end well."""
+        if self._process.poll():
+            raise self.failure()
+
+    def wait(self, timeout: float, tick: Callable[[], None] = lambda: None) -> None:
+        """Until all ranks ended well. Raises ``RankFailed``."""
+        deadline = time.monotonic() + timeout
+        while self.running():
+            if time.monotonic() > deadline:
+                self.end()
+                raise RankFailed(
+                    f"the {self.world} ranks did not end within {timeout:.0f} s",
+                    "look for stuck I/O: `dmesg | tail`",
+                    raw=self.messages(),
+                )
+            tick()
+            time.sleep(_TICK / 2)
+        self.check()
+
+    def failure(self) -> RankFailed:
+        """The rank that died first, with the last thing that it said."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_POLITE_SECONDS)
+        self.end()
+        try:
+            told = json.loads((self.log_dir / _VERDICT).read_text())
+            rank, code = int(told["rank"]), int(told["exit"])
+        except (OSError, ValueError, KeyError, TypeError):
+            said = _tail(self.log_dir / _OWN_LOG)
+            return RankFailed(*describe_end("torchrun", self._process.returncode or 0, said), raw=said)
+        said = self.said(rank)
+        return RankFailed(*describe_end(f"rank {rank}", code, said), rank=rank, raw=said)
+
+    def said(self, rank: int) -> str:
+        """The end of what a rank printed: its own lines last."""
+        # torchrun: LOG_DIR/RUN_ID/attempt_N/LOCAL_RANK/
+        logs = sorted(self.log_dir.glob(f"*/attempt_*/{rank}/std*.log"), reverse=True)
+        return "".join(_tail(path) for path in logs)
+
+    def messages(self) -> str:
+        """The end of what each rank printed."""
+        parts = [f"--- rank {rank}\n{said}" for rank in range(self.world) if (said := self.said(rank))]
+        own = _tail(self.log_dir / _OWN_LOG)
+        return "\n".join([*parts, f"--- torchrun\n{own}"] if own else parts)
+
+    def end(self) -> None:
+        """End torchrun, its ranks and what they started. A second Ctrl-C does not leave them behind."""
+        if self._process.poll() is None and not self._started:
+            # Ranks that did not come so far as to tell their ids: torchrun knows them.
+            self._signal(signal.SIGTERM, _POLITE_SECONDS)
+        for pid in self._started:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                # torchrun makes each rank the leader of a session; a recycled id is not one of ours.
+                if os.getpgid(pid) == pid and os.getsid(pid) == pid:
+                    os.killpg(pid, signal.SIGKILL)
+        self._signal(signal.SIGTERM, _POLITE_SECONDS)
+        for _ in range(3):
+            if self._signal(signal.SIGKILL, _KILL_PATIENCE):
+                return
+
+    def _signal(self, number: int, patience: float) -> bool:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, number)
+        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+            self._process.wait(patience)
+            return True
+        return False
+
+
+def run_ranks(
+    program: Sequence[str],
+    world: int,
+    environment: Mapping[str, str],
+    log_dir: Path,
+    timeout: float,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Run ``program`` (what torchrun takes: ``-m MODULE ...`` or ``SCRIPT ...``) on ``world`` ranks to its end.
+
+    Raises ``RankFailed`` when one dies or ``timeout`` seconds pass; then, and on Ctrl-C, all of them are gone.
+    """
+    with Ranks(program, world, environment, log_dir) as ranks:
+        ranks.wait(timeout, tick)
+
+
+def rank_environment(environment: Mapping[str, str], world: int, cpu_count: int) -> dict[str, str]:
+    """What the ranks get: nothing that runs foreign code, an equal share of the cores, the loopback."""
+    clean = {name: value for name, value in environment.items() if name not in preloads(environment)}
+    defaults = {
+        # torchrun would set 1 for more than one rank, and say so on every start.
+        "OMP_NUM_THREADS": str(max(1, cpu_count // world)),
+        # The name of a node need not resolve, and all ranks are here.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return {**defaults, **clean}
+
+
+def _torchrun(world: int) -> list[str]:
+    return ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(world), "--max-restarts", "0"]
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - TAIL))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""

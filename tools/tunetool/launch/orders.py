@@ -1,0 +1,237 @@
+"""Talking to ranks while they run: one line of JSON to each, one back from each, over a socket of their own.
+
+The launcher's side is ``Orders``; a rank calls ``serve``. A rank whose launcher is gone ends at once, with all that it
+started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import selectors
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tunetool.errors import CannotJudge
+from tunetool.launch.local import TAIL, RankFailed, Ranks
+from tunetool.measure.fio import die_with_parent
+
+VARIABLE = "TUNETOOL_ORDERS"
+_TICK = 0.2
+_STRAGGLERS = 20.0
+"""When one rank reports an error, the others may hang in a collective that it left: so long they may take."""
+
+
+class OrderFailed(RankFailed):
+    """Ranks reported an error. ``together``: every one of them answered, so that they can go on."""
+
+    def __init__(self, message: str, rank: int, together: bool, raw: str = "") -> None:
+        super().__init__(message, None, rank, raw)
+        self.together = together
+
+
+@dataclass
+class _Line:
+    stream: socket.socket
+    rank: int = -1
+    buffer: bytes = b""
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    open: bool = True
+
+
+class Orders:
+    """The launcher's end. A context: make it first, give its ``environment`` to the ranks, then ``meet`` them.
+
+    ``directory`` belongs to this user alone (mode 0700): who can connect can give orders. The name of a socket has 107
+    bytes at most, so it lies not deep.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "orders"
+        self._lines: dict[int, _Line] = {}
+        self._server = socket.socket(socket.AF_UNIX)
+        try:
+            self._server.bind(str(self._path))
+            self._server.listen()
+        except OSError as error:
+            self._server.close()
+            raise CannotJudge(
+                f"`{self._path}` cannot be made: {error.strerror or error}", "set TMPDIR to a short path: `/tmp`, say"
+            ) from None
+
+    def __enter__(self) -> Orders:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for line in self._lines.values():
+            line.stream.close()
+        self._server.close()
+        self._path.unlink(missing_ok=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells a rank where to call."""
+        return {VARIABLE: str(self._path)}
+
+    def meet(self, ranks: Ranks, timeout: float, tick: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+        """What each rank says of itself, by rank. Raises ``RankFailed``."""
+        deadline = time.monotonic() + timeout
+        waiting: list[_Line] = []
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._server, selectors.EVENT_READ)
+            while len(self._lines) < ranks.world:
+                for key, _ in selector.select(_TICK):
+                    if key.fileobj is self._server:
+                        waiting.append(_Line(self._server.accept()[0]))
+                        selector.register(waiting[-1].stream, selectors.EVENT_READ, waiting[-1])
+                    elif isinstance(key.data, _Line):
+                        _receive(key.data)
+                        if key.data.answers or not key.data.open:
+                            selector.unregister(key.data.stream)
+                        if key.data.answers:
+                            self._greet(ranks, key.data)
+                tick()
+                _patience(ranks, deadline, timeout, "start")
+        return [self._lines[rank].answers.pop() for rank in range(ranks.world)]
+
+    def _greet(self, ranks: Ranks, line: _Line) -> None:
+        line.rank = int(line.answers[-1]["rank"])
+        ranks.know(int(line.answers[-1]["pid"]))
+        self._lines[line.rank] = line
+
+    def ask(
+        self, ranks: Ranks, order: Mapping[str, Any], timeout: float, tick: Callable[[], None] = lambda: None
+    ) -> list[dict[str, Any]]:
+        """Each rank's answer, by rank. Raises ``RankFailed`` for a death or silence, ``OrderFailed`` for an error."""
+        text = json.dumps(order).encode() + b"\n"
+        for line in self._lines.values():
+            try:
+                line.stream.sendall(text)
+            except OSError:
+                raise ranks.failure() from None
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            for line in self._lines.values():
+                selector.register(line.stream, selectors.EVENT_READ, line)
+            while missing := [line for line in self._lines.values() if not line.answers]:
+                for key, _ in selector.select(_TICK):
+                    _receive(key.data)
+                if any(not line.open for line in self._lines.values()):
+                    raise ranks.failure()
+                tick()
+                if failed := self._failed():
+                    deadline = min(deadline, time.monotonic() + _STRAGGLERS)
+                    if time.monotonic() > deadline - _TICK and missing:
+                        raise _error(failed, ranks, together=False)
+                _patience(ranks, deadline, timeout, str(order.get("do")))
+        answers = {rank: line.answers.pop() for rank, line in self._lines.items()}
+        wrong = [(rank, told) for rank, told in sorted(answers.items()) if "error" in told]
+        if wrong:
+            raise _error(wrong[0], ranks, together=True)
+        return [answers[rank] for rank in range(ranks.world)]
+
+    def _failed(self) -> tuple[int, dict[str, Any]] | None:
+        answered = ((rank, line.answers[0]) for rank, line in self._lines.items() if line.answers)
+        return next(((rank, told) for rank, told in answered if "error" in told), None)
+
+    def dismiss(self, ranks: Ranks, patience: float) -> None:
+        """Let the ranks end in order, so that nothing of theirs stays in shared memory."""
+        for line in self._lines.values():
+            with contextlib.suppress(OSError):
+                line.stream.sendall(b'{"do": "end"}\n')
+        with contextlib.suppress(RankFailed):
+            ranks.wait(patience)
+
+
+def _receive(line: _Line) -> None:
+    try:
+        part = line.stream.recv(65536)
+    except OSError:
+        part = b""
+    line.open = bool(part)
+    line.buffer += part
+    while b"\n" in line.buffer:
+        text, _, line.buffer = line.buffer.partition(b"\n")
+        line.answers.append(json.loads(text))
+
+
+def _patience(ranks: Ranks, deadline: float, timeout: float, what: str) -> None:
+    ranks.check()
+    if time.monotonic() > deadline:
+        raw = ranks.messages()
+        ranks.end()
+        raise RankFailed(
+            f"`{what}` was not done within {timeout:.0f} s, and the ranks were ended",
+            "look for stuck I/O: `dmesg | tail`",
+            raw=raw,
+        )
+
+
+def _error(failed: tuple[int, dict[str, Any]], ranks: Ranks, together: bool) -> OrderFailed:
+    rank, told = failed
+    message = f"{told['kind']}: {told['error']}"
+    return OrderFailed(message, rank, together, str(told.get("trace", "")) or ranks.said(rank))
+
+
+def serve(rank: int, answer: Callable[[dict[str, Any]], dict[str, Any]], hello: Mapping[str, Any]) -> None:
+    """A rank's end: answer orders until ``end`` comes. An exception becomes the answer."""
+    die_with_parent()
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.connect(os.environ[VARIABLE])
+        orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        _say(stream, {"rank": rank, "pid": os.getpid(), **hello})
+        threading.Thread(target=_listen, args=(stream, orders), daemon=True).start()
+        while (order := orders.get())["do"] != "end":
+            try:
+                told = answer(order)
+            except Exception as error:
+                traceback.print_exc()
+                trace = traceback.format_exc()[-TAIL:]
+                told = {"kind": type(error).__name__, "error": _one_line(error), "trace": trace}
+            _say(stream, told)
+
+
+def _listen(stream: socket.socket, orders: queue.SimpleQueue[dict[str, Any]]) -> None:
+    for line in _lines(stream):
+        order = json.loads(line)
+        orders.put(order)
+        if order["do"] == "end":
+            return
+    # The launcher is gone, and a rank in the middle of a save would not notice.
+    with contextlib.suppress(OSError):
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _lines(stream: socket.socket) -> Iterator[bytes]:
+    buffer = b""
+    while True:
+        try:
+            part = stream.recv(65536)
+        except OSError:
+            return
+        if not part:
+            return
+        *lines, buffer = (buffer + part).split(b"\n")
+        yield from lines
+
+
+def _say(stream: socket.socket, told: Mapping[str, Any]) -> None:
+    stream.sendall(json.dumps(told).encode() + b"\n")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500] or "no message"
