@@ -7,10 +7,15 @@ from pathlib import Path
 
 import click
 
+from tunetool.cli.bench_checkpoint import checkpoint
+
 
 @click.group("bench")
 def command() -> None:
     """What a user runs, timed."""
+
+
+command.add_command(checkpoint)
 
 
 @command.command("ds-io")

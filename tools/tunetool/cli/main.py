@@ -15,7 +15,7 @@ from tunetool.errors import ExitCode, TunetoolError
 
 # name -> one-line help. The module of a command is imported only when it is called, so that `--help` is quick.
 COMMANDS = {
-    "bench": "What a user runs, timed: `ds-io` is DeepSpeed's own I/O handle, held to what it claims.",
+    "bench": "What a user runs, timed: `checkpoint` by every engine; `ds-io` as DeepSpeed does I/O, with proof.",
     "inspect": "One screen of this node: drives, PCIe paths, volume, memory, GPUs, ceilings, and what to mend.",
     "lab": "Virtual nodes with NVMe drives, for rehearsing a change before real nodes see it.",
     "plan": "Arithmetic before a job: `checkpoint` says how often to save.",

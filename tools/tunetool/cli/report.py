@@ -88,6 +88,7 @@ def _text(record: object, path: Path) -> str:
     from rich.console import Console
 
     from tunetool.record import Record
+    from tunetool.report.checkpoint import print_checkpoint
     from tunetool.report.ds_io import print_ds_io
     from tunetool.report.page import WIDTH
     from tunetool.report.table import print_fleet_verdict, print_hosts, print_verdict
@@ -104,6 +105,8 @@ def _text(record: object, path: Path) -> str:
         print_fleet_verdict(record, path, console)
     elif record.kind == "bench.ds-io":
         print_ds_io(record, path, console)
+    elif record.kind == "bench.checkpoint":
+        print_checkpoint(record, path, console)
     elif record.kind == "tune":
         print_tune(record, path, None, console)
     else:

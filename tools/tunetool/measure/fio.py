@@ -61,6 +61,8 @@ class Job:
     block_bytes: int = 2**20
     queue_depth: int = 32
     engine: str = "libaio"
+    fallocate: str = "native"
+    """How a file's space is allocated, before the time begins; ``none``: by the writes."""
 
 
 def preloads(environment: Mapping[str, str], root: str = "/") -> list[str]:
@@ -109,7 +111,7 @@ def arguments(fio: Fio, job: Job) -> list[str]:
         f"--direct={int(job.direct)}",
         f"--ioengine={job.engine}",
         f"--iodepth={job.queue_depth}",
-        "--fallocate=native",
+        f"--fallocate={job.fallocate}",
         # Random content, altered for each request: drives that compress or de-duplicate gain nothing.
         "--zero_buffers=0",
         "--scramble_buffers=1",

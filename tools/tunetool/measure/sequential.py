@@ -161,7 +161,7 @@ class Sequential:
 
     def execute(self) -> None:
         """Probe, lay out, then the samples. Raises ``CannotJudge`` (``FioFailed`` among it)."""
-        self.results.direct = _takes_direct_io(self.directory)
+        self.results.direct = takes_direct_io(self.directory)
         probe = self._sample("probe", self._job("write", PROBE_BYTES, None), self.shape.duration, 300)
         speed = probe.outcome.bandwidth
         size = self.results.file_bytes = file_bytes(self.shape, speed)
@@ -251,7 +251,8 @@ class Sequential:
         return outcome
 
 
-def _takes_direct_io(directory: Path) -> bool:
+def takes_direct_io(directory: Path) -> bool:
+    """Whether files there can be opened past the page cache."""
     probe = directory / "direct"
     try:
         os.close(os.open(probe, os.O_CREAT | os.O_RDWR | os.O_DIRECT, 0o600))

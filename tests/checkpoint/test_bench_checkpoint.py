@@ -1,0 +1,272 @@
+"""`tunetool bench checkpoint` end to end on a real disk and in memory, with a model of a few MB."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if not find_spec("torch"):
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+from tunetool.bench.checkpoint.request import Request
+from tunetool.bench.checkpoint.session import Session
+from tunetool.launch.local import RankFailed
+from tunetool.record import Record, parse
+
+pytest_plugins = ["disks"]
+TUNETOOL = [sys.executable, "-m", "tunetool"]
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 688,
+    "vocab_size": 1025,
+}
+SHM = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """29 MB of state; its embedding has an odd number of rows."""
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(SMALL))
+    return str(path)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    path = SHM / f"tunetool-test-{os.getpid()}"
+    path.mkdir()
+    yield path
+    # Empty, or a test has failed already.
+    path.rmdir()
+
+
+def command(model: str, runs: Path, *arguments: str) -> list[str]:
+    common = ["--model", model, "--device", "cpu", "--runs-dir", str(runs), "--allow-busy"]
+    return [*TUNETOOL, "bench", "checkpoint", *common, *arguments]
+
+
+def bench(model: str, runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(model, runs, *arguments), capture_output=True, text=True, timeout=240, check=False, env=os.environ
+    )
+
+
+def passed(done: subprocess.CompletedProcess[str]) -> Record:
+    """The record of a run in which only a neighbour on the disk may have been in the way."""
+    record = parse(done.stdout, "stdout")
+    assert record.verdict is not None
+    if record.verdict.status == "unproven":
+        assert all("something else used the drives" in reason for reason in record.verdict.reasons)
+        assert done.returncode == 3
+    else:
+        assert (record.verdict.status, done.returncode) == ("pass", 0), record.verdict.reasons
+    return record
+
+
+def test_engines_in_turns_on_disk_and_in_memory(model: str, disk: Path, memory: Path, tmp_path: Path) -> None:
+    (disk / "theirs").write_text("keep")
+    names = ["torch-save-zip", "safetensors", "dcp-async-thread"]
+    done = bench(
+        model,
+        tmp_path / "runs",
+        *("--target", str(disk), "--memory-target", str(memory), "--engines", ",".join(names)),
+        *("--rounds", "2", "--against-fio", "--json", "-"),
+    )
+    record = passed(done)
+    found = {each.name: each for each in record.measurements}
+    assert {check.id: check.status for check in record.checks} == {
+        f"checkpoint.{place}{name}": "pass" for place in ("", "memory.") for name in names
+    }
+    for name in names:
+        durable = found[f"checkpoint.{name}.durable"]
+        assert durable.evidence is not None
+        assert durable.evidence.kind == "block"
+        assert durable.evidence.ratio is not None
+        assert durable.evidence.ratio >= 0.98, f"{name} calls durable what the drive never got"
+        restore = found[f"checkpoint.{name}.restore"]
+        assert restore.evidence is not None
+        assert restore.evidence.ratio is not None
+        assert restore.evidence.ratio >= 0.98, f"{name} was restored from the page cache"
+        state_bytes = float(durable.parameters["state_bytes"])
+        assert 28e6 < state_bytes < 31e6
+        assert len(durable.samples or []) == 2
+        assert found[f"checkpoint.{name}.stall"].value <= 1.001 * state_bytes / min(durable.samples or [0])
+        assert found[f"checkpoint.{name}.cpu"].value > 0
+        in_memory = found[f"checkpoint.memory.{name}.durable"]
+        assert in_memory.medium == "tmpfs"
+        assert in_memory.evidence is not None
+        assert in_memory.evidence.kind == "memory"
+    assert found["checkpoint.dcp-async-thread.first_stall"].value > 0
+    copies = [found[f"checkpoint.{name}.peak_memory"].value for name in ("dcp-async-thread", "torch-save-zip")]
+    assert copies[0] > 0.9 * state_bytes, "it keeps a copy of the state between saves"
+    assert copies[1] < state_bytes / 2
+    assert "checkpoint.torch-save-zip.first_stall" not in found
+    versus = found["checkpoint.safetensors.versus_torch_save"]
+    assert versus.parameters["pairs"] == 2
+    assert found["checkpoint.fio.write"].evidence is not None
+    assert found["checkpoint.fio.write"].evidence.ratio >= 0.98  # type: ignore[operator]
+    assert found["checkpoint.safetensors.of_fio_write"].value > 0
+    assert [entry.name for entry in disk.iterdir()] == ["theirs"]
+    assert list(memory.iterdir()) == []
+    (kept,) = (tmp_path / "runs").iterdir()
+    assert "<svg" in (kept / "report.html").read_text()
+    shown = subprocess.run(
+        [*TUNETOOL, "report", "show", str(kept)], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert "memory, a stand-in" in shown
+
+
+def test_two_ranks_save_their_shards_and_get_them_back(model: str, disk: Path, tmp_path: Path) -> None:
+    names = ["torch-save-zip", "dcp-t4-multi", "fsdp-consolidated"]
+    where = ("--target", str(disk), "--engines", ",".join(names), "--ranks", "2", "--rounds", "1", "--json", "-")
+    train = ("--train", "--steps", "3", "--sharded-every", "1", "--consolidated-every", "2")
+    record = passed(bench(model, tmp_path / "runs", *where, *train))
+    found = {each.name: each for each in record.measurements}
+    for name in names:
+        durable = found[f"checkpoint.{name}.durable"]
+        assert 28e6 < float(durable.parameters["state_bytes"]) < 31e6, "the whole state, not each rank's"
+        assert float(durable.parameters["file_bytes"]) >= float(durable.parameters["state_bytes"])
+        saves = 1 if name == "fsdp-consolidated" else 2
+        assert len(found[f"checkpoint.{name}.held"].samples or []) == saves, "after every step or two of three"
+        assert len(found[f"checkpoint.{name}.lost_time"].samples or []) == 1
+    loops = found["checkpoint.training.baseline"].samples or []
+    assert len(loops) == 2 * len(names), "a loop without a save before and after each with"
+    assert min(loops) > 3 * 0.05, "a step does work"
+    # A rank that gathers the whole state holds it: 29 MB.
+    assert found["checkpoint.fsdp-consolidated.peak_memory"].value > 25e6
+    assert list(disk.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def session(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """Two ranks that hold their state."""
+    request = Request(model, device="cpu", ranks=2)
+    place = tmp_path_factory.mktemp("s")
+    with Session(request, 30 * 10**6, os.environ, place) as found:
+        found.start()
+        yield found
+
+
+def prepared(session: Session, place: Path, engine: str) -> None:
+    told = session.ask({"do": "place", "directory": str(place), "bytes": 0, "engines": [engine]})
+    assert all(each["engines"][engine]["unavailable"] is None for each in told)
+
+
+def test_a_byte_that_changes_on_the_medium_is_found_and_its_tensor_named(session: Session, tmp_path: Path) -> None:
+    prepared(session, tmp_path, "safetensors")
+    directory = tmp_path / "saved"
+    session.ask({"do": "save", "engine": "safetensors", "directory": str(directory)})
+    load = {"do": "load", "engine": "safetensors", "directory": str(directory)}
+    assert [each["different"] for each in session.ask(load)] == [None, None]
+    (file,) = directory.glob("*1*.safetensors")
+    with file.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        (last,) = stream.read(1)
+        stream.seek(-1, os.SEEK_END)
+        stream.write(bytes([last ^ 1]))
+    first, second = (each["different"] for each in session.ask(load))
+    assert first is None
+    assert second is not None
+    assert "differs from byte" in second
+    assert "`optimizer." in second or "`model." in second
+
+
+def test_the_state_may_change_once_an_async_save_returned(session: Session, tmp_path: Path) -> None:
+    prepared(session, tmp_path, "dcp-async-thread")
+    directory = tmp_path / "saved"
+    save = {"do": "save", "engine": "dcp-async-thread", "directory": str(directory), "overwrite": True}
+    told = session.ask(save)
+    assert all(each["began"] <= each["returned"] <= each["ended"] for each in told)
+    load = {"do": "load", "engine": "dcp-async-thread", "directory": str(directory)}
+    assert [each["different"] for each in session.ask(load)] == [None, None]
+
+
+def test_a_rank_that_dies_in_a_save_is_named_and_new_ranks_can_be_started(session: Session, tmp_path: Path) -> None:
+    # Last of those that share the ranks. The directory cannot be made, on one rank alone: the other waits for it.
+    prepared(session, tmp_path, "torch-save-zip")
+    with pytest.raises(RankFailed) as caught:
+        session.ask({"do": "save", "engine": "torch-save-zip", "directory": "/proc/nowhere/at-all"})
+    assert "nowhere" in caught.value.message
+    assert not session.usable_after(caught.value)
+    session.start()
+    directory = tmp_path / "again"
+    prepared(session, tmp_path, "torch-save-zip")
+    session.ask({"do": "save", "engine": "torch-save-zip", "directory": str(directory)})
+    load = {"do": "load", "engine": "torch-save-zip", "directory": str(directory)}
+    assert [each["different"] for each in session.ask(load)] == [None, None]
+
+
+def processes_of(mark: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_leaves_nothing(model: str, disk: Path, tmp_path: Path, number: int) -> None:
+    mark = f"TUNETOOL_TEST_MARK={tmp_path}"
+    name, _, value = mark.partition("=")
+    arguments = ("--target", str(disk), "--engines", "dcp-t4-multi,torch-save-zip", "--rounds", "1000")
+    with subprocess.Popen(
+        command(model, tmp_path / "runs", *arguments),
+        env={**os.environ, name: value},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not list(disk.glob(".tunetool-*/*-1")) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), said
+    deadline = time.monotonic() + 20
+    while (processes_of(mark) or list(disk.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of(mark) == []
+    assert list(disk.iterdir()) == []
+    assert list((tmp_path / "runs").glob("*")) == []
+
+
+def test_calls_that_cannot_be_done_do_nothing(model: str, disk: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for arguments, said, hint in (
+        (("--target", str(SHM)), "in memory", "--memory-target"),
+        (("--memory-target", str(disk)), "not in memory", "--target"),
+        (("--target", str(disk), "--engines", "no-such-*"), "`no-such-*` is no engine", "torch-save-zip"),
+        (("--target", str(disk), "--model", "70b"), "too little space", "--state-bytes"),
+        (("--target", str(disk), "--state-bytes", "1MB"), "`--state-bytes 1000000` is too little", "ask for more"),
+    ):
+        done = bench(model, runs, *arguments)
+        assert done.returncode == 2, done.stdout + done.stderr
+        error, _, told = done.stderr.partition("hint: ")
+        assert said in error
+        assert hint in told
+    assert list(disk.iterdir()) == []
+    assert not runs.exists()
+
+
+def test_a_dry_run_says_how_much_how_long_and_where(model: str, disk: Path, tmp_path: Path) -> None:
+    done = bench(model, tmp_path / "runs", "--target", str(disk), "--dry-run", "--engines", "dcp-t?-multi")
+    assert done.returncode == 0, done.stderr
+    assert str(disk) in done.stderr
+    assert "6 rounds of 4 engines" in done.stderr
+    assert "MB in all" in done.stderr or "GB in all" in done.stderr
+    assert list(disk.iterdir()) == []
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,328 @@
+"""The pure parts of `bench checkpoint`: what is judged, what decides, what is shown."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from tunetool import record as records
+from tunetool.bench.checkpoint import cold, figures, preflight
+from tunetool.bench.checkpoint.fio_best import FioSample, counts
+from tunetool.bench.checkpoint.footprint import footprint, reset_peaks
+from tunetool.bench.checkpoint.ratios import best_other, ratio
+from tunetool.bench.checkpoint.request import KIND, Request, Training
+from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
+from tunetool.bench.checkpoint.site import order_of
+from tunetool.errors import UsageProblem
+from tunetool.launch.local import rank_environment
+from tunetool.measure.evidence import Counted
+from tunetool.node.blockstack import BlockStack, Leaf
+from tunetool.record import Node, Record
+from tunetool.report.checkpoint import advice, media, print_checkpoint
+from tunetool.report.checkpoint_page import Bar, bars, page, write_page
+from tunetool.verdict import exit_code
+
+STATE = 10**9
+DISK = BlockStack(
+    "/mnt/scratch",
+    None,
+    "ext4",
+    "vda",
+    "254:0",
+    "disk",
+    (Leaf("vda", "disk", None, True, ("vda",)),),
+    redundant=False,
+    in_memory=False,
+)
+MEMORY = BlockStack("/dev/shm", None, "tmpfs", None, None, "tmpfs", (), redundant=False, in_memory=True)
+
+
+def moved(seconds: float, ratio: float = 1.0, cpu: float = 0.5) -> Moved:
+    return Moved(seconds, STATE, cpu, Counted(STATE, int(STATE * ratio), {}))
+
+
+def row(name: str, family: str, seconds: list[float], **changed: object) -> Row:
+    found = Row(name, family)
+    for number, each in enumerate(seconds, start=1):
+        found.samples[number] = Sample(each, moved(each), 10**8, moved(each / 2))
+    for key, value in changed.items():
+        setattr(found, key, value)
+    return found
+
+
+def matrix(*rows: Row, stack: BlockStack = DISK, fio: FioRows | None = None) -> Matrix:
+    return Matrix(stack, stack.in_memory, STATE, {each.name: each for each in rows}, fio)
+
+
+def usual() -> Matrix:
+    fio = FioRows("3.33", True, {"write": {1: 2e9, 4: 4e9}, "read": {1: 5e9}}, {"write": 4, "read": 1})
+    for number in range(1, 7):
+        fio.samples["write"][number] = FioSample(4.1e9, STATE, Counted(STATE, STATE, {}))
+        fio.samples["read"][number] = FioSample(8e9, STATE, Counted(STATE, STATE, {}))
+    return matrix(
+        row("torch-save-zip", "torch.save", [1.0, 1.1, 1.0, 1.2, 1.0, 1.1]),
+        row("dcp-t4-multi", "dcp", [0.5, 0.5, 0.6, 0.5, 0.5, 0.5]),
+        row("ours", "ours", [0.25, 0.25, 0.26, 0.25, 0.24, 0.25]),
+        Row("orbax", "orbax", left_out="`orbax` is not installed"),
+        fio=fio,
+    )
+
+
+def record_of(*matrices: Matrix, errors: list[str] | None = None) -> Record:
+    conditions: dict[str, records.Scalar] = {
+        "state": "tiny", "ranks": 1, "torch": "2.13.0", "device": "cpu", "rounds": 6
+    }  # fmt: skip
+    now = records.utc_now()
+    return Record(
+        kind=KIND,
+        id="0" * 32,
+        started=now,
+        finished=now,
+        node=Node(host="node1"),
+        command=["tunetool", "bench", "checkpoint"],
+        target="/mnt/scratch",
+        measurements=[each for found in matrices for each in figures.measurements(found, conditions)],
+        checks=[each for found in matrices for each in figures.checks(found)],
+        verdict=figures.verdict(matrices, errors or [], []),
+    )
+
+
+def text_of(record: Record) -> str:
+    stream = io.StringIO()
+    print_checkpoint(record, None, Console(file=stream, width=100, highlight=False))
+    return stream.getvalue()
+
+
+def test_speed_is_held_against_torch_save_and_the_best_other_engine_in_the_same_round() -> None:
+    found = {each.name: each for each in record_of(usual()).measurements}
+    versus = found["checkpoint.ours.versus_torch_save"]
+    assert versus.value == pytest.approx(4.2, abs=0.3)
+    assert versus.parameters["decided"] is True
+    other = found["checkpoint.ours.versus_best_other"]
+    assert other.parameters["against"] == "dcp-t4-multi"
+    assert other.value == pytest.approx(2.0, abs=0.05)
+    assert found["checkpoint.ours.of_fio_write"].value == pytest.approx(1 / 0.25 * 1e9 / 4.1e9, rel=0.01)
+    assert "checkpoint.dcp-t4-multi.versus_best_other" not in found
+    assert found["checkpoint.ours.durable"].evidence is not None
+    assert found["checkpoint.ours.durable"].evidence.ratio == 1.0
+    assert found["checkpoint.fio.write"].parameters["files"] == 4
+
+
+def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:
+    near = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0}, {1: 0.9, 2: 1.1, 3: 0.8})
+    assert near is not None
+    assert not near.decided
+    assert near.pairs == 3
+    clear = ratio("other", {1: 1.0, 2: 1.0, 3: 1.0, 9: 1.0}, {1: 0.5, 2: 0.6, 3: 0.6, 4: 0.1})
+    assert clear is not None
+    assert clear.decided
+    assert clear.pairs == 3, "only rounds that have both"
+    single = ratio("other", {1: 1.0}, {1: 0.5})
+    assert single is not None
+    assert not single.decided, "one pair has no interval"
+    assert ratio("other", {1: 1.0}, {2: 1.0}) is None
+    undecided = matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), row("ours", "ours", [0.9, 1.1]))
+    assert "~1.0" in text_of(record_of(undecided))
+    assert any("not decided" in line for line in advice(media(record_of(undecided))[0]))
+
+
+def test_an_engine_that_brings_back_something_else_is_a_failure_and_is_named() -> None:
+    liar = row("safetensors", "safetensors", [0.1, 0.1])
+    liar.samples[2] = Sample(0.1, moved(0.1), 0, moved(0.1), "rank 1: `model.norm.weight` differs from byte 0 of 512")
+    found = matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), liar)
+    verdict = figures.verdict([found], ["something broke"], ["a doubt"])
+    assert verdict.status == "fail"
+    assert exit_code([verdict.status]) == 1
+    assert "`safetensors`" in verdict.reasons[0]
+    assert "`model.norm.weight`" in verdict.reasons[0]
+    shown = text_of(record_of(found))
+    assert "NO" in shown
+    assert shown.rstrip().endswith("FAIL")
+    assert not any("use `safetensors`" in line for line in advice(media(record_of(found))[0]))
+    assert best_other(found, row("ours", "ours", [1.0])).name == "torch-save-zip"  # type: ignore[union-attr]
+
+
+def test_an_async_engine_whose_first_save_was_overtaken_fails_too() -> None:
+    late = row("ours-async", "ours-async", [0.1], first=Sample(0.01, moved(0.1), 0, moved(0.1), "rank 0: `x` differs"))
+    assert figures.verdict([matrix(late)], [], []).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "status", "said"),
+    [
+        ([1.0, 1.01], "pass", ""),
+        ([1.0, 0.4], "unproven", "counted only 0.400 of the 1 GB that it calls durable"),
+        ([1.0, 1.5], "unproven", "something else used the drives beside 1 of the figures"),
+        ([2.0, 2.01, 2.0], "pass", ""),  # an engine that writes everything twice, each time
+        ([2.0], "unproven", "something else used the drives"),  # once may be a neighbour
+    ],
+)
+def test_what_an_engine_calls_durable_is_held_against_the_drives(ratios: list[float], status: str, said: str) -> None:
+    found = Row("ours", "ours")
+    for number, each in enumerate(ratios):
+        found.samples[number] = Sample(1.0, moved(1.0, each), 0, moved(1.0))
+    verdict = figures.verdict([matrix(found)], [], [])
+    assert verdict.status == status
+    assert said in " ".join(verdict.reasons)
+
+
+def test_a_restore_from_the_page_cache_proves_nothing() -> None:
+    found = Row("ours", "ours", samples={1: Sample(1.0, moved(1.0), 0, moved(0.1, 0.0))})
+    verdict = figures.verdict([matrix(found)], [], [])
+    assert verdict.status == "unproven"
+    assert "page cache" in verdict.reasons[0]
+
+
+def test_memory_is_marked_in_the_record_and_in_every_table() -> None:
+    found = matrix(row("torch-save-zip", "torch.save", [1.0] * 6), row("ours", "ours", [0.1] * 6), stack=MEMORY)
+    record = record_of(usual(), found)
+    both = media(record)
+    assert [medium.memory for medium in both] == [False, True]
+    names = [each.name for each in record.measurements]
+    assert "checkpoint.memory.ours.durable" in names
+    assert len(names) == len(set(names)), "compare and Prometheus tell figures apart by name"
+    shown = text_of(record)
+    assert "tmpfs: memory, a stand-in for a medium of that speed" in shown
+    assert "on tmpfs" in shown
+    assert "a stand-in for a medium of that speed" in page(record, both)
+
+
+def test_an_engine_that_failed_is_told_and_the_others_stay() -> None:
+    found = matrix(
+        row("torch-save-zip", "torch.save", [1.0] * 6), Row("dcp-t4-multi", "dcp", failed="rank 1 was ended by SIGKILL")
+    )
+    record = record_of(found)
+    assert record.verdict is not None
+    assert record.verdict.status == "error"
+    shown = " ".join(text_of(record).split())
+    assert "dcp-t4-multi: failed, rank 1 was ended by SIGKILL" in shown
+    assert "torch-save-zip" in shown
+
+
+def test_the_page_says_what_to_use_and_what_binds() -> None:
+    shown = " ".join(text_of(record_of(usual())).split())
+    assert "use `ours` on disk: 4 GB/s" in shown
+    assert (
+        "2.00 times the speed of the best other, `dcp-t4-multi` (2.00 to 2.31); the medium binds: that is 98% of the best of fio"
+        in shown
+    )
+    assert "orbax: left out, `orbax` is not installed" in shown
+    assert shown.endswith("PASS")
+    slow = matrix(row("torch-save-zip", "torch.save", [0.5] * 6), row("safetensors", "safetensors", [1.0] * 6))
+    assert "one core of each rank is busy all the time" in " ".join(text_of(record_of(slow)).split())
+
+
+def test_the_first_save_of_an_async_engine_stands_apart() -> None:
+    late = row("ours-async", "ours-async", [1.0, 1.0], first=Sample(7.5, moved(9.0), 0, moved(1.0)))
+    for number, sample in late.samples.items():
+        late.samples[number] = Sample(0.2, sample.write, 0, sample.read)
+    record = record_of(matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), late))
+    found = {each.name: each.value for each in record.measurements}
+    assert found["checkpoint.ours-async.first_stall"] == 7.5
+    assert found["checkpoint.ours-async.stall"] == 0.2
+    assert "ours-async: its first save, not in the figures, held the loop for 7.50 s" in text_of(record)
+
+
+def test_the_html_page_stands_alone_and_escapes(tmp_path: Path) -> None:
+    record = record_of(usual())
+    path = write_page(record, tmp_path / "report.html")
+    assert path is not None
+    text = path.read_text()
+    assert text.count("<svg") == 3
+    assert "src=" not in text, "nothing is fetched"
+    assert "ours" in text
+    drawn = bars("a <b>", [Bar("x & y", 2.0, 1.0, 3.0, "#000"), Bar("lost", -0.1, -0.2, 0.1, "#000")])
+    assert "a &lt;b&gt;" in drawn
+    assert "x &amp; y" in drawn
+    assert 'width="-' not in drawn
+    assert ElementTree.fromstring(drawn).tag.endswith("svg")
+    assert write_page(record_of(), tmp_path / "none.html") is None
+
+
+def test_every_round_has_an_order_of_its_own_and_the_seed_repeats_it() -> None:
+    names = [f"engine-{number}" for number in range(8)]
+    orders = [order_of(names, number, seed=3) for number in range(6)]
+    assert all(sorted(order) == names for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert orders == [order_of(names, number, seed=3) for number in range(6)]
+    assert orders != [order_of(names, number, seed=4) for number in range(6)]
+
+
+def test_wrong_calls_are_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="nothing to write to"):
+        preflight.places(Request("7b"))
+    with pytest.raises(UsageProblem, match="in memory") as caught:
+        preflight.places(Request("7b", target=Path("/dev/shm")))
+    assert "--memory-target" in (caught.value.hint or "")
+    with pytest.raises(UsageProblem, match="too little space") as caught:
+        preflight.check_space(Request("7b"), tmp_path, 2**60)
+    assert "--state-bytes" in (caught.value.hint or "")
+    with pytest.raises(UsageProblem, match="too little memory"):
+        preflight.check_memory(Request("7b", device="cpu"), 10**9, ["ours", "ours-async"], [DISK], 3 * 10**9)
+    preflight.check_memory(Request("7b", device="cpu"), 10**9, ["ours", "ours-async"], [DISK], 4 * 10**9)
+
+
+def test_memory_that_checkpoints_fill_counts_as_memory() -> None:
+    with pytest.raises(UsageProblem, match="too little memory"):
+        preflight.check_memory(Request("7b", device="cpu"), 10**9, ["ours"], [MEMORY], 4 * 10**9)
+
+
+def test_training_keeps_what_it_saves_until_its_loop_is_over() -> None:
+    loop = Training(steps=24, sharded_every=6, consolidated_every=12)
+    assert loop.saves(loop.every("ours")) == 3, "none after the last step"
+    assert loop.saves(loop.every("fsdp-consolidated")) == 1
+    assert loop.saves(0) == 0
+    plain, trained = (preflight.space_needed(Request("7b", training=each), 10**9) for each in (None, loop))
+    assert trained - plain == pytest.approx(2 * 1.02e9)
+
+
+def test_fio_gives_each_file_a_few_requests_at_least() -> None:
+    assert counts(2**30) == [1, 2, 4, 8, 16]
+    assert counts(9 * 2**20) == [1, 2]
+
+
+def test_a_footprint_counts_children_and_the_most_that_was_held() -> None:
+    assert reset_peaks()
+    before = footprint()
+    held = bytearray(64 * 2**20)
+    held[::4096] = b"x" * len(held[::4096])
+    del held
+    busy = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", busy]) as child:
+        deadline = time.monotonic() + 20
+        while footprint().cpu_seconds - before.cpu_seconds < 0.3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        alive = footprint()
+        child.kill()
+    after = footprint()
+    assert alive.cpu_seconds - before.cpu_seconds >= 0.3
+    assert after.cpu_seconds - before.cpu_seconds >= 0.3, "a child that ended has been counted too"
+    assert after.peak_bytes is not None
+    assert after.peak_bytes - before.resident_bytes >= 60 * 2**20
+    assert after.resident_bytes < after.peak_bytes
+    assert alive.resident_bytes > after.resident_bytes - 2**20
+
+
+def test_files_at_any_depth_count_and_leave_the_page_cache(tmp_path: Path) -> None:
+    (tmp_path / "deep/er").mkdir(parents=True)
+    (tmp_path / "deep/er/data").write_bytes(os.urandom(2**20))
+    (tmp_path / "head").write_bytes(b"x" * 100)
+    (tmp_path / "link").symlink_to(tmp_path / "head")
+    assert cold.size_of(tmp_path) == 2**20 + 100
+    cold.drop(tmp_path)
+    assert (tmp_path / "deep/er/data").stat().st_size == 2**20
+
+
+def test_ranks_share_the_cores_and_run_no_foreign_code() -> None:
+    found = rank_environment({"LD_PRELOAD": "/tmp/x.so", "HOME": "/root"}, 4, 16)
+    assert "LD_PRELOAD" not in found
+    assert found["OMP_NUM_THREADS"] == "4"
+    assert rank_environment({"OMP_NUM_THREADS": "1"}, 4, 16)["OMP_NUM_THREADS"] == "1", "the user's own"

@@ -1,0 +1,238 @@
+"""From samples to the record's measurements, its checks and its verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tunetool.bench.checkpoint.ratios import Ratio, base, best_other, of_fio, restoring, saving
+from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row
+from tunetool.measure.evidence import obstacles, summed
+from tunetool.measure.fio import Direction
+from tunetool.measure.statistics import estimate
+from tunetool.node.units import format_size
+from tunetool.record import CheckResult, Confidence, Evidence, Measurement, Scalar, Verdict
+
+_STEADY, _STEADY_SAMPLES = 0.05, 3
+"""An engine's own surplus is nearly the same each time; a neighbour's is not. Fewer samples cannot tell."""
+PREFIX, MEMORY = "checkpoint.", "memory."
+FIO = "fio"
+
+
+def measurements(matrix: Matrix, conditions: dict[str, Scalar]) -> list[Measurement]:
+    """Every figure of one medium."""
+    told: dict[str, Scalar] = {
+        **conditions,
+        "state_bytes": matrix.state_bytes,
+        "repeated_samples": matrix.repeated,
+        **({"stand_in": True} if matrix.memory else {}),
+    }
+    found = list(_fio(matrix, matrix.fio, told)) if matrix.fio else []
+    for row in matrix.rows.values():
+        found += _row(matrix, row, {**told, "engine": row.name, "family": row.family})
+    if matrix.baseline:
+        found.append(_figure(matrix, "training.baseline", "duration", matrix.baseline, told, "training loop"))
+    return found
+
+
+def _row(matrix: Matrix, row: Row, told: dict[str, Scalar]) -> Iterator[Measurement]:
+    samples = list(row.samples.values())
+    if row.first is not None:
+        yield _figure(matrix, f"{row.name}.first_stall", "duration", [row.first.stall], told, row.name)
+    if row.lost:
+        loop = {**told, "every": row.every}
+        yield _figure(matrix, f"{row.name}.lost_time", "duration", row.lost, loop, row.name)
+        yield _figure(matrix, f"{row.name}.held", "duration", row.held, loop, row.name)
+    if not samples:
+        return
+    writes, reads = [each.write for each in samples], [each.read for each in samples if each.read]
+    for direction, name, moves in (("write", "durable", writes), ("read", "restore", reads)):
+        if moves:
+            rates = [matrix.state_bytes / move.seconds for move in moves]
+            parameters = {**told, "direction": direction, "file_bytes": moves[0].file_bytes}
+            yield _figure(
+                matrix, f"{row.name}.{name}", "bandwidth", rates, parameters, row.name, _evidence(matrix, moves)
+            )
+    yield _figure(matrix, f"{row.name}.durable_time", "duration", [move.seconds for move in writes], told, row.name)
+    yield _figure(matrix, f"{row.name}.stall", "duration", [each.stall for each in samples], told, row.name)
+    yield _figure(matrix, f"{row.name}.cpu", "duration", [move.cpu_seconds for move in writes], told, row.name)
+    peaks = [float(each.peak_bytes) for each in samples if each.peak_bytes is not None]
+    if peaks:
+        yield _figure(matrix, f"{row.name}.peak_memory", "memory", peaks, told, row.name)
+    for name, ratio in ratios(matrix, row).items():
+        yield _ratio(matrix, f"{row.name}.{name}", ratio, told, row.name)
+
+
+def ratios(matrix: Matrix, row: Row) -> dict[str, Ratio]:
+    """What a row is held against."""
+    write, read = of_fio(matrix, row)
+    found = {
+        "versus_torch_save": saving(matrix, row, base(matrix)),
+        "restore_versus_torch_load": restoring(matrix, row, base(matrix)),
+        "of_fio_write": write,
+        "of_fio_read": read,
+    }
+    if row.ours:
+        found["versus_best_other"] = saving(matrix, row, best_other(matrix, row))
+        found["restore_versus_best_other"] = restoring(matrix, row, best_other(matrix, row, "restore"))
+    return {name: ratio for name, ratio in found.items() if ratio is not None}
+
+
+def _fio(matrix: Matrix, fio: FioRows, told: dict[str, Scalar]) -> Iterator[Measurement]:
+    for direction, samples in fio.samples.items():
+        if not samples:
+            continue
+        files = fio.files[direction]
+        searched = {f"searched_{number}": rate for number, rate in fio.searched[direction].items()}
+        shape: dict[str, Scalar] = {"direction": direction, "jobs": files, "files": files, "direct": fio.direct}
+        parameters = {**told, **shape, **searched}
+        taken = list(samples.values())
+        evidence = summed(matrix.stack, [each.counted for each in taken], sum(each.claimed_bytes for each in taken))
+        rates = [each.bandwidth for each in taken]
+        yield _figure(matrix, f"{FIO}.{direction}", "bandwidth", rates, parameters, f"fio {fio.version}", evidence)
+
+
+def _evidence(matrix: Matrix, moves: Sequence[Moved]) -> Evidence:
+    return summed(matrix.stack, [move.counted for move in moves], sum(move.file_bytes for move in moves))
+
+
+_UNITS = {"bandwidth": "B/s", "duration": "s", "memory": "B", "ratio": "1"}
+
+
+def _figure(
+    matrix: Matrix,
+    name: str,
+    quantity: str,
+    samples: Sequence[float],
+    parameters: dict[str, Scalar],
+    engine: str,
+    evidence: Evidence | None = None,
+) -> Measurement:
+    found = estimate(samples)
+    return Measurement(
+        name=PREFIX + (MEMORY if matrix.memory else "") + name,
+        layer="filesystem",
+        engine=engine,
+        medium=matrix.stack.medium,
+        quantity=quantity,
+        unit=_UNITS[quantity],
+        better="higher" if quantity == "bandwidth" else "lower",
+        value=found.value,
+        samples=list(samples),
+        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
+        parameters=parameters,
+        evidence=evidence,
+    )
+
+
+def _ratio(matrix: Matrix, name: str, ratio: Ratio, told: dict[str, Scalar], engine: str) -> Measurement:
+    interval = ratio.interval
+    return Measurement(
+        name=PREFIX + (MEMORY if matrix.memory else "") + name,
+        layer="filesystem",
+        engine=engine,
+        medium=matrix.stack.medium,
+        quantity="ratio",
+        unit="1",
+        better="higher",
+        value=ratio.value,
+        confidence=Confidence(level=interval.level, low=interval.low, high=interval.high, method=interval.method),
+        parameters={**told, "against": ratio.against, "decided": ratio.decided, "pairs": ratio.pairs},
+    )
+
+
+def checks(matrix: Matrix) -> list[CheckResult]:
+    """For each engine: whether it ran, and whether what came back was what was saved."""
+    return [_check(matrix, row) for row in matrix.rows.values()]
+
+
+def _check(matrix: Matrix, row: Row) -> CheckResult:
+    name = f"{PREFIX}{MEMORY if matrix.memory else ''}{row.name}"
+    expected = "what is restored equals what was saved, bit by bit"
+    if row.left_out is not None:
+        return CheckResult(id=name, status="skip", expected=expected, found=row.left_out)
+    if row.different is not None:
+        remedy = "never trust it with a checkpoint here: look at `dmesg` for I/O errors, and at its version"
+        return CheckResult(id=name, status="fail", expected=expected, found=row.different, remedy=remedy)
+    if row.failed is not None:
+        return CheckResult(id=name, status="unknown", expected=expected, found=row.failed)
+    count = sum(sample.read is not None for sample in row.samples.values()) + (row.first is not None)
+    found = f"equal in {count} restores" + (f"; {row.remark}" if row.remark else "")
+    return CheckResult(id=name, status="pass", expected=expected, found=found)
+
+
+def verdict(matrices: Sequence[Matrix], errors: Sequence[str], doubts: Sequence[str]) -> Verdict:
+    """Equality alone is judged: a speed is a figure, not a promise."""
+    wrong = [
+        f"`{row.name}` on {matrix.stack.medium} brings back something else than it saved: {row.different}"
+        for matrix in matrices
+        for row in matrix.rows.values()
+        if row.different
+    ]
+    failed = [
+        f"`{row.name}` on {matrix.stack.medium} could not be measured: {row.failed}"
+        for matrix in matrices
+        for row in matrix.rows.values()
+        if row.failed
+    ]
+    failed += [error for matrix in matrices for error in matrix.errors]
+    unproven = [*doubts, *(line for matrix in matrices for line in unproven_reasons(matrix))]
+    everything = list(dict.fromkeys([*wrong, *errors, *failed, *unproven]))
+    if wrong:
+        return Verdict(status="fail", reasons=everything)
+    if errors or failed:
+        return Verdict(status="error", reasons=everything)
+    return Verdict(status="unproven" if unproven else "pass", reasons=everything)
+
+
+def unproven_reasons(matrix: Matrix) -> list[str]:
+    """Why figures of this medium prove nothing. Of memory nobody expects a proof: it is a stand-in in every table."""
+    if matrix.memory:
+        return []
+    moves = [(row.name, way, found) for row in matrix.rows.values() for way, found in _directions(row).items()]
+    for direction, samples in matrix.fio.samples.items() if matrix.fio else ():
+        taken = [Moved(1.0, each.claimed_bytes, 0.0, each.counted) for each in samples.values()]
+        moves.append((FIO, direction, taken))
+    missing = [line for name, way, found in moves if (line := _missing(name, way, found))]
+    return [*obstacles(matrix.stack), *missing, *_foreign(moves)]
+
+
+def _directions(row: Row) -> dict[Direction, list[Moved]]:
+    samples = list(row.samples.values())
+    return {
+        "write": [each.write for each in samples],
+        "read": [each.read for each in samples if each.read],
+    }
+
+
+def _missing(name: str, direction: Direction, moves: Sequence[Moved]) -> str | None:
+    """A claim that the drives deny."""
+    missing = [move for move in moves if move.evidence == "missing"]
+    if not missing:
+        return None
+    least = min((move.counted.ratio for move in missing if move.counted), default=0.0)
+    size = format_size(missing[0].file_bytes)
+    if direction == "write":
+        return (
+            f"`{name}`: the drives counted only {least:.3f} of the {size} that it calls durable: the rest was in "
+            "memory when it said so"
+        )
+    return f"`{name}`: the drives read only {least:.3f} of its {size}: the rest was in the page cache"
+
+
+def _foreign(moves: Sequence[tuple[str, Direction, Sequence[Moved]]]) -> list[str]:
+    """One line for all figures beside which something else used the drives."""
+    found = []
+    for name, direction, each in moves:
+        ratios = [move.counted.ratio for move in each if move.counted is not None]
+        # What an engine itself moves besides its files is the same in each sample, and part of what it costs.
+        steady = len(ratios) >= _STEADY_SAMPLES and max(ratios) - min(ratios) <= _STEADY * min(ratios)
+        if any(move.evidence == "extra" for move in each) and not steady:
+            found.append((max(ratios), name, direction))
+    if not found:
+        return []
+    most, name, direction = max(found)
+    return [
+        f"something else used the drives beside {len(found)} of the figures, most beside `{name}`: they counted "
+        f"{most:.2f} times what its files hold at a {direction}; stop it (see `pidstat -d 1`) and run again, with 3 "
+        "rounds at least, which tell an engine's own surplus apart"
+    ]

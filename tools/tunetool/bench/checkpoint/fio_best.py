@@ -1,0 +1,94 @@
+"""The most that fio gets out of the medium with the state's bytes: what an engine's figures are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunetool.measure.evidence import Counted, count
+from tunetool.measure.fio import DATA_FILE, Direction, Fio, Job, run
+from tunetool.measure.sequential import MIB
+from tunetool.node.blockstack import BlockStack, difference, snapshot
+
+COUNTS: Sequence[int] = (1, 2, 4, 8, 16)
+"""Files, each with a job of its own, that are searched."""
+LEAST_BYTES = 4 * MIB
+_PATIENCE, _SLOWEST = 120.0, 20e6
+"""A job may take so many seconds, and longer with more bytes."""
+
+
+@dataclass(frozen=True)
+class FioSample:
+    """One fio process over the state's bytes."""
+
+    bandwidth: float
+    claimed_bytes: int
+    counted: Counted | None
+
+
+@dataclass
+class FioBest:
+    """fio on one medium: searched once, measured again with the best in every round."""
+
+    fio: Fio
+    directory: Path
+    stack: BlockStack
+    total_bytes: int
+    direct: bool
+    environment: Mapping[str, str]
+    tick: Callable[[], None] = lambda: None
+    searched: dict[Direction, dict[int, float]] = field(default_factory=lambda: {"write": {}, "read": {}})
+
+    def search(self) -> None:
+        """Every number of files once, in both directions. Raises ``FioFailed``."""
+        for files in counts(self.total_bytes):
+            self.searched["write"][files] = self._run("write", files).bandwidth
+            self.searched["read"][files] = self._run("read", files).bandwidth
+            self.remove()
+
+    def best(self, direction: Direction) -> int:
+        """The number of files that was fastest."""
+        rates = self.searched[direction]
+        return max(rates, key=lambda files: rates[files])
+
+    def sample(self) -> tuple[FioSample, FioSample]:
+        """A write of fresh files and a read, each by the best number of files."""
+        write = self._run("write", self.best("write"))
+        if self.best("read") != self.best("write"):
+            self.remove()
+            self._run("write", self.best("read"))
+        read = self._run("read", self.best("read"))
+        self.remove()
+        return write, read
+
+    def remove(self) -> None:
+        """Its files: the next write is to fresh ones."""
+        for number in range(max(COUNTS)):
+            (self.directory / DATA_FILE.format(number=number)).unlink(missing_ok=True)
+
+    def job(self, direction: Direction, files: int) -> Job:
+        """What is run. Space is allocated within the time on a memory file system, where that is the very work."""
+        return Job(
+            direction,
+            files,
+            self.total_bytes // files // MIB * MIB,
+            direct=self.direct,
+            fallocate="none" if self.stack.in_memory else "native",
+        )
+
+    def _run(self, direction: Direction, files: int) -> FioSample:
+        job = self.job(direction, files)
+        timeout = _PATIENCE + self.total_bytes / _SLOWEST
+        before = snapshot(self.stack) if self.stack.counts else {}
+        outcome = run(self.fio, job, self.directory, self.environment, timeout, self.tick)
+        counted = None
+        if self.stack.counts:
+            devices = difference(snapshot(self.stack), before)
+            counted = count(self.stack, direction, outcome.claimed_bytes, devices)
+        return FioSample(outcome.bandwidth, outcome.claimed_bytes, counted)
+
+
+def counts(total_bytes: int) -> list[int]:
+    """Numbers of files that leave each a few requests at least."""
+    return [files for files in COUNTS if total_bytes // files >= LEAST_BYTES]

@@ -1,0 +1,131 @@
+"""Whether a run is possible, and what a person must know before it starts. Nothing is written here."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tunetool.bench.checkpoint.engines import select
+from tunetool.bench.checkpoint.request import Request
+from tunetool.bench.checkpoint.site import GUESS
+from tunetool.bench.checkpoint.states import Shape, shape
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.measure.sequential import free_bytes
+from tunetool.node.blockstack import BlockStack, read_stack
+from tunetool.node.container import device_nodes, read_memory_limit
+from tunetool.node.files import read_text
+from tunetool.node.units import format_size
+from tunetool.verify import check_target
+
+_COPIES = 2
+"""Some engines hold two forms of a checkpoint on the medium for a moment."""
+_SLACK_BYTES = 64 * 2**20
+_LESS = "ask for less with `--state-bytes`, such as `--state-bytes 4GB`"
+
+
+def places(request: Request) -> list[tuple[Path, BlockStack]]:
+    """The directories to write to, each with what it lies on. Raises ``UsageProblem`` for the wrong kind of either."""
+    if request.target is None and request.memory_target is None:
+        raise UsageProblem("nothing to write to", "give `--target DIR` on drives, `--memory-target DIR`, or both")
+    found = []
+    for option, path in (("--target", request.target), ("--memory-target", request.memory_target)):
+        if path is None:
+            continue
+        try:
+            check_target(path)
+        except UsageProblem as error:
+            raise UsageProblem(error.message, f"`{option}` names a directory that may be written") from None
+        stack = read_stack(str(path.resolve()))
+        if option == "--target" and stack.in_memory:
+            raise UsageProblem(
+                f"`{path}` lies on {stack.medium}, in memory",
+                "name a directory on drives; what memory does is measured, and marked as such, by `--memory-target`",
+            )
+        if option == "--memory-target" and not stack.in_memory:
+            raise UsageProblem(
+                f"`{path}` lies on {stack.medium}, not in memory", "`--target` is for it; memory is `/dev/shm`, say"
+            )
+        found.append((path.resolve(), stack))
+    return found
+
+
+def engines(request: Request) -> list[str]:
+    """The names that were asked for. Raises ``UsageProblem``, ``CannotJudge`` without torch."""
+    names = select([] if list(request.engines) == ["*"] else request.engines)
+    if importlib.util.find_spec("torch") is None:
+        raise CannotJudge("torch is not installed beside tunetool", "install it: `pip install 'tunetool[checkpoint]'`")
+    return names
+
+
+def state(request: Request) -> Shape:
+    """The state's shape. Raises ``UsageProblem``."""
+    return shape(request.model, request.state_bytes, request.ranks)
+
+
+def space_needed(request: Request, state_bytes: int) -> int:
+    """The most that lies on one medium at a time."""
+    loop = request.training
+    kept = max(loop.saves(loop.sharded_every), loop.saves(loop.consolidated_every)) if loop else 0
+    return int(1.02 * state_bytes * max(_COPIES, kept + 1)) + _SLACK_BYTES
+
+
+def check_space(request: Request, directory: Path, state_bytes: int) -> None:
+    """Raises ``UsageProblem`` when the checkpoints would not fit."""
+    needed, free = space_needed(request, state_bytes), free_bytes(directory)
+    if needed > free:
+        raise UsageProblem(
+            f"`{directory}` has too little space: {format_size(free)} free, {format_size(needed)} are needed", _LESS
+        )
+
+
+def check_memory(
+    request: Request, state_bytes: int, names: Sequence[str], stacks: Sequence[BlockStack], available: int
+) -> None:
+    """Raises ``UsageProblem`` when ranks, copies of asynchronous engines and a memory file system would not fit."""
+    on_gpu = request.device == "cuda" or (request.device == "auto" and bool(device_nodes("nvidia[0-9]*")))
+    asynchronous = sum("async" in name for name in names)
+    # In memory without a GPU: the state, and the blank one that it is restored into. Each asynchronous engine keeps a
+    # copy, and any other may make one while it runs.
+    copies = (0 if on_gpu else 2) + 1 + asynchronous
+    in_memory = sum(space_needed(request, state_bytes) for stack in stacks if stack.in_memory)
+    needed = copies * state_bytes + in_memory
+    if needed > available:
+        raise UsageProblem(
+            f"too little memory: {format_size(available)} available, up to {format_size(needed)} are needed",
+            _LESS + (", or name fewer engines with `--engines`" if asynchronous > 1 else ""),
+        )
+
+
+def available_memory(root: str = "/") -> int:
+    """Bytes that can be had without swapping: the kernel's estimate, or what the cgroup leaves where that is less."""
+    text = read_text(f"{root}/proc/meminfo") or ""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    available = int(match.group(1)) * 1024 if match else 0
+    limit = read_memory_limit(root)
+    return min(available, limit) if limit is not None else available
+
+
+def announcement(request: Request, found: Shape, names: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:
+    """How many bytes, how long, and where."""
+    passes = request.rounds * (len(names) + (2 if request.against_fio else 0))
+    loop = request.training
+    extra = 0
+    if loop:
+        extra = min(request.rounds, loop.loops) * len(names) * loop.saves(loop.sharded_every)
+    searched = 5 if request.against_fio else 0
+    lines = [found.describe() + f"; {request.ranks} rank(s)"]
+    for stack in stacks:
+        written = found.bytes * (passes + extra + searched)
+        seconds = 2 * written / GUESS
+        stand_in = ", a stand-in for a medium of that speed" if stack.in_memory else ""
+        lines.append(
+            f"writes to `{stack.directory}` ({stack.medium}{stand_in}): {format_size(written)} in all, at most "
+            f"{format_size(space_needed(request, found.bytes))} at a time, removed afterwards"
+        )
+        lines.append(
+            f"{request.rounds} rounds of {len(names)} engines, saved and restored each; about {seconds:.0f} s at 1 GB/s"
+            + (f"; no further round after {request.budget:.0f} s" if request.budget is not None else "")
+        )
+    return lines

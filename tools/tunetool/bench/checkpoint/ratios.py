@@ -1,0 +1,90 @@
+"""One engine against another, pair by pair in the same round, and whether that decides anything. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tunetool.bench.checkpoint.engines import REFERENCE
+from tunetool.bench.checkpoint.samples import Matrix, Row
+from tunetool.measure.statistics import Estimate, estimate
+
+FEWEST_PAIRS = 3
+"""Their range holds the true median with 75 %; that of fewer says nothing."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast."""
+
+    against: str
+    interval: Estimate
+    pairs: int
+
+    @property
+    def value(self) -> float:
+        """Median over the pairs."""
+        return self.interval.value
+
+    @property
+    def decided(self) -> bool:
+        """Whether the interval leaves 1 outside, and there are pairs enough to have one."""
+        return self.pairs >= FEWEST_PAIRS and not self.interval.low <= 1 <= self.interval.high
+
+
+def ratio(against: str, theirs: Mapping[int, float], ours: Mapping[int, float]) -> Ratio | None:
+    """From seconds by round: theirs over ours. None where no round has both."""
+    shared = sorted(theirs.keys() & ours.keys())
+    if not shared:
+        return None
+    return Ratio(against, estimate([theirs[number] / ours[number] for number in shared]), len(shared))
+
+
+def saving(matrix: Matrix, row: Row, other: Row | None) -> Ratio | None:
+    """Durable saves of ``row`` against another engine's."""
+    return ratio(other.name, other.durable(), row.durable()) if other and other is not row else None
+
+
+def restoring(matrix: Matrix, row: Row, other: Row | None) -> Ratio | None:
+    """Restores of ``row`` against another engine's."""
+    return ratio(other.name, other.restores(), row.restores()) if other and other is not row else None
+
+
+def base(matrix: Matrix) -> Row | None:
+    """torch.save's row, where it has figures."""
+    row = matrix.rows.get(REFERENCE)
+    return row if row and row.samples else None
+
+
+def best_other(matrix: Matrix, row: Row, seconds: str = "durable") -> Row | None:
+    """The fastest engine that is none of ours, in durable saves or in restores."""
+    others = [
+        each
+        for each in matrix.measured
+        if not each.ours and each is not row and each.different is None and _times(each, seconds)
+    ]
+    return min(others, key=lambda each: median(_times(each, seconds).values()), default=None)
+
+
+def of_fio(matrix: Matrix, row: Row) -> tuple[Ratio | None, Ratio | None]:
+    """Write and read: what ``row`` reaches of fio's best in the same round."""
+    if matrix.fio is None:
+        return None, None
+    found = []
+    for direction, seconds in (("write", row.durable()), ("read", row.restores())):
+        taken = matrix.fio.samples["write" if direction == "write" else "read"]
+        # Bytes per second, since fio's files are whole MiB: not to the byte what the state has.
+        fio = {number: matrix.state_bytes / sample.bandwidth for number, sample in taken.items()}
+        found.append(ratio("fio", fio, seconds))
+    return found[0], found[1]
+
+
+def fastest(rows: Sequence[Row]) -> Row | None:
+    """The fastest durable save of those whose restores were equal."""
+    good = [row for row in rows if row.samples and row.different is None]
+    return min(good, key=lambda row: median(row.durable().values()), default=None)
+
+
+def _times(row: Row, seconds: str) -> dict[int, float]:
+    return row.durable() if seconds == "durable" else row.restores()

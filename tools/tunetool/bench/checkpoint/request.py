@@ -1,0 +1,79 @@
+"""What `bench checkpoint` is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tunetool.errors import ExitCode
+from tunetool.record import Record
+
+KIND = "bench.checkpoint"
+ROUNDS = 6
+"""The fewest whose range holds the median with 95 % (see ``measure.statistics``)."""
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def gathers(engine: str) -> bool:
+    """Whether an engine brings the whole state to one rank, and so is used less often."""
+    return engine.endswith("-consolidated")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The small loop that saves while it runs."""
+
+    steps: int = 24
+    sharded_every: int = 6
+    consolidated_every: int = 12
+    loops: int = 3
+    """With each engine, where there are as many rounds."""
+    step_seconds: float = 0.25
+    """Work of one step, calibrated on the device before."""
+
+    def every(self, engine: str) -> int:
+        """After how many steps that engine saves; 0: never."""
+        return self.consolidated_every if gathers(engine) else self.sharded_every
+
+    def saves(self, every: int) -> int:
+        """How many saves that makes: none after the last step, where there is nothing to hold."""
+        return (self.steps - 1) // every if every else 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller asked for."""
+
+    model: str
+    target: Path | None = None
+    """A directory on drives."""
+    memory_target: Path | None = None
+    """A directory on a memory file system: a stand-in for a medium of that speed."""
+    state_bytes: int | None = None
+    """Whole layers are dropped until the state is about this large; None: the whole model's."""
+    device: Device = "auto"
+    ranks: int = 1
+    engines: Sequence[str] = ("*",)
+    """Glob patterns of names."""
+    rounds: int = ROUNDS
+    budget: float | None = None
+    """Seconds after which no further round begins; the first one of each medium always does."""
+    against_fio: bool = False
+    training: Training | None = None
+    runs_dir: Path | None = None
+    allow_busy: bool = False
+    dry_run: bool = False
+    seed: int = 0
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The record, where it lies, and what the process ends with. No record for a dry run."""
+
+    record: Record | None
+    path: Path | None
+    code: ExitCode

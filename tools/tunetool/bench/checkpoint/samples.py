@@ -1,0 +1,134 @@
+"""What was measured, engine by engine and round by round, on one medium. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tunetool.bench.checkpoint.fio_best import FioSample
+from tunetool.measure.evidence import HIGHEST, LOWEST, Counted
+from tunetool.measure.fio import Direction
+from tunetool.node.blockstack import BlockStack
+
+SLACK_BYTES = 8 * 2**20
+"""A journal, a superblock and the system's own log write so much besides any save."""
+Evidence = Literal["proven", "extra", "missing"]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One direction of one sample."""
+
+    seconds: float
+    file_bytes: int
+    """Of all files of the checkpoint."""
+    cpu_seconds: float
+    counted: Counted | None = None
+    """None where no block device counts."""
+
+    @property
+    def evidence(self) -> Evidence:
+        """``extra``: something else used the drives, or the engine moves more than its files hold."""
+        counted = self.counted
+        if counted is None:
+            return "proven"
+        if counted.ratio < LOWEST:
+            return "missing"
+        return "proven" if counted.counted_bytes <= HIGHEST * counted.claimed_bytes + SLACK_BYTES else "extra"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One save of an engine, and its restore."""
+
+    stall: float
+    """Seconds for which the loop was held."""
+    write: Moved
+    """Until all was durable."""
+    peak_bytes: int | None
+    """Host memory, the most besides what was held before; all ranks together. None: the kernel does not tell."""
+    read: Moved | None = None
+    different: str | None = None
+    """What came back otherwise than it was saved."""
+
+
+@dataclass
+class Row:
+    """One engine."""
+
+    name: str
+    family: str = ""
+    remark: str = ""
+    left_out: str | None = None
+    """Why it cannot run here."""
+    failed: str | None = None
+    """What went wrong."""
+    samples: dict[int, Sample] = field(default_factory=dict)
+    """By round."""
+    first: Sample | None = None
+    """Of an asynchronous engine: its first save, whose state is overwritten the moment that ``save`` returns."""
+    lost: list[float] = field(default_factory=list)
+    """Seconds that each save took from a training loop, a value for each loop."""
+    held: list[float] = field(default_factory=list)
+    """Seconds that single saves held that loop."""
+    every: int = 0
+    """Steps between two saves of it."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the loop goes on while it saves."""
+        return self.family.endswith("-async")
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is tunetool's own."""
+        return self.family.startswith("ours")
+
+    @property
+    def different(self) -> str | None:
+        """The first restore that was not what was saved."""
+        every = [*([self.first] if self.first else []), *self.samples.values()]
+        return next((sample.different for sample in every if sample.different), None)
+
+    def durable(self) -> dict[int, float]:
+        """Seconds by round."""
+        return {number: sample.write.seconds for number, sample in self.samples.items()}
+
+    def restores(self) -> dict[int, float]:
+        """Seconds by round."""
+        return {number: sample.read.seconds for number, sample in self.samples.items() if sample.read}
+
+
+@dataclass
+class FioRows:
+    """fio in the same rounds."""
+
+    version: str
+    direct: bool
+    searched: Mapping[Direction, Mapping[int, float]] = field(default_factory=dict)
+    files: dict[Direction, int] = field(default_factory=dict)
+    samples: dict[Direction, dict[int, FioSample]] = field(default_factory=lambda: {"write": {}, "read": {}})
+    failed: str | None = None
+
+
+@dataclass
+class Matrix:
+    """All engines on one medium."""
+
+    stack: BlockStack
+    memory: bool
+    state_bytes: int
+    rows: dict[str, Row] = field(default_factory=dict)
+    fio: FioRows | None = None
+    repeated: int = 0
+    """Samples that were taken again because something else used the drives."""
+    baseline: list[float] = field(default_factory=list)
+    """Seconds of training loops without a save."""
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def measured(self) -> list[Row]:
+        """Rows with figures, the fastest save first."""
+        rows = [row for row in self.rows.values() if row.samples]
+        return sorted(rows, key=lambda row: sorted(row.durable().values())[len(row.samples) // 2])

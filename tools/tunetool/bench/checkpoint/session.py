@@ -1,0 +1,97 @@
+"""The ranks of a benchmark: started once with the state in their memory, and anew when an engine took them down."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunetool.bench.checkpoint.request import Request
+from tunetool.launch.local import RankFailed, Ranks
+from tunetool.launch.orders import OrderFailed, Orders
+
+MODULE = "tunetool.bench.checkpoint.child"
+_START_PATIENCE = 300.0
+_PATIENCE, _SLOWEST = 120.0, 20e6
+"""An order may take so many seconds, and longer with more bytes."""
+_END_PATIENCE = 30.0
+
+
+@dataclass
+class Session:
+    """A context: no rank is left afterwards."""
+
+    request: Request
+    state_bytes: int
+    environment: Mapping[str, str]
+    directory: Path
+    """For logs and the socket; short, and of this user alone."""
+    tick: Callable[[], None] = lambda: None
+    raw: dict[str, str] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
+    """What rank 0 said at its start: device, torch."""
+    starts: int = 0
+    calibrated: int = 0
+    """The start for which the training loop was made."""
+    _ranks: Ranks | None = None
+    _orders: Orders | None = None
+    _held: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self._held.close()
+
+    @property
+    def patience(self) -> float:
+        """Seconds for one order."""
+        return _PATIENCE + self.state_bytes / _SLOWEST
+
+    def start(self) -> None:
+        """Ranks with their state. Raises ``RankFailed``."""
+        self._held.close()
+        self.starts += 1
+        logs = self.directory / "logs"
+        shutil.rmtree(logs, ignore_errors=True)
+        orders = self._orders = self._held.enter_context(Orders(self.directory))
+        ranks = self._ranks = self._held.enter_context(
+            Ranks(["-m", MODULE], self.request.ranks, {**self.environment, **orders.environment}, logs)
+        )
+        orders.meet(ranks, _START_PATIENCE, self.tick)
+        wish = {
+            "do": "start",
+            "model": self.request.model,
+            "state_bytes": self.request.state_bytes,
+            "device": self.request.device,
+            "seed": self.request.seed,
+        }
+        self.told = self.ask(wish)[0]
+
+    def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Each rank's answer. Raises ``RankFailed``, after which the ranks are as ``sound`` says."""
+        assert self._orders is not None  # noqa: S101  (started)
+        assert self._ranks is not None  # noqa: S101
+        try:
+            return self._orders.ask(self._ranks, order, self.patience, self.tick)
+        except RankFailed as error:
+            name = f"{order.get('engine', order.get('do'))}-{self.starts}.txt"
+            self.raw[name] = error.raw or self._ranks.messages()
+            raise
+
+    def usable_after(self, error: RankFailed) -> bool:
+        """Whether the ranks can go on: an exception of one that has no others leaves nobody in a collective."""
+        return isinstance(error, OrderFailed) and error.together and self.request.ranks == 1
+
+    def stop(self) -> None:
+        """At once."""
+        self._held.close()
+
+    def end(self) -> None:
+        """In order."""
+        if self._orders is not None and self._ranks is not None:
+            self._orders.dismiss(self._ranks, _END_PATIENCE)
+        self._held.close()

@@ -1,0 +1,266 @@
+"""One medium: every engine in every round, in an order drawn anew for each, saved, restored from cold, removed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunetool.bench.checkpoint import cold
+from tunetool.bench.checkpoint.fio_best import FioBest
+from tunetool.bench.checkpoint.request import Request, Training
+from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
+from tunetool.bench.checkpoint.session import Session
+from tunetool.errors import CannotJudge
+from tunetool.launch.local import RankFailed
+from tunetool.measure.evidence import REPEATS, Counted, count
+from tunetool.measure.fio import Direction, FioFailed
+from tunetool.measure.progress import Progress
+from tunetool.node.blockstack import CountersChanged, difference, snapshot
+
+FIO = "fio"
+GUESS = 1e9
+"""Bytes per second, before anything is known."""
+
+
+def order_of(names: Sequence[str], number: int, seed: int) -> list[str]:
+    """The order of a round: drawn, so that no engine always follows the same one."""
+    drawn = list(names)
+    random.Random(f"{seed}/{number}").shuffle(drawn)  # noqa: S311  (an order, no secret)
+    return drawn
+
+
+@dataclass
+class Site:
+    """The work on one medium, inside the run's directory there."""
+
+    request: Request
+    session: Session
+    place: Path
+    names: Sequence[str]
+    matrix: Matrix
+    progress: Progress
+    fio: FioBest | None = None
+    deadline: float | None = None
+    """On the monotonic clock: no round begins that would end later, but for the first."""
+    _ready: set[tuple[int, str]] = field(default_factory=set)
+    """Asynchronous engines that had their first save, by start of the ranks."""
+    _settled: int = 0
+    """The start of the ranks that know this place."""
+
+    def run(self) -> None:
+        """All rounds. Raises ``RankFailed`` when ranks cannot even be started again, ``CannotJudge``."""
+        self._settle()
+        if self.fio is not None:
+            self._search()
+        runners = [name for name, row in self.matrix.rows.items() if row.left_out is None]
+        took = 0.0
+        for number in range(1, self.request.rounds + 1):
+            began = time.monotonic()
+            if number > 1 and self.deadline is not None and began + took > self.deadline:
+                self.progress.say(f"the time is up after {number - 1} of {self.request.rounds} rounds")
+                break
+            for name in order_of([*runners, *([FIO] if self.fio else [])], number, self.request.seed):
+                if name == FIO:
+                    self._fio_sample(number)
+                elif self.matrix.rows[name].failed is None:
+                    self._guarded(self.matrix.rows[name], lambda row: self._round(row, number))  # noqa: B023
+            took = time.monotonic() - began
+        if self.request.training is not None:
+            self._train(self.request.training)
+        for row in self.matrix.rows.values():
+            if row.left_out is None and row.failed is None:
+                self._guarded(row, lambda row: self._ask({"do": "close", "engine": row.name}))
+
+    def _settle(self) -> None:
+        """Tell the ranks the place; once for each start of them."""
+        if self._settled == self.session.starts:
+            return
+        self._settled = self.session.starts
+        # Each engine by itself: one whose library breaks at its import must not take the others' rows away.
+        for name in self.names:
+            row = self.matrix.rows.setdefault(name, Row(name))
+            if row.left_out is None and row.failed is None:
+                self._guarded(row, self._introduce)
+
+    def _introduce(self, row: Row) -> None:
+        share = self.matrix.state_bytes // self.request.ranks
+        order = {"do": "place", "directory": str(self.place), "bytes": share, "engines": [row.name]}
+        told = [each["engines"][row.name] for each in self._ask(order)]
+        row.family, row.remark = told[0]["family"], told[0]["remark"]
+        row.left_out = next((each["unavailable"] for each in told if each["unavailable"]), None)
+
+    def _guarded(self, row: Row, act: Callable[[Row], Any]) -> None:
+        """``act``; what goes wrong is the engine's row, and the others go on with new ranks where it took them down."""
+        try:
+            act(row)
+        except RankFailed as error:
+            row.failed = f"{error.message}; {error.hint}" if error.hint else error.message
+            self.progress.say(f"{row.name}: {row.failed}")
+            if self.session.usable_after(error):
+                self._clear()
+                return
+            # Ranks that still wait for each other may write still.
+            self.session.stop()
+            self._clear()
+            self.progress.say("starting the ranks again without it")
+            self.session.start()
+            self._settle()
+
+    def _round(self, row: Row, number: int) -> None:
+        if row.asynchronous:
+            self._warm_up(row)
+        while True:
+            sample = self._sample(row, f"{row.name}-{number}", overwrite=False)
+            moves = [sample.write, *([sample.read] if sample.read else [])]
+            # Only the counters decide what is taken again, never the speed.
+            if all(move.evidence != "extra" for move in moves) or self.matrix.repeated >= REPEATS:
+                break
+            self.matrix.repeated += 1
+            self.progress.say(f"{row.name}: something else used the drives meanwhile, taken again")
+        row.samples[number] = sample
+
+    def _warm_up(self, row: Row) -> None:
+        """The first save in these ranks: it makes buffers and processes, and the state is overwritten behind it."""
+        if (self.session.starts, row.name) in self._ready:
+            return
+        self._ready.add((self.session.starts, row.name))
+        sample = self._sample(row, f"{row.name}-first", overwrite=True)
+        row.first = row.first or sample
+
+    def _sample(self, row: Row, name: str, overwrite: bool) -> Sample:
+        directory = self.place / name
+        with self.progress.step(f"{self.matrix.stack.directory}: {name}", self._expected(row)) as tick:
+            self.session.tick = tick
+            told, counted = self._counted(
+                "write",
+                {"do": "save", "engine": row.name, "directory": str(directory), "overwrite": overwrite},
+                directory,
+            )
+            began = min(each["began"] for each in told)
+            size = cold.size_of(directory)
+            write = Moved(
+                max(each["ended"] for each in told) - began,
+                size,
+                sum(each["cpu_seconds"] for each in told),
+                counted,
+            )
+            stall = max(each["returned"] - each["began"] for each in told)
+            peaks = [each["peak_bytes"] for each in told]
+            peak = None if None in peaks else sum(peaks)
+            cold.drop(directory)
+            told, counted = self._counted(
+                "read", {"do": "load", "engine": row.name, "directory": str(directory)}, directory
+            )
+            self._clear()
+        read = Moved(
+            max(each["ended"] for each in told) - min(each["began"] for each in told),
+            size,
+            sum(each["cpu_seconds"] for each in told),
+            counted,
+        )
+        different = [f"rank {rank}: {each['different']}" for rank, each in enumerate(told) if each["different"]]
+        return Sample(stall, write, peak, read, different[0] if different else None)
+
+    def _expected(self, row: Row) -> float:
+        """Seconds: as the last time, or by a guess."""
+        last = next(reversed(row.samples.values()), None)
+        if last is None or last.read is None:
+            return 2 * self.matrix.state_bytes / GUESS
+        return last.write.seconds + last.read.seconds
+
+    def _counted(
+        self, direction: Direction, order: Mapping[str, Any], directory: Path
+    ) -> tuple[list[dict[str, Any]], Counted | None]:
+        stack = self.matrix.stack
+        if not stack.counts:
+            return self._ask(order), None
+        try:
+            before = snapshot(stack)
+            told = self._ask(order)
+            devices = difference(snapshot(stack), before)
+        except CountersChanged as error:
+            raise CannotJudge(f"the drives changed during a {direction}: {error}", "see `dmesg | tail`") from None
+        size = cold.size_of(directory)
+        return told, count(stack, direction, size, devices) if size else None
+
+    def _ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return self.session.ask(order)
+
+    def _clear(self) -> None:
+        """Remove every checkpoint, and let the file system finish with it outside of anybody's time."""
+        for path in self.place.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+        if not self.matrix.memory:
+            os.sync()
+
+    def _search(self) -> None:
+        assert self.fio is not None  # noqa: S101  (asked before)
+        rows = self.matrix.fio = FioRows(self.fio.fio.version, self.fio.direct)
+        try:
+            with self.progress.step(f"{self.matrix.stack.directory}: the best of fio", 0) as tick:
+                self.fio.tick = tick
+                self.fio.search()
+        except FioFailed as error:
+            self._fio_failed(error)
+            return
+        rows.searched = self.fio.searched
+        rows.files = {"write": self.fio.best("write"), "read": self.fio.best("read")}
+
+    def _fio_sample(self, number: int) -> None:
+        rows = self.matrix.fio
+        if self.fio is None or rows is None or rows.failed is not None:
+            return
+        try:
+            with self.progress.step(f"{self.matrix.stack.directory}: fio-{number}", 0) as tick:
+                self.fio.tick = tick
+                rows.samples["write"][number], rows.samples["read"][number] = self.fio.sample()
+        except FioFailed as error:
+            self._fio_failed(error)
+
+    def _fio_failed(self, error: FioFailed) -> None:
+        assert self.matrix.fio is not None  # noqa: S101  (made before fio runs)
+        self.matrix.fio.failed = error.message
+        self.matrix.errors.append(f"{error.message}; {error.hint}" if error.hint else error.message)
+        self.session.raw[f"fio-{self.matrix.stack.medium}.txt".replace("/", "-")] = error.raw
+
+    def _train(self, training: Training) -> None:
+        """Loops with an engine's saves, each between two without any."""
+        loops = min(self.request.rounds, training.loops)
+        runners = [row for row in self.matrix.rows.values() if row.left_out is None and row.different is None]
+        for number in range(loops):
+            for name in order_of([row.name for row in runners], -1 - number, self.request.seed):
+                row = self.matrix.rows[name]
+                if row.failed is None and training.saves(training.every(row.name)):
+                    self._guarded(row, lambda row: self._loops(row, training))
+
+    def _loops(self, row: Row, training: Training) -> None:
+        if self.session.calibrated != self.session.starts:
+            self._ask({"do": "calibrate", "step_seconds": training.step_seconds})
+            self.session.calibrated = self.session.starts
+        if row.asynchronous:
+            self._warm_up(row)
+        every = training.every(row.name)
+        count = training.saves(every)
+        directories = [str(self.place / f"{row.name}-train-{number}") for number in range(count)]
+        bare: dict[str, Any] = {"do": "train", "steps": training.steps, "every": every, "directories": []}
+        with self.progress.step(f"{self.matrix.stack.directory}: training with {row.name}", 0) as tick:
+            self.session.tick = tick
+            before = _loop_seconds(self._ask(bare))
+            told = self._ask({**bare, "engine": row.name, "directories": directories})
+            self._clear()
+            after = _loop_seconds(self._ask(bare))
+        self.matrix.baseline += [before, after]
+        row.every = every
+        row.lost.append((_loop_seconds(told) - (before + after) / 2) / count)
+        row.held += [max(each["held"][number] for each in told) for number in range(count)]
+
+
+def _loop_seconds(told: Sequence[Mapping[str, Any]]) -> float:
+    return float(max(each["ended"] for each in told) - min(each["began"] for each in told))

@@ -1,0 +1,106 @@
+"""A small training loop that saves: how much longer it takes with the saves is what a checkpoint costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tunetool.bench.checkpoint import tensors
+from tunetool.bench.checkpoint.engines.base import Engine, Pending, State
+
+_SIZES = {"cpu": 256, "cuda": 4096}
+"""Of the square matrices that a step multiplies: milliseconds of work each."""
+_CALIBRATION_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Run:
+    """One loop."""
+
+    began: float
+    ended: float
+    """After the last step, before what is still on its way."""
+    finished: float
+    """When the last save was durable."""
+    held: list[float]
+    """Seconds that each save held the loop, waiting for the save before included."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Steps of matrix products, on the device of the state."""
+
+    device: str
+    products: int
+    """Of one step."""
+    step_seconds: float
+    """As calibrated."""
+    barrier: Callable[[], None]
+
+    def run(self, state: State, engine: Engine | None, steps: int, every: int, directories: Sequence[Path]) -> Run:
+        """``steps`` steps that change the state; after each ``every`` of them, save to the next of ``directories``."""
+        left, right = _matrices(self.device)
+        weights = [tensors.local(tensor).reshape(-1) for tensor in state.values()]
+        waiting: Pending | None = None
+        held: list[float] = []
+        places = iter(directories)
+        _synchronize(self.device)
+        self.barrier()
+        began = time.monotonic()
+        for step in range(1, steps + 1):
+            for _ in range(self.products):
+                torch.mm(left, right)
+            # An update of a part: a step that changed all of a state would measure memory, not saves.
+            weights[step % len(weights)][:1024] += 1
+            _synchronize(self.device)
+            if engine is not None and step % every == 0 and (place := next(places, None)) is not None:
+                self.barrier()
+                before = time.monotonic()
+                if waiting is not None:
+                    waiting.wait()
+                waiting = engine.save(state, place)
+                if self.device == "cuda":
+                    torch.cuda.current_stream().synchronize()
+                held.append(time.monotonic() - before)
+        self.barrier()
+        ended = time.monotonic()
+        if waiting is not None:
+            waiting.wait()
+        return Run(began, ended, time.monotonic(), held)
+
+
+def calibrated(device: str, step_seconds: float, barrier: Callable[[], None]) -> Loop:
+    """A loop whose step takes about ``step_seconds`` on this device while nothing else runs."""
+    left, right = _matrices(device)
+    torch.mm(left, right)
+    _synchronize(device)
+    barrier()
+    began, products = time.monotonic(), 0
+    while time.monotonic() - began < _CALIBRATION_SECONDS:
+        torch.mm(left, right)
+        products += 1
+        if products % 8 == 0:
+            _synchronize(device)
+    _synchronize(device)
+    each = (time.monotonic() - began) / products
+    count = max(1, round(step_seconds / each))
+    return Loop(device, count, count * each, barrier)
+
+
+def _matrices(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    size = _SIZES[device]
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    generator = torch.Generator(device=device).manual_seed(1)
+    return (
+        torch.randn(size, size, dtype=dtype, device=device, generator=generator),
+        torch.randn(size, size, dtype=dtype, device=device, generator=generator),
+    )
+
+
+def _synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,292 @@
+"""What `bench checkpoint` found, for people: a table for each medium, what to use and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tunetool.node.units import format_bandwidth, format_size
+from tunetool.record import CheckResult, Measurement, Record
+from tunetool.report.page import WIDTH, line_of, number, print_block
+from tunetool.report.table import print_verdict_line
+
+PREFIX, MEMORY, FIO = "checkpoint.", "memory.", "fio"
+_NEAR = 0.95
+"""Of what fio reaches: then the medium binds."""
+_ONE_CORE = (0.85, 1.25)
+"""Cores that a single busy thread keeps, with what others add."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One row: figures by their last name, and what became of equality."""
+
+    name: str
+    family: str
+    figures: Mapping[str, Measurement]
+    check: CheckResult | None = None
+
+    def value(self, figure: str) -> float | None:
+        """A figure's median."""
+        found = self.figures.get(figure)
+        return found.value if found else None
+
+    @property
+    def equal(self) -> bool:
+        """Whether every restore was."""
+        return self.check is not None and self.check.status == "pass"
+
+
+@dataclass
+class Medium:
+    """All that was measured on one."""
+
+    name: str
+    memory: bool
+    engines: list[Engine] = field(default_factory=list)
+    left_out: list[CheckResult] = field(default_factory=list)
+    fio: dict[str, Measurement] = field(default_factory=dict)
+    baseline: Measurement | None = None
+
+    @property
+    def measured(self) -> list[Engine]:
+        """Engines with figures, the fastest durable save first."""
+        found = [engine for engine in self.engines if engine.value("durable")]
+        return sorted(found, key=lambda engine: -(engine.value("durable") or 0.0))
+
+    @property
+    def trained(self) -> list[Engine]:
+        """Engines with a training loop, the least lost time first."""
+        found = [engine for engine in self.engines if engine.value("lost_time") is not None]
+        return sorted(found, key=lambda engine: engine.value("lost_time") or 0.0)
+
+
+def media(record: Record) -> list[Medium]:
+    """The record's figures by medium and engine; drives before memory."""
+    found = []
+    for memory in (False, True):
+        head = PREFIX + (MEMORY if memory else "")
+        mine = [each for each in record.measurements if each.name.startswith(head) and _in_memory(each) == memory]
+        checks = [check for check in record.checks if check.id.startswith(head)]
+        checks = [check for check in checks if memory or not check.id.startswith(PREFIX + MEMORY)]
+        if not mine and not checks:
+            continue
+        medium = Medium(mine[0].medium if mine else "memory" if memory else "drives", memory)
+        by_engine: dict[str, dict[str, Measurement]] = {}
+        for each in mine:
+            name, _, figure = each.name.removeprefix(head).rpartition(".")
+            if name == FIO:
+                medium.fio[figure] = each
+            elif name == "training":
+                medium.baseline = each
+            else:
+                by_engine.setdefault(name, {})[figure] = each
+        known = {check.id.removeprefix(head): check for check in checks}
+        for name, figures in by_engine.items():
+            family = str(next(iter(figures.values())).parameters.get("family", ""))
+            medium.engines.append(Engine(name, family, figures, known.get(name)))
+        medium.left_out = [check for name, check in known.items() if name not in by_engine]
+        found.append(medium)
+    return found
+
+
+def _in_memory(measurement: Measurement) -> bool:
+    return bool(measurement.parameters.get("stand_in"))
+
+
+def print_checkpoint(record: Record, path: Path | None, console: Console) -> None:
+    """A table for each medium, then the verdict."""
+    console.print(line_of(f"{record.node.host}: `{record.target}`"))
+    for line in _conditions(record):
+        print_block(console, line, 2)
+    for medium in media(record):
+        for line in _head(medium):
+            print_block(console, line, 2)
+        if medium.measured:
+            console.print(_table(medium))
+        if medium.trained:
+            console.print(_training(medium))
+        for line in [*_footnotes(medium), *advice(medium)]:
+            print_block(console, line, 2)
+    print_verdict_line(record, path, console)
+
+
+def _conditions(record: Record) -> Iterator[str]:
+    if record.measurements:
+        told = record.measurements[0].parameters
+        place = f"{told['gpu']}" if "gpu" in told else str(told.get("device", ""))
+        yield (
+            f"{told['state']}; {told['ranks']} rank(s) on {place}, torch {told['torch']}; engines in "
+            f"an order drawn anew for each of up to {told['rounds']} rounds"
+        )
+
+
+def _head(medium: Medium) -> Iterator[str]:
+    if medium.memory:
+        yield f"{medium.name}: memory, a stand-in for a medium of that speed; nothing here outlives the node"
+    else:
+        yield f"{medium.name}:"
+
+
+def _table(medium: Medium) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(f"on {medium.name}" if medium.memory else "engine", overflow="fold")
+    for title in ("stall s", "durable s", "GB/s", "restore", "CPU s", "memory"):
+        table.add_column(title, justify="right")
+    table.add_column("equal")
+    table.add_column("x torch.save", justify="right")
+    if "write" in medium.fio:
+        table.add_row(*_fio_cells(medium))
+    for engine in medium.measured:
+        table.add_row(*_cells(engine))
+    return table
+
+
+def _cells(engine: Engine) -> list[Text]:
+    ratio = engine.figures.get("versus_torch_save")
+    peak = engine.value("peak_memory")
+    return [
+        Text(engine.name),
+        Text(_seconds(engine.value("stall"))),
+        Text(_seconds(engine.value("durable_time"))),
+        Text(_rate(engine.value("durable"))),
+        Text(_rate(engine.value("restore"))),
+        Text(_seconds(engine.value("cpu"))),
+        Text(format_size(peak) if peak is not None else "-"),
+        Text("yes" if engine.equal else "NO", style="" if engine.equal else "bold red"),
+        Text(_times(ratio)),
+    ]
+
+
+def _fio_cells(medium: Medium) -> list[Text]:
+    write, read = medium.fio["write"], medium.fio.get("read")
+    seconds = float(write.parameters["state_bytes"]) / write.value
+    cells = ["best of fio", "", _seconds(seconds), _rate(write.value), _rate(read.value if read else None), "", "", ""]
+    return [Text(each) for each in [*cells, ""]]
+
+
+def _training(medium: Medium) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("training" + (f" on {medium.name}" if medium.memory else ""), overflow="fold")
+    for title in ("every", "lost per checkpoint", "from", "to", "loop held"):
+        table.add_column(title, justify="right")
+    for engine in medium.trained:
+        lost, held = engine.figures["lost_time"], engine.figures.get("held")
+        told, interval = lost.parameters, lost.confidence
+        every = told["every"]
+        cells = [engine.name, f"{every} steps", f"{lost.value:.3f} s"]
+        cells += [f"{interval.low:.3f} s", f"{interval.high:.3f} s"] if interval else ["", ""]
+        table.add_row(*map(Text, [*cells, f"{held.value:.3f} s" if held else ""]))
+    return table
+
+
+def _footnotes(medium: Medium) -> Iterator[str]:
+    first = next((engine.figures["durable"] for engine in medium.measured), None)
+    rounds = len(first.samples or []) if first else 0
+    if rounds == 1:
+        yield "one round: no interval, so that nothing is decided" + (
+            "" if medium.memory else "; restores are from a cold cache"
+        )
+    if rounds > 1 and first is not None and first.confidence is not None:
+        yield (
+            f"medians of {rounds} rounds; x torch.save: median over pairs of one round, `~` where "
+            f"its interval ({first.confidence.level:.1%}) holds 1, so that nothing is decided"
+            + ("" if medium.memory else "; restores are from a cold cache")
+        )
+    for engine in medium.engines:
+        apart = engine.figures.get("first_stall")
+        if apart is not None:
+            yield f"{engine.name}: its first save, not in the figures, held the loop for {_seconds(apart.value)} s"
+    if medium.fio:
+        jobs = ", ".join(f"{way} by {figure.parameters['files']} files" for way, figure in medium.fio.items())
+        direct = next(iter(medium.fio.values())).parameters["direct"]
+        yield f"best of fio: {jobs}, each searched over 1 to 16; direct={int(bool(direct))}, end_fsync=1"
+    if not medium.memory:
+        yield from _evidence(medium)
+    for engine in medium.engines:
+        if engine.check is not None and engine.check.status == "unknown":
+            yield f"{engine.name}: failed, {engine.check.found}"
+    for check in medium.left_out:
+        word = "left out" if check.status == "skip" else "failed"
+        yield f"{check.id.rpartition('.')[2]}: {word}, {check.found}"
+
+
+def _evidence(medium: Medium) -> Iterator[str]:
+    for figure, words in (("durable", "written"), ("restore", "read")):
+        ratios = [
+            found.evidence.ratio
+            for engine in medium.measured
+            if (found := engine.figures.get(figure)) and found.evidence and found.evidence.ratio is not None
+        ]
+        if ratios:
+            yield f"evidence: block, {words} {min(ratios):.4f} to {max(ratios):.4f} of what the files hold"
+
+
+def advice(medium: Medium) -> list[str]:
+    """One sentence: what to use here, and what binds it. Another for who must not hold the loop."""
+    good = [engine for engine in medium.measured if engine.equal]
+    if len(good) < 2:
+        return []
+    best = good[0]
+    where = f"on {medium.name}" + (" (memory, a stand-in)" if medium.memory else "")
+    told = [f"use `{best.name}` {where}: {format_bandwidth(best.value('durable') or 0.0)} durable"]
+    for figure, words in (("versus_torch_save", "torch.save"), ("versus_best_other", "the best other")):
+        ratio = best.figures.get(figure)
+        if ratio is not None:
+            against = f", `{ratio.parameters['against']}`" if figure == "versus_best_other" else ""
+            told.append(_told(ratio, words + against))
+    lines = [", ".join(told) + f"; {binds(best)}"]
+    for engine in good[1:]:
+        ratio = engine.figures.get("versus_best_other")
+        if ratio is not None and engine.family == "ours" and not best.family.startswith("ours"):
+            lines.append(f"`{engine.name}`: {_told(ratio, 'the best other')}; {binds(engine)}")
+    quiet = min(good, key=lambda engine: engine.value("stall") or 0.0)
+    if quiet is best or (quiet.value("stall") or 0.0) > 0.8 * (best.value("stall") or 0.0):
+        return lines
+    return [*lines, f"to hold the loop least: `{quiet.name}`, {_seconds(quiet.value('stall'))} s for each save"]
+
+
+def binds(engine: Engine) -> str:
+    """What keeps an engine from being faster, as far as the figures tell."""
+    share = engine.figures.get("of_fio_write")
+    if share is not None and share.value >= _NEAR:
+        return f"the medium binds: that is {share.value:.0%} of the best of fio"
+    spent, seconds = engine.value("cpu"), engine.value("durable_time")
+    cores = spent / seconds if spent is not None and seconds else 0.0
+    reached = f"{share.value:.0%} of the best of fio, and " if share is not None else ""
+    ranks = float(engine.figures["durable"].parameters["ranks"])
+    if _ONE_CORE[0] <= cores / ranks <= _ONE_CORE[1]:
+        return f"{reached}one core of each rank is busy all the time: that binds"
+    return f"{reached}{cores:.1f} cores are busy"
+
+
+def _told(ratio: Measurement, against: str) -> str:
+    interval = ratio.confidence
+    spread = f"{interval.low:.2f} to {interval.high:.2f}" if interval else "no interval"
+    undecided = "" if ratio.parameters["decided"] else ", not decided"
+    return f"{ratio.value:.2f} times the speed of {against} ({spread}{undecided})"
+
+
+def _times(ratio: Measurement | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio.value:.2f}" if ratio.parameters["decided"] else f"~{ratio.value:.2f}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else number(value / 1e9)
+
+
+__all__ = ["Engine", "Medium", "advice", "binds", "media", "print_checkpoint"]
