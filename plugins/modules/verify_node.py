@@ -106,13 +106,12 @@ stderr_tail:
   elements: str
 """
 
-import json  # noqa: E402  (Ansible wants the documentation first)
-import os  # noqa: E402
+import os  # noqa: E402  (Ansible wants the documentation first)
 from typing import Any, Mapping  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-TAIL_LINES = 20
+from ..module_utils.own_program import TAIL_LINES, last_words, read_record, summary  # noqa: E402
 
 
 def arguments(program: str, wanted: Mapping[str, Any], check_mode: bool) -> list[str]:
@@ -133,21 +132,6 @@ def arguments(program: str, wanted: Mapping[str, Any], check_mode: bool) -> list
     if wanted["allow_busy"]:
         argv.append("--allow-busy")
     return argv
-
-
-def read_record(stdout: str) -> dict[str, Any] | None:
-    """The record on standard output, or None."""
-    try:
-        document = json.loads(stdout)
-    except ValueError:
-        return None
-    return document if isinstance(document, dict) and "verdict" in document else None
-
-
-def summary(record: Mapping[str, Any]) -> str:
-    """One line: the verdict and its first reason."""
-    verdict = record["verdict"]
-    return ": ".join([verdict["status"].upper()] + verdict["reasons"][:1])
 
 
 def main() -> None:
@@ -182,8 +166,7 @@ def main() -> None:
     tail = stderr.strip().splitlines()[-TAIL_LINES:]
     record = read_record(stdout)
     if record is None:
-        told = [line for line in tail if line.startswith(("error: ", "hint: "))] or tail[-1:] or ["it said nothing"]
-        module.fail_json(msg="; ".join(told), rc=rc, stderr_tail=tail)
+        module.fail_json(msg=last_words(tail), rc=rc, stderr_tail=tail)
         return
     module.exit_json(changed=False, record=record, rc=rc, stderr_tail=tail, msg=summary(record))
 

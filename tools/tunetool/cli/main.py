@@ -23,6 +23,7 @@ COMMANDS = {
     "report": "Look at records: show one, list them, compare two.",
     "provision": "Build the nodes of an inventory, or plan what that would cost their drives.",
     "rebuild": "Make the scratch volume anew if every local drive came back blank (at boot).",
+    "stage": "Copy a tree to memory or a local disk, whole or not at all, with checksums; verify it; evict it.",
     "tune": "Find the best settings of DeepSpeed's aio block for this storage.",
     "verify": "Check the node against its manifest, measure its storage, and judge.",
 }

@@ -91,6 +91,7 @@ def _text(record: object, path: Path) -> str:
     from tunetool.report.checkpoint import print_checkpoint
     from tunetool.report.ds_io import print_ds_io
     from tunetool.report.page import WIDTH
+    from tunetool.report.stage import print_stage
     from tunetool.report.table import print_fleet_verdict, print_hosts, print_verdict
     from tunetool.report.tune import print_tune
 
@@ -107,6 +108,8 @@ def _text(record: object, path: Path) -> str:
         print_ds_io(record, path, console)
     elif record.kind == "bench.checkpoint":
         print_checkpoint(record, path, console)
+    elif record.kind == "stage":
+        print_stage(record, path, console)
     elif record.kind == "tune":
         print_tune(record, path, None, console)
     else:

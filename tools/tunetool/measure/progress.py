@@ -18,3 +18,10 @@ class Progress(Protocol):
 
         A call instead of a thread that redraws: fio is started by fork, which threads make unsafe.
         """
+
+
+class MovingProgress(Progress, Protocol):
+    """One that also shows how many of a known number of bytes are done."""
+
+    def moving(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """A step over ``total`` bytes. Whoever does the step calls what it is handed with the bytes done, often."""

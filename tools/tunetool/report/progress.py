@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 from rich.text import Text
+
+from tunetool.node.units import format_size
+
+_EVERY = 10.0
+"""Seconds between lines of a long step, where no bar can be drawn."""
 
 
 class PlainProgress:
@@ -23,6 +29,19 @@ class PlainProgress:
         """Announce the step; time passes in silence."""
         self.say(f"{name} ({seconds:.0f} s)" if seconds >= 1 else name)
         yield lambda: None
+
+    @contextlib.contextmanager
+    def moving(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A line every ten seconds."""
+        last = time.monotonic()
+
+        def tick(done: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _EVERY:
+                last = time.monotonic()
+                self.say(f"{name}: {format_size(done)} of {format_size(total)}")
+
+        yield tick
 
 
 class BarProgress:
@@ -46,6 +65,22 @@ class BarProgress:
             def tick() -> None:
                 elapsed = bar.tasks[0].elapsed or 0.0
                 bar.update(task, completed=min(elapsed, max(seconds, 0.1)))
+                bar.refresh()
+
+            yield tick
+
+    @contextlib.contextmanager
+    def moving(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar of the bytes that are done, with their rate."""
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(30), DownloadColumn())
+        with Progress(
+            *columns, TransferSpeedColumn(), console=self._console, transient=True, auto_refresh=False
+        ) as bar:
+            task = bar.add_task(name, total=max(total, 1))
+            bar.refresh()
+
+            def tick(done: int) -> None:
+                bar.update(task, completed=done)
                 bar.refresh()
 
             yield tick

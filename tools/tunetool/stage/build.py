@@ -1,0 +1,129 @@
+"""Building the copy beside DST, and giving it the name once it is whole."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunetool.errors import CannotJudge
+from tunetool.node.files import content, replace_file
+from tunetool.record import utc_now
+from tunetool.stage import manifest as manifests
+from tunetool.stage import remote
+from tunetool.stage.checksums import Checksum, piece_bytes
+from tunetool.stage.compare import listing
+from tunetool.stage.manifest import Manifest, rooted
+from tunetool.stage.moving import Moved, Plan, move
+from tunetool.stage.place import Place, inode_of, put, remove_tree, settle
+from tunetool.stage.system import flush
+from tunetool.stage.tree import Entry, files_of, same_source, scan, total_bytes
+
+
+@dataclass(frozen=True)
+class Job:
+    """One copy. ``in_memory`` says it of DST's file system."""
+
+    source: str
+    remote: bool
+    place: Place
+    entries: Sequence[Entry]
+    checksum: Checksum
+    threads: int
+    in_memory: bool
+    source_in_memory: bool
+
+
+@dataclass(frozen=True)
+class Built:
+    """How it went. ``seconds`` are those of everything, until the copy had its name."""
+
+    moved: Moved
+    seconds: float
+
+
+def build(job: Job, tick: Callable[[int], None]) -> Built:
+    """Make the copy and put it in its place. Whatever goes wrong, nothing of it is left and DST is as it was."""
+    started = time.perf_counter()
+    place, built = job.place, job.place.fresh("stage")
+    before = content(str(place.manifest)) if place.manifest.exists() else None
+    inode: int | None = None
+    try:
+        built.mkdir(mode=0o700)
+        inode = inode_of(built)
+        assert inode is not None  # noqa: S101  (made above)
+        moved = _fetch(job, built, tick) if job.remote else _copy(job, built, tick)
+        if not job.in_memory:
+            flush(built)
+        manifest = Manifest(
+            source=job.source,
+            inode=inode,
+            replaces=inode_of(place.path),
+            staged=utc_now().isoformat(),
+            checksum=job.checksum,
+            piece_bytes=piece_bytes(job.checksum),
+            bytes=total_bytes(job.entries),
+            entries=job.entries,
+            digests=moved.digests,
+        )
+        manifests.write(manifest, place.manifest)
+        put(built, place)
+    except BaseException:
+        _undo(place, built, inode, before)
+        raise
+    return Built(moved, time.perf_counter() - started)
+
+
+def _undo(place: Place, built: Path, inode: int | None, before: str | None) -> None:
+    if inode is not None and inode_of(place.path) == inode:
+        settle(place)  # it has its name already: only what it replaced is still to go
+        return
+    if before is None:
+        place.manifest.unlink(missing_ok=True)
+    elif content(str(place.manifest)) != before:
+        replace_file(str(place.manifest), before)
+    remove_tree(built)
+
+
+def _copy(job: Job, built: Path, tick: Callable[[int], None]) -> Moved:
+    for entry in job.entries:
+        if entry.kind == "directory" and entry.path != ".":
+            (built / entry.path).mkdir(mode=0o700)
+        elif entry.kind == "link":
+            link = built / entry.path
+            link.symlink_to(entry.target)
+            os.utime(link, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
+    plan = Plan(built, job.checksum, job.threads, not job.source_in_memory, write_direct=not job.in_memory)
+    moved = move(files_of(job.entries), plan, tick)
+    _finish_directories(job.entries, built)
+    if not same_source(scan(Path(job.source)), job.entries):
+        raise CannotJudge(f"`{job.source}` changed while it was staged", "stage a source at rest")
+    return moved
+
+
+def _fetch(job: Job, built: Path, tick: Callable[[int], None]) -> Moved:
+    """By rclone. What came is held against the listing by name and size, and read once for the checksums."""
+    remote.fetch(job.source, built, tick)
+    for entry in job.entries:
+        # A remote of objects may list directories that rclone does not make.
+        if entry.kind == "directory":
+            (built / entry.path).mkdir(parents=True, exist_ok=True)
+    wanted = {entry.path: (entry.kind, entry.size) for entry in job.entries if entry.path != "."}
+    found = {entry.path: (entry.kind, entry.size) for entry in listing(built)}
+    if wanted != found:
+        path = sorted(set(wanted.items()) ^ set(found.items()))[0][0]
+        raise CannotJudge(f"`{path}` of `{job.source}` did not come as it was listed", "stage a source at rest")
+    moved = move(rooted(files_of(job.entries), built), Plan(None, job.checksum, job.threads), lambda _: None)
+    _finish_directories(job.entries, built)
+    return moved
+
+
+def _finish_directories(entries: Sequence[Entry], built: Path) -> None:
+    """Modes and times, the innermost first: making an entry changes its directory's time."""
+    for entry in reversed([entry for entry in entries if entry.kind == "directory"]):
+        path = built / entry.path
+        if entry.mtime_ns:
+            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+        path.chmod(entry.mode)

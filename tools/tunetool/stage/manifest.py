@@ -1,0 +1,113 @@
+"""The manifest beside a staged tree: what it is a copy of, entry by entry, with checksums."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from tunetool import __version__
+from tunetool.errors import UsageProblem
+from tunetool.node.files import replace_file
+from tunetool.stage.checksums import Checksum
+from tunetool.stage.tree import Entry, Kind
+
+SCHEMA = "tunetool.stage/1"
+_DAMAGED = "stage it anew with `--replace`"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """``inode`` is that of the tree's own directory: a rename keeps it, so it says which directory is meant.
+    ``replaces`` is that of the directory whose name it was to take, where there was one.
+
+    ``digests`` holds for each file one hexadecimal digest per ``piece_bytes`` of it, or one of the whole (None).
+    """
+
+    source: str
+    inode: int
+    replaces: int | None
+    staged: str
+    checksum: Checksum
+    piece_bytes: int | None
+    bytes: int
+    entries: Sequence[Entry]
+    digests: Sequence[Sequence[str]]
+
+
+def write(manifest: Manifest, path: Path) -> None:
+    """Replace the manifest at ``path``, whole or not at all."""
+    digests = iter(manifest.digests)
+    document = {
+        "schema": SCHEMA,
+        "tool_version": __version__,
+        **{name: getattr(manifest, name) for name in _HEAD},
+        "entries": [_as_row(entry, next(digests) if entry.kind == "file" else None) for entry in manifest.entries],
+    }
+    # Names that are no UTF-8 survive as escapes; everything is ASCII.
+    replace_file(str(path), json.dumps(document, separators=(",", ":")).replace('{"path"', '\n{"path"') + "\n")
+
+
+def read(path: Path) -> Manifest | None:
+    """The manifest at ``path``, None where there is none. Raises ``UsageProblem`` when it is not one of ours."""
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise UsageProblem(f"`{path}` is damaged: it is not JSON", _DAMAGED) from None
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != SCHEMA:
+        raise UsageProblem(f"`{path}` has schema `{found}`, this version reads `{SCHEMA}`", _DAMAGED)
+    try:
+        rows = document["entries"]
+        entries = [_entry(row) for row in rows]
+        digests = [[_typed(one, str) for one in row["digests"]] for row in rows if row["kind"] == "file"]
+        head = {name: _typed(document[name], kind) for name, kind in _HEAD.items()}
+        if head["checksum"] not in get_args(Checksum):
+            raise ValueError(head["checksum"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageProblem(f"`{path}` is damaged: {type(error).__name__} at {error}", _DAMAGED) from None
+    return Manifest(entries=entries, digests=digests, **head)
+
+
+_HEAD: dict[str, Any] = {
+    "source": str,
+    "inode": int,
+    "replaces": (int, type(None)),
+    "staged": str,
+    "checksum": str,
+    "piece_bytes": (int, type(None)),
+    "bytes": int,
+}
+_FIELDS: dict[str, Any] = {"path": str, "kind": str, "size": int, "mtime_ns": int, "mode": int, "target": str}
+
+
+def _as_row(entry: Entry, digests: Sequence[str] | None) -> dict[str, object]:
+    row = {name: value for name, value in asdict(entry).items() if name != "origin"}
+    return row if digests is None else {**row, "digests": list(digests)}
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    values = {name: _typed(row[name], kind) for name, kind in _FIELDS.items()}
+    if values["kind"] not in get_args(Kind):
+        raise ValueError(values["kind"])
+    # The manifest may have been tampered with: what it names is only ever looked for under the tree.
+    if values["path"].startswith("/") or ".." in values["path"].split("/"):
+        raise ValueError(values["path"])
+    return Entry(**values)
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r}")
+    return value
+
+
+def rooted(entries: Sequence[Entry], root: Path) -> list[Entry]:
+    """The same entries, their files read under ``root``."""
+    return [Entry(**{**asdict(entry), "origin": f"{root}/{entry.path}"}) for entry in entries]

@@ -1,0 +1,138 @@
+"""What a run found, as a record of kind ``stage``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from tunetool import __version__
+from tunetool import record as records
+from tunetool.measure.facts import node_facts
+from tunetool.node.blockstack import BlockStack
+from tunetool.node.units import format_size
+from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
+from tunetool.stage.build import Built, Job
+from tunetool.stage.manifest import Manifest
+from tunetool.stage.moving import Moved, Plan
+from tunetool.stage.place import Place
+from tunetool.stage.tree import files_of, total_bytes
+
+KIND = "stage"
+COPY, READ = "stage.copy", "stage.verify"
+_CPU_BUSY = 0.8
+"""Of all CPUs, from where on they are what binds."""
+_NAMED = 20
+
+
+def binds(moved: Moved, cpus: int) -> str:
+    """What a faster copy would need: ``cpu``, ``source`` or ``destination``.
+
+    The CPUs where they were busy; else the side on which the threads spent more of their time.
+    """
+    if moved.seconds and moved.cpu_seconds / (moved.seconds * cpus) >= _CPU_BUSY:
+        return "cpu"
+    return "source" if moved.tally.reading >= moved.tally.writing else "destination"
+
+
+def copied(
+    command: Sequence[str], job: Job, built: Built, source_medium: str, stack: BlockStack, started: datetime
+) -> Record:
+    """A copy was made."""
+    moved = built.moved
+    details: dict[str, Scalar] = {"source": job.source, "source_medium": source_medium, **_details(moved)}
+    details |= {"files": len(files_of(job.entries)), "threads": job.threads, "checksum": job.checksum}
+    if job.remote:
+        details["binds"] = "source"
+    size = total_bytes(job.entries)
+    figure = _figure(COPY, size, built.seconds, stack, details)
+    return _record(command, job.place, [figure], [], started)
+
+
+def unchanged(command: Sequence[str], place: Place, found: Manifest, started: datetime) -> Record:
+    """DST was the copy already."""
+    said = f"{format_size(found.bytes)} in {len(files_of(found.entries))} files, staged {found.staged}"
+    check = CheckResult(id="stage.identical", status="pass", expected=f"a copy of `{found.source}`", found=said)
+    return _record(command, place, [], [check], started)
+
+
+def verified(
+    command: Sequence[str],
+    place: Place,
+    found: Manifest,
+    moved: Moved,
+    plan: Plan,
+    wrong: Mapping[str, str],
+    stack: BlockStack,
+    started: datetime,
+) -> Record:
+    """DST was read again."""
+    details: dict[str, Scalar] = {**_details(moved), "threads": plan.threads, "checksum": found.checksum}
+    figure = _figure(READ, moved.tally.bytes, moved.seconds, stack, {**details, "files": len(moved.digests)})
+    named = [f"`{path}` {said}" for path, said in wrong.items()]
+    more = [f"and {len(named) - _NAMED} more"] if len(named) > _NAMED else []
+    check = CheckResult(
+        id="stage.content",
+        status="fail" if wrong else "pass",
+        expected=f"{len(found.digests)} files of {format_size(found.bytes)} as in the manifest ({found.checksum})",
+        found=f"{len(wrong)} entries are not" if wrong else "all of them",
+        remedy=f"stage `{found.source}` again with `--replace`" if wrong else "",
+    )
+    return _record(command, place, [figure] if moved.tally.bytes else [], [check], started, [*named[:_NAMED], *more])
+
+
+def evicted(command: Sequence[str], place: Place, found: Manifest, started: datetime) -> Record:
+    """DST is gone."""
+    check = CheckResult(
+        id="stage.evicted", status="pass", expected="no tree", found=f"{format_size(found.bytes)} removed"
+    )
+    return _record(command, place, [], [check], started)
+
+
+def _details(moved: Moved) -> dict[str, Scalar]:
+    cpus = len(os.sched_getaffinity(0))
+    return {
+        "direct_bytes": moved.tally.direct_bytes,
+        "reading_seconds": round(moved.tally.reading, 3),
+        "checksum_seconds": round(moved.tally.summing, 3),
+        "writing_seconds": round(moved.tally.writing, 3),
+        "cpu_seconds": round(moved.cpu_seconds, 3),
+        "cpus": cpus,
+        "binds": binds(moved, cpus),
+    }
+
+
+def _figure(name: str, size: int, seconds: float, stack: BlockStack, details: dict[str, Scalar]) -> Measurement:
+    return Measurement(
+        name=name,
+        layer="filesystem",
+        engine=f"tunetool {__version__}",
+        medium=stack.medium,
+        quantity="bandwidth",
+        unit="B/s",
+        better="higher",
+        value=size / max(seconds, 1e-6),
+        parameters={"bytes": size, "seconds": round(seconds, 3), **details},
+    )
+
+
+def _record(
+    command: Sequence[str],
+    place: Place,
+    figures: list[Measurement],
+    checks: list[CheckResult],
+    started: datetime,
+    wrong: Sequence[str] = (),
+) -> Record:
+    return Record(
+        kind=KIND,
+        id=records.new_id(),
+        started=started,
+        finished=records.utc_now(),
+        node=node_facts([], None),
+        command=list(command),
+        target=str(place.path),
+        measurements=figures,
+        checks=checks,
+        verdict=Verdict(status="fail" if wrong else "pass", reasons=list(wrong)),
+    )

@@ -1,0 +1,219 @@
+"""DST and its hidden siblings: one stager at a time, no half tree ever under the name, nothing left behind.
+
+Beside ``DST = DIR/NAME`` lie ``DIR/.NAME.tunetool-stage.json`` (the manifest), and while somebody is at work
+``.NAME.tunetool-stage.lock`` and ``.NAME.tunetool-stage-RUN`` (the tree being built). Whoever holds the lock may take
+every other such sibling for a dead run's.
+
+The manifest is the journal: it is written when the tree is complete, names its inode, and only then does the tree get
+its name. A run that is killed between the two is carried out by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.mounts import mount_at, read_mounts
+from tunetool.stage import manifest as manifests
+from tunetool.stage.manifest import Manifest
+from tunetool.stage.system import exchange
+
+
+@dataclass(frozen=True)
+class Place:
+    """``path`` is DST, absolute, its parent's links resolved."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        """Where its manifest lies."""
+        return self._sibling("stage.json")
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever is at work."""
+        return self._sibling("stage.lock")
+
+    def fresh(self, purpose: str) -> Path:
+        """A sibling's name that no run ever had."""
+        return self._sibling(f"{purpose}-{uuid.uuid4().hex[:12]}")
+
+    def siblings(self, purpose: str) -> list[Path]:
+        """Those that are there: ``stage`` are trees being built, ``gone`` are trees being removed."""
+        head = self._sibling(f"{purpose}-").name
+        with os.scandir(self.path.parent) as found:
+            return sorted(Path(each.path) for each in found if each.name.startswith(head))
+
+    def _sibling(self, end: str) -> Path:
+        return self.path.parent / f".{self.path.name}.tunetool-{end}"
+
+
+def find_place(text: str) -> Place:
+    """DST from the command line. Raises ``UsageProblem`` for what can never be one."""
+    given = Path(os.path.abspath(text))
+    parent = given.parent
+    if not given.name:
+        raise UsageProblem(f"`{text}` is the root directory", "name a directory under it")
+    if not parent.is_dir():
+        raise UsageProblem(f"`{parent}` does not exist", "DST is made, but not the directory that it lies in")
+    path = Path(os.path.realpath(parent)) / given.name
+    if path.is_symlink():
+        raise UsageProblem(f"`{path}` is a link", f"name what it leads to: `{os.path.realpath(path)}`")
+    if path.exists() and not path.is_dir():
+        raise UsageProblem(f"`{path}` is not a directory", "DST becomes the copy of what SRC holds")
+    if mount_at(str(path), read_mounts()) is not None:
+        raise UsageProblem(
+            f"`{path}` is a mount point, which nothing can be renamed to",
+            f"name a directory in it, such as `{path}/NAME`",
+        )
+    return Place(path)
+
+
+def inode_of(path: Path) -> int | None:
+    """Of a directory; None where there is none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino if stat.S_ISDIR(found.st_mode) else None
+
+
+@contextlib.contextmanager
+def only_one(place: Place, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of DST; settle and sweep what dead runs left, and leave no lock file behind.
+
+    Waits for a living holder, which is named, or raises ``CannotJudge`` at once.
+    """
+    handle = _locked(place, wait, say)
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        settle(place)
+        yield
+    finally:
+        # Gone while still held: who waits on it finds another file under the name, or none, and asks again.
+        with contextlib.suppress(OSError):
+            place.lock.unlink()
+        os.close(handle)
+
+
+def _locked(place: Place, wait: bool, say: Callable[[str], None]) -> int:
+    told = False
+    while True:
+        try:
+            handle = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageProblem(
+                f"`{place.path.parent}` cannot be written: {error.strerror}", "stage where you may write"
+            ) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if inode_at(place.lock) == os.fstat(handle).st_ino:
+                return handle
+        except BlockingIOError:
+            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another run"
+            if not wait:
+                os.close(handle)
+                raise CannotJudge(
+                    f"busy: `{place.path}` is being staged by {holder}", "leave out `--no-wait` to wait for it"
+                ) from None
+            if not told:
+                say(f"waiting for {holder}, which is at work on `{place.path}`")
+                told = True
+            time.sleep(0.1)
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def inode_at(path: Path) -> int | None:
+    """Of whatever has that name."""
+    try:
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def known(place: Place) -> Manifest | None:
+    """The manifest of the tree that is at DST now; None where there is none, or it is of another tree."""
+    found = manifests.read(place.manifest)
+    return found if found is not None and found.inode == inode_of(place.path) else None
+
+
+def settle(place: Place) -> None:
+    """Carry out what a dead run had decided, then remove everything it left. Needs the lock."""
+    try:
+        journal = manifests.read(place.manifest)
+    except UsageProblem:
+        journal = None
+    for path in place.siblings("stage"):
+        # Never over what somebody else put there since.
+        if journal is not None and inode_of(path) == journal.inode and free_for(place, journal.replaces):
+            put(path, place)
+    for path in [*place.siblings("stage"), *place.siblings("gone")]:
+        remove_tree(path)
+    if journal is not None and inode_of(place.path) != journal.inode:
+        place.manifest.unlink(missing_ok=True)
+
+
+def free_for(place: Place, replaced: int | None) -> bool:
+    """Whether DST is absent, empty, or the very directory that is to be replaced."""
+    inode = inode_of(place.path)
+    return inode is None or inode == replaced or is_empty(place.path)
+
+
+def is_empty(path: Path) -> bool:
+    """Whether a directory holds nothing."""
+    with os.scandir(path) as found:
+        return next(found, None) is None
+
+
+def put(built: Path, place: Place) -> None:
+    """Give the complete tree ``built`` its name. What was there before is removed; its name is never without a tree.
+
+    Where the file system cannot exchange two names, there is a moment without one; should we die in it, ``settle`` ends
+    it.
+    """
+    if inode_of(place.path) is None:
+        built.rename(place.path)
+    elif exchange(built, place.path):
+        built.rename(place.fresh("gone"))
+    else:
+        place.path.rename(place.fresh("gone"))
+        built.rename(place.path)
+    for path in place.siblings("gone"):
+        remove_tree(path)
+
+
+def take_away(place: Place) -> None:
+    """Remove DST and its manifest. First its name, so that nobody finds half of it."""
+    gone = place.fresh("gone")
+    place.path.rename(gone)
+    place.manifest.unlink(missing_ok=True)
+    remove_tree(gone)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove it all, also from directories that may not be written, and though Ctrl-C comes a second time."""
+    for _ in range(3):
+        try:
+            for directory, _, _ in os.walk(path):
+                if not os.access(directory, os.W_OK | os.X_OK):
+                    Path(directory).chmod(0o700)
+            shutil.rmtree(path)
+            return
+        except KeyboardInterrupt:
+            continue
+        except FileNotFoundError:
+            return

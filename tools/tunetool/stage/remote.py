@@ -1,0 +1,122 @@
+"""A source that is not a directory here: listed and fetched by rclone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.stage.tree import Entry
+
+TRANSFERS = 8
+_REMOTE = re.compile(r"^(:?[A-Za-z0-9_][A-Za-z0-9_.+@ -]*(,[^:]*)?):")
+_FRACTION = re.compile(r"\.(\d+)")
+
+
+def is_remote(source: str) -> bool:
+    """Whether rclone would take it for a remote: ``name:path``, or ``:backend:path``, and no such file here."""
+    return bool(_REMOTE.match(source)) and not os.path.lexists(source)
+
+
+def need_rclone() -> str:
+    """The program. Raises ``CannotJudge`` where it is missing."""
+    found = shutil.which("rclone")
+    if found is None:
+        raise CannotJudge("`rclone` is not installed, which fetches remote sources", "install it, or stage a directory")
+    return found
+
+
+def scan_remote(source: str) -> list[Entry]:
+    """Its directories and files as rclone lists them. Raises ``UsageProblem`` where it cannot."""
+    done = subprocess.run(
+        [need_rclone(), "lsjson", "-R", "--no-mimetype", source],
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise UsageProblem(f"`{source}` cannot be listed: {_last(done.stderr)}", "try `rclone lsd` on it")
+    entries = [Entry(".", "directory", mode=0o755), *(_entry(row, source) for row in json.loads(done.stdout))]
+    return sorted(entries, key=lambda entry: entry.path.split("/") if entry.path != "." else [])
+
+
+def _entry(row: dict[str, Any], source: str) -> Entry:
+    if row["IsDir"]:
+        return Entry(row["Path"], "directory", mode=0o755)
+    if row["Size"] < 0:
+        raise UsageProblem(f"`{source}`: the size of `{row['Path']}` is unknown", "a document has to be exported first")
+    return Entry(row["Path"], "file", row["Size"], nanoseconds(row["ModTime"]), 0o644)
+
+
+def nanoseconds(text: str) -> int:
+    """Of a time as Go writes it, with up to nine digits after the point."""
+    digits = _FRACTION.search(text)
+    whole = datetime.fromisoformat(_FRACTION.sub("", text).replace("Z", "+00:00"))
+    return int(whole.timestamp()) * 10**9 + (int(digits[1].ljust(9, "0")) if digits else 0)
+
+
+def fetch(source: str, destination: Path, tick: Callable[[int], None]) -> None:
+    """Copy all of ``source`` into ``destination``. Raises ``CannotJudge`` when rclone fails."""
+    command = [need_rclone(), "copy", "--transfers", str(TRANSFERS), "--stats", "1s", "--use-json-log", "-v"]
+    with _running([*command, "--stats-log-level", "NOTICE", source, str(destination)]) as process:
+        assert process.stderr is not None  # noqa: S101
+        told = []
+        for line in process.stderr:
+            row = _row(line)
+            if row.get("level") == "error":
+                told.append(str(row.get("msg")))
+            moved = row.get("stats", {}).get("bytes")
+            if isinstance(moved, int):
+                tick(moved)
+        if process.wait() != 0:
+            raise CannotJudge(
+                f"`rclone copy {source}` failed: {_last(told[-1] if told else '')}",
+                "what was copied is removed; try again",
+            )
+
+
+def _row(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {"level": "error", "msg": line.strip()}
+    return row if isinstance(row, dict) else {}
+
+
+@contextlib.contextmanager
+def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + 10
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            process.kill()
+            raise
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

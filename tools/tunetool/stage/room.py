@@ -1,0 +1,63 @@
+"""Whether it fits, asked before a byte is copied: the file system of DST, and memory where that is RAM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunetool.errors import CannotJudge
+from tunetool.node.memory_left import memory_left
+from tunetool.node.units import format_size
+from tunetool.stage.tree import Entry
+
+IN_MEMORY = ("tmpfs", "ramfs")
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Limit:
+    """``left`` bytes by ``what``."""
+
+    left: int
+    what: str
+
+
+def space_needed(entries: Iterable[Entry]) -> int:
+    """Bytes that a copy takes: whole pages for every file, one for everything else that has a name."""
+    return sum(max(_PAGE, -(-entry.size // _PAGE) * _PAGE) for entry in entries)
+
+
+def limits(directory: Path, fs_type: str, root: str = "/") -> list[Limit]:
+    """What bounds a copy under ``directory``, the tightest first."""
+    status = os.statvfs(directory)
+    found = [Limit(status.f_bavail * status.f_frsize, f"`{directory}` has")] if fs_type != "ramfs" else []
+    if fs_type in IN_MEMORY:
+        memory = memory_left(root)
+        if memory is not None:
+            left, what = memory
+            found.append(
+                Limit(left, "the machine's RAM has" if what == "RAM" else f"the memory limit of `{what}` leaves")
+            )
+    return sorted(found, key=lambda limit: limit.left)
+
+
+def refuse_too_big(need: int, inodes: int, directory: Path, found: list[Limit], old: int) -> None:
+    """Raises ``CannotJudge`` when it does not fit. ``old``: bytes of a tree that goes only once the new one is there.
+
+    ``inodes``: files, directories and links to be made.
+    """
+    if found and need > found[0].left:
+        others = "".join(f"; {other.what} {format_size(other.left)}" for other in found[1:])
+        hint = "stage less, free some, or choose another DST"
+        if old and need - old <= found[0].left:
+            hint = f"the old tree holds {format_size(old)} until the new one is complete: `--evict` it first"
+        raise CannotJudge(f"{format_size(need)} are needed, {found[0].what} {format_size(found[0].left)}{others}", hint)
+    status = os.statvfs(directory)
+    # File systems without a fixed number of inodes say 0.
+    if status.f_files and inodes > status.f_favail:
+        raise CannotJudge(
+            f"{inodes} files and directories are to be made, `{directory}` has {status.f_favail} inodes left",
+            "choose another DST, or mount it with more (`nr_inodes=` of a tmpfs)",
+        )

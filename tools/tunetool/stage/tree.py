@@ -1,0 +1,177 @@
+"""What is to be staged: every entry of the source, decided before a byte is copied."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tunetool.errors import CannotJudge, UsageProblem
+
+Kind = Literal["file", "directory", "link"]
+MODE = 0o777
+"""Bits that are kept. Set-user-ID and the like are not: the copy belongs to whoever stages."""
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry. ``path`` is relative to the tree, ``.`` for the tree itself; ``origin`` is where a file is read."""
+
+    path: str
+    kind: Kind
+    size: int = 0
+    mtime_ns: int = 0
+    mode: int = 0
+    target: str = ""
+    origin: str = ""
+
+
+def scan(root: Path) -> list[Entry]:
+    """Every entry under ``root``, parents first, by name; links that leave it are replaced by what they lead to.
+
+    Raises ``UsageProblem`` for what cannot be copied: loops, links that leave it for nowhere, sockets, pipes, devices,
+    what may not be read. ``CannotJudge`` when it changes meanwhile.
+    """
+    walk = _Walk(os.path.realpath(root))
+    walk.run()
+    if walk.refused:
+        first, hint = walk.refused[0]
+        more = "".join(f"; {line}" for line, _ in walk.refused[1:_NAMED])
+        rest = f"; and {len(walk.refused) - _NAMED} more" if len(walk.refused) > _NAMED else ""
+        raise UsageProblem(f"{first}{more}{rest}", hint)
+    return sorted(walk.entries, key=lambda entry: entry.path.split("/") if entry.path != "." else [])
+
+
+def files_of(entries: Iterable[Entry]) -> list[Entry]:
+    """The files among them."""
+    return [entry for entry in entries if entry.kind == "file"]
+
+
+def total_bytes(entries: Iterable[Entry]) -> int:
+    """Bytes of their contents."""
+    return sum(entry.size for entry in entries if entry.kind == "file")
+
+
+def link_text(text: str, place: str, real_directory: str, root: str, destination: str) -> str:
+    """What a link at ``place`` says in the copy, so that it leads to the copy of ``destination`` (under ``root``).
+
+    Kept as it is where it cannot mean anything else there: relative, climbing only at its start and not out of the
+    tree, and not in a directory that the copy has elsewhere.
+    """
+    parts = text.split("/")
+    climbs = len(parts) - len([part for part in parts if part != ".."])
+    depth = place.count("/")
+    plain = parts[:climbs] == [".."] * climbs and climbs <= depth
+    parent = place.rpartition("/")[0]
+    at_home = os.path.normpath(os.path.join(root, parent)) == real_directory
+    if plain and at_home and not text.startswith("/"):
+        return text
+    inside = os.path.relpath(destination, root)
+    return os.path.relpath(os.path.join("/", inside), os.path.join("/", parent))
+
+
+def within(path: str, directory: str) -> bool:
+    """Whether ``path`` is ``directory`` or under it; both real paths."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def same_source(now: Sequence[Entry], before: Sequence[Entry]) -> bool:
+    """Whether two scans saw the same. A directory's time changes with every temporary file, so it has no say."""
+    return [_identity(entry) for entry in now] == [_identity(entry) for entry in before]
+
+
+def _identity(entry: Entry) -> tuple[object, ...]:
+    if entry.kind == "file":
+        return entry.path, entry.kind, entry.mode, entry.size, entry.mtime_ns
+    return entry.path, entry.kind, entry.mode, entry.target
+
+
+class _Walk:
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.entries: list[Entry] = []
+        self.refused: list[tuple[str, str]] = []
+        # Where in the copy, the real directory, and the real directories on the way in whose links were followed.
+        self._open: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def run(self) -> None:
+        try:
+            top = os.stat(self.root)
+            self._add_directory(".", self.root, top, ())
+            while self._open:
+                place, real, way = self._open.pop()
+                with os.scandir(real) as found:
+                    for each in found:
+                        name = each.name if place == "." else f"{place}/{each.name}"
+                        self._look(name, os.path.join(real, each.name), real, way)
+        except PermissionError as error:
+            raise UsageProblem(f"`{error.filename}` may not be read", "run as a user who may") from None
+        except FileNotFoundError as error:
+            raise CannotJudge(
+                f"`{error.filename}` vanished while the source was listed", "stage a source at rest"
+            ) from None
+
+    def _look(self, name: str, path: str, real: str, way: tuple[str, ...]) -> None:
+        found = os.lstat(path)
+        if not stat.S_ISLNK(found.st_mode):
+            self._add(name, path, found, way)
+            return
+        text = os.readlink(path)
+        try:
+            destination = os.path.realpath(path, strict=True)
+        except OSError as error:
+            self._broken(name, path, real, text, error)
+            return
+        if within(destination, self.root):
+            said = link_text(text, name, real, self.root, destination)
+            self.entries.append(Entry(name, "link", target=said, mtime_ns=found.st_mtime_ns))
+            return
+        behind = os.stat(destination)
+        chain = (*way, real)
+        if stat.S_ISDIR(behind.st_mode) and any(within(each, destination) for each in chain):
+            self._refuse(
+                f"`{path}` leads back to `{destination}`, which it is under", "a loop has no end: remove that link"
+            )
+            return
+        self._add(name, destination, behind, chain)
+
+    def _broken(self, name: str, path: str, real: str, text: str, error: OSError) -> None:
+        if error.errno == errno.ELOOP:
+            self._refuse(f"`{path}` is a loop of links", "remove that link")
+        elif error.errno == errno.EACCES:
+            self._refuse(f"`{path}` leads to what may not be read", "run as a user who may")
+        elif text.startswith("/") or not within(os.path.normpath(os.path.join(real, text)), self.root):
+            self._refuse(
+                f"`{path}` leads to `{text}`, which is not there", "fetch what is missing, or remove that link"
+            )
+        else:
+            said = link_text(text, name, real, self.root, os.path.normpath(os.path.join(real, text)))
+            self.entries.append(Entry(name, "link", target=said, mtime_ns=os.lstat(path).st_mtime_ns))
+
+    def _add(self, name: str, path: str, found: os.stat_result, way: tuple[str, ...]) -> None:
+        if stat.S_ISDIR(found.st_mode):
+            self._add_directory(name, path, found, way)
+        elif not stat.S_ISREG(found.st_mode):
+            self._refuse(f"`{path}` is a {_special(found.st_mode)}", "only files, directories and links can be staged")
+        elif not os.access(path, os.R_OK):
+            self._refuse(f"`{path}` may not be read", "run as a user who may")
+        else:
+            self.entries.append(Entry(name, "file", found.st_size, found.st_mtime_ns, found.st_mode & MODE, "", path))
+
+    def _add_directory(self, name: str, path: str, found: os.stat_result, way: tuple[str, ...]) -> None:
+        self.entries.append(Entry(name, "directory", mtime_ns=found.st_mtime_ns, mode=found.st_mode & MODE))
+        self._open.append((name, path, way))
+
+    def _refuse(self, line: str, hint: str) -> None:
+        self.refused.append((line, hint))
+
+
+def _special(mode: int) -> str:
+    if stat.S_ISSOCK(mode):
+        return "socket"
+    return "pipe" if stat.S_ISFIFO(mode) else "device"
