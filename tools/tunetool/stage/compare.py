@@ -10,8 +10,7 @@ from pathlib import Path
 from tunetool.stage.manifest import Manifest
 from tunetool.stage.tree import Entry
 
-_COARSE_NS = 2 * 10**9
-"""File systems keep times to two seconds at worst (FAT); a change made here is younger than the source by more."""
+_SECOND = 10**9
 
 
 def listing(root: Path) -> Iterator[Entry]:
@@ -55,9 +54,14 @@ def _difference(wanted: Entry | None, found: Entry, times: bool) -> str | None:
         return f"leads to `{found.target}`, not to `{wanted.target}`"
     if wanted.size != found.size:
         return f"has {found.size} bytes, not {wanted.size}"
-    if times and wanted.kind == "file" and abs(wanted.mtime_ns - found.mtime_ns) > _COARSE_NS:
-        return "was changed"
-    return None
+    return (
+        "was changed" if times and wanted.kind == "file" and not _same_time(wanted.mtime_ns, found.mtime_ns) else None
+    )
+
+
+def _same_time(wanted: int, found: int) -> bool:
+    # Some file systems keep whole seconds, FAT every other one.
+    return wanted == found or (found % _SECOND == 0 and abs(wanted - found) < 2 * _SECOND)
 
 
 def first(wrong: dict[str, str], name: str) -> str:

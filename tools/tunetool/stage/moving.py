@@ -144,15 +144,15 @@ def _finish_big(files: Sequence[Entry], plan: Plan, destination: Path) -> None:
 
 def _worker(work: _Work, tally: Tally) -> None:
     try:
-        # Anonymous memory starts on a page, as direct I/O wants it.
-        with contextlib.closing(mmap.mmap(-1, BLOCK_BYTES)) as memory, memoryview(memory) as buffer:
-            while not work.stop.is_set():
-                try:
-                    job = work.jobs.get_nowait()
-                except queue.Empty:
-                    return
-                for piece in job:
-                    _move_piece(work, piece, buffer, tally)
+        # Anonymous memory starts on a page, as direct I/O wants it. It is not closed: an error's traceback holds views.
+        buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))
+        while not work.stop.is_set():
+            try:
+                job = work.jobs.get_nowait()
+            except queue.Empty:
+                return
+            for piece in job:
+                _move_piece(work, piece, buffer, tally)
     except _Stopped:
         return
     except BaseException as error:

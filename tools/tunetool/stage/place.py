@@ -163,7 +163,7 @@ def settle(place: Place) -> None:
             put(path, place)
     for path in [*place.siblings("stage"), *place.siblings("gone")]:
         remove_tree(path)
-    if journal is not None and inode_of(place.path) != journal.inode:
+    if journal is not None and inode_of(place.path) is None:
         place.manifest.unlink(missing_ok=True)
 
 

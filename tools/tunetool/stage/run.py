@@ -139,8 +139,7 @@ def _prepare(request: Request, place: Place, progress: MovingProgress) -> Job | 
     fs_type = mount.fs_type if mount else "unknown"
     need = space_needed(entries)
     bounds = limits(parent, fs_type)
-    held = known(place) if reason is not None else None
-    refuse_too_big(need, len(entries), parent, bounds, held.bytes if held else 0)
+    refuse_too_big(need, len(entries), parent, bounds, _held(place))
     job = Job(
         source,
         far,
@@ -157,6 +156,15 @@ def _prepare(request: Request, place: Place, progress: MovingProgress) -> Job | 
         f"`{place.path}` ({fs_type}){room}"
     )
     return job
+
+
+def _held(place: Place) -> int:
+    """Bytes of a staged tree that is to be replaced."""
+    try:
+        found = known(place)
+    except UsageProblem:
+        return 0
+    return found.bytes if found is not None else 0
 
 
 def _occupied(place: Place, entries: Sequence[Entry], checksum: Checksum | None) -> str | None:

@@ -157,9 +157,12 @@ class _Walk:
         if stat.S_ISDIR(found.st_mode):
             self._add_directory(name, path, found, way)
         elif not stat.S_ISREG(found.st_mode):
-            self._refuse(f"`{path}` is a {_special(found.st_mode)}", "only files, directories and links can be staged")
+            self._refuse(
+                f"`{self.root}/{name}` is a {_special(found.st_mode)}",
+                "only files, directories and links can be staged",
+            )
         elif not os.access(path, os.R_OK):
-            self._refuse(f"`{path}` may not be read", "run as a user who may")
+            self._refuse(f"`{self.root}/{name}` may not be read", "run as a user who may")
         else:
             self.entries.append(Entry(name, "file", found.st_size, found.st_mtime_ns, found.st_mode & MODE, "", path))
 

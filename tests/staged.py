@@ -1,0 +1,65 @@
+"""Trees to stage, and what a program sees of one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tunetool.stage.run import Request, Result, run
+
+
+class Quiet:
+    """Progress that keeps what it was told; ``on_copy`` is called when everything is decided and the copy begins."""
+
+    def __init__(self, on_copy: Callable[[], None] = lambda: None) -> None:
+        self.lines: list[str] = []
+        self.on_copy = on_copy
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    @contextlib.contextmanager
+    def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+
+    @contextlib.contextmanager
+    def moving(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        self.on_copy()
+        yield lambda _: None
+
+
+def stage(source: object, destination: Path, runs: Path, progress: Quiet | None = None, **more: object) -> Result:
+    request = Request("stage", str(destination), str(source), runs_dir=runs, **more)  # type: ignore[arg-type]
+    return run(request, progress or Quiet())
+
+
+def verify(destination: Path, runs: Path) -> Result:
+    return run(Request("verify", str(destination), runs_dir=runs), Quiet())
+
+
+def evict(destination: Path, runs: Path) -> Result:
+    return run(Request("evict", str(destination), runs_dir=runs), Quiet())
+
+
+def view(root: Path, depth: int = 6) -> dict[str, object]:
+    """What a program finds under ``root`` that opens whatever it sees: links followed, to a depth since they may loop."""
+    found: dict[str, object] = {}
+    waiting = [("", depth)]
+    while waiting:
+        place, left = waiting.pop()
+        for name in sorted(each.name for each in (root / place).iterdir()):
+            path = f"{place}/{name}" if place else name
+            full = root / path
+            if full.is_dir():
+                found[path] = "directory"
+                if left:
+                    waiting.append((path, left - 1))
+            else:
+                found[path] = full.read_bytes() if full.exists() else "leads nowhere"
+    return found
+
+
+def beside(destination: Path) -> list[str]:
+    """The hidden siblings of a staged tree."""
+    return sorted(path.name for path in destination.parent.iterdir() if path.name.startswith(f".{destination.name}."))
