@@ -58,9 +58,9 @@ def command(
     was verified is not as it was staged, 2 the call was wrong, 3 it could not be done.
     """
     from tunetool.cli.verify import check_json, no_empty_paths, write_json
+    from tunetool.report.page import table_console
     from tunetool.report.progress import best_progress
     from tunetool.report.stage import print_stage
-    from tunetool.report.table import table_console
     from tunetool.stage.run import Request, run
 
     no_empty_paths({"SRC": paths[0], "DST": paths[-1], "--json": json_to, "--runs-dir": runs_dir, "-i": inventory})

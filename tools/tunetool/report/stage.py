@@ -12,8 +12,7 @@ from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import FleetHost, Measurement, Record
-from tunetool.report.page import WIDTH, line_of, number, print_block
-from tunetool.report.table import print_verdict_line, word
+from tunetool.report.page import WIDTH, line_of, number, print_block, print_verdict_line, word
 
 _BINDS = {
     "cpu": "the CPUs were busy: copying in memory and checksums",

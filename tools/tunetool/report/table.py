@@ -21,7 +21,31 @@ from tunetool.node.units import format_bandwidth, format_figure
 from tunetool.provision import ProvisionResult
 from tunetool.record import Expectation, FleetHost, Measurement, Record
 from tunetool.report.ladder import print_ladder
-from tunetool.report.page import WIDTH, line_of, number, print_block
+from tunetool.report.page import (
+    STYLES,
+    WIDTH,
+    line_of,
+    number,
+    print_block,
+    print_verdict_line,
+    table_console,
+    verdict_word,
+    word,
+)
+
+__all__ = [
+    "median_of",
+    "print_fleet",
+    "print_fleet_verdict",
+    "print_hosts",
+    "print_provision",
+    "print_verdict",
+    "print_verdict_line",
+    "slowest",
+    "speed",
+    "table_console",
+    "word",
+]
 
 _DEEPSPEED = "deepspeed."
 _GDS = "gds."
@@ -34,7 +58,6 @@ _HANDLES = {
     "posix": "POSIX, HBM",
 }
 _LEFT_OUT = {DEEPSPEED: "deepspeed: left out", GDS: "gds: not proven"}
-_STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red", "REFUSED": "bold red"}
 
 
 def print_verdict(record: Record, path: Path | None, console: Console) -> None:
@@ -50,11 +73,6 @@ def print_verdict(record: Record, path: Path | None, console: Console) -> None:
     print_ladder(record, console)
     _print_checks(record, console)
     print_verdict_line(record, path, console)
-
-
-def table_console() -> Console:
-    """Standard output, as wide as the table everywhere. rich itself honours NO_COLOR."""
-    return Console(width=WIDTH, highlight=False)
 
 
 def _figures_table(record: Record, figures: Sequence[Measurement]) -> Table:
@@ -158,25 +176,6 @@ def _print_checks(record: Record, console: Console) -> None:
                 print_block(console, f"        remedy: {check.remedy}", 10)
 
 
-def print_verdict_line(record: Record, path: Path | None, console: Console) -> None:
-    """The reasons, where the record lies, and the word."""
-    if record.verdict is None:
-        return
-    told = tuple(f"{check.id}: " for check in record.checks if check.status in ("fail", "unknown"))
-    for reason in record.verdict.reasons:
-        if not reason.startswith(told):  # a failed check stands above already
-            print_block(console, f"- {reason}", 2)
-    if path is not None:
-        console.print(line_of(f"record: {path}"))
-    console.print(_verdict_word(record))
-
-
-def _verdict_word(record: Record) -> Text:
-    """The word; what was forgiven stands beside it."""
-    shown = word(record.verdict.status.upper() if record.verdict else "")
-    return Text.assemble(shown, f" (tolerance {record.tolerance * 100:g} %)") if record.tolerance else shown
-
-
 def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Console) -> None:
     """One line for each host, the slowest named."""
     table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
@@ -213,7 +212,7 @@ def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> 
     if path is not None:
         console.print(line_of(f"record: {path}"))
     if record.verdict is not None:
-        console.print(_verdict_word(record))
+        console.print(verdict_word(record))
 
 
 def print_provision(result: ProvisionResult, console: Console) -> None:
@@ -224,8 +223,8 @@ def print_provision(result: ProvisionResult, console: Console) -> None:
             console.print(Text("  " + row), soft_wrap=True)
     for line in lines(result.hosts, WIDTH):
         shown = Text(line)
-        for word, style in _STYLES.items():
-            shown.highlight_words([f" {word} "], style)
+        for each, style in STYLES.items():
+            shown.highlight_words([f" {each} "], style)
         console.print(shown, soft_wrap=True)
     for note in result.notes:
         console.print(Text(note), soft_wrap=True)
@@ -252,8 +251,3 @@ def median_of(record: Record | None, direction: str) -> float | None:
 def speed(value: float | None) -> str:
     """GB/s, or a dash."""
     return "-" if value is None else number(value / 1e9)
-
-
-def word(text: str) -> Text:
-    """A verdict's word in its colour."""
-    return Text(text, style=_STYLES.get(text, ""))

@@ -26,7 +26,6 @@ from tunetool.stage.outcome import copied, evicted, unchanged, verified
 from tunetool.stage.place import Place, find_place, inode_of, is_empty, known, only_one, take_away
 from tunetool.stage.room import IN_MEMORY, limits, refuse_too_big, space_needed
 from tunetool.stage.tree import Entry, files_of, same_source, scan, total_bytes, within
-from tunetool.verdict import exit_code
 
 Action = Literal["stage", "verify", "evict"]
 
@@ -71,7 +70,8 @@ def run(request: Request, progress: MovingProgress) -> Result:
     else:
         record = _evict(request, place, progress)
     path = records.write(record, runs_dir)
-    return Result(record, path, exit_code([record.verdict.status if record.verdict else "error"]))
+    fails = record.verdict is not None and record.verdict.status == "fail"
+    return Result(record, path, ExitCode.FALLS_SHORT if fails else ExitCode.OK)
 
 
 def default_threads() -> int:
