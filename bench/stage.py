@@ -179,7 +179,8 @@ def report(size: int, speeds: dict[str, list[float]], reads: list[float], writes
     print(
         f"binds: {', '.join(sorted(binds))}; in the median run of {middle['seconds']:.2f} s, {middle['threads']} "
         f"threads read for {middle['reading_seconds']:.2f} s, wrote for {middle['writing_seconds']:.2f} s, summed up "
-        f"for {middle['checksum_seconds']:.2f} s; CPU {middle['cpu_seconds']:.2f} s on {middle['cpus']}"
+        f"for {middle['checksum_seconds']:.2f} s; CPU {middle['cpu_seconds']:.2f} s on {middle['cpus']}, busy for "
+        f"{middle['cpu_busy']:.0%}"
     )
     holds = median(times) >= TIMES and median(shares) >= SHARE
     print("holds" if holds else f"falls short: bound by {', '.join(sorted(binds))}")

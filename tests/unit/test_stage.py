@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from tunetool.cli.stage import command
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.node.memory_left import memory_left
 from tunetool.report.table import table_console
+from tunetool.stage.moving import Moved, Tally, cpu_times
+from tunetool.stage.outcome import binds
 from tunetool.stage.place import find_place, only_one
 from tunetool.stage.remote import is_remote, nanoseconds
 from tunetool.stage.room import limits, refuse_too_big
@@ -429,6 +432,25 @@ def test_memory_bounds_a_tmpfs_alone(tmp_path: Path) -> None:
     with pytest.raises(CannotJudge) as caught:
         refuse_too_big(8192, 1, tmp_path, limits(tmp_path, "tmpfs", root), 5000)
     assert "--evict" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("busy", "reading", "writing", "expected"),
+    [(0.9, 9.0, 1.0, "cpu"), (0.3, 9.0, 1.0, "source"), (0.3, 1.0, 9.0, "destination")],
+)
+def test_what_binds(busy: float, reading: float, writing: float, expected: str) -> None:
+    tally = Tally(bytes=1, reading=reading, writing=writing)
+    assert binds(Moved([], tally, 10.0, 1.0, busy)) == expected
+
+
+def test_how_busy_the_machine_is() -> None:
+    before = cpu_times()
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        pass
+    work, everything = (after - first for after, first in zip(cpu_times(), before, strict=True))
+    # One CPU was at work for most of that time, whatever the others did (a tick is 1/100 s).
+    assert 15 <= work <= everything
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tunetool.record import FleetHost, Measurement, Record
 from tunetool.report.page import WIDTH, line_of, number, print_block, print_verdict_line, word
 
 _BINDS = {
-    "cpu": "the CPUs were busy: copying in memory and checksums",
+    "cpu": "the CPUs were busy, with this or with other work",
     "source": "reading the source took most of the time",
     "destination": "writing took most of the time",
 }
@@ -71,6 +71,6 @@ def _lines(figure: Measurement) -> list[str]:
         f"{told['threads']} threads, {told['checksum']}; {direct} read past the page cache; reading "
         f"{float(told['reading_seconds']):.2f} s, checksums {float(told['checksum_seconds']):.2f} s, writing "
         f"{float(told['writing_seconds']):.2f} s over all threads; CPU {float(told['cpu_seconds']):.2f} s on "
-        f"{told['cpus']}",
+        f"{told['cpus']}, which were busy for {float(told['cpu_busy']):.0%}",
         f"binds: {told['binds']} ({_BINDS[str(told['binds'])]})",
     ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, TunetoolError
+from tunetool.node.files import read_text
 from tunetool.stage.checksums import Checksum, hasher, piece_bytes
 from tunetool.stage.pieces import Piece, cut
 from tunetool.stage.system import SECTOR, direct, in_page_cache
@@ -64,6 +65,8 @@ class Moved:
     tally: Tally
     seconds: float
     cpu_seconds: float
+    busy: float
+    """What of all CPUs' time the whole machine was at work, whoever for."""
 
 
 @dataclass
@@ -90,7 +93,7 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
         work.jobs.put(job)
     tallies = [Tally() for _ in range(max(1, min(plan.threads, len(jobs))))]
     threads = [threading.Thread(target=_worker, args=(work, tally), daemon=True) for tally in tallies]
-    started, cpu = time.perf_counter(), time.process_time()
+    started, cpu, jiffies = time.perf_counter(), time.process_time(), cpu_times()
     told = started
     try:
         for thread in threads:
@@ -114,7 +117,16 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
         whole.add(tally)
     if plan.destination is not None:
         _finish_big(files, plan, plan.destination)
-    return Moved(work.digests, whole, time.perf_counter() - started, time.process_time() - cpu)
+    seconds, own = time.perf_counter() - started, time.process_time() - cpu
+    at_work, all_of_it = (after - before for after, before in zip(cpu_times(), jiffies, strict=True))
+    return Moved(work.digests, whole, seconds, own, at_work / max(all_of_it, 1))
+
+
+def cpu_times() -> tuple[int, int]:
+    """Ticks in which the machine's CPUs were at work, and all ticks (proc_stat(5)); idle and iowait are no work."""
+    first = (read_text("/proc/stat") or "").partition("\n")[0].split()[1:9]
+    ticks = [int(field) for field in first]
+    return sum(ticks) - sum(ticks[3:5]), sum(ticks)
 
 
 def _pieces(size: int, plan: Plan) -> int:

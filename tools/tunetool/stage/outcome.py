@@ -25,12 +25,12 @@ _CPU_BUSY = 0.8
 _NAMED = 20
 
 
-def binds(moved: Moved, cpus: int) -> str:
+def binds(moved: Moved) -> str:
     """What a faster copy would need: ``cpu``, ``source`` or ``destination``.
 
-    The CPUs where they were busy; else the side on which the threads spent more of their time.
+    The CPUs where they were busy, be it with other work; else the side on which the threads spent more of their time.
     """
-    if moved.seconds and moved.cpu_seconds / (moved.seconds * cpus) >= _CPU_BUSY:
+    if moved.busy >= _CPU_BUSY:
         return "cpu"
     return "source" if moved.tally.reading >= moved.tally.writing else "destination"
 
@@ -90,15 +90,15 @@ def evicted(command: Sequence[str], place: Place, found: Manifest, started: date
 
 
 def _details(moved: Moved) -> dict[str, Scalar]:
-    cpus = len(os.sched_getaffinity(0))
     return {
         "direct_bytes": moved.tally.direct_bytes,
         "reading_seconds": round(moved.tally.reading, 3),
         "checksum_seconds": round(moved.tally.summing, 3),
         "writing_seconds": round(moved.tally.writing, 3),
         "cpu_seconds": round(moved.cpu_seconds, 3),
-        "cpus": cpus,
-        "binds": binds(moved, cpus),
+        "cpus": len(os.sched_getaffinity(0)),
+        "cpu_busy": round(moved.busy, 3),
+        "binds": binds(moved),
     }
 
 
