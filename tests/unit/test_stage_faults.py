@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -19,9 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from staged import Quiet, beside, evict, stage, view
+from staged import Quiet, beside, evict, stage, verify, view
 from tunetool.errors import CannotJudge, ExitCode
 from tunetool.stage.moving import Plan, move
+from tunetool.stage.place import find_place, only_one
 from tunetool.stage.tree import Entry
 
 ROOT = Path(__file__).parents[2]
@@ -264,6 +266,49 @@ def test_a_killed_rename_is_carried_out(source: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="was not staged by tunetool"):
         stage(source, destination, tmp_path / "runs")
     assert sorted(path.name for path in destination.iterdir()) == ["mine"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_a_name_that_cannot_be_given_leaves_the_old_tree_known(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    destination = tmp_path / "copy"
+    stage(source, destination, tmp_path / "runs")
+    old = view(destination)
+    (source / "sub/0").write_bytes(b"another")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    # Between the manifest and the rename, where no fault of the storage can be placed from outside.
+    with monkeypatch.context() as patch:
+        patch.setattr("tunetool.stage.build.put", fail)
+        with pytest.raises(type(error)):
+            stage(source, destination, tmp_path / "runs", replace=True)
+    assert view(destination) == old
+    assert beside(destination) == [".copy.tunetool-stage.json"]
+    assert verify(destination, tmp_path / "runs").code == ExitCode.OK
+
+
+def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = find_place(str(tmp_path / "copy"))
+    really, others = fcntl.flock, list[int]()
+
+    def flock(handle: int, operation: int) -> None:
+        # Between our opening the file and our locking it, its holder leaves and somebody else comes.
+        if not others:
+            place.lock.unlink()
+            others.append(os.open(place.lock, os.O_RDWR | os.O_CREAT))
+            really(others[0], fcntl.LOCK_EX)
+        really(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(CannotJudge, match="is being staged by"), only_one(place, wait=False, say=print):
+        pass
+    os.close(others[0])
+    with only_one(place, wait=False, say=print):
+        pass
+    assert beside(place.path) == []
 
 
 def test_without_an_exchange_of_names_it_is_two_renames(

@@ -23,7 +23,7 @@ def main() -> int:
         pip = [str(venv / "bin/pip"), "--disable-pip-version-check", "install", "--quiet"]
         constraint = ["--constraint", str(ROOT / "constraints.txt")]
         needs = ["click", "jinja2", "pydantic", "rich", "pytest", "pytest-xdist", "hypothesis", "jsonschema", "pyyaml"]
-        needs += ["prometheus-client"]
+        needs += ["prometheus-client", "xxhash"]
         subprocess.run([*pip, *constraint, *needs], check=True)
         (venv / "ready").touch()
     # Tests that drive Ansible need a control machine's Python (3.11) and skip themselves elsewhere.

@@ -83,7 +83,8 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
     """Copy (or only read) and sum every file. ``tick`` is told, often, how many bytes are done.
 
     Files are made with their mode and time; directories must be there. Raises ``CannotJudge`` naming the file when
-    reading or writing fails, or when a file changed since it was listed.
+    reading or writing fails, or when a file is not as it was listed once it is opened. Whether it changed after that,
+    the caller finds by listing again.
     """
     jobs = cut([entry.size for entry in files], piece_bytes(plan.checksum))
     work = _Work(files, plan, [[""] * _pieces(entry.size, plan) for entry in files], queue.SimpleQueue())
@@ -206,7 +207,6 @@ def _pump(work: _Work, piece: Piece, buffer: memoryview, tally: Tally, source: _
         tally.direct_bytes += count if source.direct is not None else 0
         done += count
     work.digests[piece.file][piece.number] = digest.hexdigest()
-    source.check()
 
 
 class _Source:
@@ -222,7 +222,7 @@ class _Source:
         with _reading(self.entry), contextlib.ExitStack() as stack:
             self._handle = os.open(self.entry.origin, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             stack.callback(os.close, self._handle)
-            self.check()
+            self._check()
             if self._wants_direct():
                 self.direct = stack.enter_context(direct(self.entry.origin, os.O_RDONLY))
             self._stack = stack.pop_all()
@@ -258,7 +258,7 @@ class _Source:
             self.direct = None
             return 0
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raises ``CannotJudge`` when the file is not as it was listed."""
         found = os.fstat(self._handle)
         if self._plan.destination is not None and (found.st_size, found.st_mtime_ns) != (
