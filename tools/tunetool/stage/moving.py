@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import mmap
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool.errors import CannotJudge, TunetoolError
 from tunetool.node.files import read_text
 from tunetool.stage.checksums import Checksum, hasher, piece_bytes
+from tunetool.stage.ends import Sink, Source, create, writing
 from tunetool.stage.pieces import Piece, cut
-from tunetool.stage.system import SECTOR, direct, in_page_cache
 from tunetool.stage.tree import Entry
 
 BLOCK_BYTES = 4 * 2**20
-DIRECT_BYTES = 2**20
-"""Below this a file is read through the page cache: one request, whose cost is not the copy."""
 _PATIENCE = 30.0
 """Seconds that a thread gets to come back from the kernel when the work is to stop."""
 
@@ -139,8 +134,8 @@ def _make_big(files: Sequence[Entry], plan: Plan, destination: Path) -> None:
     """Files that several threads write exist, at their full length, before the first of them does."""
     for entry in files:
         if _pieces(entry.size, plan) > 1:
-            with _writing(destination, entry):
-                handle = _create(str(destination / entry.path))
+            with writing(destination, entry):
+                handle = create(str(destination / entry.path))
                 try:
                     os.ftruncate(handle, entry.size)
                 finally:
@@ -179,15 +174,21 @@ class _Stopped(Exception):
 
 def _move_piece(work: _Work, piece: Piece, buffer: memoryview, tally: Tally) -> None:
     entry, plan = work.files[piece.file], work.plan
-    with _Source(entry, piece, plan) as source:
+    with Source(
+        entry,
+        piece,
+        straight=plan.read_direct,
+        ask_cache=plan.ask_cache,
+        as_listed=plan.destination is not None,
+    ) as source:
         if plan.destination is None:
             _pump(work, piece, buffer, tally, source, None)
         else:
-            with _Sink(entry, piece, plan, plan.destination) as sink:
+            with Sink(entry, piece, plan.destination, straight=plan.write_direct) as sink:
                 _pump(work, piece, buffer, tally, source, sink)
 
 
-def _pump(work: _Work, piece: Piece, buffer: memoryview, tally: Tally, source: _Source, sink: _Sink | None) -> None:
+def _pump(work: _Work, piece: Piece, buffer: memoryview, tally: Tally, source: Source, sink: Sink | None) -> None:
     digest = hasher(work.plan.checksum)
     done = 0
     while done < piece.length:
@@ -207,144 +208,3 @@ def _pump(work: _Work, piece: Piece, buffer: memoryview, tally: Tally, source: _
         tally.direct_bytes += count if source.direct is not None else 0
         done += count
     work.digests[piece.file][piece.number] = digest.hexdigest()
-
-
-class _Source:
-    """The bytes of one piece; past the page cache where that helps."""
-
-    def __init__(self, entry: Entry, piece: Piece, plan: Plan) -> None:
-        self.entry = entry
-        self.direct: int | None = None
-        self._stack = contextlib.ExitStack()
-        self._piece, self._plan = piece, plan
-
-    def __enter__(self) -> _Source:
-        with _reading(self.entry), contextlib.ExitStack() as stack:
-            self._handle = os.open(self.entry.origin, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            stack.callback(os.close, self._handle)
-            self._check()
-            if self._wants_direct():
-                self.direct = stack.enter_context(direct(self.entry.origin, os.O_RDONLY))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _wants_direct(self) -> bool:
-        if not self._plan.read_direct or self._piece.length < DIRECT_BYTES:
-            return False
-        return not (self._plan.ask_cache and in_page_cache(self._handle, self._piece.offset, self._piece.length))
-
-    def fill(self, buffer: memoryview, offset: int, count: int) -> int:
-        """``count`` bytes into ``buffer``, fewer only as the kernel gives fewer."""
-        with _reading(self.entry):
-            got = self._straight(buffer, offset, count) if self.direct is not None else 0
-            if self.direct is None:
-                got = os.preadv(self._handle, [buffer[:count]], offset)
-        # A short answer leaves the next offset crooked: the rest goes the other way.
-        self.direct = self.direct if got == count else None
-        if got == 0:
-            raise _changed(self.entry)
-        return got
-
-    def _straight(self, buffer: memoryview, offset: int, count: int) -> int:
-        assert self.direct is not None  # noqa: S101
-        try:
-            return min(count, os.preadv(self.direct, [buffer[: -(-count // SECTOR) * SECTOR]], offset))
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self.direct = None
-            return 0
-
-    def _check(self) -> None:
-        """Raises ``CannotJudge`` when the file is not as it was listed."""
-        found = os.fstat(self._handle)
-        if self._plan.destination is not None and (found.st_size, found.st_mtime_ns) != (
-            self.entry.size,
-            self.entry.mtime_ns,
-        ):
-            raise _changed(self.entry)
-
-
-def _changed(entry: Entry) -> CannotJudge:
-    return CannotJudge(f"`{entry.origin}` changed while it was read", "stage a source at rest")
-
-
-class _Sink:
-    """Where one piece goes."""
-
-    def __init__(self, entry: Entry, piece: Piece, plan: Plan, destination: Path) -> None:
-        self._entry, self._piece, self._plan, self._place = entry, piece, plan, destination
-        self._direct: int | None = None
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> _Sink:
-        path = str(self._place / self._entry.path)
-        with _writing(self._place, self._entry), contextlib.ExitStack() as stack:
-            if self._piece.of == 1:
-                self._handle = _create(path)
-            else:
-                self._handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            stack.callback(os.close, self._handle)
-            if self._plan.write_direct and self._piece.length >= DIRECT_BYTES:
-                self._direct = stack.enter_context(direct(path, os.O_WRONLY))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        with _writing(self._place, self._entry), self._stack:
-            if kind is None and self._piece.of == 1:
-                os.fchmod(self._handle, self._entry.mode)
-                os.utime(self._handle, ns=(self._entry.mtime_ns, self._entry.mtime_ns))
-
-    def put(self, data: memoryview, offset: int) -> None:
-        """All of it."""
-        with _writing(self._place, self._entry):
-            done = self._straight(data, offset) if self._direct is not None and offset % SECTOR == 0 else 0
-            while done < len(data):
-                done += os.pwrite(self._handle, data[done:], offset + done)
-
-    def _straight(self, data: memoryview, offset: int) -> int:
-        assert self._direct is not None  # noqa: S101
-        try:
-            return os.pwrite(self._direct, data[: len(data) // SECTOR * SECTOR], offset)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self._direct = None
-            return 0
-
-
-def _create(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-@contextlib.contextmanager
-def _reading(entry: Entry) -> Iterator[None]:
-    try:
-        yield
-    except TunetoolError:
-        raise
-    except FileNotFoundError:
-        raise CannotJudge(f"`{entry.origin}` vanished while it was staged", "stage a source at rest") from None
-    except OSError as error:
-        raise CannotJudge(f"`{entry.origin}` cannot be read: {error.strerror}", "see `dmesg | tail`") from None
-
-
-@contextlib.contextmanager
-def _writing(place: Path, entry: Entry) -> Iterator[None]:
-    try:
-        yield
-    except TunetoolError:
-        raise
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CannotJudge(
-                f"`{place.parent}` is full ({error.strerror}) at `{entry.path}`; what was copied is removed",
-                "free what others took there meanwhile, or stage elsewhere",
-            ) from None
-        raise CannotJudge(
-            f"`{entry.path}` cannot be written in `{place.parent}`: {error.strerror}", "see `dmesg | tail`"
-        ) from None

@@ -1,0 +1,161 @@
+"""The two ends of a piece: where its bytes are read, and where they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tunetool.errors import CannotJudge, TunetoolError
+from tunetool.stage.pieces import Piece
+from tunetool.stage.system import SECTOR, direct, in_page_cache
+from tunetool.stage.tree import Entry
+
+DIRECT_BYTES = 2**20
+"""Below this a file is read through the page cache: one request, whose cost is not the copy."""
+
+
+class Source:
+    """The bytes of one piece; past the page cache where that helps."""
+
+    def __init__(self, entry: Entry, piece: Piece, *, straight: bool, ask_cache: bool, as_listed: bool) -> None:
+        """``straight``: past the page cache; ``as_listed``: the file must be of that size and time."""
+        self.entry = entry
+        self.direct: int | None = None
+        self._stack = contextlib.ExitStack()
+        self._piece, self._wanted, self._ask_cache, self._as_listed = piece, straight, ask_cache, as_listed
+
+    def __enter__(self) -> Source:
+        with _reading(self.entry), contextlib.ExitStack() as stack:
+            self._handle = os.open(self.entry.origin, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            stack.callback(os.close, self._handle)
+            self._check()
+            if self._wants_direct():
+                self.direct = stack.enter_context(direct(self.entry.origin, os.O_RDONLY))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _wants_direct(self) -> bool:
+        if not self._wanted or self._piece.length < DIRECT_BYTES:
+            return False
+        return not (self._ask_cache and in_page_cache(self._handle, self._piece.offset, self._piece.length))
+
+    def fill(self, buffer: memoryview, offset: int, count: int) -> int:
+        """``count`` bytes into ``buffer``, fewer only as the kernel gives fewer."""
+        with _reading(self.entry):
+            got = self._straight(buffer, offset, count) if self.direct is not None else 0
+            if self.direct is None:
+                got = os.preadv(self._handle, [buffer[:count]], offset)
+        # A short answer leaves the next offset crooked: the rest goes the other way.
+        self.direct = self.direct if got == count else None
+        if got == 0:
+            raise _changed(self.entry)
+        return got
+
+    def _straight(self, buffer: memoryview, offset: int, count: int) -> int:
+        assert self.direct is not None  # noqa: S101
+        try:
+            return min(count, os.preadv(self.direct, [buffer[: -(-count // SECTOR) * SECTOR]], offset))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.direct = None
+            return 0
+
+    def _check(self) -> None:
+        """Raises ``CannotJudge`` when the file is not as it was listed."""
+        found = os.fstat(self._handle)
+        if self._as_listed and (found.st_size, found.st_mtime_ns) != (
+            self.entry.size,
+            self.entry.mtime_ns,
+        ):
+            raise _changed(self.entry)
+
+
+def _changed(entry: Entry) -> CannotJudge:
+    return CannotJudge(f"`{entry.origin}` changed while it was read", "stage a source at rest")
+
+
+class Sink:
+    """Where one piece goes."""
+
+    def __init__(self, entry: Entry, piece: Piece, destination: Path, *, straight: bool) -> None:
+        self._entry, self._piece, self._place, self._wanted = entry, piece, destination, straight
+        self._direct: int | None = None
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Sink:
+        path = str(self._place / self._entry.path)
+        with writing(self._place, self._entry), contextlib.ExitStack() as stack:
+            if self._piece.of == 1:
+                self._handle = create(path)
+            else:
+                self._handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            stack.callback(os.close, self._handle)
+            if self._wanted and self._piece.length >= DIRECT_BYTES:
+                self._direct = stack.enter_context(direct(path, os.O_WRONLY))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with writing(self._place, self._entry), self._stack:
+            if kind is None and self._piece.of == 1:
+                os.fchmod(self._handle, self._entry.mode)
+                os.utime(self._handle, ns=(self._entry.mtime_ns, self._entry.mtime_ns))
+
+    def put(self, data: memoryview, offset: int) -> None:
+        """All of it."""
+        with writing(self._place, self._entry):
+            done = self._straight(data, offset) if self._direct is not None and offset % SECTOR == 0 else 0
+            while done < len(data):
+                done += os.pwrite(self._handle, data[done:], offset + done)
+
+    def _straight(self, data: memoryview, offset: int) -> int:
+        assert self._direct is not None  # noqa: S101
+        try:
+            return os.pwrite(self._direct, data[: len(data) // SECTOR * SECTOR], offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._direct = None
+            return 0
+
+
+def create(path: str) -> int:
+    """A new file, for writing; its mode comes last."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+@contextlib.contextmanager
+def _reading(entry: Entry) -> Iterator[None]:
+    try:
+        yield
+    except TunetoolError:
+        raise
+    except FileNotFoundError:
+        raise CannotJudge(f"`{entry.origin}` vanished while it was staged", "stage a source at rest") from None
+    except OSError as error:
+        raise CannotJudge(f"`{entry.origin}` cannot be read: {error.strerror}", "see `dmesg | tail`") from None
+
+
+@contextlib.contextmanager
+def writing(place: Path, entry: Entry) -> Iterator[None]:
+    """Errors of writing ``entry`` under ``place``, in words."""
+    try:
+        yield
+    except TunetoolError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CannotJudge(
+                f"`{place.parent}` is full ({error.strerror}) at `{entry.path}`; what was copied is removed",
+                "free what others took there meanwhile, or stage elsewhere",
+            ) from None
+        raise CannotJudge(
+            f"`{entry.path}` cannot be written in `{place.parent}`: {error.strerror}", "see `dmesg | tail`"
+        ) from None
