@@ -282,3 +282,13 @@ def test_two_ranks_save_and_restore_shards_and_replicas_with_every_engine(model:
         for what, result in results.items():
             engine = ENGINES[what.split()[1]]()
             assert result == "equal" or excused(engine, result.removeprefix("unavailable: ")), f"{what}: {result}"
+
+
+def test_a_stager_that_torch_closed_is_made_anew(states: list[State], tmp_path: Path) -> None:
+    engine = ENGINES["dcp-async-thread"]()
+    like = blank(states[0])
+    for number, state in enumerate(states):
+        engine.save(state, tmp_path / str(number)).wait()
+        assert equal(state, engine.load(like, tmp_path / str(number))) is None
+        engine._stager.close()  # type: ignore[attr-defined]  # as torch 2.11 does
+    engine.close()

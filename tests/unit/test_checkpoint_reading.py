@@ -8,7 +8,6 @@ import struct
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,8 @@ from hypothesis import strategies as st
 from tunetool.checkpoint import archive, regions, space
 from tunetool.checkpoint.items import BLOCK, Archive
 from tunetool.errors import CannotJudge
+
+np = pytest.importorskip("numpy")
 
 
 @st.composite

@@ -54,8 +54,22 @@ class DcpAsync:
             self._stager = self._make_stager(state)
             # Its collectives run beside the training loop's, so not in the loop's group.
             self._group = None if alone() else dist.new_group(backend="gloo")
+        try:
+            future = self._start(state, directory)
+        except KeyError:
+            # torch 2.11 closes a stager with its save, and a closed one has forgotten how to copy a type.
+            self._stager = self._make_stager(state)
+            future = self._start(state, directory)
+
+        def durable() -> None:
+            future.result()
+            finish(directory)
+
+        return Waiting(durable)
+
+    def _start(self, state: State, directory: Path) -> Any:
         kinds = state_dict_saver.AsyncCheckpointerType
-        future = dcp.async_save(
+        return dcp.async_save(
             state,
             storage_writer=dcp.FileSystemWriter(directory, sync_files=True, thread_count=THREADS),
             async_checkpointer_type=kinds.PROCESS if self._process else kinds.THREAD,
@@ -63,12 +77,6 @@ class DcpAsync:
             process_group=self._group,
             no_dist=alone(),
         )
-
-        def durable() -> None:
-            future.result()
-            finish(directory)
-
-        return Waiting(durable)
 
     def _make_stager(self, state: State) -> Any:
         cuda = device_of(state).type == "cuda"

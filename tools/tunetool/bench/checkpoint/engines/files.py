@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tunetool.checkpoint.commit import fsync_directory
+from tunetool.checkpoint.steps import fsync_directory
 
 
 def fsync(path: Path) -> None:
