@@ -7,6 +7,7 @@ from typing import Mapping, Sequence
 
 from .contents import RAID_MEMBER, Signature
 from .decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision
+from .drives import Drive
 
 
 @dataclass(frozen=True)
@@ -121,25 +122,16 @@ def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: C
         names = holding
     else:
         names = {row.drive.name for row in rows if row.drive.name in holding and row.drive.serial in consent.wipes}
+    problems = _problems([row.drive for row in rows if row.drive.name in names], consent)
     checked = []
     for row in rows:
-        drive = row.drive
-        if drive.name not in names:
+        problem = problems.get(row.drive.name)
+        if row.drive.name not in names:
             checked.append(row)
-            continue
-        problem = None
-        strangers = sorted(
-            other for array in drive.idle_arrays for other in consent.disks_under.get(array, ()) if other not in names
-        )
-        if strangers:
-            problem = "its array has other members that may not be wiped: %s" % ", ".join(strangers)
-        elif consent.hashes.get(drive.name) is None:
-            problem = "its contents could not be hashed"
-        elif not consent.plan and consent.hashes[drive.name] != consent.wipes[drive.serial]:
-            problem = "not what the plan saw: its contents changed since"
-        checked.append(
-            Decision(drive, REFUSE, "%s; %s" % (row.reason, problem)) if problem else Decision(drive, WIPE, row.reason)
-        )
+        elif problem:
+            checked.append(Decision(row.drive, REFUSE, "%s; %s" % (row.reason, problem)))
+        else:
+            checked.append(Decision(row.drive, WIPE, row.reason))
     if sum(row.verdict == WIPE for row in checked) == needed:
         return checked
     # Too few or too many: nothing is given up. What is wrong with each drive stays said.
@@ -147,3 +139,25 @@ def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: C
         Decision(row.drive, REFUSE, row.reason) if row.verdict == WIPE and row.drive.name in names else row
         for row in checked
     ]
+
+
+def _problems(drives: Sequence[Drive], consent: Consent) -> dict[str, str]:
+    """Why drives that are named may not be wiped, by name. An idle array goes whole or not at all, so that what spares one
+    member spares the others."""
+    problems = {}
+    for drive in drives:
+        if consent.hashes.get(drive.name) is None:
+            problems[drive.name] = "its contents could not be hashed"
+        elif not consent.plan and consent.hashes[drive.name] != consent.wipes[drive.serial]:
+            problems[drive.name] = "not what the plan saw: its contents changed since"
+    while True:
+        doomed = {drive.name for drive in drives} - set(problems)
+        spared = {}
+        for drive in drives:
+            under = {other for array in drive.idle_arrays for other in consent.disks_under.get(array, ())}
+            strangers = sorted(under - doomed - {drive.name})
+            if drive.name in doomed and strangers:
+                spared[drive.name] = "its array has other members that may not be wiped: %s" % ", ".join(strangers)
+        if not spared:
+            return problems
+        problems.update(spared)

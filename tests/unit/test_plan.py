@@ -127,6 +127,20 @@ def test_an_idle_array_is_wiped_whole_or_not_at_all() -> None:
     assert "nvme9n1" in selection.decisions[0].reason
 
 
+def test_a_member_that_changed_since_the_plan_spares_its_whole_array() -> None:
+    drives = [idle(1), idle(2)]
+    holding = {"nvme1n1": [raid(1)], "nvme2n1": [raid(2)]}
+    changed = Consent(
+        wipes={"S1": "another", "S2": HASHES["nvme2n1"]},
+        hashes=HASHES,
+        disks_under={"md127": frozenset({"nvme1n1", "nvme2n1"})},
+    )
+    selection = pick(drives, holding, changed, count=1)
+    assert wipeable(selection.decisions) == []
+    assert "its contents changed since" in selection.decisions[0].reason
+    assert "nvme1n1" in selection.decisions[1].reason
+
+
 def test_an_array_in_use_is_never_wiped() -> None:
     uses = ("member of `md127`", "mounted at `/data` (through md127)")
     drives = [drive(1, uses=uses, arrays=("md127",)), *FOUR[1:]]
