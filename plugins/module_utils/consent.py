@@ -142,8 +142,10 @@ def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: C
 
 
 def _problems(drives: Sequence[Drive], consent: Consent) -> dict[str, str]:
-    """Why drives that are named may not be wiped, by name. An idle array goes whole or not at all, so that what spares one
-    member spares the others."""
+    """Why drives that are named may not be wiped, by name.
+
+    An idle array goes whole or not at all: what spares one member spares the others.
+    """
     problems = {}
     for drive in drives:
         if consent.hashes.get(drive.name) is None:
