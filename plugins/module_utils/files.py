@@ -17,12 +17,13 @@ def read_text(path: str) -> str | None:
 
 
 def read_int(path: str) -> int | None:
-    """The file's text as a whole number, or None."""
+    """The file's text as a whole number, or None; also when it is larger than any that a kernel counts in 64 bits."""
     text = read_text(path)
     try:
-        return int(text) if text is not None else None
+        value = int(text) if text is not None else None
     except ValueError:
         return None
+    return value if value is None or abs(value) < 2**64 else None
 
 
 def content(path: str) -> str:

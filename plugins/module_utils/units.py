@@ -6,6 +6,7 @@ Units are case-sensitive and decimal or binary as written: ``50GB`` is 50e9 byte
 
 from __future__ import annotations
 
+import math
 import re
 
 _FACTORS = {
@@ -117,7 +118,10 @@ def format_figure(value: float, unit: str) -> str:
 
 
 def _scaled(count: float, step: int, units: tuple[str, ...]) -> str:
-    value = float(count)
+    try:
+        value = float(count)
+    except OverflowError:  # digits that a broken file holds are an int of any size
+        value = math.inf if count > 0 else -math.inf
     for unit in units[:-1]:
         if abs(value) < step:
             return "%.4g %s" % (value, unit)

@@ -447,6 +447,17 @@ def test_no_value_in_any_file_stops_it(data: st.DataObject, text: str, tmp_path:
         path.write_bytes(before)
 
 
+@pytest.mark.parametrize("name", ["nr_hugepages", "nvme0n1/size"])
+def test_a_number_that_no_float_holds_is_none(name: str, tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    laid_out(H100, root)
+    files = [path for path in json.loads(H100.read_text())["files"] if path.endswith("/" + name)]
+    for path in files:
+        (root / path.lstrip("/")).write_text("9" * 400)
+    assert files
+    run("--root", root)
+
+
 def test_it_is_quick() -> None:
     code = (
         "import sys, time; start = time.process_time(); sys.argv = ['tunetool', 'inspect']\n"
