@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.node.files import read_int, read_text
+from tunetool.node.memory_left import memory_left
 from tunetool.node.mounts import mount_holding, read_mounts
 from tunetool.node.units import format_size
 
@@ -37,12 +37,11 @@ def need(directory: Path, count: int) -> None:
 
 
 def host_memory_left(root: Path = Path("/")) -> int:
-    """Bytes of RAM that this process may still take: of the machine, and of every control group that it is in.
-
-    Page cache counts as left where it can be dropped; a tmpfs cannot (kernel: Documentation/filesystems/proc.rst,
-    MemAvailable; Documentation/admin-guide/cgroup-v2.rst).
-    """
-    return min([_available(root), *_left_in_groups(root)])
+    """Bytes of RAM that this process may still take: of the machine, and of every control group that it is in."""
+    found = memory_left(str(root))
+    if found is None:
+        raise CannotJudge("`/proc/meminfo` does not tell how much memory is left", "mount /proc")
+    return found[0]
 
 
 def _existing(directory: Path) -> Path:
@@ -50,54 +49,3 @@ def _existing(directory: Path) -> Path:
     while not place.exists() and place != place.parent:
         place = place.parent
     return place
-
-
-def _text(path: Path) -> str:
-    return read_text(str(path)) or ""
-
-
-def _available(root: Path) -> int:
-    for line in _text(root / "proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    raise CannotJudge("`/proc/meminfo` does not tell how much memory is left", "mount /proc")
-
-
-def _left_in_groups(root: Path) -> list[int]:
-    """What the limits of this process's group and of the groups around it leave; nothing where there is no limit."""
-    left = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, name = line.split(":", 2)
-        # Version 2 names no controllers; a machine can have both.
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
-        # In a container the name may be the host's. What is mounted at the top is then the container's own group.
-        parts = [part for part in name.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            group = top.joinpath(*parts[:depth])
-            found = _left_in_v1(group) if controllers else _left_in_v2(group)
-            if found is not None:
-                left.append(found)
-    return left
-
-
-def _left_in_v2(group: Path) -> int | None:
-    limit, used = read_int(str(group / "memory.max")), read_int(str(group / "memory.current"))
-    return None if limit is None or used is None else max(0, limit - used + _droppable(group, ""))
-
-
-def _left_in_v1(group: Path) -> int | None:
-    limit, used = read_int(str(group / "memory.limit_in_bytes")), read_int(str(group / "memory.usage_in_bytes"))
-    # Version 1 writes "no limit" as a number near 2**63.
-    if limit is None or used is None or limit >= 2**60:
-        return None
-    return max(0, limit - used + _droppable(group, "total_"))
-
-
-def _droppable(group: Path, prefix: str) -> int:
-    """Bytes of page cache that the group is charged for; a tmpfs counts as anonymous memory there."""
-    fields = (f"{prefix}inactive_file", f"{prefix}active_file")
-    pairs = (line.split() for line in _text(group / "memory.stat").splitlines())
-    return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in fields)
