@@ -23,7 +23,8 @@ from typing import Any
 from rich.console import Console
 
 from tunetool import record as records
-from tunetool.fleet import FleetRequest, fleet_record, host_result, name_outliers
+from tunetool.fleet import FleetRequest, fleet_record, name_outliers
+from tunetool.fleet_play import host_result
 from tunetool.record import (
     CheckResult,
     Confidence,

@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any, Mapping, Sequence
 
 TAIL_LINES = 20
+
+
+def ask(module: Any, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run the installed program with ``arguments``: what the module brings back, with the record. Ends the module where
+    the program is missing, or brings none."""
+    program = module.params["executable"]
+    if not os.access(program, os.X_OK):
+        program = module.get_bin_path("tunetool")
+        if program is None:
+            module.fail_json(
+                msg="`%s` is not installed. hint: run site.yml, whose role tunetool installs it"
+                % module.params["executable"],
+                rc=3,
+                stderr_tail=[],
+            )
+    rc, stdout, stderr = module.run_command([program, *arguments])
+    tail = stderr.strip().splitlines()[-TAIL_LINES:]
+    record = read_record(stdout)
+    if record is None:
+        module.fail_json(msg=last_words(tail), rc=rc, stderr_tail=tail)
+        return {}
+    return {"record": record, "rc": rc, "stderr_tail": tail, "msg": summary(record)}
 
 
 def read_record(stdout: str) -> dict[str, Any] | None:

@@ -94,17 +94,16 @@ stderr_tail:
   elements: str
 """
 
-import os  # noqa: E402  (Ansible wants the documentation first)
-from typing import Any, Mapping  # noqa: E402
+from typing import Any, Mapping  # noqa: E402  (Ansible wants the documentation first)
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils.own_program import TAIL_LINES, last_words, read_record, summary  # noqa: E402
+from ..module_utils.own_program import ask  # noqa: E402
 
 
-def arguments(program: str, wanted: Mapping[str, Any]) -> list[str]:
+def arguments(wanted: Mapping[str, Any]) -> list[str]:
     """The command line."""
-    argv = [program, "stage", "--json", "-"]
+    argv = ["stage", "--json", "-"]
     if wanted["action"] == "stage":
         argv += ["--replace"] if wanted["replace"] else []
         argv += ["--checksum", wanted["checksum"]] if wanted["checksum"] else []
@@ -140,25 +139,8 @@ def main() -> None:
         required_if=[("action", "stage", ["source"])],
         supports_check_mode=False,
     )
-    wanted = module.params
-    program = wanted["executable"]
-    if not os.access(program, os.X_OK):
-        program = module.get_bin_path("tunetool")
-        if program is None:
-            module.fail_json(
-                msg="`%s` is not installed. hint: run site.yml, whose role tunetool installs it" % wanted["executable"],
-                rc=3,
-                stderr_tail=[],
-            )
-    rc, stdout, stderr = module.run_command(arguments(program, wanted))
-    tail = stderr.strip().splitlines()[-TAIL_LINES:]
-    record = read_record(stdout)
-    if record is None:
-        module.fail_json(msg=last_words(tail), rc=rc, stderr_tail=tail)
-        return
-    module.exit_json(
-        changed=changed(record, wanted["action"]), record=record, rc=rc, stderr_tail=tail, msg=summary(record)
-    )
+    found = ask(module, arguments(module.params))
+    module.exit_json(changed=changed(found["record"], module.params["action"]), **found)
 
 
 if __name__ == "__main__":

@@ -106,17 +106,16 @@ stderr_tail:
   elements: str
 """
 
-import os  # noqa: E402  (Ansible wants the documentation first)
-from typing import Any, Mapping  # noqa: E402
+from typing import Any, Mapping  # noqa: E402  (Ansible wants the documentation first)
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils.own_program import TAIL_LINES, last_words, read_record, summary  # noqa: E402
+from ..module_utils.own_program import ask  # noqa: E402
 
 
-def arguments(program: str, wanted: Mapping[str, Any], check_mode: bool) -> list[str]:
+def arguments(wanted: Mapping[str, Any], check_mode: bool) -> list[str]:
     """The command line."""
-    argv = [program, "verify", "--json", "-", "--duration", wanted["duration"], "--tolerance", wanted["tolerance"]]
+    argv = ["verify", "--json", "-", "--duration", wanted["duration"], "--tolerance", wanted["tolerance"]]
     level = "config" if check_mode else wanted["level"]
     argv += ["--level", level]
     if level != "config":
@@ -152,23 +151,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    wanted = module.params
-    program = wanted["executable"]
-    if not os.access(program, os.X_OK):
-        program = module.get_bin_path("tunetool")
-        if program is None:
-            module.fail_json(
-                msg="`%s` is not installed. hint: run site.yml, whose role tunetool installs it" % wanted["executable"],
-                rc=3,
-                stderr_tail=[],
-            )
-    rc, stdout, stderr = module.run_command(arguments(program, wanted, module.check_mode))
-    tail = stderr.strip().splitlines()[-TAIL_LINES:]
-    record = read_record(stdout)
-    if record is None:
-        module.fail_json(msg=last_words(tail), rc=rc, stderr_tail=tail)
-        return
-    module.exit_json(changed=False, record=record, rc=rc, stderr_tail=tail, msg=summary(record))
+    module.exit_json(changed=False, **ask(module, arguments(module.params, module.check_mode)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from tunetool import record as records
 from tunetool.errors import UsageProblem
-from tunetool.fleet import FleetRequest, extra_variables, fleet_record, host_result, name_outliers, verify_fleet
+from tunetool.fleet import FleetRequest, extra_variables, fleet_record, name_outliers, verify_fleet
+from tunetool.fleet_play import host_result
 from tunetool.measure.figures import NAMES
 from tunetool.playbook import find_playbook
 from tunetool.record import FleetHost, Measurement, Node, Record, Status, Verdict

@@ -60,8 +60,8 @@ def lint_commands() -> list[list[str]]:
         [str(VENV / "ruff"), "format", "--check", "--quiet"],
         [str(VENV / "ruff"), "check", "--quiet"],
         [str(VENV / "mypy")],
-        # Modules import each other as parts of the collection, so they are checked under its name. The two run at the same
-        # time: in one cache they break each other's files ("INTERNAL ERROR" on a clean checkout).
+        # Modules import each other as parts of the collection, so they are checked under its name. The two may run at
+        # the same time, which one cache is not made for.
         [
             *("env", "MYPYPATH=.ansible/collections", str(VENV / "mypy"), "--namespace-packages"),
             *("--cache-dir", ".mypy_cache/collection"),

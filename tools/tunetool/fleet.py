@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from tunetool import record as records
-from tunetool.errors import ExitCode, UsageProblem
+from tunetool.errors import ExitCode
+from tunetool.fleet_play import FleetResult, Hosts, keep, prepare, record_over, run
 from tunetool.measure.expectable import EXPECTABLE
-from tunetool.measure.facts import node_facts
 from tunetool.measure.figures import NAMES
 from tunetool.measure.outliers import OUTLIER, outliers
 from tunetool.measure.progress import Progress
-from tunetool.node.summary import one_line
 from tunetool.node.units import format_bandwidth
-from tunetool.playbook import (
-    MOST_FORKS,
-    Playbook,
-    Run,
-    find_playbook,
-    list_hosts,
-    need_ansible,
-    need_inventory,
-    run_playbook,
-)
-from tunetool.record import Expectation, FleetHost, Record, Verdict
-from tunetool.verdict import exit_code, worst
+from tunetool.record import Expectation, FleetHost, Measurement, Record
 
 # About what a node takes by ``--duration``: level full without what it may skip, on eight drives.
 _SECONDS: Mapping[str, Callable[[float], float]] = {
@@ -60,40 +46,18 @@ class FleetRequest:
     command: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class FleetResult:
-    """The fleet's record and its hosts' own. No record for a dry run."""
-
-    record: Record | None
-    path: Path | None
-    hosts: Sequence[tuple[FleetHost, Record | None]]
-    code: ExitCode
-
-
 def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
     """Verify every host. Raises ``UsageProblem`` when the call is wrong; a host that fails is an ``error`` there."""
     started = records.utc_now()
-    need_ansible()
-    need_inventory(request.inventory)
-    playbook = find_playbook("verify")
-    names = list_hosts(request.inventory, request.limit, playbook)
-    forks = request.forks or min(len(names), MOST_FORKS)
-    progress.say(f"{len(names)} hosts, {forks} at once: {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}")
+    play = prepare("verify", request.inventory, request.limit, request.forks, progress)
     if request.dry_run:
         progress.say("`tunetool verify --dry-run` on a host says what would be written there")
         return FleetResult(None, None, (), ExitCode.OK)
     runs_dir = request.runs_dir or records.default_runs_dir()
     records.prepare_runs_dir(runs_dir)
-    outcomes = _run(request, playbook, forks, names, progress)
-    hosts = name_outliers([host_result(name, outcomes.get(name)) for name in names])
-    record = fleet_record(request, hosts, started)
-    raw = {
-        f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host.host)}.json": records.dumps(found, compact=True)
-        for host, found in hosts
-        if found is not None
-    }
-    path = records.write(record, runs_dir, raw)
-    return FleetResult(record, path, hosts, exit_code([host.status for host, _ in hosts]))
+    seconds = _SECONDS[request.level](request.duration)
+    hosts = name_outliers(run(play, extra_variables(request), seconds, progress, _figures))
+    return keep(fleet_record(request, hosts, started), hosts, runs_dir)
 
 
 def extra_variables(request: FleetRequest) -> dict[str, object]:
@@ -121,26 +85,7 @@ def extra_variables(request: FleetRequest) -> dict[str, object]:
     return variables
 
 
-def host_result(name: str, event: Mapping[str, Any] | None) -> tuple[FleetHost, Record | None]:
-    """A host's place in the fleet, from the last thing Ansible said about it."""
-    if event is None:
-        return FleetHost(host=name, status="error", reasons=["Ansible said nothing about this host"]), None
-    result = event.get("res") or {}
-    document = result.get("record")
-    if document is None:
-        reason = str(result.get("msg") or "no record came back")
-        return FleetHost(host=name, status="error", reasons=[one_line(reason)]), None
-    try:
-        record = records.parse(json.dumps(document), f"record of {name}")
-    except UsageProblem as error:
-        return FleetHost(host=name, status="error", reasons=[error.message]), None
-    if record.verdict is None:
-        return FleetHost(host=name, record_id=record.id, status="error", reasons=["its record has no verdict"]), record
-    verdict = record.verdict
-    return FleetHost(host=name, record_id=record.id, status=verdict.status, reasons=verdict.reasons), record
-
-
-def name_outliers(hosts: Sequence[tuple[FleetHost, Record | None]]) -> list[tuple[FleetHost, Record | None]]:
+def name_outliers(hosts: Hosts) -> list[tuple[FleetHost, Record | None]]:
     """The hosts, with a reason for each that is slow among its like; its own verdict stays what it is."""
     told: dict[str, list[str]] = {}
     for direction, name in sorted(NAMES.items()):
@@ -162,64 +107,24 @@ def name_outliers(hosts: Sequence[tuple[FleetHost, Record | None]]) -> list[tupl
     ]
 
 
-def fleet_record(request: FleetRequest, hosts: Sequence[tuple[FleetHost, Record | None]], started: Any) -> Record:
+def fleet_record(request: FleetRequest, hosts: Hosts, started: datetime) -> Record:
     """One record over all hosts: their ids, verdicts and sequential figures."""
-    figures = [
-        measurement.model_copy(update={"host": host.host})
-        for host, record in hosts
-        for measurement in (record.measurements if record else [])
-        if measurement.name in NAMES.values()
+    expectations = [
+        Expectation(name=name, value=request.expect[key], unit=unit, source="--expect")
+        for key, (name, unit) in EXPECTABLE.items()
+        if key in request.expect
     ]
-    short = [host for host, _ in hosts if host.status != "pass"]
-    return Record(
-        kind="fleet",
-        id=records.new_id(),
-        started=started,
-        finished=records.utc_now(),
-        node=node_facts([], None),
-        command=list(request.command),
-        target=request.target,
-        expectations=[
-            Expectation(name=name, value=request.expect[key], unit=unit, source="--expect")
-            for key, (name, unit) in EXPECTABLE.items()
-            if key in request.expect
-        ],
-        tolerance=request.tolerance,
-        measurements=figures,
-        hosts=[host for host, _ in hosts],
-        verdict=Verdict(
-            status=worst([host.status for host, _ in hosts]),
-            reasons=[f"{host.host}: {reason}" for host in short for reason in host.reasons[:1] or [host.status]],
-        ),
-    )
+    record = record_over(request.command, request.target, started, hosts, _is_sequential)
+    return record.model_copy(update={"expectations": expectations, "tolerance": request.tolerance})
 
 
-def _run(
-    request: FleetRequest, playbook: Playbook, forks: int, names: Sequence[str], progress: Progress
-) -> dict[str, Mapping[str, Any]]:
-    """Run the play; return the last word on each host."""
-    outcomes: dict[str, Mapping[str, Any]] = {}
-
-    def on_event(kind: str, data: Mapping[str, Any]) -> None:
-        host = data.get("host")
-        if not isinstance(host, str):
-            return
-        if kind == "runner_on_start":
-            progress.say(f"{host}: started")
-        elif kind in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
-            outcomes[host] = data
-            found, record = host_result(host, data)
-            progress.say(f"{host}: {found.status.upper()}{_figures(record)}")
-
-    seconds = _SECONDS[request.level](request.duration)
-    run = Run(playbook, request.inventory, request.limit, forks, extra_variables(request))
-    run_playbook(run, on_event, progress, f"{len(names)} hosts", seconds)
-    return outcomes
+def _is_sequential(measurement: Measurement) -> bool:
+    return measurement.name in NAMES.values()
 
 
-def _figures(record: Record | None) -> str:
-    return "".join(
-        f", {measurement.parameters.get('direction')} {format_bandwidth(measurement.value)}"
-        for measurement in (record.measurements if record else [])
-        if measurement.name in NAMES.values()
-    )
+def _figures(record: Record) -> list[str]:
+    return [
+        f"{measurement.parameters.get('direction')} {format_bandwidth(measurement.value)}"
+        for measurement in record.measurements
+        if _is_sequential(measurement)
+    ]
