@@ -22,8 +22,12 @@ import os, sys, time
 from pathlib import Path
 from tunetool.checkpoint.lock import Lock
 held = Lock.take(Path(sys.argv[1]))
-if sys.argv[2:] and os.fork() == 0:
-    time.sleep(60)
+if sys.argv[2:]:
+    there, here = os.pipe()
+    if os.fork() == 0:
+        os.write(here, b"!")  # fork has returned, so that what it does in a child is done
+        time.sleep(60)
+    os.read(there, 1)
 print(os.getpid(), flush=True)
 time.sleep(60)
 """
