@@ -1,4 +1,4 @@
-"""Checkpoints at the speed of the storage, in torch's own distributed format.
+"""Checkpoints past the page cache, in torch's own distributed format.
 
 >>> from torch.distributed import checkpoint as dcp
 >>> from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter

@@ -160,6 +160,7 @@ class DataFile:
         """All of ``view`` at ``offset``, both whole blocks."""
         rest = memoryview(view)
         while rest:
+            # `_told` calls it at once, so that the loop's variables are still these.
             done = self._told(f"writing {len(rest)} bytes at {offset}", lambda: os.pwrite(self._handle, rest, offset))  # noqa: B023
             if not done or (done % BLOCK and done != len(rest)):
                 # What went in is no whole block, so O_DIRECT cannot go on after it; a full disk does this.

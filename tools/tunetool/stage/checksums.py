@@ -26,7 +26,7 @@ def hasher(kind: Checksum) -> Hasher:
     if kind == "sha256":
         return hashlib.sha256()
     # Not at the top: `tunetool --help` and a refused call need none.
-    import xxhash  # noqa: PLC0415
+    import xxhash  # noqa: PLC0415  (not for --help)
 
     made: Hasher = xxhash.xxh3_64()
     return made

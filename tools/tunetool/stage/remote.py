@@ -71,7 +71,7 @@ def fetch(source: str, destination: Path, tick: Callable[[int], None]) -> None:
     """Copy all of ``source`` into ``destination``. Raises ``CannotJudge`` when rclone fails."""
     command = [need_rclone(), "copy", "--transfers", str(TRANSFERS), "--stats", "1s", "--use-json-log", "-v"]
     with _running([*command, "--stats-log-level", "NOTICE", source, str(destination)]) as process:
-        assert process.stderr is not None  # noqa: S101
+        assert process.stderr is not None  # noqa: S101  (a pipe)
         told = []
         for line in process.stderr:
             row = _row(line)

@@ -74,7 +74,7 @@ class Session:
     def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Each rank's answer. Raises ``RankFailed``, after which the ranks are as ``sound`` says."""
         assert self._orders is not None  # noqa: S101  (started)
-        assert self._ranks is not None  # noqa: S101
+        assert self._ranks is not None  # noqa: S101  (started)
         try:
             return self._orders.ask(self._ranks, order, self.patience, self.tick)
         except RankFailed as error:

@@ -69,7 +69,7 @@ class Site:
                 if name == FIO:
                     self._fio_sample(number)
                 elif self.matrix.rows[name].failed is None:
-                    self._guarded(self.matrix.rows[name], lambda row: self._round(row, number))  # noqa: B023
+                    self._guarded(self.matrix.rows[name], lambda row: self._round(row, number))  # noqa: B023  (called at once)
             took = time.monotonic() - began
         if self.request.training is not None:
             self._train(self.request.training)
