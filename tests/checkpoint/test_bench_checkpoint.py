@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,9 +18,13 @@ import pytest
 if not find_spec("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
 
+from tunetool.bench.checkpoint.figures import checks, verdict
 from tunetool.bench.checkpoint.request import Request
+from tunetool.bench.checkpoint.samples import Matrix
 from tunetool.bench.checkpoint.session import Session
+from tunetool.bench.checkpoint.site import Site, order_of
 from tunetool.launch.local import RankFailed
+from tunetool.node.blockstack import read_stack
 from tunetool.record import Record, parse
 
 pytest_plugins = ["disks"]
@@ -192,6 +196,33 @@ def test_the_state_may_change_once_an_async_save_returned(session: Session, tmp_
     assert all(each["began"] <= each["returned"] <= each["ended"] for each in told)
     load = {"do": "load", "engine": "dcp-async-thread", "directory": str(directory)}
     assert [each["different"] for each in session.ask(load)] == [None, None]
+
+
+class TimeIsUp:
+    """The time is up the moment that the first save begins."""
+
+    site: Site
+
+    def say(self, line: str) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
+        self.site.deadline = time.monotonic()
+        yield lambda: None
+
+
+def test_a_first_round_that_is_cut_keeps_what_it_has(session: Session, disk: Path) -> None:
+    engines, watch = ["torch-save-zip", "safetensors", "ours"], TimeIsUp()
+    matrix = Matrix(read_stack(str(disk)), False, 30 * 10**6)
+    watch.site = Site(session.request, session, disk, engines, matrix, watch)
+    watch.site.run()
+    first, *others = order_of(engines, 1, 0)
+    assert list(matrix.rows[first].samples) == [1]
+    assert [matrix.rows[name].samples for name in others] == [{}, {}]
+    assert verdict([matrix], [], []).status == "error"
+    assert all("the time was up" in str(check.found) for check in checks(matrix) if check.status == "unknown")
+    assert sum(check.status == "unknown" for check in checks(matrix)) == 2
 
 
 def test_a_rank_that_dies_in_a_save_is_named_and_new_ranks_can_be_started(session: Session, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class Request:
     """Glob patterns of names."""
     rounds: int = ROUNDS
     budget: float | None = None
-    """Seconds after which no further round begins; the first one of each medium always does."""
+    """Seconds after which no further round begins; the first of each medium is cut there, and keeps what it has."""
     against_fio: bool = False
     training: Training | None = None
     runs_dir: Path | None = None

@@ -26,6 +26,7 @@ from tunetool.node.blockstack import CountersChanged, difference, snapshot
 FIO = "fio"
 GUESS = 1e9
 """Bytes per second, before anything is known."""
+LATE = "the time was up before its turn: give a longer `--budget` or fewer `--engines`"
 
 
 def order_of(names: Sequence[str], number: int, seed: int) -> list[str]:
@@ -47,7 +48,7 @@ class Site:
     progress: Progress
     fio: FioBest | None = None
     deadline: float | None = None
-    """On the monotonic clock: no round begins that would end later, but for the first."""
+    """On the monotonic clock: no round begins that would end later; the first ends there, with what it has."""
     _ready: set[tuple[int, str]] = field(default_factory=set)
     """Asynchronous engines that had their first save, by start of the ranks."""
     _settled: int = 0
@@ -68,7 +69,11 @@ class Site:
             for name in order_of([*runners, *([FIO] if self.fio else [])], number, self.request.seed):
                 if name == FIO:
                     self._fio_sample(number)
-                elif self.matrix.rows[name].failed is None:
+                elif self.matrix.rows[name].failed is not None:
+                    continue
+                elif number == 1 and self._late():
+                    self.matrix.rows[name].failed = LATE
+                else:
                     self._guarded(self.matrix.rows[name], lambda row: self._round(row, number))  # noqa: B023  (called at once)
             took = time.monotonic() - began
         if self.request.training is not None:
@@ -76,6 +81,9 @@ class Site:
         for row in self.matrix.rows.values():
             if row.left_out is None and row.failed is None:
                 self._guarded(row, lambda row: self._ask({"do": "close", "engine": row.name}))
+
+    def _late(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
 
     def _settle(self) -> None:
         """Tell the ranks the place; once for each start of them."""
@@ -237,7 +245,7 @@ class Site:
         for number in range(loops):
             for name in order_of([row.name for row in runners], -1 - number, self.request.seed):
                 row = self.matrix.rows[name]
-                if row.failed is None and training.saves(training.every(row.name)):
+                if row.failed is None and training.saves(training.every(row.name)) and not self._late():
                     self._guarded(row, lambda row: self._loops(row, training))
 
     def _loops(self, row: Row, training: Training) -> None:
