@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +20,7 @@ if not find_spec("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from tunetool.bench.checkpoint.figures import checks, verdict
-from tunetool.bench.checkpoint.request import Request
+from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import Matrix
 from tunetool.bench.checkpoint.session import Session
 from tunetool.bench.checkpoint.site import Site, order_of
@@ -215,7 +216,8 @@ class TimeIsUp:
 def test_a_first_round_that_is_cut_keeps_what_it_has(session: Session, disk: Path) -> None:
     engines, watch = ["torch-save-zip", "safetensors", "ours"], TimeIsUp()
     matrix = Matrix(read_stack(str(disk)), False, 30 * 10**6)
-    watch.site = Site(session.request, session, disk, engines, matrix, watch)
+    request = replace(session.request, training=Training())
+    watch.site = Site(request, session, disk, engines, matrix, watch)
     watch.site.run()
     first, *others = order_of(engines, 1, 0)
     assert list(matrix.rows[first].samples) == [1]
@@ -223,6 +225,9 @@ def test_a_first_round_that_is_cut_keeps_what_it_has(session: Session, disk: Pat
     assert verdict([matrix], [], []).status == "error"
     assert all("the time was up" in str(check.found) for check in checks(matrix) if check.status == "unknown")
     assert sum(check.status == "unknown" for check in checks(matrix)) == 2
+    assert [check.found for check in checks(matrix) if "no training loop" in str(check.found)] == [
+        "equal in 1 restores; no training loop with it: the time was up"
+    ]
 
 
 def test_a_rank_that_dies_in_a_save_is_named_and_new_ranks_can_be_started(session: Session, tmp_path: Path) -> None:

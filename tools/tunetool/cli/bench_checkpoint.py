@@ -37,7 +37,9 @@ from tunetool.errors import UsageProblem
     show_default=True,
     help="Each engine once in each. Fewer than 6 cannot reach 95 % confidence.",
 )
-@click.option("--budget", metavar="TIME", help="No round begins that would end later than, say, `10m`; the first is cut.")
+@click.option(
+    "--budget", metavar="TIME", help="No round begins that would end later than, say, `10m`; the first is cut."
+)
 @click.option("--against-fio", is_flag=True, help="Also fio in every round, by the number of files that is best here.")
 @click.option("--train", is_flag=True, help="Also a small training loop with each engine: time lost per checkpoint.")
 @click.option("--steps", type=click.IntRange(min=2), default=24, show_default=True, help="Of that loop.")

@@ -26,6 +26,7 @@ from tunetool.node.blockstack import CountersChanged, difference, snapshot
 FIO = "fio"
 GUESS = 1e9
 """Bytes per second, before anything is known."""
+NO_LOOP = "no training loop with it: the time was up"
 LATE = "the time was up before its turn: give a longer `--budget` or fewer `--engines`"
 
 
@@ -245,7 +246,12 @@ class Site:
         for number in range(loops):
             for name in order_of([row.name for row in runners], -1 - number, self.request.seed):
                 row = self.matrix.rows[name]
-                if row.failed is None and training.saves(training.every(row.name)) and not self._late():
+                if row.failed is not None or not training.saves(training.every(row.name)):
+                    continue
+                if self._late():
+                    if not row.lost and NO_LOOP not in row.remark:
+                        row.remark = "; ".join([*([row.remark] if row.remark else []), NO_LOOP])
+                else:
                     self._guarded(row, lambda row: self._loops(row, training))
 
     def _loops(self, row: Row, training: Training) -> None:
