@@ -92,7 +92,7 @@ def test_ranks_hold_the_state_together_or_each_all_of_it(world: int) -> None:
 def test_engines_are_chosen_by_globs_in_one_order() -> None:
     assert select([]) == list(ENGINES)
     assert REFERENCE in ENGINES
-    assert select(["ours*", "dcp-t4-*"]) == ["dcp-t4-single", "dcp-t4-multi", "ours", "ours-async"]
+    assert select(["ours*", "dcp-t4-*"]) == ["dcp-t4-single", "dcp-t4-multi", "ours", "ours-async", "ours-gds"]
     with pytest.raises(UsageProblem, match="`torch` is no engine") as caught:
         select(["ours", "torch"])
     assert "torch-save-zip" in str(caught.value.hint)

@@ -23,6 +23,8 @@ from tunetool.node.blockstack import read_stack
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from tunetool.checkpoint.gds import Registered
+
 _T = TypeVar("_T")
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _HINTS = {
@@ -139,8 +141,9 @@ class Target:
 class DataFile:
     """A new file of ``size`` bytes, a multiple of 4096. Raises ``WriteFailed``; nothing is ever half reported."""
 
-    def __init__(self, path: Path, size: int, target: Target) -> None:
+    def __init__(self, path: Path, size: int, target: Target, gds: bool = False) -> None:
         self.path, self.size = path, size
+        self._registered: Registered | None = None
         direct = os.O_DIRECT if target.direct else 0
         self._handle = self._told(
             "creating it",
@@ -152,6 +155,10 @@ class DataFile:
             )
             if not preallocated:
                 self._told("setting its size", lambda: os.ftruncate(self._handle, size))
+            if gds:
+                from tunetool.checkpoint.gds import Registered  # noqa: PLC0415  GPU nodes alone have cuFile
+
+                self._registered = Registered(self._handle, path)
         except BaseException:
             self.close()
             raise
@@ -170,11 +177,19 @@ class DataFile:
                 )
             rest, offset = rest[done:], offset + done
 
+    def write_from_gpu(self, address: int, count: int, offset: int) -> None:
+        """``count`` bytes of the current GPU's memory, by cuFile; the file was opened with ``gds``."""
+        assert self._registered is not None  # noqa: S101  (only such files have such blocks)
+        self._registered.write(address, count, offset)
+
     def sync(self) -> None:
         """On the medium when this returns, the file's size and blocks too."""
         self._told("fsync", lambda: os.fsync(self._handle))
 
     def close(self) -> None:
+        if self._registered is not None:
+            self._registered.close()
+            self._registered = None
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1

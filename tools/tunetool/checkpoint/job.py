@@ -35,6 +35,7 @@ class Settings:
     files_per_rank: int
     buffer_bytes: int
     checksums: bool
+    gds: bool = False
 
 
 @dataclass
@@ -116,6 +117,10 @@ def _parts(number: int, item: Item, at: Placed, limit: int, digests: dict[int, D
     return [*parts, Part(at.data + position, content.tail_bytes, tail, number)]
 
 
+def _from_gpu(block: Block) -> bool:
+    return block.straight and block.pieces[0].part.content.gpu_address is not None
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a rank's share took; see ``writer.Saved``."""
@@ -128,6 +133,7 @@ class Outcome:
     direct: bool
     all_at_once: bool
     copy_seconds: float
+    gds_bytes: int = 0
 
 
 class Job:
@@ -153,9 +159,14 @@ class Job:
         self.gpu = min(self.devices, key=str, default=None)
         self.paths = [directory / names(number) for number in range(len(self.layout.sizes))]
         self.copy_first = copy_first
+        self.gds_bytes = sum(block.length for blocks in self.layout.blocks for block in blocks if _from_gpu(block))
 
     def _straight(self, part: Part) -> bool:
-        address = part.content.address if isinstance(part.content, Source) else None
+        if not isinstance(part.content, Source):
+            return False
+        if self.settings.gds and part.content.gpu_address is not None:
+            return True
+        address = part.content.address
         return address is not None and address % self.target.memory_alignment == 0
 
     def _buffers(self, threads: int) -> int:
@@ -179,7 +190,7 @@ class Job:
 
         def open_files() -> list[DataFile]:
             for path, size in zip(self.paths, self.layout.sizes, strict=True):
-                files.append(DataFile(path, size, self.target))
+                files.append(DataFile(path, size, self.target, gds=self.gds_bytes > 0))
             return files
 
         try:
@@ -201,6 +212,7 @@ class Job:
             direct=self.target.direct,
             all_at_once=count >= self.layout.buffers,
             copy_seconds=pipeline.copy_seconds,
+            gds_bytes=self.gds_bytes,
         )
 
     def remove(self) -> None:

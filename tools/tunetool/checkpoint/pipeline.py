@@ -175,7 +175,11 @@ class Pipeline:
     def _fill(self, block: Block, free: deque[Buffer], streams: dict[torch.device, Any]) -> _Filled:
         if block.straight:
             piece = block.pieces[0]
-            filled = _Filled(block, memory_at(piece.part.content.address + piece.start, piece.count))
+            address = piece.part.content.address
+            # A GPU's memory has no view; cuFile takes it by its address.
+            filled = _Filled(
+                block, memoryview(b"") if address is None else memory_at(address + piece.start, piece.count)
+            )
         else:
             buffer = free.popleft()
             filled = _Filled(block, buffer.view[: block.length], buffer, self._copy(block, buffer, streams))
@@ -234,6 +238,26 @@ class Pipeline:
         block, file = filled.block, self._files[filled.block.file]
         for event in filled.copied:
             event.synchronize()
+        if block.straight and not filled.view:
+            self._write_from_gpu(block.pieces[0], file, block.offset)
+        else:
+            self._write_from_host(filled, file)
+        with self._counting:
+            self._unwritten[block.file] -= 1
+            finished = not self._unwritten[block.file]
+        if finished:
+            file.sync()
+            file.close()
+
+    def _write_from_gpu(self, piece: Piece, file: DataFile, offset: int) -> None:
+        source: Source = piece.part.content
+        for event in self._after:
+            event.synchronize()
+        with torch.cuda.device(source.tensor.device) if source.tensor.is_cuda else nullcontext():
+            file.write_from_gpu((source.gpu_address or 0) + piece.start, piece.count, offset)
+
+    def _write_from_host(self, filled: _Filled, file: DataFile) -> None:
+        block = filled.block
         for piece in block.pieces:
             part = piece.part
             if callable(part.content):
@@ -242,9 +266,3 @@ class Pipeline:
                 digest = self._digests[part.item]
                 digest.feed(part.position + piece.start, filled.view[piece.at : piece.at + piece.count])
         file.write(filled.view, block.offset)
-        with self._counting:
-            self._unwritten[block.file] -= 1
-            finished = not self._unwritten[block.file]
-        if finished:
-            file.sync()
-            file.close()

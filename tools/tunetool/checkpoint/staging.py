@@ -160,6 +160,11 @@ class Source:
         """Where its bytes lie in host memory; None when they must be copied first."""
         return None if self.flat is None or self.flat.device.type != "cpu" else int(self.flat.data_ptr())
 
+    @property
+    def gpu_address(self) -> int | None:
+        """Where its bytes lie in a GPU's memory; None when they lie elsewhere, or must be put in order first."""
+        return None if self.flat is None or self.flat.device.type != "cuda" else int(self.flat.data_ptr())
+
     def copy(self, start: int, count: int, buffer: Buffer, at: int) -> None:
         """``count`` bytes from ``start`` to ``at`` in the buffer; from a GPU, on the current stream."""
         raw = self.flat

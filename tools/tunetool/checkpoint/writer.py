@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from tunetool.checkpoint import commit, pace
+from tunetool.checkpoint.gds import library
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.job import Job, Outcome, Settings, resolve
 from tunetool.checkpoint.stager import DirectStager, Hold, marks
@@ -32,7 +33,8 @@ class Saved:
     ``stall_seconds``: the training loop was held (from ``stage`` until no tensor was needed any more, or all of this
     rank's writing); ``copy_seconds``: until all bytes had left the tensors; ``write_seconds``: until all files were
     synced. ``host_bytes``: buffers in use. ``held_for_memory``: not all of it fitted into memory, so that the loop was
-    held while the rest was written. ``direct``: past the page cache.
+    held while the rest was written. ``direct``: past the page cache. ``gds_bytes``: of ``bytes``, without the host's
+    memory.
     """
 
     bytes: int
@@ -44,6 +46,7 @@ class Saved:
     host_bytes: int
     direct: bool
     held_for_memory: bool = False
+    gds_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,13 @@ class DirectWriter(StorageWriter):
     whatever the state's size; they are kept for the next one (``tunetool.checkpoint.release_buffers``).
     ``checksums``: xxh3_64 of every tensor's bytes, which ``DirectReader`` verifies.
     ``overwrite``: whether an existing checkpoint may be replaced.
+    ``gds``: large tensors on a GPU go to the drives by GPUDirect Storage, for which nvidia-fs or a kernel with P2PDMA
+    is needed, and never through the host instead (``last.gds_bytes`` tells how much). Not with ``checksums``, which
+    need the bytes on the host; under ``dcp.async_save`` with ``stager()`` everything is copied to the host.
 
-    Raises ``UsageProblem`` for impossible settings, ``CannotJudge`` (within torch's CheckpointException when ranks are
-    several) for a held lock, too little space, and a failed write, which names the file and the kernel's reason.
+    Raises ``UsageProblem`` for impossible settings and where cuFile is not installed, ``CannotJudge`` (within torch's
+    CheckpointException when ranks are several) for a held lock, too little space, a cuFile that does not open, and a
+    failed write, which names the file and the kernel's reason.
 
     >>> dcp.save(state, storage_writer=DirectWriter("/scratch/step-100"), planner=DirectSavePlanner())
     """
@@ -103,6 +110,7 @@ class DirectWriter(StorageWriter):
         buffer_bytes: int = BUFFER_BYTES,
         checksums: bool = False,
         overwrite: bool = True,
+        gds: bool = False,
     ) -> None:
         super().__init__()
         _abandon_failed()
@@ -110,13 +118,20 @@ class DirectWriter(StorageWriter):
         self.overwrite = overwrite
         threads = default_threads() if threads is None else threads
         files = threads if files_per_rank is None else files_per_rank
-        self.settings = Settings(threads, files, buffer_bytes, checksums)
+        self.settings = Settings(threads, files, buffer_bytes, checksums, gds)
         if threads < 1 or files < 1:
             raise UsageProblem("`threads` and `files_per_rank` must be 1 or more", "leave them out for the defaults")
         if buffer_bytes < LARGE or buffer_bytes % 4096:
             raise UsageProblem(
                 f"`buffer_bytes` is {buffer_bytes}: it must be a multiple of 4096, 1 MiB or more", "try 8 MiB: 8 << 20"
             )
+        if gds and checksums:
+            raise UsageProblem(
+                "`gds` and `checksums` exclude each other: a checksum needs the bytes on the host",
+                "leave one of them out",
+            )
+        if gds:
+            library()
         self.last: Saved | None = None
         """Of this rank's last completed save."""
         self._hold: Hold | None = None
@@ -214,6 +229,7 @@ class DirectWriter(StorageWriter):
             host_bytes=outcome.host_bytes,
             direct=outcome.direct,
             held_for_memory=hold is not None and not outcome.all_at_once,
+            gds_bytes=outcome.gds_bytes,
         )
         done: Future[list[WriteResult]] = Future()
         done.set_result(outcome.results)

@@ -44,6 +44,7 @@ def _engines() -> Mapping[str, Factory]:
         "orbax": _made_by("orbax_engine", "Orbax"),
         "ours": _made_by("ours", "Ours"),
         "ours-async": _made_by("ours", "OursAsync"),
+        "ours-gds": _made_by("ours", "OursGds"),
     }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tunetool.bench.checkpoint.engines.base import Context, Done, Pending, State, Waiting
 from tunetool.bench.checkpoint.engines.ranks import alone, barrier
@@ -50,6 +52,45 @@ class Ours:
         from tunetool.checkpoint import release_buffers
 
         release_buffers()
+
+
+class OursGds(Ours):
+    """The same by GPUDirect Storage: large tensors never touch the host's memory."""
+
+    name = "ours-gds"
+    family = "ours-gds"
+
+    def unavailable(self, context: Context) -> str | None:
+        """Where there is no GPU, no cuFile, or a file system that cuFile refuses: tried with a small tensor."""
+        missing = super().unavailable(context)
+        if missing or context.device == "cpu":
+            return missing or "it is for a state on a GPU"
+        import torch
+
+        from tunetool.checkpoint import DirectWriter
+
+        place = context.directory / f".gds-{context.rank}"
+        try:
+            dcp.save(
+                {"probe": torch.zeros(1 << 20, device="cuda")},
+                storage_writer=DirectWriter(place, gds=True),
+                no_dist=True,
+            )
+        except TunetoolError as error:
+            return error.message
+        except CheckpointException as error:
+            return str(next(iter(error.failures.values()))[0])
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        return None
+
+    def save(self, state: State, directory: Path) -> Pending:
+        """See ``Engine``."""
+        from tunetool.checkpoint import DirectSavePlanner, DirectWriter
+
+        dcp.save(state, storage_writer=DirectWriter(directory, gds=True), planner=DirectSavePlanner(), no_dist=alone())
+        barrier()
+        return Done()
 
 
 class OursAsync(Ours):
