@@ -88,7 +88,7 @@ def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[s
     try:
         done = subprocess.run(
             argv,
-            env={**os.environ, **_environment(playbook)},
+            env=ansible_environment(playbook),
             capture_output=True,
             text=True,
             errors="replace",
@@ -112,6 +112,11 @@ def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[s
 def _path() -> str:
     # The program may be called by its path, with its environment's own bin not on PATH.
     return str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath)
+
+
+def ansible_environment(playbook: Playbook) -> dict[str, str]:
+    """What a program of Ansible's is started with, to find the collection and its own siblings."""
+    return {**os.environ, **_environment(playbook)}
 
 
 def _environment(playbook: Playbook) -> dict[str, str]:

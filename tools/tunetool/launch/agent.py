@@ -9,6 +9,7 @@ import ctypes
 import json
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -24,10 +25,25 @@ def main(verdict: str, arguments: list[str]) -> int:
     try:
         run.run(run.parse_args(arguments))
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        Path(verdict).write_text(json.dumps({"rank": rank, "exit": failure.exitcode}))
+        rank, code = first({rank: (each.timestamp, each.exitcode) for rank, each in error.failures.items()})
+        Path(verdict).write_text(json.dumps({"rank": rank, "exit": code}))
         return 1
     return 0
+
+
+def first(failures: Mapping[int, tuple[float, int]]) -> tuple[int, int]:
+    """Which rank failed first, and its exit status, from the second in which each was found dead, and that status.
+
+    Within one second a rank that a signal ended is the cause of those that then lost its connection. Those that
+    torchrun ended by SIGTERM are never the cause.
+    """
+    rank = min(failures, key=lambda each: (failures[each][1] == -signal.SIGTERM, *_order(failures[each]), each))
+    return rank, failures[rank][1]
+
+
+def _order(failure: tuple[float, int]) -> tuple[int, bool]:
+    found, code = failure
+    return int(found), code >= 0
 
 
 if __name__ == "__main__":

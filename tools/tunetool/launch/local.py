@@ -31,16 +31,23 @@ _VERDICT, _OWN_LOG = "verdict.json", "torchrun.log"
 
 
 class RankFailed(CannotJudge):
-    """A rank died, or could not be started. ``rank`` is None when torchrun itself failed; ``raw`` is what was said."""
+    """A rank died, or could not be started. ``rank`` is None when torchrun itself failed; ``raw`` is what was said;
+    ``host`` is where, in a run of ``tunetool.launch.job``."""
 
-    def __init__(self, message: str, hint: str | None = None, rank: int | None = None, raw: str = "") -> None:
+    def __init__(
+        self, message: str, hint: str | None = None, rank: int | None = None, raw: str = "", host: str | None = None
+    ) -> None:
         super().__init__(message, hint)
         self.rank = rank
         self.raw = raw
+        self.host = host
 
 
 class Ranks:
-    """``world`` processes of one program. A context: all of them are gone afterwards, however it is left."""
+    """``world`` processes of one program. A context: all of them are gone afterwards, however it is left.
+
+    ``meet``: torchrun's arguments for how these ranks find those of other machines; by default there are no others.
+    """
 
     def __init__(
         self,
@@ -49,13 +56,26 @@ class Ranks:
         environment: Mapping[str, str],
         log_dir: Path,
         python: Path = Path(sys.executable),
+        meet: Sequence[str] = ("--standalone", "--local-addr", "127.0.0.1"),
     ) -> None:
         self.world = world
         self.log_dir = log_dir
+        self.exit: int | None = None
+        """Exit status of the rank that failed first; negative for a signal."""
         self._started: list[int] = []
         log_dir.mkdir(parents=True, exist_ok=True)
-        argv = [str(python), str(Path(__file__).with_name("agent.py")), str(log_dir / _VERDICT), *_torchrun(world)]
-        argv += ["--log-dir", str(log_dir), "--redirects", "3", *program]
+        argv = [str(python), str(Path(__file__).with_name("agent.py")), str(log_dir / _VERDICT), *meet]
+        argv += [
+            "--nproc-per-node",
+            str(world),
+            "--max-restarts",
+            "0",
+            "--log-dir",
+            str(log_dir),
+            "--redirects",
+            "3",
+            *program,
+        ]
         with (log_dir / _OWN_LOG).open("wb") as log:
             try:
                 self._process = subprocess.Popen(
@@ -115,8 +135,9 @@ class Ranks:
             told = json.loads((self.log_dir / _VERDICT).read_text())
             rank, code = int(told["rank"]), int(told["exit"])
         except (OSError, ValueError, KeyError, TypeError):
-            said = _tail(self.log_dir / _OWN_LOG)
+            said = tail(self.log_dir / _OWN_LOG)
             return RankFailed(*describe_end("torchrun", self._process.returncode or 0, said), raw=said)
+        self.exit = code
         said = self.said(rank)
         return RankFailed(*describe_end(f"rank {rank}", code, said), rank=rank, raw=said)
 
@@ -124,12 +145,12 @@ class Ranks:
         """The end of what a rank printed: its own lines last."""
         # torchrun: LOG_DIR/RUN_ID/attempt_N/LOCAL_RANK/
         logs = sorted(self.log_dir.glob(f"*/attempt_*/{rank}/std*.log"), reverse=True)
-        return "".join(_tail(path) for path in logs)
+        return "".join(tail(path) for path in logs)
 
     def messages(self) -> str:
         """The end of what each rank printed."""
         parts = [f"--- rank {rank}\n{said}" for rank in range(self.world) if (said := self.said(rank))]
-        own = _tail(self.log_dir / _OWN_LOG)
+        own = tail(self.log_dir / _OWN_LOG)
         return "\n".join([*parts, f"--- torchrun\n{own}"] if own else parts)
 
     def end(self) -> None:
@@ -187,11 +208,8 @@ def rank_environment(environment: Mapping[str, str], world: int, cpu_count: int)
     return {**defaults, **clean}
 
 
-def _torchrun(world: int) -> list[str]:
-    return ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(world), "--max-restarts", "0"]
-
-
-def _tail(path: Path) -> str:
+def tail(path: Path) -> str:
+    """The end of a file of messages; nothing where there is none."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)

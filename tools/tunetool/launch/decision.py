@@ -1,0 +1,147 @@
+"""What becomes of a run, from what the guards of its nodes report. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tunetool.launch.spec import Failure
+from tunetool.launch.watchdog import Beat, Stuck, to_blame
+
+SETTLE_SECONDS = 1.0
+"""One rank's death makes others fail within moments; so long more failures are awaited, to name the first cause."""
+LOST_SECONDS = 10.0
+"""A guard reports several times a second; so long without a word, and its node is lost."""
+MEET_SECONDS = 90.0
+DUMP_SECONDS = 5.0
+_CONSEQUENCE = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket|DistBackendError|DistNetworkError|recvValue", re.I
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One node, now. ``stuck``: where its ranks are; None until they were asked for their stacks."""
+
+    node: int
+    state: Literal["running", "done", "failed"] = "running"
+    failure: Failure | None = None
+    beats: Mapping[int, Beat] = field(default_factory=dict)
+    stuck: Mapping[int, Stuck] | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one run: ranks, and seconds."""
+
+    hosts: Sequence[str]
+    ranks_per_host: int
+    timeout: float
+    stall: float
+
+    @property
+    def world(self) -> int:
+        """All ranks."""
+        return len(self.hosts) * self.ranks_per_host
+
+    def host_of(self, rank: int) -> str:
+        """Where a rank is."""
+        return self.hosts[rank // self.ranks_per_host]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``end`` without a failure: all ranks ended well."""
+
+    do: Literal["go", "dump", "end"]
+    failure: Failure | None = None
+
+
+@dataclass
+class Moments:
+    """When, in seconds since the start of the run, something was first seen."""
+
+    failed: float | None = None
+    dumped: float | None = None
+    why: str = ""
+
+
+def decide(
+    limits: Limits, reports: Mapping[int, Report], silent: Mapping[int, float], now: float, moments: Moments
+) -> Decision:
+    """``reports``: the last of each node that has joined; ``silent``: seconds since, infinite for a closed line;
+    ``now``: seconds since the start. ``moments`` is kept from one call to the next."""
+    failures = [report.failure for report in reports.values() if report.failure is not None]
+    if failures:
+        moments.failed = now if moments.failed is None else moments.failed
+        if now - moments.failed >= SETTLE_SECONDS or len(failures) == len(limits.hosts):
+            return Decision("end", first_cause(failures))
+        return Decision("go")
+    for node, seconds in sorted(silent.items()):
+        if seconds > LOST_SECONDS:
+            return Decision("end", lost(limits.hosts[node]))
+    if now > MEET_SECONDS and len(reports) < len(limits.hosts):
+        absent = next(host for node, host in enumerate(limits.hosts) if node not in reports)
+        hint = "its guard reaches the first host's port: a firewall between them?"
+        return Decision("end", Failure(f"`{absent}` did not join within {MEET_SECONDS:.0f} s", absent, hint))
+    if len(reports) == len(limits.hosts) and all(report.state == "done" for report in reports.values()):
+        return Decision("end")
+    return _watch(limits, reports, now, moments)
+
+
+def _watch(limits: Limits, reports: Mapping[int, Report], now: float, moments: Moments) -> Decision:
+    beats = {rank: beat for report in reports.values() for rank, beat in report.beats.items()}
+    quiet = min([now, *(beat.age for beat in beats.values())])
+    if moments.dumped is not None and now <= limits.timeout and quiet <= limits.stall:
+        moments.dumped = None  # they went on while they were asked
+    if moments.dumped is None:
+        if now > limits.timeout:
+            moments.why = f"the {limits.world} ranks did not end within {limits.timeout:.0f} s"
+        elif quiet > limits.stall:
+            moments.why = f"no rank made progress for {limits.stall:g} s"
+        else:
+            return Decision("go")
+        moments.dumped = now
+    # A node that ended well has nobody to ask.
+    asked = [report for report in reports.values() if report.state == "running"]
+    if any(report.stuck is None for report in asked) and now - moments.dumped < DUMP_SECONDS:
+        return Decision("dump")
+    stuck = {rank: place for report in reports.values() for rank, place in (report.stuck or {}).items()}
+    return Decision("end", _hung(limits, beats, stuck, moments.why))
+
+
+def _hung(limits: Limits, beats: Mapping[int, Beat], stuck: Mapping[int, Stuck], why: str) -> Failure:
+    rank = to_blame(limits.world, beats, stuck)
+    host = limits.host_of(rank)
+    if rank not in beats:
+        where = "has not started"
+    elif rank in stuck:
+        where = f"is at {stuck[rank].line}"
+    else:
+        where = "did not give its stack: it is stuck in the kernel, or ended"
+    table = [
+        f"rank {each} on {limits.host_of(each)}: {beats[each].count if each in beats else 0} beats"
+        + (f", the last {beats[each].age:.0f} s ago" if each in beats else "")
+        + (f", {stuck[each].line}" if each in stuck else "")
+        for each in range(limits.world)
+    ]
+    count = beats[rank].count if rank in beats else 0
+    message = f"{why}: rank {rank} on `{host}` is behind, after {count} beats, and {where}"
+    return Failure(message, host, "each rank's whole stack is in its `stack.txt`", rank, raw="\n".join(table))
+
+
+def lost(host: str) -> Failure:
+    """A node from which nothing is heard."""
+    return Failure(f"host `{host}` is lost", host, f"look at it: `ssh {host} uptime`")
+
+
+def first_cause(failures: Sequence[Failure]) -> Failure:
+    """The one that the others follow from: a rank that a signal ended, then one whose words are not about its
+    connections, then the first that was heard of."""
+
+    def order(failure: Failure) -> tuple[bool, bool]:
+        return failure.exit is None or failure.exit >= 0, bool(_CONSEQUENCE.search(failure.message))
+
+    return min(failures, key=order)

@@ -1,0 +1,163 @@
+"""What starts the ranks of one node, as its guard sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from tunetool.launch.local import RankFailed, Ranks, tail
+from tunetool.launch.spec import RUN, Failure, NodeSpec
+from tunetool.launch.start import ENDED, RANKS
+from tunetool.marked import marked
+from tunetool.measure.aio.process import describe_end
+
+_START = ("-m", "tunetool.launch.start")
+
+
+class Engine(Protocol):
+    """A context: what it started is gone afterwards."""
+
+    def __enter__(self) -> Engine:
+        """Starts, where starting is its part."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends."""
+
+    def done(self) -> bool:
+        """Whether all ranks of the node ended well."""
+
+    def failure(self) -> Failure | None:
+        """The first rank of the node that failed."""
+
+
+class Torchrun:
+    """torchrun on this node, one of as many as there are nodes."""
+
+    def __init__(self, spec: NodeSpec, directory: Path, environment: Mapping[str, str]) -> None:
+        self._spec = spec
+        self._directory = directory
+        self._environment = environment
+        self._ranks: Ranks | None = None
+        self._failure: Failure | None = None
+
+    def __enter__(self) -> Torchrun:
+        spec = self._spec
+        meet = {} if spec.master is None else {"meet": _static(spec, spec.master)}
+        program = [*_START, str(self._directory)]
+        world, logs, python = spec.ranks_per_host, self._directory / "torchrun", Path(spec.python)
+        try:
+            self._ranks = Ranks(program, world, self._environment, logs, python, **meet)
+        except RankFailed as error:
+            self._failure = Failure(error.message, spec.host, error.hint)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ranks is not None:
+            for told in started(self._directory).values():
+                self._ranks.know(told["pid"])
+            self._ranks.end()
+
+    def done(self) -> bool:
+        """torchrun ended, and well."""
+        return self._ranks is not None and not self._ranks.running() and self.failure() is None
+
+    def failure(self) -> Failure | None:
+        """What torchrun said of its ranks."""
+        if self._failure is not None or self._ranks is None or self._ranks.running():
+            return self._failure
+        try:
+            self._ranks.check()
+        except RankFailed as error:
+            self._failure = self._tell(self._ranks, error)
+        return self._failure
+
+    def _tell(self, ranks: Ranks, error: RankFailed) -> Failure:
+        spec = self._spec
+        if error.rank is None:
+            return Failure(f"{error.message} (on `{spec.host}`)", spec.host, error.hint, raw=error.raw)
+        said = words(spec, error.rank) or ranks.said(error.rank - spec.ranks.start)
+        message, hint = describe_end(f"rank {error.rank} on `{spec.host}`", ranks.exit or 0, said)
+        return Failure(message, spec.host, hint, error.rank, ranks.exit, said)
+
+
+class Adopted:
+    """Ranks that somebody else starts here: DeepSpeed's launcher, or Slurm. They tell of themselves."""
+
+    def __init__(self, spec: NodeSpec, directory: Path) -> None:
+        self._spec = spec
+        self._directory = directory
+        self._failure: Failure | None = None
+
+    def __enter__(self) -> Adopted:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """They are killed by their mark."""
+
+    def done(self) -> bool:
+        """Every rank told that it ended well, and is gone."""
+        codes = self._codes()
+        return len(codes) == self._spec.ranks_per_host and all(code == 0 for code in codes.values())
+
+    def failure(self) -> Failure | None:
+        """A rank that told of a bad end, or vanished without a word."""
+        if self._failure is None:
+            spec = self._spec
+            for rank, code in sorted(self._codes().items()):
+                if code != 0:
+                    said = words(spec, rank)
+                    what = f"rank {rank} on `{spec.host}`"
+                    if code is None:
+                        last = (said.strip().splitlines() or ["no message"])[-1].strip()[-300:]
+                        vanished = f"{what} was ended by a signal: {last}"
+                        self._failure = Failure(vanished, spec.host, "see `dmesg | tail` there", rank, -9, said)
+                    else:
+                        message, hint = describe_end(what, code, said)
+                        self._failure = Failure(message, spec.host, hint, rank, code, said)
+                    break
+        return self._failure
+
+    def _codes(self) -> dict[int, int | None]:
+        """Exit statuses of those that are gone; None for one that did not tell."""
+        alive = set(marked(RUN, self._spec.run))
+        gone = {rank for rank, told in started(self._directory).items() if told["pid"] not in alive}
+        return {rank: ended(self._directory, rank) for rank in gone}
+
+
+def _static(spec: NodeSpec, master: tuple[str, int]) -> list[str]:
+    where = ["--master-addr", master[0], "--master-port", str(master[1])]
+    return ["--nnodes", str(len(spec.hosts)), "--node-rank", str(spec.node), *where]
+
+
+def started(directory: Path) -> dict[int, dict[str, Any]]:
+    """What each rank of this node told of itself when it started: ``pid``, ``local_rank``, ``master``."""
+    found = {}
+    for path in (directory / RANKS).glob("*"):
+        if path.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                found[int(path.name)] = json.loads(path.read_text())
+    return found
+
+
+def ended(directory: Path, rank: int) -> int | None:
+    """The exit status that a rank told at its end."""
+    try:
+        return int((directory / RANKS / f"{rank}{ENDED}").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def words(spec: NodeSpec, rank: int) -> str:
+    """The end of what a rank printed: its errors last."""
+    place = Path(spec.out) / f"rank-{rank}"
+    return tail(place / "stdout.log") + tail(place / "stderr.log")

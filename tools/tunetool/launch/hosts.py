@@ -1,0 +1,82 @@
+"""Hosts that ranks run on, as an inventory names them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.playbook import (
+    Playbook,
+    ansible_environment,
+    find_playbook,
+    list_hosts,
+    need_ansible,
+    need_inventory,
+)
+
+PLAYBOOK = "launch"
+_READ_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Host:
+    """``address``: what other hosts reach it by. ``slots``: the GPUs, or ranks, that it can take; None: unknown."""
+
+    name: str
+    address: str
+    slots: int | None = None
+
+
+def from_inventory(inventory: Path, limit: str | None) -> list[Host]:
+    """The hosts that the inventory and ``limit`` select, in the inventory's order. Raises ``UsageProblem``.
+
+    The address is ``ansible_host`` (else the name), the slots are ``tunetool_slots`` where that is set.
+    """
+    need_ansible()
+    need_inventory(inventory)
+    playbook = find_playbook(PLAYBOOK)
+    names = list_hosts(inventory, limit, playbook)
+    variables = host_variables(inventory, playbook)
+    return [_host(name, variables.get(name, {})) for name in names]
+
+
+def host_variables(inventory: Path, playbook: Playbook) -> dict[str, dict[str, Any]]:
+    """Each host's variables, templates not yet filled in."""
+    try:
+        done = subprocess.run(
+            ["ansible-inventory", "-i", str(inventory.resolve()), "--list"],
+            env=ansible_environment(playbook),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_READ_SECONDS,
+            check=False,
+        )
+        return dict(json.loads(done.stdout)["_meta"]["hostvars"])
+    except subprocess.TimeoutExpired:
+        raise CannotJudge(f"`{inventory}` was not read within {_READ_SECONDS} s") from None
+    except (ValueError, KeyError, TypeError):
+        told = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line]
+        raise UsageProblem(f"`{inventory}` cannot be read", told[0] if told else None) from None
+
+
+def _host(name: str, variables: Mapping[str, Any]) -> Host:
+    address = str(variables.get("ansible_host", name))
+    if "{{" in address:
+        raise UsageProblem(f"`ansible_host` of `{name}` is a template: `{address}`", "give the address itself")
+    slots = variables.get("tunetool_slots")
+    try:
+        number = None if slots is None else int(slots)
+    except (TypeError, ValueError):
+        number = 0
+    if number is not None and number < 1:
+        raise UsageProblem(
+            f"`tunetool_slots` of `{name}` is `{slots}`", "it is the number of ranks that the host takes"
+        )
+    return Host(name, address, number)

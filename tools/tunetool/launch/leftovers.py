@@ -1,0 +1,87 @@
+"""What a run leaves in /dev/shm: known by its name and its owner's processes, removed when nobody has it mapped.
+
+DeepSpeed's shared buffers are ``deepspeed_allreduce_buffer_UID_ADDRESS_PORT_RANK`` with the run's MASTER_ADDR and
+MASTER_PORT (deepspeed 0.19, ops/csrc/cpu/comm/shm.cpp; it never unlinks them); torch's are ``torch_PID_RANDOM_NUMBER``
+of the process that made them (torch 2.13, torch/csrc/StorageSharing.cpp). NCCL and Python's shared memory have random
+names (``nccl-*``, ``psm_*``): those that this run's processes had mapped are its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+SHM = Path("/dev/shm")
+_TORCH = re.compile(r"torch_(\d+)_")
+_NAMELESS = ("nccl-", "psm_")
+
+
+class Leftovers:
+    """What one run's processes on this node have, or had, in ``shm``. ``look`` now and then while they run."""
+
+    def __init__(self, shm: Path = SHM) -> None:
+        self._shm = shm
+        self._pids: set[int] = set()
+        self._mapped: set[str] = set()
+        self._buffers: set[str] = set()
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Remember who they are, and what they have mapped."""
+        for pid in pids:
+            self._pids.add(pid)
+            self._mapped |= {name for name in mapped_names(pid, self._shm) if name.startswith(_NAMELESS)}
+
+    def meet_at(self, address: str, port: str, world: int) -> None:
+        """Where the ranks meet, after which DeepSpeed names its buffers."""
+        begin = f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_"
+        self._buffers |= {f"{begin}{rank}" for rank in range(world)}
+
+    def remove(self) -> list[str]:
+        """Remove what is this run's. The names of those that somebody else has mapped, which stay."""
+        try:
+            found = [entry for entry in os.scandir(self._shm) if self._ours(entry)]
+        except OSError:
+            return []
+        if not found:
+            return []
+        used = _in_use(self._shm)
+        for entry in found:
+            if entry.name not in used:
+                Path(entry.path).unlink(missing_ok=True)
+        return sorted(entry.name for entry in found if entry.name in used)
+
+    def _ours(self, entry: os.DirEntry[str]) -> bool:
+        try:
+            known = entry.stat(follow_symlinks=False)
+        except OSError:
+            return False
+        if known.st_uid != os.getuid() or not entry.is_file(follow_symlinks=False):
+            return False
+        torch = _TORCH.match(entry.name)
+        return (
+            entry.name in self._buffers
+            or entry.name in self._mapped
+            or (torch is not None and int(torch.group(1)) in self._pids)
+        )
+
+
+def mapped_names(pid: int, shm: Path = SHM) -> set[str]:
+    """The files right under ``shm`` that a process has mapped."""
+    begin = f"{shm}/"
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return set()
+    # address perms offset dev inode path
+    paths = (line.split(maxsplit=5)[5] for line in lines if begin in line)
+    return {name for path in paths if (name := path.removeprefix(begin).removesuffix(" (deleted)")) and "/" not in name}
+
+
+def _in_use(shm: Path) -> set[str]:
+    used: set[str] = set()
+    for entry in os.listdir("/proc"):  # noqa: PTH208
+        if entry.isdigit():
+            used |= mapped_names(int(entry), shm)
+    return used

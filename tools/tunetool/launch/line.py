@@ -1,0 +1,237 @@
+"""The line between the guards of a run's nodes: every one reports to the first, which decides for all.
+
+JSON lines over TCP, several a second in both directions, so that silence means something. The run's secret word is
+the first thing that a guard says; others are not listened to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import math
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from tunetool.launch.decision import LOST_SECONDS, MEET_SECONDS, Decision, Limits, Moments, Report, decide, lost
+from tunetool.launch.spec import Failure, NodeSpec
+from tunetool.launch.watchdog import Beat, Stuck
+
+_EVERY = 0.2
+_PART_SECONDS = 3.0
+_LONGEST = 4 * 2**20
+
+
+class Line(Protocol):
+    """What a guard knows of the run."""
+
+    def exchange(self, own: Report) -> Decision:
+        """Report, and hear what to do. Never waits."""
+
+
+@contextlib.contextmanager
+def meet_others(spec: NodeSpec) -> Iterator[Line]:
+    """The line of this node. Left, it tells the others; the first node's decision has then reached them."""
+    hub = Hub(spec) if spec.node == 0 else None
+    line = hub or Follower(spec)
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+class Hub:
+    """The first node's end, or a lonely node's."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._limits = Limits(spec.hosts, spec.ranks_per_host, spec.timeout, spec.stall)
+        self._run = spec.run
+        self._began = time.monotonic()
+        self._moments = Moments()
+        self._reports: dict[int, Report] = {}
+        self._heard: dict[int, float] = {}
+        self._guests: list[_Stream] = []
+        self._said = 0.0
+        self._decision = Decision("go")
+        self._server: socket.socket | None = None
+        if spec.master is not None and len(spec.hosts) > 1:
+            self._server = socket.create_server((spec.master[0], spec.line_port))
+            self._server.setblocking(False)
+
+    def exchange(self, own: Report) -> Decision:
+        """Decides, once for all: what was decided to end stays so."""
+        self._reports[own.node] = own
+        self._listen()
+        if self._decision.do != "end":
+            now = time.monotonic()
+            silent = {node: now - heard for node, heard in self._heard.items()}
+            self._decision = decide(self._limits, self._reports, silent, now - self._began, self._moments)
+        if time.monotonic() - self._said > _EVERY or self._decision.do == "end":
+            self._said = time.monotonic()
+            for guest in self._guests:
+                if guest.node is not None:
+                    guest.say(asdict(self._decision))
+        return self._decision
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._server is not None:
+                self._guests.append(_Stream(self._server.accept()[0]))
+        for guest in list(self._guests):
+            for told in guest.hear():
+                if guest.node is None:
+                    known = hmac.compare_digest(str(told.get("run")), self._run)
+                    node = told.get("node")
+                    if not known or not isinstance(node, int) or not 0 < node < len(self._limits.hosts):
+                        guest.close()
+                        break
+                    guest.node = node
+                else:
+                    self._reports[guest.node] = _report(told)
+                    self._heard[guest.node] = time.monotonic()
+            if guest.closed:
+                self._guests.remove(guest)
+                if guest.node is not None:
+                    self._heard[guest.node] = -math.inf
+
+    def close(self) -> None:
+        """Once the others have read what was decided, as far as they are there."""
+        if self._decision.do != "end":
+            self._decision = Decision("end", Failure("the run was ended", self._limits.hosts[0]))
+            for guest in self._guests:
+                guest.say(asdict(self._decision))
+        deadline = time.monotonic() + _PART_SECONDS
+        # A guest closes when it was told; closing before it did could take the words away from it.
+        while self._guests and time.monotonic() < deadline:
+            self._listen()
+            time.sleep(0.02)
+        for guest in self._guests:
+            guest.close()
+        if self._server is not None:
+            self._server.close()
+
+
+class Follower:
+    """The end of every other node."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        assert spec.master is not None  # noqa: S101  (of several nodes each knows where they meet)
+        self._spec = spec
+        self._address = (spec.master[0], spec.line_port)
+        self._began = time.monotonic()
+        self._tried = -math.inf
+        self._said = 0.0
+        self._heard = time.monotonic()
+        self._stream: _Stream | None = None
+        self._decision = Decision("go")
+
+    def exchange(self, own: Report) -> Decision:
+        """What the first node decided; that it is lost, where it is silent."""
+        if self._decision.do == "end":
+            return self._decision
+        if self._stream is None:
+            self._connect()
+            if self._stream is None:
+                return self._decision
+        now = time.monotonic()
+        if now - self._said > _EVERY or own.state != "running" or own.stuck is not None:
+            self._said = now
+            self._stream.say(asdict(own))
+        for told in self._stream.hear():
+            self._heard = now
+            failure = told.get("failure")
+            self._decision = Decision(told["do"], None if failure is None else Failure(**failure))
+            if self._decision.do == "end":
+                return self._decision
+        if self._stream.closed or now - self._heard > LOST_SECONDS:
+            self._decision = Decision("end", lost(self._spec.hosts[0]))
+        return self._decision
+
+    def _connect(self) -> None:
+        now = time.monotonic()
+        if now - self._tried < _EVERY:
+            return
+        self._tried = now
+        try:
+            stream = _Stream(socket.create_connection(self._address, timeout=2.0))
+        except OSError as error:
+            if now - self._began > MEET_SECONDS:
+                where = f"`{self._spec.hosts[0]}` at {self._address[0]} port {self._address[1]}"
+                why = Failure(
+                    f"`{self._spec.host}` does not reach {where}: {error.strerror or error}",
+                    self._spec.host,
+                    "the nodes of a run must reach each other: look for a firewall",
+                )
+                self._decision = Decision("end", why)
+            return
+        self._heard = time.monotonic()
+        self._stream = stream
+        stream.say({"run": self._spec.run, "node": self._spec.node})
+
+    def close(self) -> None:
+        """The first node sees it."""
+        if self._stream is not None:
+            self._stream.close()
+
+
+class _Stream:
+    """JSON lines, never waiting."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.node: int | None = None
+        self.closed = False
+        self._connection = connection
+        self._read = b""
+        self._unsent = b""
+
+    def say(self, told: Mapping[str, Any]) -> None:
+        self._unsent += json.dumps(told).encode() + b"\n"
+        try:
+            self._unsent = self._unsent[self._connection.send(self._unsent) :]
+        except BlockingIOError:
+            if len(self._unsent) > _LONGEST:
+                self.close()
+        except OSError:
+            self.close()
+
+    def hear(self) -> Iterator[dict[str, Any]]:
+        while not self.closed:
+            try:
+                part = self._connection.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError:
+                part = b""
+            self._read += part
+            if not part or len(self._read) > _LONGEST:
+                self.close()
+        *lines, self._read = self._read.split(b"\n")
+        for line in lines:
+            try:
+                told = json.loads(line)
+            except ValueError:
+                told = None
+            if not isinstance(told, dict):
+                self.close()
+                return
+            yield told
+
+    def close(self) -> None:
+        self.closed = True
+        self._connection.close()
+
+
+def _report(told: Mapping[str, Any]) -> Report:
+    failure, stuck = told["failure"], told["stuck"]
+    return Report(
+        told["node"],
+        told["state"],
+        None if failure is None else Failure(**failure),
+        {int(rank): Beat(**beat) for rank, beat in told["beats"].items()},
+        None if stuck is None else {int(rank): Stuck(**place) for rank, place in stuck.items()},
+    )

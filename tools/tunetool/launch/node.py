@@ -1,0 +1,191 @@
+"""A node's guard: ``python -m tunetool.launch.node DIR`` starts the ranks of one node, watches them, and cleans up.
+
+DIR holds ``spec.json`` (``tunetool.launch.spec``), and ``verdict.json`` in the end. Standard input is the lifeline: at
+its end, or on SIGTERM, the ranks are ended. The guard outlives whoever launched it, so that nothing of the run
+stays behind when that one is killed outright; then it removes DIR too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from tunetool.launch import rank as ranks
+from tunetool.launch.decision import Report
+from tunetool.launch.engines import Adopted, Engine, Torchrun, started
+from tunetool.launch.leftovers import Leftovers
+from tunetool.launch.line import meet_others
+from tunetool.launch.network import interface_towards
+from tunetool.launch.spec import RUN, VERDICT, Failure, NodeSpec, Verdict, read_spec, write
+from tunetool.launch.start import PROGRAM, STACK, STACK_SIGNAL
+from tunetool.launch.watchdog import Stuck, innermost, read_beats
+from tunetool.marked import end_marked, marked
+
+_TICK = 0.1
+_LOOK_EVERY = 5.0
+_DUMP_SECONDS = 3.0
+"""faulthandler writes from a signal's handler, at once, unless the process is stuck in the kernel."""
+
+
+class Guard:
+    """One node's part of a run, from the first process to the last."""
+
+    def __init__(self, directory: Path, spec: NodeSpec) -> None:
+        self._directory = directory
+        self._spec = spec
+        self._leftovers = Leftovers()
+        self._looked = 0.0
+        self._stuck: dict[int, Stuck] | None = None
+        self._hung_up = False
+
+    def run(self) -> Verdict:
+        """Until the run ended on all nodes. Nothing of it is left on this one."""
+        spec = self._spec
+        environment = rank_variables(spec, self._directory)
+        program = {"program": list(spec.program), "environment": environment}
+        path = self._directory / PROGRAM
+        path.touch(mode=0o600)
+        failure: Failure | None = None
+        engine: Engine = Adopted(spec, self._directory)
+        if spec.engine == "torchrun":
+            engine = Torchrun(spec, self._directory, {**os.environ, **environment})
+        try:
+            with meet_others(spec) as line:
+                path.write_text(json.dumps(program))
+                try:
+                    with engine:
+                        while True:
+                            self._look()
+                            decision = line.exchange(self._report(engine))
+                            if decision.do == "end":
+                                failure = decision.failure
+                                break
+                            if self._wait():
+                                failure = Failure("the launcher is gone", spec.host)
+                                break
+                            if decision.do == "go":
+                                self._stuck = None
+                            elif self._stuck is None:
+                                self._stuck = self._dump()
+                        self._look(now=True)
+                finally:
+                    end_marked(RUN, spec.run)
+        except OSError as error:
+            where = f"`{spec.master[0]}` port {spec.line_port}" if spec.master else f"`{self._directory}`"
+            failure = Failure(f"{where}: {error.strerror or error} (on `{spec.host}`)", spec.host)
+        finally:
+            kept = self._leftovers.remove()
+        return Verdict(spec.node, spec.host, failure, kept)
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits for a verdict."""
+        return self._hung_up
+
+    def _look(self, now: bool = False) -> None:
+        if not now and time.monotonic() - self._looked < _LOOK_EVERY:
+            return
+        self._looked = time.monotonic()
+        self._leftovers.look(marked(RUN, self._spec.run))
+        for told in started(self._directory).values():
+            address, port = told["master"]
+            self._leftovers.meet_at(address, port, self._spec.world)
+
+    def _report(self, engine: Engine) -> Report:
+        beats = read_beats(self._directory)
+        failure = engine.failure()
+        if failure is not None:
+            return Report(self._spec.node, "failed", failure, beats, self._stuck)
+        return Report(self._spec.node, "done" if engine.done() else "running", None, beats, self._stuck)
+
+    def _wait(self) -> bool:
+        """A moment. Whether the launcher hung up meanwhile."""
+        ready, _, _ = select.select([0], [], [], _TICK)
+        self._hung_up = bool(ready) and not os.read(0, 4096)
+        return self._hung_up
+
+    def _dump(self) -> dict[int, Stuck]:
+        """Every rank's stack into its ``stack.txt``, and where each of them is."""
+        places = {rank: Path(self._spec.out) / f"rank-{rank}" / STACK for rank in started(self._directory)}
+        before = {rank: _size(path) for rank, path in places.items()}
+        alive = set(marked(RUN, self._spec.run))
+        for told in started(self._directory).values():
+            if told["pid"] in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(told["pid"], STACK_SIGNAL)
+        deadline = time.monotonic() + _DUMP_SECONDS
+        while time.monotonic() < deadline and any(_size(path) == before[rank] for rank, path in places.items()):
+            time.sleep(0.05)
+        time.sleep(0.05)  # a stack of many threads is more than one write
+        found = {rank: innermost(_read(path)) for rank, path in places.items()}
+        return {rank: stuck for rank, stuck in found.items() if stuck is not None}
+
+
+def rank_variables(spec: NodeSpec, directory: Path) -> dict[str, str]:
+    """What the ranks of this node get on top of the environment that they are started in."""
+    variables = {
+        **spec.environment,
+        RUN: spec.run,
+        ranks.OUT: spec.out,
+        ranks.NODE: str(directory),
+        ranks.LAUNCHED: repr(time.time()),
+    }
+    if spec.master is not None and (interface := interface_towards(spec.master[0])) is not None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            variables.setdefault(name, os.environ.get(name, interface))
+    return variables
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+class _Told(BaseException):
+    """SIGTERM."""
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise _Told
+
+
+def main(name: str) -> int:
+    """Exit status 0 when there is a verdict."""
+    directory = Path(name)
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever launched this decides
+    spec = read_spec(directory)
+    guard = Guard(directory, spec)
+    abandoned = True
+    try:
+        verdict = guard.run()
+        abandoned = guard.abandoned
+        write(verdict, directory, VERDICT)
+    except _Told:
+        return 3
+    finally:
+        if abandoned:
+            shutil.rmtree(directory, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

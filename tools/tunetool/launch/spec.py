@@ -1,0 +1,106 @@
+"""What a node's guard is told, and what it says in the end: JSON files in the launcher's directory on the node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+SPEC, VERDICT = "spec.json", "verdict.json"
+RUN = "TUNETOOL_RUN"
+"""In the environment of every rank and all that it starts: whose they are."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first thing that went wrong. ``rank`` is None where it was none of them; ``exit`` is a rank's exit status,
+    negative for a signal; ``raw`` is what was said."""
+
+    message: str
+    host: str
+    hint: str | None = None
+    rank: int | None = None
+    exit: int | None = None
+    raw: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the run ended on one node; ``failure``: the run's, where there is one. ``kept``: files in /dev/shm that look
+    like this run's and are in use by somebody else."""
+
+    node: int
+    host: str
+    failure: Failure | None = None
+    kept: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """One node's part of a run. ``run`` is a secret word that marks the run's processes.
+
+    ``out`` is what ranks know as ``TUNETOOL_OUT``. ``master``: the address and port at which the ranks meet; None
+    where this node is alone. ``line_port``: where the guards meet, on the same address. ``engine``: torchrun, or who
+    else starts the ranks.
+    """
+
+    run: str
+    directory: str
+    out: str
+    hosts: Sequence[str]
+    node: int
+    ranks_per_host: int
+    program: Sequence[str]
+    python: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    master: tuple[str, int] | None = None
+    line_port: int = 0
+    engine: Literal["torchrun", "other"] = "torchrun"
+    timeout: float = 3600.0
+    stall: float = 300.0
+
+    @property
+    def host(self) -> str:
+        """This node's name."""
+        return self.hosts[self.node]
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this node."""
+        return range(self.node * self.ranks_per_host, (self.node + 1) * self.ranks_per_host)
+
+    @property
+    def world(self) -> int:
+        """The ranks of all nodes."""
+        return len(self.hosts) * self.ranks_per_host
+
+
+def write(document: NodeSpec | Verdict, directory: Path, name: str) -> None:
+    """Whole or not at all; for this user alone, since environments hold secrets."""
+    path = directory / f"{name}.new"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(asdict(document)))
+    path.rename(directory / name)
+
+
+def read_spec(directory: Path) -> NodeSpec:
+    """What ``write`` wrote."""
+    told = json.loads((directory / SPEC).read_text())
+    master = told.pop("master")
+    return NodeSpec(**told, master=None if master is None else (str(master[0]), int(master[1])))
+
+
+def read_verdict(text: str) -> Verdict:
+    """What ``write`` wrote. Raises ``ValueError``."""
+    try:
+        return verdict_of(json.loads(text))
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError("not a verdict") from None
+
+
+def verdict_of(told: Mapping[str, Any]) -> Verdict:
+    """The same, parsed already."""
+    failure = told["failure"]
+    return Verdict(**{**told, "failure": None if failure is None else Failure(**failure)})

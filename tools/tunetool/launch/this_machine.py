@@ -1,0 +1,107 @@
+"""Ranks on this machine alone."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tunetool.errors import UsageProblem
+from tunetool.launch.job import Job
+from tunetool.launch.local import RankFailed, tail
+from tunetool.launch.spec import SPEC, VERDICT, NodeSpec, Verdict, read_verdict, write
+from tunetool.measure.progress import Progress
+
+_TICK = 0.1
+_END_SECONDS = 60.0
+GUARD = "tunetool.launch.node"
+
+
+class LocalLauncher:
+    """torchrun here, in a guard of its own that outlives this process."""
+
+    name = "local"
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def run(self, job: Job, tick: Callable[[], None]) -> None:
+        """See ``tunetool.launch.job.Launcher``."""
+        if job.hosts:
+            raise UsageProblem("the launcher `local` takes no hosts", "use `--launcher ssh` with an inventory")
+        job.directory.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix="tunetool-launch-"))
+        try:
+            spec = NodeSpec(
+                run=secrets.token_hex(16),
+                directory=str(directory),
+                out=str(job.directory.resolve()),
+                hosts=[socket.gethostname()],
+                node=0,
+                ranks_per_host=job.ranks_per_host,
+                program=list(job.program),
+                python=job.python or sys.executable,
+                environment=dict(job.environment),
+                timeout=job.timeout,
+                stall=job.stall,
+            )
+            write(spec, directory, SPEC)
+            judge([_guarded(spec, directory, tick)], self._progress)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _guarded(spec: NodeSpec, directory: Path, tick: Callable[[], None]) -> Verdict:
+    log = directory / "guard.log"
+    with log.open("wb") as stream:
+        # Interrupted, the guard goes on until it has cleaned up; its standard input tells it that this one is gone.
+        guard = subprocess.Popen(
+            [sys.executable, "-m", GUARD, str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    assert guard.stdin is not None  # noqa: S101  (a pipe, as asked for above)
+    try:
+        while guard.poll() is None:
+            tick()
+            time.sleep(_TICK)
+    finally:
+        with contextlib.suppress(OSError):
+            guard.stdin.close()
+        _wait(guard)
+    try:
+        return read_verdict((directory / VERDICT).read_text())
+    except (OSError, ValueError):
+        said = tail(log)
+        last = (said.strip().splitlines() or ["it said nothing"])[-1]
+        raise RankFailed(f"the guard of the ranks died: {last}", raw=said, host=spec.host) from None
+
+
+def _wait(guard: subprocess.Popen[bytes]) -> None:
+    """A second Ctrl-C does not leave it behind."""
+    deadline = time.monotonic() + _END_SECONDS
+    while guard.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+            guard.wait(_TICK)
+    if guard.poll() is None:
+        guard.kill()
+        guard.wait()
+
+
+def judge(verdicts: list[Verdict], progress: Progress) -> None:
+    """Raises ``RankFailed`` for what failed the run. The first node decided for all; others have the same to tell."""
+    for verdict in verdicts:
+        for name in verdict.kept:
+            progress.say(f"{verdict.host}: `/dev/shm/{name}` stays: another process has it mapped")
+    for verdict in sorted(verdicts, key=lambda each: each.node):
+        if (failure := verdict.failure) is not None:
+            raise RankFailed(failure.message, failure.hint, failure.rank, failure.raw, failure.host)

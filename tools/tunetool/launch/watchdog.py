@@ -1,0 +1,79 @@
+"""Ranks that hang: their beats, their stacks, and which of them is to blame."""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunetool.launch.rank import BEAT, BEATS
+
+_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_WAITING = ("torch/distributed/", "deepspeed/comm/")
+"""A rank in one of these waits for others, who are to blame rather than it."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """``count`` beats of a rank, the last ``age`` seconds ago."""
+
+    count: int
+    age: float
+
+
+def read_beats(node_directory: Path) -> dict[int, Beat]:
+    """The beats of this node's ranks. A rank that has not started has none."""
+    found = {}
+    now = time.monotonic_ns()
+    for path in (node_directory / BEATS).glob("*"):
+        try:
+            count, last = BEAT.unpack(path.read_bytes())
+            rank = int(path.name)
+        except (OSError, ValueError, struct.error):
+            continue
+        if count:
+            found[rank] = Beat(count, max(0, now - last) / 1e9)
+    return found
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Where a rank is: ``line`` for people; ``waiting``: for the other ranks."""
+
+    line: str
+    waiting: bool
+
+
+def innermost(dumped: str) -> Stuck | None:
+    """Where the main thread of a rank was, from the last stack that faulthandler wrote. None where it wrote none."""
+    threads: list[list[re.Match[str]]] = []
+    marked: list[re.Match[str]] | None = None
+    for line in dumped.splitlines():
+        if line.startswith(("Thread 0x", "Current thread 0x")):
+            threads.append([])
+            # The signal goes to the main thread, which is then the current one; else it is the last of the list.
+            marked = threads[-1] if line.startswith("Current") else marked
+        elif threads and (frame := _FRAME.match(line)):
+            threads[-1].append(frame)
+    frames = next((frames for frames in (marked, threads[-1] if threads else None) if frames), None)
+    if frames is None:
+        return None
+    waiting = any(part in frame["file"] for frame in frames for part in _WAITING)
+    # In a wait the line that called is telling, and every line above it is torch's own.
+    own = (
+        next((frame for frame in frames if "site-packages/" not in frame["file"]), frames[0]) if waiting else frames[0]
+    )
+    return Stuck(f"{own['file']}:{own['line']} in {own['function']}", waiting)
+
+
+def to_blame(world: int, beats: Mapping[int, Beat], stuck: Mapping[int, Stuck]) -> int:
+    """The rank that is behind: one with the fewest beats that does not wait for others, where there is one."""
+
+    def order(rank: int) -> tuple[int, bool, int]:
+        count = beats[rank].count if rank in beats else 0
+        return count, rank in stuck and stuck[rank].waiting, rank
+
+    return min(range(world), key=order)
