@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import secrets
 import shutil
 import subprocess
 import sys
@@ -11,18 +12,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tunetool
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.marked import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.node.summary import one_line
 
 MOST_FORKS = 100
 _CONTROL_HINT = "run `pip install 'tunetool[control]'` on this machine (Python 3.11 or newer)"
 _HOST_LIST_TIMEOUT = 300
+_MARK = "TUNETOOL_PLAY"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Run:
     forks: int
     variables: Mapping[str, object]
     check: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """For Ansible itself, on this machine."""
 
 
 Event = Callable[[str, Mapping[str, Any]], None]
@@ -124,9 +129,16 @@ def _environment(playbook: Playbook) -> dict[str, str]:
 
 
 def run_playbook(run: Run, on_event: Event, progress: Progress, title: str, seconds: float) -> int:
+    """``play``, under a step of its own."""
+    with progress.step(title, seconds) as tick:
+        return play(run, on_event, tick)
+
+
+def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
     """Run the play, hand every event to ``on_event`` in this thread, return Ansible's exit status.
 
-    Raises ``CannotJudge`` when Ansible ended in error before it said anything about any host.
+    Raises ``CannotJudge`` when Ansible ended in error before it said anything about any host. However it is left, and
+    when this process is killed outright, nothing of Ansible is left on this machine.
     """
     import ansible_runner  # noqa: PLC0415
 
@@ -148,34 +160,36 @@ def run_playbook(run: Run, on_event: Event, progress: Progress, title: str, seco
 
     private = tempfile.mkdtemp(prefix="tunetool-fleet-")
     try:
-        thread, runner = ansible_runner.run_async(
-            private_data_dir=private,
-            playbook=run.playbook.name,
-            inventory=str(run.inventory.resolve()),
-            limit=run.limit,
-            forks=run.forks,
-            extravars=dict(run.variables),
-            envvars=_environment(run.playbook),
-            cmdline="--check --diff" if run.check else None,
-            settings={"pexpect_timeout": 1},
-            event_handler=hand_over,
-            cancel_callback=cancelled.is_set,
-            quiet=True,
-        )
-        try:
-            with progress.step(title, seconds) as tick:
+        # Ansible's workers lead sessions of their own, so that neither ansible-runner, which kills one process group,
+        # nor the end of this process would end them.
+        with swept_away(_MARK, token := secrets.token_hex(16)):
+            thread, runner = ansible_runner.run_async(
+                private_data_dir=private,
+                playbook=run.playbook.name,
+                inventory=str(run.inventory.resolve()),
+                limit=run.limit,
+                forks=run.forks,
+                extravars=dict(run.variables),
+                envvars={**_environment(run.playbook), **run.environment, _MARK: token},
+                cmdline="--check --diff" if run.check else None,
+                settings={"pexpect_timeout": 1},
+                event_handler=hand_over,
+                cancel_callback=cancelled.is_set,
+                quiet=True,
+            )
+            try:
                 # Not join(): interrupted by Ctrl-C it takes a running thread for an ended one (Python before 3.13).
                 while thread.is_alive():
                     time.sleep(0.2)
                     drain()
                     tick()
                 drain()
-        except BaseException:
-            cancelled.set()
-            deadline = time.monotonic() + 30
-            while thread.is_alive() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            raise
+            except BaseException:
+                cancelled.set()
+                deadline = time.monotonic() + 30
+                while thread.is_alive() and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                raise
         if not heard and runner.rc != 0:
             raise CannotJudge(f"Ansible could not start: {_last_error(runner)}", "see `make setup`")
         return int(runner.rc)

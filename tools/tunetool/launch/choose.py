@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tunetool.errors import UsageProblem
 from tunetool.launch.job import Launcher
+from tunetool.launch.ssh import SshLauncher
 from tunetool.launch.this_machine import LocalLauncher
 from tunetool.measure.progress import Progress
 
@@ -25,4 +26,8 @@ def launcher(name: str, inventory: Path | None, limit: str | None, progress: Pro
         if inventory is not None:
             raise UsageProblem("`--launcher local` takes no inventory", "leave out `-i`, or use `--launcher ssh`")
         return LocalLauncher(progress)
+    if inventory is None:
+        raise UsageProblem(f"the launcher `{name}` needs an inventory", "name one with `-i`")
+    if name == "ssh":
+        return SshLauncher(inventory, limit, progress)
     raise UsageProblem(f"the launcher `{name}` is not here yet")

@@ -50,7 +50,7 @@ class Torchrun:
         spec = self._spec
         meet = {} if spec.master is None else {"meet": _static(spec, spec.master)}
         program = [*_START, str(self._directory)]
-        world, logs, python = spec.ranks_per_host, self._directory / "torchrun", Path(spec.python)
+        world, logs, python = spec.ranks_per_host, Path(spec.out) / f"node-{spec.node}", Path(spec.python)
         try:
             self._ranks = Ranks(program, world, self._environment, logs, python, **meet)
         except RankFailed as error:

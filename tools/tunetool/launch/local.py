@@ -64,6 +64,7 @@ class Ranks:
         """Exit status of the rank that failed first; negative for a signal."""
         self._started: list[int] = []
         log_dir.mkdir(parents=True, exist_ok=True)
+        (log_dir / _VERDICT).unlink(missing_ok=True)
         argv = [str(python), str(Path(__file__).with_name("agent.py")), str(log_dir / _VERDICT), *meet]
         argv += [
             "--nproc-per-node",

@@ -1,0 +1,258 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: a node's part of a run of ranks."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: launch_ranks
+short_description: Run the ranks of one node, together with those of other nodes
+version_added: "0.1.0"
+description:
+  - Starts the guard that C(tunetool) has for the ranks of a node, and waits until the run ended on all nodes.
+  - The guard ends its ranks when the connection to this module is lost, and leaves nothing behind.
+  - P(tunetool.node.launch#playbook) is how it is used.
+options:
+  state:
+    description:
+      - V(prepared) makes O(directory), and says which ports are free.
+      - V(run) runs the ranks, and packs what they wrote into C(out.tar) there.
+      - V(absent) ends what still runs, and removes O(directory).
+    type: str
+    choices: [prepared, run, absent]
+    required: true
+  directory:
+    description: Of this run alone. V(prepared) fails where it is there already.
+    type: path
+    required: true
+  python:
+    description: The interpreter that has torch and tunetool.
+    type: path
+    default: /opt/tunetool/bin/python
+  spec:
+    description: What to run, base64 of JSON. For V(run).
+    type: str
+    default: ""
+  node:
+    description: Which of the nodes this is, from 0.
+    type: int
+    default: 0
+  address:
+    description: What the nodes reach the first of them by.
+    type: str
+    default: ""
+  ports:
+    description: Two free ports of the first node, as V(prepared) found them there.
+    type: list
+    elements: int
+    default: []
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: The module is skipped.
+    support: none
+  diff_mode:
+    description: There is no difference to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Remove what a run of yesterday left
+  tunetool.node.launch_ranks:
+    state: absent
+    directory: /tmp/tunetool-launch-0123
+"""
+
+RETURN = r"""
+ports:
+  description: Ports that nobody listened on.
+  returned: when prepared
+  type: list
+  elements: int
+verdict:
+  description: How the run ended here.
+  returned: when run
+  type: dict
+"""
+
+import base64  # noqa: E402  (Ansible wants the documentation first)
+import errno  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import select  # noqa: E402
+import shutil  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import subprocess  # noqa: E402
+import tarfile  # noqa: E402
+import time  # noqa: E402
+from typing import Any, Sequence  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+GUARD = "tunetool.launch.node"
+PID = "guard.pid"
+HAVE = "import importlib.util as u; print(' '.join(n for n in ('torch', 'tunetool.launch') if not u.find_spec(n)))"
+END_SECONDS = 60.0
+
+
+def prepare(module: Any) -> None:
+    """Make the directory; say which ports are free."""
+    directory, python = module.params["directory"], module.params["python"]
+    if not os.access(python, os.X_OK):
+        module.fail_json(msg="`%s` does not exist. hint: run site.yml, whose role tunetool installs it" % python)
+    rc, stdout, stderr = module.run_command([python, "-c", HAVE], cwd="/")
+    missing = stdout.split()
+    if rc != 0 or missing:
+        why = "lacks `%s`" % missing[0].split(".")[0] if missing else "does not run: %s" % last_line(stderr)
+        module.fail_json(msg="`%s` %s. hint: install `tunetool[finetune]` there" % (python, why))
+    try:
+        os.makedirs(directory, 0o700)
+    except OSError as error:
+        module.fail_json(msg="`%s`: %s" % (directory, error.strerror))
+    module.exit_json(changed=True, ports=free_ports(2))
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports on which nobody listens now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def run(module: Any) -> None:
+    """The run, until it ended."""
+    given = module.params
+    directory = given["directory"]
+    spec = json.loads(base64.b64decode(given["spec"]))
+    first, second = given["ports"]
+    spec.update(
+        node=given["node"],
+        master=[given["address"], first],
+        line_port=second,
+        directory=directory,
+        out=os.path.join(directory, "out"),
+        python=given["python"],
+    )
+    os.makedirs(spec["out"], exist_ok=True)
+    with open(os.open(os.path.join(directory, "spec.json"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+        json.dump(spec, out)
+    log = os.path.join(directory, "guard.log")
+    with open(log, "wb") as said:
+        guard = subprocess.Popen(
+            [given["python"], "-m", GUARD, directory],
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    with open(os.path.join(directory, PID), "w") as out:
+        out.write(str(guard.pid))
+    watch(guard)
+    try:
+        with open(os.path.join(directory, "verdict.json")) as stream:
+            verdict = json.load(stream)
+    except (OSError, ValueError):
+        module.fail_json(msg="the guard of the ranks died: %s" % last_line(read(log)))
+        return
+    pack(spec["out"], os.path.join(directory, "out.tar"))
+    module.exit_json(changed=True, verdict=verdict)
+
+
+def watch(guard: subprocess.Popen[bytes]) -> None:
+    """Until the guard ended, or nobody reads what this module will print: then it is told, by the end of its input."""
+    poll = select.poll()
+    poll.register(1, 0)  # only that the other end is closed
+    while guard.poll() is None:
+        # A file, as output may be in tests, is never hung up.
+        if any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(200)):
+            break
+        time.sleep(0.1)
+    stdin = guard.stdin
+    if stdin is not None:
+        stdin.close()
+    try:
+        guard.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        guard.kill()
+        guard.wait()
+
+
+def pack(folder: str, archive: str) -> None:
+    """Everything in ``folder``, by its relative name."""
+    with tarfile.open(archive, "w") as tar:
+        for name in sorted(os.listdir(folder)):
+            tar.add(os.path.join(folder, name), arcname=name)
+
+
+def remove(module: Any) -> None:
+    """Nothing of the run is left."""
+    directory = module.params["directory"]
+    was = os.path.isdir(directory)
+    if was:
+        pid = read(os.path.join(directory, PID)).strip()
+        if pid.isdigit() and not gone(int(pid), directory, END_SECONDS):
+            os.kill(int(pid), signal.SIGKILL)  # its ranks die with it
+        shutil.rmtree(directory, ignore_errors=True)
+        if os.path.isdir(directory):
+            module.fail_json(msg="`%s` cannot be removed" % directory)
+    module.exit_json(changed=was)
+
+
+def gone(pid: int, directory: str, seconds: float) -> bool:
+    """Whether the guard ended in time. Its connection is lost, or it ended already."""
+    deadline = time.monotonic() + seconds
+    while directory in read("/proc/%d/cmdline" % pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def read(path: str) -> str:
+    """A file's text; nothing where there is none."""
+    try:
+        with open(path, errors="replace") as stream:
+            return stream.read()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESRCH):
+            raise
+        return ""
+
+
+def last_line(text: str) -> str:
+    """The last thing that was said."""
+    lines: Sequence[str] = text.strip().splitlines()
+    return lines[-1].strip() if lines else "it said nothing"
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["prepared", "run", "absent"], "required": True},
+            "directory": {"type": "path", "required": True},
+            "python": {"type": "path", "default": "/opt/tunetool/bin/python"},
+            # Holds the ranks' environment, and so perhaps a secret.
+            "spec": {"type": "str", "default": "", "no_log": True},
+            "node": {"type": "int", "default": 0},
+            "address": {"type": "str", "default": ""},
+            "ports": {"type": "list", "elements": "int", "default": []},
+        },
+        required_if=[("state", "run", ["spec", "address", "ports"])],
+        supports_check_mode=False,
+    )
+    {"prepared": prepare, "run": run, "absent": remove}[module.params["state"]](module)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""torchrun on the hosts of an inventory, started over ssh by Ansible."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import secrets
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from tunetool.errors import UsageProblem
+from tunetool.launch.hosts import PLAYBOOK, Host, from_inventory
+from tunetool.launch.job import Job
+from tunetool.launch.local import RankFailed
+from tunetool.launch.spec import NodeSpec, Verdict, verdict_of
+from tunetool.launch.this_machine import judge
+from tunetool.measure.progress import Progress
+from tunetool.node.summary import one_line
+from tunetool.playbook import Run, find_playbook, play
+
+_ALIVE = "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+"""A host that vanished ends its connection within 15 s, instead of the kernel's quarter of an hour."""
+
+
+class SshLauncher:
+    """A guard on every host by one play, torchrun under it."""
+
+    name = "ssh"
+
+    def __init__(self, inventory: Path, limit: str | None, progress: Progress) -> None:
+        self._inventory = inventory
+        self._limit = limit
+        self._progress = progress
+
+    def run(self, job: Job, tick: Callable[[], None]) -> None:
+        """See ``tunetool.launch.job.Launcher``. Without hosts in the job: all of the inventory."""
+        hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit))
+        judge(Guards(self._inventory, job, hosts, "torchrun").run(tick), self._progress)
+
+
+class Guards:
+    """The guards of one run, on every host of it."""
+
+    def __init__(self, inventory: Path, job: Job, hosts: Sequence[Host], engine: Literal["torchrun", "other"]) -> None:
+        self.ports: list[int] = []
+        """Of the first host, once it is prepared: where the ranks meet, and the guards."""
+        self.spec = NodeSpec(
+            run=secrets.token_hex(16),
+            directory=f"/tmp/tunetool-launch-{secrets.token_hex(8)}",
+            out="",
+            hosts=[host.name for host in hosts],
+            node=0,
+            ranks_per_host=job.ranks_per_host,
+            program=list(job.program),
+            python=job.python or "",
+            environment=dict(job.environment),
+            engine=engine,
+            timeout=job.timeout,
+            stall=job.stall,
+        )
+        self._inventory = inventory
+        self._job = job
+        self._hosts = hosts
+        self._verdicts: dict[str, Verdict] = {}
+        self._refused: dict[str, str] = {}
+        self._unreachable: dict[str, str] = {}
+
+    def run(self, tick: Callable[[], None]) -> list[Verdict]:
+        """Until the run ended on all hosts; outputs are brought. Raises ``RankFailed`` where hosts have no verdict and
+        no other host's names the cause."""
+        self._job.directory.mkdir(parents=True, exist_ok=True)
+        fetched = Path(tempfile.mkdtemp(prefix="tunetool-launch-"))
+        try:
+            self._play(tick, {"launch_fetch": str(fetched)})
+        except BaseException:
+            # The guards have lost their connection by now; this waits for them, and sees to it.
+            with contextlib.suppress(Exception):
+                self._play(lambda: None, {"launch_phase": "clean", "launch_fetch": str(fetched)})
+            raise
+        finally:
+            for host in self._hosts:
+                unpack(fetched / f"{host.name}.tar", self._job.directory)
+            shutil.rmtree(fetched, ignore_errors=True)
+        return self._judged()
+
+    def _play(self, tick: Callable[[], None], more: Mapping[str, object]) -> None:
+        names = [host.name for host in self._hosts]
+        variables = {
+            "launch_hosts": names,
+            "launch_address": self._hosts[0].address,
+            "launch_directory": self.spec.directory,
+            "launch_spec": base64.b64encode(json.dumps(asdict(self.spec)).encode()).decode(),
+            **more,
+        }
+        if self._job.python is not None:
+            variables["launch_python"] = self._job.python
+        environment = {"ANSIBLE_SSH_EXTRA_ARGS": _ALIVE}
+        playbook = find_playbook(PLAYBOOK)
+        asked = Run(playbook, self._inventory, ",".join(names), len(names), variables, environment=environment)
+        play(asked, self._hear, tick)
+
+    def _hear(self, kind: str, data: Mapping[str, Any]) -> None:
+        if kind not in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
+            return
+        host, told = str(data.get("host")), data.get("res") or {}
+        if kind == "runner_on_unreachable":
+            self._unreachable.setdefault(host, one_line(str(told.get("msg") or "it does not answer")))
+        elif "verdict" in told:
+            self._verdicts[host] = verdict_of(told["verdict"])
+        elif kind == "runner_on_failed":
+            self._refused.setdefault(host, one_line(str(told.get("msg") or "Ansible failed")))
+        elif "ports" in told and host == self._hosts[0].name:
+            self.ports = list(told["ports"])
+
+    def _judged(self) -> list[Verdict]:
+        verdicts = list(self._verdicts.values())
+        silent = [host.name for host in self._hosts if host.name not in self._verdicts]
+        for name, message in self._refused.items():
+            if name in silent:
+                told, _, hint = message.partition(". hint: ")
+                raise RankFailed(f"host `{name}`: {told}", hint or None, host=name)
+        named = [verdict for verdict in verdicts if verdict.failure is not None]
+        if silent and not any(verdict.failure.rank is not None for verdict in named if verdict.failure):
+            name = next(iter(name for name in self._unreachable if name in silent), silent[0])
+            why = self._unreachable.get(name, "nothing was heard of it")
+            raise RankFailed(f"host `{name}` is lost: {why}", f"look at it: `ssh {name} uptime`", host=name)
+        return verdicts
+
+
+def check_hosts(job: Job, hosts: Sequence[Host]) -> Sequence[Host]:
+    """The hosts, each with room for its ranks. Raises ``UsageProblem``."""
+    for host in hosts:
+        if host.slots is not None and job.ranks_per_host > host.slots:
+            raise UsageProblem(
+                f"`{host.name}` takes {host.slots} ranks, not {job.ranks_per_host}", "see its `tunetool_slots`"
+            )
+    return hosts
+
+
+def unpack(archive: Path, directory: Path) -> None:
+    """The files of an archive from a host; what would land outside of ``directory``, or is no file, is left out."""
+    if not archive.exists():
+        return
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = PurePosixPath(member.name)
+            if not member.isreg() or name.is_absolute() or ".." in name.parts:
+                continue
+            content = tar.extractfile(member)
+            assert content is not None  # noqa: S101  (a regular file)
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as stream:
+                shutil.copyfileobj(content, stream)
