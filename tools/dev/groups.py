@@ -30,6 +30,7 @@ ON_A_DISK = {
     "measurement": ["tests/measurement", "tests/liars"],
     "tune": ["tests/tune"],
     "checkpoint": ["tests/checkpoint"],
+    "finetune": ["tests/finetune"],
 }
 """Groups whose tests measure or fill the disk under the temporary directory: one after another."""
 NO_TESTS = 5
