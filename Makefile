@@ -14,11 +14,11 @@ check:  ## lint and unit tests: the fast part, for every edit
 	@.venv/bin/python tools/dev/groups.py lint unit
 
 test: ## everything that must hold
-	@tools/dev/setup.sh --timed --lab --containers --deepspeed
+	@tools/dev/setup.sh --timed --lab --containers --deepspeed --cluster
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons lint unit containers measurement tune checkpoint finetune node
 
 test-all: ## the same and what exceeds its time box
-	@tools/dev/setup.sh --timed --lab --containers --deepspeed
+	@tools/dev/setup.sh --timed --lab --containers --deepspeed --cluster
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow lint unit containers measurement tune checkpoint finetune node
 
 bench: setup  ## what tunetool itself costs: aggregating records, a fleet, verify against bare fio, ds-io against ds_io, tune against ds_nvme_tune

@@ -4,16 +4,18 @@
 #   --deepspeed   also torch, DeepSpeed and what checkpoints need; DeepSpeed's I/O op compiled (six minutes the first
 #                 time on a machine)
 #   --containers  also podman and mmdebstrap, where neither podman nor docker works
+#   --cluster     also what two nodes on this machine need: programs unpacked into the user's cache, none installed
 #   --timed       leave the seconds taken in .venv/.setup-seconds for the table of time boxes
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 started=$SECONDS
-lab=false containers=false deepspeed=false timed=false
+lab=false containers=false deepspeed=false cluster=false timed=false
 for argument in "$@"; do
   case $argument in
     --lab) lab=true ;;
     --containers) containers=true ;;
     --deepspeed) deepspeed=true ;;
+    --cluster) cluster=true ;;
     --timed) timed=true ;;
     *) echo "error: \`$argument\` is not an option of setup.sh" >&2; exit 2 ;;
   esac
@@ -37,6 +39,10 @@ fi
 if $deepspeed; then
   [ -e /usr/include/libaio.h ] || packages+=(libaio-dev)
   command -v c++ >/dev/null || packages+=(g++)
+fi
+if $cluster; then
+  command -v ip >/dev/null || packages+=(iproute2)
+  command -v ssh >/dev/null || [[ " ${packages[*]} " == *" openssh-client "* ]] || packages+=(openssh-client)
 fi
 if $containers; then
   if ! podman info >/dev/null 2>&1 && ! docker info >/dev/null 2>&1; then
@@ -81,6 +87,9 @@ if $deepspeed && [ "$(cat .venv/.stamp-deepspeed 2>/dev/null)" != "$key" ]; then
 fi
 # Compiled into the user's own cache, where the next clone finds it.
 if $deepspeed && [ -e .venv/.stamp-deepspeed ]; then .venv/bin/tunetool prebuild --op async_io; fi
+
+# Some seconds the first time. Without root there is no cluster, and its tests say so.
+if $cluster && [ "$(id -u)" = 0 ]; then .venv/bin/python tests/cluster_layer.py >/dev/null || true; fi
 
 # A clone is its own collection: ansible.cfg looks under .ansible/collections, and this leads back here.
 mkdir -p .ansible/collections/ansible_collections/tunetool

@@ -1,0 +1,172 @@
+"""The cluster of tests is what it says: nodes that are apart, joined by a network, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import CONTROL, NODES, ROOT, Cluster
+
+_RECEIVE = """
+import socket, sys, time
+with socket.create_server(("", 7000)) as server:
+    print("ready", flush=True)
+    with server.accept()[0] as stream:
+        started, received = time.monotonic(), 0
+        while part := stream.recv(1 << 20):
+            received += len(part)
+    print(received / (time.monotonic() - started))
+"""
+_SEND = "import socket; s = socket.create_connection(('node2', 7000)); s.sendall(bytes({size})); s.close()"
+_READ = """
+import mmap, os, sys, time
+buffer, started = mmap.mmap(-1, 1 << 20), time.monotonic()
+stream = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+while os.readv(stream, [buffer]):
+    pass
+print(time.monotonic() - started)
+"""
+
+
+def _sent(cluster: Cluster, size: int) -> float:
+    """Bytes/s from node1 to node2."""
+    with cluster.start("node2", [sys.executable, "-c", _RECEIVE]) as receiver:
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "ready\n"
+        cluster.run("node1", [sys.executable, "-c", _SEND.format(size=size)])
+        return float(receiver.stdout.read())
+
+
+def test_nodes_are_apart_and_share_one_directory(cluster: Cluster) -> None:
+    for name in NODES:
+        cluster.run(name, ["sh", "-c", f"for at in /dev/shm /tmp /run /etc; do echo {name} > $at/tunetool-mark; done"])
+        cluster.run(name, ["sh", "-c", f"echo {name} >> {cluster.shared}/all"])
+    for name in NODES:
+        seen = cluster.run(name, ["sh", "-c", "hostname; cat /dev/shm/*mark /tmp/*mark /run/*mark /etc/tunetool-mark"])
+        assert seen.stdout.split() == [name] * 5
+    assert (cluster.shared / "all").read_text().split() == list(NODES)
+    assert not any(Path(at, "tunetool-mark").exists() for at in ("/dev/shm", "/tmp", "/run", "/etc"))
+
+
+def test_the_inventory_leads_to_both_and_nodes_reach_each_other_by_name(cluster: Cluster) -> None:
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("ansible")),
+            "all",
+            "-i",
+            str(cluster.inventory),
+            "-m",
+            "command",
+            "-a",
+            "hostname",
+        ],
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [name for name in NODES if f"{name} | CHANGED | rc=0 >>\n{name}" in done.stdout] == list(NODES)
+    over = cluster.run("node1", ["ssh", "node2", "hostname; echo $SSH_CONNECTION"])
+    assert over.stdout.split()[:2] == ["node2", cluster.address("node1")]
+
+
+def test_the_limit_between_nodes_binds_and_is_lifted(cluster: Cluster) -> None:
+    cluster.limit_network("100mbit")
+    assert 8e6 < _sent(cluster, 6_000_000) < 14e6
+    cluster.limit_network(None)
+    assert _sent(cluster, 60_000_000) > 60e6
+
+
+def test_the_limit_of_the_disk_binds_on_every_node_and_is_lifted(cluster: Cluster) -> None:
+    data = cluster.shared / "data"
+    data.write_bytes(os.urandom(10 << 20))
+    with data.open("rb") as stream:
+        os.fsync(stream.fileno())
+    read = [sys.executable, "-c", _READ, str(data)]
+    cluster.throttle(cluster.shared, 10 << 20)
+    assert all(0.8 < float(cluster.run(name, read).stdout) < 2 for name in NODES)
+    cluster.throttle(cluster.shared, None)
+    assert float(cluster.run("node1", read).stdout) < 0.5
+
+
+def test_signals_reach_a_program_on_a_node(cluster: Cluster) -> None:
+    wait = "import time, sys\ntry: print('up', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(42)"
+    with cluster.start("node1", [sys.executable, "-c", wait]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 42
+
+
+def test_a_node_can_be_lost_and_come_back(cluster: Cluster) -> None:
+    cluster.run("node2", ["sh", "-c", "sleep 12345 >/dev/null 2>&1 & echo mine > /tmp/mine"])
+    assert cluster.processes("node2", "sleep 12345") == ["sleep 12345"]
+    cluster.kill_node("node2")
+    lost = cluster.run("node1", ["ssh", "-o", "ConnectTimeout=1", "node2", "true"], check=False)
+    assert lost.returncode == 255
+    cluster.start_node("node2")
+    assert "mine" not in cluster.run("node1", ["ssh", "node2", "ls /tmp"]).stdout.split()
+    assert cluster.processes("node2", "sleep 12345") == []
+
+
+_OWNER = """
+import subprocess, sys, time
+from pathlib import Path
+from cluster import cluster_of_two
+with cluster_of_two(Path(sys.argv[1])) as cluster:
+    for name in cluster.nodes:
+        cluster.run(name, ["sh", "-c", "sleep 54321 >/dev/null 2>&1 &"])
+    print(*[node.pid for node in cluster.nodes.values()], cluster.address("node1"), flush=True)
+    if sys.argv[2] == "fail":
+        raise RuntimeError("as a test would")
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["fail", "kill"])
+def test_nothing_is_left_of_a_cluster_whose_owner_failed_or_was_killed(
+    cluster: Cluster, tmp_path: Path, how: str
+) -> None:
+    owner = [sys.executable, "-c", _OWNER, str(tmp_path), how]
+    with subprocess.Popen(
+        owner,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        *pids, address = process.stdout.readline().split()
+        assert len(pids) == len({*NODES, CONTROL})
+        if how == "kill":
+            process.kill()
+    network = address.rsplit(".", 1)[0] + "."
+    deadline = time.monotonic() + 10
+    while (
+        left := [pid for pid in pids if Path("/proc", pid).exists()]
+        or _addresses(network)
+        or _processes("54321")
+        or _groups(process.pid)
+    ):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def _addresses(network: str) -> list[str]:
+    listed = subprocess.run(["ip", "-o", "-4", "address"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if network in line]
+
+
+def _groups(owner: int) -> list[Path]:
+    return list(Path("/sys/fs/cgroup").glob(f"**/tunetool-{owner}-*"))
+
+
+def _processes(needle: str) -> list[str]:
+    listed = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line == f"sleep {needle}"]
