@@ -19,23 +19,32 @@ _PATIENCE = 10.0
 
 def marked(name: str, value: str) -> list[int]:
     """This user's processes whose environment has ``name=value``, without this one."""
-    wanted = f"{name}={value}".encode()
-    found = []
-    for entry in os.listdir("/proc"):  # noqa: PTH208  (thousands of names, of which a Path each is too much)
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                found.append(int(entry))
-        except OSError:
-            continue  # gone, or another user's
-    return found
+    return [pid for pid in _others() if has_mark(pid, name, value)]
+
+
+def has_mark(pid: int, name: str, value: str) -> bool:
+    """False for one that is gone, a zombie, or another user's."""
+    return f"{name}={value}".encode() in _strings(pid, "environ")
+
+
+def naming(argument: str) -> list[int]:
+    """This user's processes that have ``argument`` in their command line, or in a shell's, without this one."""
+    wanted = argument.encode()
+    mine = os.getuid()
+    return [
+        pid for pid in _others() if _owner(pid) == mine and any(wanted in each for each in _strings(pid, "cmdline"))
+    ]
 
 
 def end_marked(name: str, value: str, spare: Callable[[int], bool] = lambda _: False) -> list[int]:
     """Kill them all, and what they started meanwhile. Those that are still there, stuck in the kernel."""
+    return end_all(lambda: [pid for pid in marked(name, value) if not spare(pid)])
+
+
+def end_all(find: Callable[[], list[int]]) -> list[int]:
+    """Kill what ``find`` finds, until it finds nothing. Those that are still there, stuck in the kernel."""
     deadline = time.monotonic() + _PATIENCE
-    while left := [pid for pid in marked(name, value) if not spare(pid)]:
+    while left := find():
         if time.monotonic() > deadline:
             return left
         for pid in left:
@@ -60,12 +69,28 @@ def swept_away(name: str, value: str) -> Iterator[None]:
                 sweeper.wait(2 * _PATIENCE)
 
 
+def _others() -> list[int]:
+    names = os.listdir("/proc")  # noqa: PTH208  (thousands, of which a Path each is too much)
+    return [int(name) for name in names if name.isdigit() and int(name) != os.getpid()]
+
+
+def _strings(pid: int, file: str) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
+    except OSError:
+        return []  # gone, or another user's
+
+
+def _owner(pid: int) -> int | None:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+
+
 def _shared(pid: int) -> bool:
     """ssh's master of a shared connection, which others of this user may have joined; it ends by itself."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ").endswith(b"[mux]")
-    except OSError:
-        return False
+    return any(each.rstrip().endswith(b"[mux]") for each in _strings(pid, "cmdline"))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tunetool.errors import UsageProblem
+from tunetool.launch.deepspeed import DeepspeedLauncher
 from tunetool.launch.job import Launcher
 from tunetool.launch.ssh import SshLauncher
 from tunetool.launch.this_machine import LocalLauncher
@@ -30,4 +31,6 @@ def launcher(name: str, inventory: Path | None, limit: str | None, progress: Pro
         raise UsageProblem(f"the launcher `{name}` needs an inventory", "name one with `-i`")
     if name == "ssh":
         return SshLauncher(inventory, limit, progress)
+    if name == "deepspeed":
+        return DeepspeedLauncher(inventory, limit, progress)
     raise UsageProblem(f"the launcher `{name}` is not here yet")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,9 +14,10 @@ from typing import Any, Protocol
 from tunetool.launch.local import RankFailed, Ranks, tail
 from tunetool.launch.spec import RUN, Failure, NodeSpec
 from tunetool.launch.start import ENDED, RANKS
-from tunetool.marked import marked
+from tunetool.marked import end_all, end_marked, has_mark, naming
 from tunetool.measure.aio.process import describe_end
 
+_LEAVE_SECONDS = 3.0
 _START = ("-m", "tunetool.launch.start")
 
 
@@ -102,7 +105,12 @@ class Adopted:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """They are killed by their mark."""
+        """Ranks are killed by their mark; what started them has no more to do, and leaves."""
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        end_marked(RUN, self._spec.run)
+        while self._starters() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        end_all(self._starters)
 
     def done(self) -> bool:
         """Every rank told that it ended well, and is gone."""
@@ -127,10 +135,14 @@ class Adopted:
                     break
         return self._failure
 
+    def _starters(self) -> list[int]:
+        return [pid for pid in naming(str(self._directory)) if pid != os.getppid()]
+
     def _codes(self) -> dict[int, int | None]:
         """Exit statuses of those that are gone; None for one that did not tell."""
-        alive = set(marked(RUN, self._spec.run))
-        gone = {rank for rank, told in started(self._directory).items() if told["pid"] not in alive}
+        gone = [
+            rank for rank, told in started(self._directory).items() if not has_mark(told["pid"], RUN, self._spec.run)
+        ]
         return {rank: ended(self._directory, rank) for rank in gone}
 
 

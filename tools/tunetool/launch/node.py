@@ -27,7 +27,7 @@ from tunetool.launch.network import interface_towards
 from tunetool.launch.spec import RUN, VERDICT, Failure, NodeSpec, Verdict, read_spec, write
 from tunetool.launch.start import PROGRAM, STACK, STACK_SIGNAL
 from tunetool.launch.watchdog import Stuck, innermost, read_beats
-from tunetool.marked import end_marked, marked
+from tunetool.marked import end_marked, has_mark, marked
 
 _TICK = 0.1
 _LOOK_EVERY = 5.0
@@ -116,9 +116,8 @@ class Guard:
         """Every rank's stack into its ``stack.txt``, and where each of them is."""
         places = {rank: Path(self._spec.out) / f"rank-{rank}" / STACK for rank in started(self._directory)}
         before = {rank: _size(path) for rank, path in places.items()}
-        alive = set(marked(RUN, self._spec.run))
         for told in started(self._directory).values():
-            if told["pid"] in alive:
+            if has_mark(told["pid"], RUN, self._spec.run):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(told["pid"], STACK_SIGNAL)
         deadline = time.monotonic() + _DUMP_SECONDS

@@ -48,8 +48,8 @@ class Guards:
     """The guards of one run, on every host of it."""
 
     def __init__(self, inventory: Path, job: Job, hosts: Sequence[Host], engine: Literal["torchrun", "other"]) -> None:
-        self.ports: list[int] = []
-        """Of the first host, once it is prepared: where the ranks meet, and the guards."""
+        self.prepared: dict[str, list[int]] = {}
+        """Two free ports of each host that is ready to start ranks: for them to meet, and for the guards."""
         self.spec = NodeSpec(
             run=secrets.token_hex(16),
             directory=f"/tmp/tunetool-launch-{secrets.token_hex(8)}",
@@ -110,27 +110,31 @@ class Guards:
             return
         host, told = str(data.get("host")), data.get("res") or {}
         if kind == "runner_on_unreachable":
-            self._unreachable.setdefault(host, one_line(str(told.get("msg") or "it does not answer")))
+            self._unreachable.setdefault(host, _last_line(str(told.get("msg") or "it does not answer")))
         elif "verdict" in told:
             self._verdicts[host] = verdict_of(told["verdict"])
         elif kind == "runner_on_failed":
             self._refused.setdefault(host, one_line(str(told.get("msg") or "Ansible failed")))
-        elif "ports" in told and host == self._hosts[0].name:
-            self.ports = list(told["ports"])
+        elif "ports" in told:
+            self.prepared[host] = list(told["ports"])
 
     def _judged(self) -> list[Verdict]:
         verdicts = list(self._verdicts.values())
         silent = [host.name for host in self._hosts if host.name not in self._verdicts]
-        for name, message in self._refused.items():
-            if name in silent:
-                told, _, hint = message.partition(". hint: ")
+        for name in silent:
+            if name in self._refused:
+                told, _, hint = self._refused[name].partition(". hint: ")
                 raise RankFailed(f"host `{name}`: {told}", hint or None, host=name)
-        named = [verdict for verdict in verdicts if verdict.failure is not None]
-        if silent and not any(verdict.failure.rank is not None for verdict in named if verdict.failure):
-            name = next(iter(name for name in self._unreachable if name in silent), silent[0])
+        if silent and not any(verdict.failure for verdict in verdicts):
+            name = next((name for name in silent if name in self._unreachable), silent[0])
             why = self._unreachable.get(name, "nothing was heard of it")
             raise RankFailed(f"host `{name}` is lost: {why}", f"look at it: `ssh {name} uptime`", host=name)
         return verdicts
+
+
+def _last_line(message: str) -> str:
+    # Ansible's own words first, then those of ssh.
+    return ([line.strip() for line in message.splitlines() if line.strip()] or ["it does not answer"])[-1][:300]
 
 
 def check_hosts(job: Job, hosts: Sequence[Host]) -> Sequence[Host]:

@@ -69,7 +69,8 @@ def _wait_for_guard(node: Path) -> dict[str, Any]:
         try:
             return dict(json.loads((node / PROGRAM).read_text()))
         except (OSError, ValueError):
-            if time.monotonic() > deadline:
+            # The directory was there before anybody was told to start ranks.
+            if time.monotonic() > deadline or not node.is_dir():
                 raise SystemExit(f"nobody guards the ranks in `{node}`") from None
             time.sleep(0.1)
 

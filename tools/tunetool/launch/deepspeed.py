@@ -1,0 +1,179 @@
+"""DeepSpeed's own launcher over a hostfile, its ranks watched and brought home like those of ``ssh``.
+
+``deepspeed`` starts the ranks through pdsh. Their program and environment come from the guard of their node, by file:
+DeepSpeed (0.19.8) hands both over as text in a shell's command line, where a quote or a dollar sign changes them.
+Nothing is ended by a signal to it: it would then end every DeepSpeed launch on the same hosts, by ``pkill -f``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import UsageProblem
+from tunetool.launch.hosts import PLAYBOOK, Host, from_inventory, host_variables
+from tunetool.launch.job import Job
+from tunetool.launch.local import RankFailed, tail
+from tunetool.launch.ssh import Guards, check_hosts
+from tunetool.launch.this_machine import judge
+from tunetool.marked import swept_away
+from tunetool.measure.aio.process import describe_end
+from tunetool.measure.progress import Progress
+from tunetool.playbook import find_playbook
+
+_MARK = "TUNETOOL_LAUNCHER"
+_VERDICT_SECONDS = 20.0
+"""DeepSpeed ends soon after a rank does; so long the guards may take to say which."""
+
+
+class DeepspeedLauncher:
+    """``deepspeed --hostfile``, started on this machine, which needs ssh without passwords to every host."""
+
+    name = "deepspeed"
+
+    def __init__(self, inventory: Path, limit: str | None, progress: Progress) -> None:
+        self._inventory = inventory
+        self._limit = limit
+        self._progress = progress
+
+    def run(self, job: Job, tick: Callable[[], None]) -> None:
+        """See ``tunetool.launch.job.Launcher``. Without hosts in the job: all of the inventory.
+
+        ``job.python`` is at the same path here and on every host: DeepSpeed starts its ranks with its own.
+        """
+        if shutil.which("pdsh") is None:
+            raise UsageProblem("`pdsh` is not on PATH", "DeepSpeed reaches hosts through it: `apt-get install pdsh`")
+        python = job.python or sys.executable
+        if python == sys.executable and find_spec("deepspeed") is None:
+            raise UsageProblem("`deepspeed` is not installed here", "run `pip install 'tunetool[deepspeed]'`")
+        job = replace(job, python=python)
+        hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit))
+        variables = host_variables(self._inventory, find_playbook(PLAYBOOK))
+        with tempfile.TemporaryDirectory(prefix="tunetool-launch-") as folder:
+            here = Path(folder)
+            (here / "hostfile").write_text(hostfile(hosts, job.ranks_per_host))
+            config, arguments = ssh_settings(hosts, variables)
+            (here / "ssh_config").write_text(config)
+            guards = Guards(self._inventory, job, hosts, "other")
+            with swept_away(_MARK, token := secrets.token_hex(16)):
+                environment = {**os.environ, _MARK: token}
+                environment["PDSH_SSH_ARGS_APPEND"] = shlex.join([*arguments, "-F", str(here / "ssh_config")])
+                started = _Deepspeed(guards, python, hosts, here, environment)
+
+                def watch() -> None:
+                    tick()
+                    started.watch()
+
+                try:
+                    verdicts = guards.run(watch)
+                finally:
+                    started.leave()
+        judge(verdicts, self._progress)
+
+
+class _Deepspeed:
+    """The process, from when every host is prepared."""
+
+    def __init__(
+        self, guards: Guards, python: str, hosts: Sequence[Host], here: Path, environment: Mapping[str, str]
+    ) -> None:
+        self._guards = guards
+        self._python = python
+        self._hosts = hosts
+        self._here = here
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended: float | None = None
+
+    def watch(self) -> None:
+        """Start it when it is time. Raises ``RankFailed`` when it ended and the guards know of no reason."""
+        if self._process is None:
+            if len(self._guards.prepared) == len(self._hosts):
+                self._process = self._start()
+        elif self._process.poll() is not None:
+            self._ended = self._ended or time.monotonic()
+            if time.monotonic() - self._ended > _VERDICT_SECONDS:
+                said = tail(self._here / "log")
+                message, hint = describe_end("`deepspeed`", self._process.returncode, said)
+                raise RankFailed(message, hint, raw=said, host=self._hosts[0].name)
+
+    def leave(self) -> None:
+        """It ends by itself once its ranks are gone."""
+        if self._process is not None:
+            try:
+                self._process.wait(3)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        port = self._guards.prepared[self._hosts[0].name][0]
+        argv = command(self._python, self._here / "hostfile", self._hosts[0].address, port, self._guards.spec.directory)
+        with (self._here / "log").open("wb") as log:
+            return subprocess.Popen(
+                argv,
+                env=dict(self._environment),
+                cwd="/",  # there on every host: DeepSpeed goes to the same directory there
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+
+def command(python: str, hosts: Path, address: str, port: int, directory: str) -> list[str]:
+    """DeepSpeed's command line. ``directory``: the guards' on every host."""
+    meet = ["--master_addr", address, "--master_port", str(port)]
+    # A single host would be taken for this machine; its check of ssh knows nothing of our settings.
+    how = ["--launcher", "pdsh", "--force_multi", "--no_ssh_check", "--no_local_rank"]
+    rank = ["--module", "tunetool.launch.start", directory]
+    return [python, "-m", "deepspeed.launcher.runner", "--hostfile", str(hosts), *meet, *how, *rank]
+
+
+def hostfile(hosts: Sequence[Host], ranks_per_host: int) -> str:
+    """One line for each host, in the order of their ranks."""
+    return "".join(f"{host.name} slots={ranks_per_host}\n" for host in hosts)
+
+
+def ssh_settings(hosts: Sequence[Host], variables: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """How Ansible reaches the hosts, for ssh itself: a configuration file, and arguments beside it.
+
+    Raises ``UsageProblem`` where pdsh could not reach them the same way.
+    """
+    common = {str(variables.get(host.name, {}).get("ansible_ssh_common_args", "")) for host in hosts}
+    if len(common) > 1:
+        raise UsageProblem("hosts differ in `ansible_ssh_common_args`", "pdsh calls every host in one way: use `ssh`")
+    arguments = shlex.split(common.pop())
+    others = ["~/.ssh/config", "/etc/ssh/ssh_config"]
+    while "-F" in arguments[:-1]:
+        at = arguments.index("-F")
+        others = [] if arguments[at + 1] == "none" else [arguments[at + 1]]
+        del arguments[at : at + 2]
+    spaced = next((each for each in arguments if any(letter.isspace() for letter in each)), None)
+    if spaced is not None:
+        raise UsageProblem(f"`{spaced}` in `ansible_ssh_common_args` has a space", "pdsh cuts there: use `ssh`")
+    blocks = [_block(host, variables.get(host.name, {})) for host in hosts]
+    always = ["Host *", "  BatchMode yes", "  ServerAliveInterval 5", "  ServerAliveCountMax 3"]
+    return "\n".join([*blocks, *always, *(f"Include {path}" for path in others), ""]), arguments
+
+
+def _block(host: Host, variables: Mapping[str, Any]) -> str:
+    keys = {"User": "ansible_user", "Port": "ansible_port", "IdentityFile": "ansible_ssh_private_key_file"}
+    lines = [f"Host {host.name}", f"  HostName {host.address}"]
+    for key, name in keys.items():
+        value = variables.get(name)
+        if value is not None and "{{" in str(value):
+            raise UsageProblem(f"`{name}` of `{host.name}` is a template: `{value}`", "give the value itself")
+        lines += [f'  {key} "{value}"'] if value is not None else []
+    return "\n".join(lines)
