@@ -30,7 +30,7 @@ from tunetool.launch.watchdog import Stuck, innermost, read_beats
 from tunetool.marked import end_marked, has_mark, marked
 
 _TICK = 0.1
-_LOOK_EVERY = 5.0
+_LOOK_EVERY = 2.0
 _DUMP_SECONDS = 3.0
 """faulthandler writes from a signal's handler, at once, unless the process is stuck in the kernel."""
 
@@ -94,8 +94,10 @@ class Guard:
         if not now and time.monotonic() - self._looked < _LOOK_EVERY:
             return
         self._looked = time.monotonic()
-        self._leftovers.look(marked(RUN, self._spec.run))
-        for told in started(self._directory).values():
+        ranks_here = started(self._directory).values()
+        # A rank that is gone already has told its id; what it started is known only from a look.
+        self._leftovers.look([*marked(RUN, self._spec.run), *(told["pid"] for told in ranks_here)])
+        for told in ranks_here:
             address, port = told["master"]
             self._leftovers.meet_at(address, port, self._spec.world)
 

@@ -24,8 +24,8 @@ from tunetool.measure.progress import Progress
 from tunetool.node.summary import one_line
 from tunetool.playbook import Run, find_playbook, play
 
-_ALIVE = "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
-"""A host that vanished ends its connection within 15 s, instead of the kernel's quarter of an hour."""
+_ALIVE = "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
+"""A host that vanished ends its connection within 10 s, instead of the kernel's quarter of an hour."""
 
 
 class SshLauncher:

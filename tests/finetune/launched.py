@@ -1,0 +1,116 @@
+"""What ranks of test_launch.py run, and ``control``: a launch in a process of its own, to be interrupted or killed.
+
+Needs nothing but Python for what does not meet others.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tunetool.launch import rank
+
+RANK = os.environ.get("RANK", "-")
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OF_TESTS", "TUNETOOL_OUT")
+
+
+def tell(**more: object) -> None:
+    told = {name: os.environ[name] for name in (*NAMES, "TUNETOOL_NODE")}
+    path = rank.out() / "told.json"
+    path.with_suffix(".new").write_text(
+        json.dumps({**told, "host": socket.gethostname(), "started_at": str(rank.started_at), **more})
+    )
+    path.with_suffix(".new").rename(path)
+
+
+def leave() -> dict[str, str]:
+    """A child in a session of its own, and a file as torch shares tensors by."""
+    child = f"7{os.getpid()}"
+    subprocess.Popen(["sleep", child], start_new_session=True)
+    left = Path(f"/dev/shm/torch_{os.getpid()}_{RANK}_0")
+    left.write_bytes(bytes(4096))
+    with left.open("r+b") as stream:
+        mmap.mmap(stream.fileno(), 4096)
+    return {"child": child, "left": str(left)}
+
+
+def gather(*then: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank.beat()
+    dist.init_process_group("gloo")
+    rank.beat()
+    total = torch.tensor([float(RANK)])
+    dist.all_reduce(total)
+    tell(sum=str(total.item()))
+    rank.beat()
+    if RANK == "1" and then == ("away",):
+        away()
+    if RANK == "1" and then == ("die",):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if then:
+        dist.all_reduce(total)
+    dist.destroy_process_group()
+
+
+def away() -> None:
+    time.sleep(600)  # away
+
+
+def buffers() -> None:
+    import deepspeed
+    import torch
+
+    deepspeed.init_distributed("gloo")
+    deepspeed.comm.inference_all_reduce(torch.ones(3))
+    made = [path.name for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{os.environ['MASTER_PORT']}_*")]
+    tell(buffers=" ".join(made))
+    deepspeed.comm.barrier()
+    if RANK == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def control(name: str, inventory: str, directory: str, *what: str) -> int:
+    from test_launch import Said, job
+
+    from tunetool.errors import TunetoolError
+    from tunetool.launch.choose import launcher
+
+    try:
+        launcher(name, Path(inventory) if inventory else None, None, Said()).run(
+            job(Path(directory), *what, ranks=2 if name == "local" else 1, python=sys.executable), lambda: None
+        )
+    except TunetoolError as error:
+        print(error.message, error.hint)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def main(what: str, *more: str) -> int:
+    if what == "control":
+        return control(*more)
+    print("I am", RANK)
+    if what == "gather":
+        gather(*more)
+    elif what == "buffers":
+        buffers()
+    else:
+        tell(**leave())
+        if what == "wait":
+            time.sleep(600)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,274 @@
+"""Ranks on this machine and on two nodes: brought home, named when they die or hang, and gone whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if not find_spec("torch"):
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+from cluster import NODES, Cluster
+from tunetool.launch.choose import launcher
+from tunetool.launch.job import Job
+from tunetool.launch.local import RankFailed
+
+SHM = Path("/dev/shm")
+LAUNCHED = Path(__file__).with_name("launched.py")
+"""What the ranks run."""
+
+
+class Said:
+    """Progress for tests."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def step(self, name: str, seconds: float) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        return contextlib.nullcontext(lambda: None)
+
+
+def job(directory: Path, *what: str, ranks: int = 2, **more: object) -> Job:
+    settings: dict[str, object] = {"timeout": 90.0, "stall": 60.0, **more}
+    return Job([str(LAUNCHED), *what], ranks, {"OF_TESTS": "$x 'y' {{ z }}"}, directory, **settings)  # type: ignore[arg-type]
+
+
+def told(directory: Path, rank: int) -> dict[str, str]:
+    return dict(json.loads((directory / f"rank-{rank}/told.json").read_text()))
+
+
+def soon(true: Callable[[], object], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def running(needle: str) -> list[str]:
+    listed = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if needle in line]
+
+
+@contextlib.contextmanager
+def foreign(*names: str) -> Iterator[None]:
+    """Files of another run in /dev/shm."""
+    paths = [SHM / name for name in names]
+    for path in paths:
+        path.write_bytes(b"another's")
+    try:
+        yield
+        assert [path.name for path in paths if path.read_bytes() != b"another's"] == []
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def test_a_rank_knows_its_place_and_what_it_wrote_stays_while_what_it_left_behind_does_not(tmp_path: Path) -> None:
+    before = time.time()
+    with foreign("torch_1_2_3", "nccl-of-tests"):
+        launcher("auto", None, None, Said()).run(job(tmp_path / "run", "work", "leave"), lambda: None)
+        ranks = [told(tmp_path / "run", rank) for rank in (0, 1)]
+        assert [(each["RANK"], each["LOCAL_RANK"]) for each in ranks] == [("0", "0"), ("1", "1")]
+        for each in ranks:
+            assert (each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) == ("2", "2")
+            assert each["MASTER_ADDR"] == "127.0.0.1"
+            assert each["OF_TESTS"] == "$x 'y' {{ z }}"
+            assert each["TUNETOOL_OUT"] == str(tmp_path / "run")
+            assert before < float(each["started_at"]) < time.time()
+            assert not Path(each["left"]).exists()
+            assert running(f"sleep {each['child']}") == []
+            assert not Path(each["TUNETOOL_NODE"]).exists()
+    assert (tmp_path / "run/rank-1/stdout.log").read_text() == "I am 1\n"
+
+
+def test_ranks_that_hang_are_ended_and_the_one_that_never_came_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed) as caught:
+        launcher("local", None, None, Said()).run(job(tmp_path, "gather", "away", stall=6.0), lambda: None)
+    assert caught.value.rank == 1
+    assert caught.value.host == os.uname().nodename
+    line = next(at for at, text in enumerate(LAUNCHED.read_text().splitlines(), 1) if "# away" in text)
+    assert f"rank 1 on `{os.uname().nodename}` is behind, after 4 beats, and is at {LAUNCHED}:{line} in away" in str(
+        caught.value
+    )
+    assert "all_reduce" in (tmp_path / "rank-0/stack.txt").read_text()
+    assert running(str(LAUNCHED)) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_or_killed_outright_nothing_is_left_on_this_machine(tmp_path: Path, how: signal.Signals) -> None:
+    with _control(["local", "", str(tmp_path), "wait"], tmp_path / "log") as control:
+        assert soon(lambda: len(list(tmp_path.glob("rank-*/told.json"))) == 2)
+        ranks = [told(tmp_path, rank) for rank in (0, 1)]
+        assert all(running(f"sleep {each['child']}") for each in ranks)
+        control.send_signal(how)
+        assert control.wait(20) == (130 if how == signal.SIGINT else -signal.SIGKILL)
+    for each in ranks:
+        # Interrupted, it was cleaned up when the control process ended; killed, a moment later.
+        seconds = 0 if how == signal.SIGINT else 10
+        assert soon(lambda each=each: not Path(each["TUNETOOL_NODE"]).exists(), seconds)  # type: ignore[misc]
+        assert running(f"sleep {each['child']}") == []
+        assert not Path(each["left"]).exists()
+
+
+def test_deepspeeds_shared_buffers_are_removed_when_a_rank_dies_and_another_runs_are_not(tmp_path: Path) -> None:
+    if not find_spec("deepspeed"):
+        pytest.skip("deepspeed is not installed")
+    name = f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_1_0"
+    with foreign(name):
+        with pytest.raises(RankFailed) as caught:
+            launcher("local", None, None, Said()).run(job(tmp_path, "buffers", "die"), lambda: None)
+        assert str(caught.value).startswith(f"rank 1 on `{os.uname().nodename}` was ended by SIGKILL")
+        made = told(tmp_path, 0)["buffers"].split()
+        assert len(made) == 2
+        assert [each for each in made if (SHM / each).exists()] == []
+
+
+def _control(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as stream:
+        return subprocess.Popen(
+            [sys.executable, str(LAUNCHED), "control", *arguments], stdout=stream, stderr=subprocess.STDOUT
+        )
+
+
+def _left(cluster: Cluster, node: str) -> str:
+    listed = cluster.run(node, ["sh", "-c", "ls -d /tmp/tunetool-launch-* /dev/shm/*"], check=False).stdout
+    return listed + "\n".join(cluster.processes(node, "tunetool.launch") + cluster.processes(node, "sleep 7"))
+
+
+@pytest.fixture
+def directory(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
+    """On every node, at the same path."""
+    return cluster.shared / request.node.name[:40]
+
+
+def test_ranks_of_two_nodes_meet_over_ssh_and_the_one_that_dies_is_named_with_its_host(
+    cluster: Cluster, directory: Path
+) -> None:
+    with pytest.raises(RankFailed) as caught:
+        launcher("auto", cluster.inventory, None, Said()).run(
+            job(directory, "gather", "die", python=sys.executable), lambda: None
+        )
+    assert (caught.value.rank, caught.value.host) == (1, "node1")
+    assert str(caught.value).startswith("rank 1 on `node1` was ended by SIGKILL")
+    ranks = [told(directory, rank) for rank in range(4)]
+    assert [(each["host"], each["LOCAL_RANK"]) for each in ranks] == [
+        (node, local) for node in NODES for local in ("0", "1")
+    ]
+    assert {(each["MASTER_ADDR"], each["WORLD_SIZE"]) for each in ranks} == {(cluster.address("node1"), "4")}
+    # Every rank added its number, so that they did meet.
+    assert {each["sum"] for each in ranks} == {"6.0"}
+    assert {each["OF_TESTS"] for each in ranks} == {"$x 'y' {{ z }}"}
+    assert [_left(cluster, node) for node in NODES] == ["", ""]
+
+
+def test_of_two_runs_on_the_same_nodes_one_is_interrupted_and_the_other_killed(
+    cluster: Cluster, directory: Path
+) -> None:
+    directory.mkdir()
+    first, second = directory / "first", directory / "second"
+    inventory = str(cluster.inventory)
+    with (
+        _control(["ssh", inventory, str(first), "wait"], directory / "1.log") as one,
+        _control(["ssh", inventory, str(second), "wait"], directory / "2.log") as two,
+    ):
+        marks = {name: _marks(cluster, name) for name in NODES}
+        assert soon(lambda: all(len(_marks(cluster, name)) == 2 for name in NODES)), (
+            directory / "1.log"
+        ).read_text() + (directory / "2.log").read_text()
+        one.send_signal(signal.SIGINT)
+        assert one.wait(30) == 130
+        marks = {name: _marks(cluster, name) for name in NODES}
+        # The other run goes on.
+        assert {name: len(found) for name, found in marks.items()} == dict.fromkeys(NODES, 1)
+        two.kill()
+    assert soon(lambda: all(_left(cluster, name) == "" for name in NODES), 15), [_left(cluster, n) for n in NODES]
+    assert running(directory.name) == []
+
+
+def _marks(cluster: Cluster, node: str) -> list[str]:
+    """The ranks on a node that started: each has a child that sleeps."""
+    return cluster.processes(node, "sleep 7")
+
+
+def test_a_lost_node_ends_the_run_with_its_name_and_the_other_nodes_outputs(cluster: Cluster, directory: Path) -> None:
+    began: list[float] = []
+
+    def tick() -> None:
+        if not began and all(_marks(cluster, node) for node in NODES):
+            began.append(time.monotonic())
+            cluster.kill_node("node2")
+
+    try:
+        with pytest.raises(RankFailed) as caught:
+            launcher("ssh", cluster.inventory, None, Said()).run(
+                job(directory, "wait", ranks=1, python=sys.executable), tick
+            )
+        assert time.monotonic() - began[0] < 25
+        assert (str(caught.value), caught.value.host) == ("host `node2` is lost", "node2")
+        assert told(directory, 0)["host"] == "node1"
+        assert _left(cluster, "node1") == ""
+    finally:
+        if "node2" not in cluster.nodes:
+            cluster.start_node("node2")
+
+
+def _from_control(cluster: Cluster, directory: Path, *what: str) -> subprocess.CompletedProcess[str]:
+    """DeepSpeed's launcher, where pdsh is."""
+    directory.mkdir()
+    hosts: Mapping[str, object] = {name: {"ansible_host": cluster.address(name)} for name in NODES}
+    inventory = directory / "inventory.yml"
+    variables = {"ansible_python_interpreter": sys.executable}
+    inventory.write_text(json.dumps({"all": {"vars": variables, "hosts": hosts}}))
+    argv = [sys.executable, str(LAUNCHED), "control", "deepspeed", str(inventory), str(directory), *what]
+    return cluster.run("control", argv, env={"DS_ACCELERATOR": "cpu"}, timeout=100, check=False)
+
+
+def test_deepspeeds_launcher_runs_ranks_of_a_hostfile_and_they_come_home(cluster: Cluster, directory: Path) -> None:
+    if not find_spec("deepspeed"):
+        pytest.skip("deepspeed is not installed")
+    done = _from_control(cluster, directory, "gather")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [told(directory, rank) for rank in range(2)]
+    assert [(each["host"], each["LOCAL_RANK"], each["LOCAL_WORLD_SIZE"]) for each in ranks] == [
+        (node, "0", "1") for node in NODES
+    ]
+    assert {each["sum"] for each in ranks} == {"1.0"}
+    assert {each["OF_TESTS"] for each in ranks} == {"$x 'y' {{ z }}"}
+    assert (directory / "rank-1/stdout.log").read_text() == "I am 1\n"
+    assert [_left(cluster, node) for node in NODES] == ["", ""]
+
+
+@pytest.mark.slow
+def test_a_rank_of_deepspeeds_launcher_that_dies_is_named_and_nothing_is_left(
+    cluster: Cluster, directory: Path
+) -> None:
+    if not find_spec("deepspeed"):
+        pytest.skip("deepspeed is not installed")
+    done = _from_control(cluster, directory, "gather", "die")
+    assert done.returncode == 3
+    assert "rank 1 on `node2` was ended by a signal" in done.stdout
+    assert [_left(cluster, node) for node in NODES] == ["", ""]
+
+
+def test_a_host_without_the_program_ends_the_run_before_any_rank_starts(cluster: Cluster, directory: Path) -> None:
+    with pytest.raises(RankFailed, match="host `node1`: `/nowhere/python` does not exist"):
+        launcher("ssh", cluster.inventory, None, Said()).run(
+            job(directory, "wait", python="/nowhere/python"), lambda: None
+        )
+    assert list(directory.glob("rank-*")) == []
+    assert [_left(cluster, node) for node in NODES] == ["", ""]
