@@ -5,6 +5,7 @@ Needs nothing but Python for what does not meet others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -13,12 +14,32 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tunetool.launch import rank
+from tunetool.launch.job import Job
 
 RANK = os.environ.get("RANK", "-")
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OF_TESTS", "TUNETOOL_OUT")
+
+
+class Said:
+    """Progress for tests."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def step(self, name: str, seconds: float) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        return contextlib.nullcontext(lambda: None)
+
+
+def job(directory: Path, *what: str, ranks: int = 2, **more: object) -> Job:
+    settings: dict[str, object] = {"timeout": 90.0, "stall": 60.0, **more}
+    return Job([__file__, *what], ranks, {"OF_TESTS": "$x 'y' {{ z }}"}, directory, **settings)  # type: ignore[arg-type]
 
 
 def tell(**more: object) -> None:
@@ -69,6 +90,8 @@ def buffers() -> None:
     import deepspeed
     import torch
 
+    # As DeepSpeed's own launcher does: with it, ranks of one machine share memory.
+    os.environ["LOCAL_SIZE"] = os.environ["LOCAL_WORLD_SIZE"]
     deepspeed.init_distributed("gloo")
     deepspeed.comm.inference_all_reduce(torch.ones(3))
     made = [path.name for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{os.environ['MASTER_PORT']}_*")]
@@ -80,8 +103,6 @@ def buffers() -> None:
 
 
 def control(name: str, inventory: str, directory: str, *what: str) -> int:
-    from test_launch import Said, job
-
     from tunetool.errors import TunetoolError
     from tunetool.launch.choose import launcher
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,39 +18,22 @@ import pytest
 if not find_spec("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
 
+import launched
+from launched import Said, job
+
 from cluster import NODES, Cluster
 from tunetool.launch.choose import launcher
-from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
 
 SHM = Path("/dev/shm")
-LAUNCHED = Path(__file__).with_name("launched.py")
-"""What the ranks run."""
-
-
-class Said:
-    """Progress for tests."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-    def step(self, name: str, seconds: float) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        return contextlib.nullcontext(lambda: None)
-
-
-def job(directory: Path, *what: str, ranks: int = 2, **more: object) -> Job:
-    settings: dict[str, object] = {"timeout": 90.0, "stall": 60.0, **more}
-    return Job([str(LAUNCHED), *what], ranks, {"OF_TESTS": "$x 'y' {{ z }}"}, directory, **settings)  # type: ignore[arg-type]
+LAUNCHED = Path(launched.__file__)
 
 
 def told(directory: Path, rank: int) -> dict[str, str]:
     return dict(json.loads((directory / f"rank-{rank}/told.json").read_text()))
 
 
-def soon(true: Callable[[], object], seconds: float = 20) -> bool:
+def soon(true: Callable[[], object], seconds: float = 30) -> bool:
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -111,7 +94,7 @@ def test_ranks_that_hang_are_ended_and_the_one_that_never_came_is_named_with_its
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_or_killed_outright_nothing_is_left_on_this_machine(tmp_path: Path, how: signal.Signals) -> None:
-    with _control(["local", "", str(tmp_path), "wait"], tmp_path / "log") as control:
+    with _control("local", "", str(tmp_path), "wait", log=tmp_path / "log") as control:
         assert soon(lambda: len(list(tmp_path.glob("rank-*/told.json"))) == 2)
         ranks = [told(tmp_path, rank) for rank in (0, 1)]
         assert all(running(f"sleep {each['child']}") for each in ranks)
@@ -138,11 +121,15 @@ def test_deepspeeds_shared_buffers_are_removed_when_a_rank_dies_and_another_runs
         assert [each for each in made if (SHM / each).exists()] == []
 
 
-def _control(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as stream:
-        return subprocess.Popen(
-            [sys.executable, str(LAUNCHED), "control", *arguments], stdout=stream, stderr=subprocess.STDOUT
-        )
+@contextlib.contextmanager
+def _control(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A launch in a process of its own."""
+    argv = [sys.executable, str(LAUNCHED), "control", *arguments]
+    with log.open("wb") as stream, subprocess.Popen(argv, stdout=stream, stderr=subprocess.STDOUT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _left(cluster: Cluster, node: str) -> str:
@@ -180,16 +167,14 @@ def test_of_two_runs_on_the_same_nodes_one_is_interrupted_and_the_other_killed(
     cluster: Cluster, directory: Path
 ) -> None:
     directory.mkdir()
-    first, second = directory / "first", directory / "second"
+    one_log, two_log = directory / "1.log", directory / "2.log"
     inventory = str(cluster.inventory)
     with (
-        _control(["ssh", inventory, str(first), "wait"], directory / "1.log") as one,
-        _control(["ssh", inventory, str(second), "wait"], directory / "2.log") as two,
+        _control("ssh", inventory, str(directory / "1"), "wait", log=one_log) as one,
+        _control("ssh", inventory, str(directory / "2"), "wait", log=two_log) as two,
     ):
-        marks = {name: _marks(cluster, name) for name in NODES}
-        assert soon(lambda: all(len(_marks(cluster, name)) == 2 for name in NODES)), (
-            directory / "1.log"
-        ).read_text() + (directory / "2.log").read_text()
+        begun = soon(lambda: all(len(_marks(cluster, name)) == 2 for name in NODES), 60)
+        assert begun, [*map(_marks, [cluster] * 2, NODES), one_log.read_text(), two_log.read_text()]
         one.send_signal(signal.SIGINT)
         assert one.wait(30) == 130
         marks = {name: _marks(cluster, name) for name in NODES}
