@@ -39,10 +39,11 @@ options:
     description: Which of the nodes this is, from 0.
     type: int
     default: 0
-  address:
-    description: What the nodes reach the first of them by.
-    type: str
-    default: ""
+  addresses:
+    description: What the nodes reach each other by, in their order. They meet at the first.
+    type: list
+    elements: str
+    default: []
   ports:
     description: Two free ports of the first node, as V(prepared) found them there.
     type: list
@@ -136,7 +137,9 @@ def run(module: Any) -> None:
     first, second = given["ports"]
     spec.update(
         node=given["node"],
-        master=[given["address"], first],
+        master=[given["addresses"][0], first],
+        # A host's own name may lead to its loopback there, so the first one looks towards the second.
+        towards=given["addresses"][0 if given["node"] else min(1, len(given["addresses"]) - 1)],
         line_port=second,
         directory=directory,
         out=os.path.join(directory, "out"),
@@ -245,10 +248,10 @@ def main() -> None:
             # Holds the ranks' environment, and so perhaps a secret.
             "spec": {"type": "str", "default": "", "no_log": True},
             "node": {"type": "int", "default": 0},
-            "address": {"type": "str", "default": ""},
+            "addresses": {"type": "list", "elements": "str", "default": []},
             "ports": {"type": "list", "elements": "int", "default": []},
         },
-        required_if=[("state", "run", ["spec", "address", "ports"])],
+        required_if=[("state", "run", ["spec", "addresses", "ports"])],
         supports_check_mode=False,
     )
     {"prepared": prepare, "run": run, "absent": remove}[module.params["state"]](module)

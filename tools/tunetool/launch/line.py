@@ -58,7 +58,9 @@ class Hub:
         self._decision = Decision("go")
         self._server: socket.socket | None = None
         if spec.master is not None and len(spec.hosts) > 1:
-            self._server = socket.create_server((spec.master[0], spec.line_port))
+            # On every address: this host's own name may lead to its loopback here.
+            family = socket.AF_INET6 if ":" in spec.master[0] else socket.AF_INET
+            self._server = socket.create_server(("", spec.line_port), family=family)
             self._server.setblocking(False)
 
     def exchange(self, own: Report) -> Decision:

@@ -139,7 +139,7 @@ def rank_variables(spec: NodeSpec, directory: Path) -> dict[str, str]:
         ranks.NODE: str(directory),
         ranks.LAUNCHED: repr(time.time()),
     }
-    if spec.master is not None and (interface := interface_towards(spec.master[0])) is not None:
+    if spec.master is not None and (interface := interface_towards(spec.towards or spec.master[0])) is not None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             variables.setdefault(name, os.environ.get(name, interface))
     return variables

@@ -42,8 +42,9 @@ class NodeSpec:
     """One node's part of a run. ``run`` is a secret word that marks the run's processes.
 
     ``out`` is what ranks know as ``TUNETOOL_OUT``. ``master``: the address and port at which the ranks meet; None
-    where this node is alone. ``line_port``: where the guards meet, on the same address. ``engine``: torchrun, or who
-    else starts the ranks.
+    where this node is alone. ``line_port``: where the guards meet, on the same address. ``towards``: another node's
+    address, by which this one knows its interface; by default where they meet. ``engine``: torchrun, or who else starts
+    the ranks.
     """
 
     run: str
@@ -57,6 +58,7 @@ class NodeSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     master: tuple[str, int] | None = None
     line_port: int = 0
+    towards: str = ""
     engine: Literal["torchrun", "other"] = "torchrun"
     timeout: float = 3600.0
     stall: float = 300.0

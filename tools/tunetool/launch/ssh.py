@@ -93,7 +93,7 @@ class Guards:
         names = [host.name for host in self._hosts]
         variables = {
             "launch_hosts": names,
-            "launch_address": self._hosts[0].address,
+            "launch_addresses": [host.address for host in self._hosts],
             "launch_directory": self.spec.directory,
             "launch_spec": base64.b64encode(json.dumps(asdict(self.spec)).encode()).decode(),
             **more,
