@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -125,6 +126,16 @@ class Cluster:
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509  (tests run no threads)
             )
+
+    def commands(self, node: str, names: Sequence[str]) -> Path:
+        """A directory for PATH: programs of a node that this machine calls as if they were here."""
+        folder = self.folder / f"bin-{node}"
+        folder.mkdir()
+        for name in names:
+            program = folder / name
+            program.write_text(f'#!/bin/sh\nexec {shlex.join(self._argv(node, [name]))} "$@"\n')
+            program.chmod(0o755)
+        return folder
 
     def processes(self, node: str, needle: str) -> list[str]:
         """The command lines on a node that contain ``needle``: what a run left there."""

@@ -1,0 +1,42 @@
+"""What a rank of the tests' jobs does: ``slurm_rank.py reduce|fail|wait``."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+
+from tunetool.launch import rank
+
+
+def main(what: str) -> int:
+    number = int(os.environ["RANK"])
+    told = {
+        "host": socket.gethostname(),
+        "world": int(os.environ["WORLD_SIZE"]),
+        "said": os.environ.get("SAID"),
+        "slurm": sorted(name for name in os.environ if name.startswith("SLURM")),
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+    if what == "reduce":
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        mine = torch.full((1000,), float(number + 1))
+        dist.all_reduce(mine)
+        told["sum"] = mine.sum().item()
+        dist.destroy_process_group()
+    (rank.out() / "result.json").write_text(json.dumps(told))
+    if what == "fail" and number == 1:
+        raise RuntimeError("the cable of rank 1 fell out")
+    if what in ("fail", "wait"):
+        print("waiting", flush=True)
+        time.sleep(600)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

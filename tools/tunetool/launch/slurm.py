@@ -1,0 +1,188 @@
+"""Ranks on the nodes of a Slurm cluster: a batch script submitted, watched, and cancelled with the run."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tunetool.errors import UsageProblem
+from tunetool.launch.job import Job
+from tunetool.launch.local import RankFailed, tail
+from tunetool.launch.slurm_job import Submitted, call
+from tunetool.launch.slurm_node import verdict_name
+from tunetool.launch.slurm_script import HOSTS_PYTHON, SlurmOptions, node_count, render
+from tunetool.launch.slurm_state import JobState, down_nodes
+from tunetool.launch.spec import SPEC, NodeSpec, Verdict, read_verdict, write
+from tunetool.launch.this_machine import judge
+from tunetool.measure.progress import Progress
+
+SCRIPT, LOG = "job.sbatch", "slurm.log"
+_NEEDED = ("sbatch", "scontrol", "scancel")
+_TICK = 0.1
+_SPARE_SECONDS = 120.0
+"""The guards end a run that takes too long; so much later this does."""
+_SHARED_SECONDS = 15.0
+"""What a node wrote last may take so long to be seen through NFS."""
+
+
+class SlurmLauncher:
+    """``sbatch``, and a guard on each node with torchrun under it."""
+
+    name = "slurm"
+
+    def __init__(self, options: SlurmOptions, progress: Progress) -> None:
+        """Raises ``UsageProblem`` where Slurm's commands are missing."""
+        for program in _NEEDED:
+            if shutil.which(program) is None:
+                raise UsageProblem(
+                    f"`{program}` is not on PATH",
+                    "run this where jobs are submitted, a login node, or use another `--launcher`",
+                )
+        self._options = options
+        self._progress = progress
+
+    def run(self, job: Job, tick: Callable[[], None]) -> None:
+        """See ``tunetool.launch.job.Launcher``. How long the job waits for its nodes is not limited."""
+        job.directory.mkdir(parents=True, exist_ok=True)
+        shared = self._options.work_dir
+        work = job.directory.resolve() if shared is None else shared / f"tunetool-{secrets.token_hex(8)}"
+        script = render(job, self._options, work)
+        _make(work)
+        count = node_count(job, self._options)
+        try:
+            for index in range(count):
+                (work / verdict_name(index)).unlink(missing_ok=True)
+            (work / LOG).unlink(missing_ok=True)
+            write(_spec(job, work), work, SPEC)
+            (work / SCRIPT).write_text(script)
+            with Submitted(script) as submitted:
+                ended = self._watch(submitted, job, tick)
+            self._judge(submitted.job_id, ended, work, count)
+        finally:
+            for name in (SPEC, *(verdict_name(index) for index in range(count))):
+                (work / name).unlink(missing_ok=True)
+            if shared is not None:
+                _bring(work, job.directory)
+
+    def _watch(self, submitted: Submitted, job: Job, tick: Callable[[], None]) -> JobState:
+        """Until the job ended. Raises ``RankFailed`` where it would never start, or takes too long."""
+        said, running_since = "", None
+        while True:
+            state = submitted.state()
+            words = state.words(submitted.job_id)
+            if words != said and not state.ended:
+                said = words
+                self._progress.say(words)
+            if state.ended:
+                return state
+            if (why := state.hopeless) is not None:
+                hint = f"`squeue -j {submitted.job_id} --start` tells what Slurm expects"
+                raise RankFailed(f"job {submitted.job_id} would never start: {why.format(id=submitted.job_id)}", hint)
+            if state.state == "RUNNING":
+                running_since = time.monotonic() if running_since is None else running_since
+                if time.monotonic() - running_since > job.timeout + _SPARE_SECONDS:
+                    raise RankFailed(f"job {submitted.job_id} did not end within {job.timeout:.0f} s")
+            _pause(_interval(submitted.age), tick)
+
+    def _judge(self, job_id: str, ended: JobState, work: Path, count: int) -> None:
+        verdicts = _verdicts(work, count, patient=ended.state == "COMPLETED")
+        failed = [verdict.failure for verdict in verdicts if verdict.failure is not None]
+        message, hint = ended.verdict(job_id)
+        raw = tail(work / LOG)
+        if ended.state == "NODE_FAIL":
+            lost = _lost(ended.nodes)
+            named = ", ".join(f"`{name}`" + (f" ({reason})" if reason else "") for name, reason in lost)
+            message += f": {named}" if lost else f", one of {ended.nodes}"
+            raise RankFailed(message, hint, raw=raw, host=lost[0][0] if lost else None)
+        if ended.state == "OUT_OF_MEMORY" and failed:
+            first = failed[0]
+            raise RankFailed(f"{message}: {first.message}", hint, first.rank, first.raw, first.host)
+        if ended.state in ("COMPLETED", "FAILED"):
+            judge(verdicts, self._progress)
+            if len(verdicts) == count and ended.state == "COMPLETED":
+                return
+            message, hint = _unjudged(job_id, ended, work, raw)
+        raise RankFailed(message, hint, raw=raw)
+
+
+def _interval(age: float) -> float:
+    """Seconds between two questions: a controller has many users, and a long job can wait."""
+    return 0.5 if age < 60 else 2.0 if age < 600 else 10.0
+
+
+def _pause(seconds: float, tick: Callable[[], None]) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        tick()
+        time.sleep(_TICK)
+
+
+def _spec(job: Job, work: Path) -> NodeSpec:
+    """What every node is told; its own part it fills in itself (``tunetool.launch.slurm_node``)."""
+    return NodeSpec(
+        run=secrets.token_hex(16),
+        directory="",
+        out=str(work),
+        hosts=[],
+        node=0,
+        ranks_per_host=job.ranks_per_host,
+        program=list(job.program),
+        python=job.python or HOSTS_PYTHON,
+        environment=dict(job.environment),
+        timeout=job.timeout,
+        stall=job.stall,
+    )
+
+
+def _make(work: Path) -> None:
+    try:
+        work.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UsageProblem(
+            f"`{work}` cannot be made: {error.strerror}", "`--slurm work-dir=DIR` is a directory that all nodes share"
+        ) from None
+
+
+def _verdicts(work: Path, count: int, patient: bool) -> list[Verdict]:
+    deadline = time.monotonic() + (_SHARED_SECONDS if patient else 0)
+    while True:
+        found = []
+        for index in range(count):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(read_verdict((work / verdict_name(index)).read_text()))
+        if len(found) == count or time.monotonic() > deadline:
+            return found
+        time.sleep(_TICK)
+
+
+def _unjudged(job_id: str, ended: JobState, work: Path, said: str) -> tuple[str, str | None]:
+    """Message and hint for a job whose guards said nothing."""
+    if not (work / LOG).exists():
+        return (
+            f"job {job_id} left no `{work / LOG}`: its nodes do not see that directory",
+            "name one that all nodes and this machine share: `--slurm work-dir=DIR`",
+        )
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if "tunetool:" in line] or [line for line in lines if "rror" in line] or lines
+    last = telling[-1].partition("tunetool: ")[2] or telling[-1] if telling else "its log is empty"
+    message, _ = ended.verdict(job_id)
+    hints = {
+        SPEC: "name a directory that all nodes share: `--slurm work-dir=DIR`",
+        "No such file or directory": "tunetool must be installed on the nodes: see the role `tunetool`",
+    }
+    return f"{message}: {last[-300:]}", next((text for word, text in hints.items() if word in last), f"see `{LOG}`")
+
+
+def _lost(nodes: str) -> list[tuple[str, str]]:
+    return down_nodes(call(["scontrol", "show", "node", "-o", nodes]).stdout) if nodes else []
+
+
+def _bring(work: Path, directory: Path) -> None:
+    """What ranks and Slurm wrote, to where the job wants it."""
+    with contextlib.suppress(OSError):
+        shutil.copytree(work, directory, dirs_exist_ok=True)
+    shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,69 @@
+"""One node of a Slurm job: ``python -m tunetool.launch.slurm_node WORK PLACE ADDRESS PORT HOST...``, a task of srun.
+
+WORK is shared by the nodes: its ``spec.json`` tells what to run, ranks write there, and ``verdict-<NODE>.json`` is
+there in the end. PLACE is this node's own, and gone afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tunetool.launch import node
+from tunetool.launch.spec import SPEC, VERDICT, read_spec, read_verdict, write
+
+_KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
+
+
+def main(work: str, place: str, address: str, port: str, hosts: Sequence[str]) -> int:
+    """Exit status 0 when the run ended well; 1 for a verdict that says otherwise; 3 when it was cancelled."""
+    index = int(os.environ["SLURM_NODEID"])
+    try:
+        spec = read_spec(Path(work))
+    except OSError as error:
+        # Slurm ran this in a directory of that name, perhaps this node's own.
+        sys.stderr.write(f"tunetool: `{hosts[index]}` does not see `{work}/{SPEC}`: {error.strerror}\n")
+        return 4
+    directory = Path(place)
+    directory.mkdir(mode=0o700)
+    master = (address, int(port)) if len(hosts) > 1 else None
+    # The ranks run under this very Python, which a container may have elsewhere.
+    mine = replace(
+        spec,
+        directory=place,
+        hosts=list(hosts),
+        node=index,
+        python=sys.executable,
+        master=master,
+        line_port=int(port) + 1,
+    )
+    write(mine, directory, SPEC)
+    # A library that sees srun's variables of a task would take srun for what started the ranks.
+    for name in [name for name in os.environ if name.startswith(("SLURM", "PMI", "PMIX")) and name not in _KEPT]:
+        del os.environ[name]
+    # The guard ends when its standard input does; Slurm's tasks have none, and are told by SIGTERM.
+    reading, _writing = os.pipe()
+    os.dup2(reading, 0)
+    os.close(reading)
+    try:
+        code = node.main(place)
+        if code != 0:
+            return code
+        verdict = read_verdict((directory / VERDICT).read_text())
+        write(verdict, Path(work), verdict_name(index))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return 0 if verdict.failure is None else 1
+
+
+def verdict_name(index: int) -> str:
+    """Of the node with that index, in WORK."""
+    return f"verdict-{index}.json"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:]))
