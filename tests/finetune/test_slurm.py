@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,23 +32,47 @@ def slurm(cluster: Cluster) -> Iterator[Cluster]:
         yield cluster
 
 
-def _job(directory: Path, what: str, **more: object) -> Job:
-    return Job((str(_RANK), what), 1, {"SAID": "a secret"}, directory, python=sys.executable, **more)  # type: ignore[arg-type]
+def _job(directory: Path, what: str) -> Job:
+    return Job((str(_RANK), what), 1, {"SAID": "a secret"}, directory, python=sys.executable)
 
 
-def _run(job: Job, options: SlurmOptions, tick: Callable[[], None] = lambda: None) -> list[str]:
-    progress, began = Quiet(), time.monotonic()
+def _run(
+    cluster: Cluster,
+    job: Job,
+    tick: Callable[[], None] = lambda: None,
+    progress: Quiet | None = None,
+    **options: object,
+) -> list[str]:
+    progress, began = progress or Quiet(), time.monotonic()
 
     def watched() -> None:
         assert time.monotonic() - began < _LONGEST, progress.lines
         tick()
 
-    SlurmLauncher(options, progress).run(job, watched)
+    asked = SlurmOptions(**{"work_dir": cluster.shared, **options})  # type: ignore[arg-type]
+    SlurmLauncher(asked, progress).run(job, watched)
     return progress.lines
+
+
+def _once(condition: Callable[[], object], call: Callable[[], None]) -> Callable[[], None]:
+    """A tick that calls once, when the condition holds."""
+    pending = [call]
+
+    def tick() -> None:
+        if pending and condition():
+            pending.pop()()
+
+    return tick
+
+
+def _up(cluster: Cluster, rank: int) -> Callable[[], object]:
+    """Whether that rank is at work."""
+    return lambda: list(cluster.shared.glob(f".tunetool-*/rank-{rank}/result.json"))
 
 
 def _nothing_is_left(cluster: Cluster) -> None:
     assert cluster.run(CONTROL, ["squeue", "-h"]).stdout == ""
+    assert list(cluster.shared.iterdir()) == []
     for name in cluster.nodes:
         assert cluster.processes(name, _RANK.name) == []
         assert cluster.processes(name, "slurm_node") == []
@@ -57,23 +80,10 @@ def _nothing_is_left(cluster: Cluster) -> None:
         assert found.stdout == ""
 
 
-def _at(path: Path, call: Callable[[], None]) -> Callable[[], None]:
-    """A tick that calls once, when there is such a file."""
-    pending = [call]
-
-    def tick() -> None:
-        if pending and path.exists():
-            pending.pop()()
-
-    return tick
-
-
-def test_ranks_on_two_nodes_reduce_and_their_outputs_come_from_the_shared_directory(slurm: Cluster) -> None:
-    work, directory = slurm.shared / "work", slurm.folder / "results"
-    work.mkdir()
-    said = _run(_job(directory, "reduce"), SlurmOptions(nodes=2, work_dir=work))
+def test_ranks_on_two_nodes_reduce_and_their_outputs_come_back(slurm: Cluster, tmp_path: Path) -> None:
+    said = _run(slurm, _job(tmp_path, "reduce"), nodes=2)
     assert "running on node[1-2]" in said[-1]
-    results = [json.loads((directory / f"rank-{rank}/result.json").read_text()) for rank in range(2)]
+    results = [json.loads((tmp_path / f"rank-{rank}/result.json").read_text()) for rank in range(2)]
     assert [result["host"] for result in results] == list(NODES)
     assert [result["sum"] for result in results] == [3000.0, 3000.0]
     assert {result["world"] for result in results} == {2}
@@ -81,110 +91,92 @@ def test_ranks_on_two_nodes_reduce_and_their_outputs_come_from_the_shared_direct
     # Otherwise Lightning would take srun for what started the ranks.
     assert all("SLURM_NTASKS" not in result["slurm"] for result in results)
     assert all(result["cpus"] == os.cpu_count() for result in results)
-    assert list(work.iterdir()) == []
-    assert "a secret" not in "".join(path.read_text() for path in directory.rglob("*.*") if path.name != "result.json")
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "result.json"]
+    assert not [path for path in kept if "a secret" in path.read_text()]
     _nothing_is_left(slurm)
 
 
-def test_a_rank_that_fails_is_named_with_its_host_and_all_are_ended(slurm: Cluster) -> None:
-    directory = slurm.shared / "failing"
+def test_a_rank_that_fails_is_named_with_its_host_and_all_are_ended(slurm: Cluster, tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as caught:
-        _run(_job(directory, "fail"), SlurmOptions(nodes=2))
-    assert (
-        caught.value.message == "rank 1 on `node2` ended with exit status 1: RuntimeError: the cable of rank 1 fell out"
-    )
+        _run(slurm, _job(tmp_path, "fail"), nodes=2)
+    message = "rank 1 on `node2` ended with exit status 1: RuntimeError: the cable of rank 1 fell out"
+    assert caught.value.message == message
     assert (caught.value.rank, caught.value.host) == (1, "node2")
-    assert (directory / "rank-0/result.json").exists()
-    assert "waiting" in (directory / "rank-0/stdout.log").read_text()
-    assert not (directory / "spec.json").exists()
+    assert "waiting" in (tmp_path / "rank-0/stdout.log").read_text()
+    assert not (tmp_path / "spec.json").exists()
     _nothing_is_left(slurm)
 
 
-def test_an_interrupt_cancels_the_job_and_leaves_nothing(slurm: Cluster) -> None:
-    directory = slurm.shared / "interrupted"
-
+def test_an_interrupt_cancels_the_job_and_leaves_nothing(slurm: Cluster, tmp_path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _run(_job(directory, "wait"), SlurmOptions(nodes=2), _at(directory / "rank-1/result.json", interrupt))
+        _run(slurm, _job(tmp_path, "wait"), _once(_up(slurm, 1), interrupt), nodes=2)
     _nothing_is_left(slurm)
 
 
-def test_a_job_that_somebody_else_cancels_is_told_so(slurm: Cluster) -> None:
-    directory = slurm.shared / "cancelled"
-
+def test_a_job_that_somebody_else_cancels_is_told_so(slurm: Cluster, tmp_path: Path) -> None:
     def cancel() -> None:
         slurm.run(CONTROL, ["scancel", "--name=tunetool"])
 
     with pytest.raises(RankFailed, match=r"job \d+ was cancelled, and not by tunetool \(CANCELLED\)"):
-        _run(_job(directory, "wait"), SlurmOptions(), _at(directory / "rank-0/result.json", cancel))
+        _run(slurm, _job(tmp_path, "wait"), _once(_up(slurm, 0), cancel))
     _nothing_is_left(slurm)
 
 
-def test_a_job_waits_with_its_reason_until_its_nodes_are_free(slurm: Cluster) -> None:
+def test_a_job_waits_with_its_reason_until_its_nodes_are_free(slurm: Cluster, tmp_path: Path) -> None:
     blocking = slurm.start(CONTROL, ["srun", "--exclusive", "--nodes=2", "sleep", "60"])
     while slurm.run(CONTROL, ["squeue", "-h", "-t", "RUNNING"]).stdout == "":
         time.sleep(0.1)
     progress = Quiet()
-    ended = threading.Event()
 
-    def tick() -> None:
-        if not ended.is_set() and any("Resources" in line for line in progress.lines):
-            ended.set()
-            slurm.run(CONTROL, ["scancel", "--name=sleep"])
+    def waiting() -> bool:
+        return any("waits: Resources (its nodes are in use)" in line for line in progress.lines)
 
+    free = _once(waiting, lambda: slurm.run(CONTROL, ["scancel", "--name=sleep"]) and None)
     with pytest.raises(RankFailed, match="rank 0 on `node1`"):
-        SlurmLauncher(SlurmOptions(), progress).run(_broken(slurm.shared / "waiting"), tick)
+        _run(slurm, Job((str(_RANK),), 1, {}, tmp_path, python=sys.executable), free, progress)
     blocking.communicate(timeout=20)
-    assert any("waits: Resources (its nodes are in use)" in line for line in progress.lines)
+    assert waiting()
 
 
-def _broken(directory: Path) -> Job:
-    return Job((str(_RANK),), 1, {}, directory, python=sys.executable)
-
-
-def test_what_slurm_refuses_is_told_in_its_words_with_a_hint(slurm: Cluster) -> None:
+def test_what_slurm_refuses_is_told_in_its_words_with_a_hint(slurm: Cluster, tmp_path: Path) -> None:
     with pytest.raises(UsageProblem) as caught:
-        _run(_job(slurm.shared / "refused", "wait"), SlurmOptions(lines=["--partition=nowhere"]))
+        _run(slurm, _job(tmp_path, "wait"), lines=["--partition=nowhere"])
     assert caught.value.message == "`sbatch` refuses the job: invalid partition specified: nowhere"
     assert "sinfo" in str(caught.value.hint)
 
 
-def test_a_job_that_would_wait_for_ever_is_cancelled_with_the_reason(slurm: Cluster) -> None:
+def test_a_job_that_would_wait_for_ever_is_cancelled_with_the_reason(slurm: Cluster, tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"job \d+ would never start: no nodes of its partition have what it asks for"):
-        _run(_job(slurm.shared / "too-many", "wait"), SlurmOptions(nodes=9))
+        _run(slurm, _job(tmp_path, "wait"), nodes=9)
     _nothing_is_left(slurm)
 
 
-def test_a_directory_that_the_nodes_do_not_share_is_named(slurm: Cluster) -> None:
+def test_a_directory_that_the_nodes_do_not_share_is_named(slurm: Cluster, tmp_path: Path) -> None:
+    # Every node has its own /dev/shm, and this machine too.
     apart = Path("/dev/shm") / f"tunetool-test-{os.getpid()}"
     apart.mkdir()
     try:
         with pytest.raises(RankFailed) as caught:
-            _run(_job(slurm.shared / "apart", "wait"), SlurmOptions(work_dir=apart))
+            _run(slurm, _job(tmp_path, "wait"), work_dir=apart)
     finally:
         apart.rmdir()
     assert str(apart) in caught.value.message
     assert "--slurm work-dir" in str(caught.value.hint)
 
 
-def test_a_python_that_the_nodes_lack_is_named(slurm: Cluster) -> None:
-    job = Job((str(_RANK), "wait"), 1, {}, slurm.shared / "no-python", python="/opt/nowhere/bin/python")
+def test_a_python_that_the_nodes_lack_is_named(slurm: Cluster, tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="/opt/nowhere/bin/python") as caught:
-        _run(job, SlurmOptions())
+        _run(slurm, Job((str(_RANK), "wait"), 1, {}, tmp_path, python="/opt/nowhere/bin/python"))
     assert "installed on the nodes" in str(caught.value.hint)
 
 
 @pytest.mark.slow  # half a minute: Slurm waits for a node before it gives it up
-def test_a_lost_node_ends_the_run_with_its_name(slurm: Cluster) -> None:
-    directory = slurm.shared / "lost"
+def test_a_lost_node_ends_the_run_with_its_name(slurm: Cluster, tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as caught:
-        _run(
-            _job(directory, "wait"),
-            SlurmOptions(nodes=2),
-            _at(directory / "rank-1/result.json", lambda: slurm.kill_node("node2")),
-        )
+        _run(slurm, _job(tmp_path, "wait"), _once(_up(slurm, 1), lambda: slurm.kill_node("node2")), nodes=2)
     assert "node2" in caught.value.message
     assert caught.value.host == "node2"
     _nothing_is_left(slurm)

@@ -19,6 +19,7 @@ from tunetool.launch.slurm_state import JobState, down_nodes
 from tunetool.launch.spec import SPEC, NodeSpec, Verdict, read_verdict, write
 from tunetool.launch.this_machine import judge
 from tunetool.measure.progress import Progress
+from tunetool.node.summary import one_line
 
 SCRIPT, LOG = "job.sbatch", "slurm.log"
 _NEEDED = ("sbatch", "scontrol", "scancel")
@@ -47,16 +48,12 @@ class SlurmLauncher:
 
     def run(self, job: Job, tick: Callable[[], None]) -> None:
         """See ``tunetool.launch.job.Launcher``. How long the job waits for its nodes is not limited."""
-        job.directory.mkdir(parents=True, exist_ok=True)
-        shared = self._options.work_dir
-        work = job.directory.resolve() if shared is None else shared / f"tunetool-{secrets.token_hex(8)}"
+        # As sbatch itself: where the user is, every node sees.
+        work = (self._options.work_dir or Path.cwd()) / f".tunetool-{secrets.token_hex(8)}"
         script = render(job, self._options, work)
-        _make(work)
         count = node_count(job, self._options)
+        _make(work)
         try:
-            for index in range(count):
-                (work / verdict_name(index)).unlink(missing_ok=True)
-            (work / LOG).unlink(missing_ok=True)
             write(_spec(job, work), work, SPEC)
             (work / SCRIPT).write_text(script)
             with Submitted(script) as submitted:
@@ -65,8 +62,7 @@ class SlurmLauncher:
         finally:
             for name in (SPEC, *(verdict_name(index) for index in range(count))):
                 (work / name).unlink(missing_ok=True)
-            if shared is not None:
-                _bring(work, job.directory)
+            _bring(work, job.directory, self._progress)
 
     def _watch(self, submitted: Submitted, job: Job, tick: Callable[[], None]) -> JobState:
         """Until the job ended. Raises ``RankFailed`` where it would never start, or takes too long."""
@@ -140,7 +136,7 @@ def _spec(job: Job, work: Path) -> NodeSpec:
 
 def _make(work: Path) -> None:
     try:
-        work.mkdir(mode=0o700, exist_ok=True)
+        work.mkdir(mode=0o700)
     except OSError as error:
         raise UsageProblem(
             f"`{work}` cannot be made: {error.strerror}", "`--slurm work-dir=DIR` is a directory that all nodes share"
@@ -181,8 +177,13 @@ def _lost(nodes: str) -> list[tuple[str, str]]:
     return down_nodes(call(["scontrol", "show", "node", "-o", nodes]).stdout) if nodes else []
 
 
-def _bring(work: Path, directory: Path) -> None:
+def _bring(work: Path, directory: Path, progress: Progress) -> None:
     """What ranks and Slurm wrote, to where the job wants it."""
-    with contextlib.suppress(OSError):
-        shutil.copytree(work, directory, dirs_exist_ok=True)
+    try:
+        shutil.copytree(work, directory, symlinks=True, dirs_exist_ok=True)
+    except OSError as error:
+        progress.say(
+            f"`{work}` keeps what the ranks wrote: it cannot be copied to `{directory}`: {one_line(str(error))}"
+        )
+        return
     shutil.rmtree(work, ignore_errors=True)

@@ -103,6 +103,7 @@ class Submitted:
 
 def refused(said: str) -> UsageProblem | CannotJudge:
     """What ``sbatch`` said when it took no job, as an error."""
+    said = re.sub(r'^Try ".*$', "", said, flags=re.MULTILINE)
     lines = [
         line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines() if line.strip()
     ]
@@ -114,6 +115,10 @@ def refused(said: str) -> UsageProblem | CannotJudge:
         "partition": "see `sinfo -s`, and name one with `--slurm partition=NAME`",
         "account": "see `sacctmgr show associations user=$USER`, and name one with `--slurm account=NAME`",
         "node count": "`sinfo -s` tells how many nodes there are: `--slurm nodes=N`",
+        "memory": "no node has so much: see `sinfo -N -l`",
+        "generic resource": "`sinfo -o '%P %G'` tells which GPUs Slurm knows of",
+        "feature": "`sinfo -o '%P %f'` tells the features that nodes have",
+        "option": "`--slurm KEY=VALUE` is passed to sbatch as --KEY=VALUE: see `sbatch --help`",
         "configuration": "no node has what is asked for: see `sinfo -N -l`",
         "time limit": "ask for less: `--slurm time=HH:MM:SS`",
     }

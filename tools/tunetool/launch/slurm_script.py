@@ -37,12 +37,15 @@ _OURS = {
 _HINT = "such as `--slurm nodes=2 --slurm partition=gpu --slurm gpus-per-node=8`"
 _SPARE_SECONDS = 300
 """Beyond the ranks' own time, for their start and for cleaning up."""
+_ASKED_SECONDS = 86400
+"""A job whose own limit is longer has none in earnest, and few partitions would give it."""
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """``nodes``: None for as many as the job names, or one. ``work_dir``: on a file system that all nodes and this
-    machine share; None for the job's own directory. ``image``: for pyxis and enroot. ``lines``: more for sbatch."""
+    """``nodes``: None for as many as the job names, or one. ``time``: None for the job's own, or the partition's where
+    the job has days. ``work_dir``: on a file system that all nodes and this machine share; None for the current
+    directory. ``image``: for pyxis and enroot. ``lines``: more for sbatch."""
 
     nodes: int | None = None
     time: str | None = None
@@ -85,7 +88,7 @@ def parse_options(texts: Sequence[str]) -> SlurmOptions:
         Path(work) if work is not None else None,
         ours.get("image"),
         ours.get("exclusive") != "no",
-        lines,
+        tuple(lines),
     )
 
 
@@ -113,12 +116,15 @@ def render(job: Job, options: SlurmOptions, work: Path) -> str:
     lines = ["--exclusive", "--mem=0"] if options.exclusive else []
     if any(line.startswith(("--mem=", "--mem-per")) for line in options.lines):
         lines = lines[:1]
+    if options.time is not None:
+        lines.append(f"--time={options.time}")
+    elif job.timeout <= _ASKED_SECONDS:
+        lines.append(f"--time={math.ceil((job.timeout + _SPARE_SECONDS) / 60)}")
     if job.hosts:
         lines.append("--nodelist=" + ",".join(host.name for host in job.hosts))
     return environment.get_template("slurm.sbatch.j2").render(
         name="tunetool",
         nodes=node_count(job, options),
-        time=options.time or math.ceil((job.timeout + _SPARE_SECONDS) / 60),
         work=str(work),
         options=[*lines, *options.lines],
         python=job.python or HOSTS_PYTHON,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9:/_]*)=")
 _SACCT = ("State", "ExitCode", "NodeList", "Reason")
@@ -90,8 +91,8 @@ class JobState:
 def parse_fields(text: str) -> dict[str, str]:
     """``Key=Value`` pairs of one line of ``scontrol -o``: values may hold spaces."""
     found = list(_FIELD.finditer(text))
-    ends = [match.start() for match in found[1:]] + [len(text)]
-    return {match[1]: text[match.end() : end].strip() for match, end in zip(found, ends, strict=True)}
+    ends = [match.start() for match in found[1:]]
+    return {match[1]: text[match.end() : end].strip() for match, end in zip_longest(found, ends)}
 
 
 def parse_scontrol(text: str) -> JobState | None:
