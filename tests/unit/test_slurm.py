@@ -9,6 +9,7 @@ import pytest
 
 from staged import Quiet
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.launch.choose import launcher
 from tunetool.launch.hosts import Host
 from tunetool.launch.job import Job
 from tunetool.launch.slurm import SlurmLauncher
@@ -182,3 +183,8 @@ def test_without_slurm_the_missing_program_is_named(tmp_path: Path, monkeypatch:
         SlurmLauncher(SlurmOptions(), Quiet())
     assert caught.value.message == "`sbatch` is not on PATH"
     assert "login node" in str(caught.value.hint)
+
+
+def test_its_options_are_for_no_other_launcher() -> None:
+    with pytest.raises(UsageProblem, match="`--slurm nodes=2` is not for the launcher `local`"):
+        launcher("auto", None, None, Quiet(), ["nodes=2"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tunetool.errors import UsageProblem
 from tunetool.launch.deepspeed import DeepspeedLauncher
 from tunetool.launch.job import Launcher
+from tunetool.launch.slurm import SlurmLauncher
+from tunetool.launch.slurm_script import parse_options
 from tunetool.launch.ssh import SshLauncher
 from tunetool.launch.this_machine import LocalLauncher
 from tunetool.measure.progress import Progress
@@ -14,23 +17,28 @@ from tunetool.measure.progress import Progress
 NAMES = ("auto", "local", "ssh", "deepspeed", "slurm")
 
 
-def launcher(name: str, inventory: Path | None, limit: str | None, progress: Progress) -> Launcher:
+def launcher(
+    name: str, inventory: Path | None, limit: str | None, progress: Progress, slurm: Sequence[str] = ()
+) -> Launcher:
     """The launcher that is called ``name``. ``auto``: ``ssh`` with an inventory, ``local`` without one.
 
+    ``slurm``: each ``KEY=VALUE`` for its batch script; its nodes are the job's hosts, or as many as these say.
     Raises ``UsageProblem`` where it cannot be: the wrong name, no inventory, a program that is missing.
     """
     if name == "auto":
         name = "local" if inventory is None else "ssh"
     if name not in NAMES:
         raise UsageProblem(f"`{name}` is not a launcher", f"one of {', '.join(NAMES)}")
+    if slurm and name != "slurm":
+        raise UsageProblem(f"`--slurm {slurm[0]}` is not for the launcher `{name}`", "add `--launcher slurm`")
+    if name == "slurm":
+        return SlurmLauncher(parse_options(slurm), progress)
     if name == "local":
         if inventory is not None:
             raise UsageProblem("`--launcher local` takes no inventory", "leave out `-i`, or use `--launcher ssh`")
         return LocalLauncher(progress)
     if inventory is None:
         raise UsageProblem(f"the launcher `{name}` needs an inventory", "name one with `-i`")
-    if name == "ssh":
-        return SshLauncher(inventory, limit, progress)
     if name == "deepspeed":
         return DeepspeedLauncher(inventory, limit, progress)
-    raise UsageProblem(f"the launcher `{name}` is not here yet")
+    return SshLauncher(inventory, limit, progress)
