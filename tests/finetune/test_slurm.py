@@ -15,6 +15,7 @@ from cluster import CONTROL, NODES, Cluster
 from cluster_slurm import COMMANDS, start_slurm
 from staged import Quiet
 from tunetool.errors import UsageProblem
+from tunetool.launch.hosts import Host
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
 from tunetool.launch.slurm import SlurmLauncher
@@ -32,8 +33,9 @@ def slurm(cluster: Cluster) -> Iterator[Cluster]:
         yield cluster
 
 
-def _job(directory: Path, what: str) -> Job:
-    return Job((str(_RANK), what), 1, {"SAID": "a secret"}, directory, python=sys.executable)
+def _job(directory: Path, what: str, *nodes: str) -> Job:
+    hosts = [Host(name, name) for name in nodes]
+    return Job((str(_RANK), what), 1, {"SAID": "a secret"}, directory, hosts, sys.executable)
 
 
 def _run(
@@ -81,7 +83,7 @@ def _nothing_is_left(cluster: Cluster) -> None:
 
 
 def test_ranks_on_two_nodes_reduce_and_their_outputs_come_back(slurm: Cluster, tmp_path: Path) -> None:
-    said = _run(slurm, _job(tmp_path, "reduce"), nodes=2)
+    said = _run(slurm, _job(tmp_path, "reduce", *NODES))
     assert "running on node[1-2]" in said[-1]
     results = [json.loads((tmp_path / f"rank-{rank}/result.json").read_text()) for rank in range(2)]
     assert [result["host"] for result in results] == list(NODES)
@@ -98,7 +100,7 @@ def test_ranks_on_two_nodes_reduce_and_their_outputs_come_back(slurm: Cluster, t
 
 def test_a_rank_that_fails_is_named_with_its_host_and_all_are_ended(slurm: Cluster, tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as caught:
-        _run(slurm, _job(tmp_path, "fail"), nodes=2)
+        _run(slurm, _job(tmp_path, "fail", *NODES))
     message = "rank 1 on `node2` ended with exit status 1: RuntimeError: the cable of rank 1 fell out"
     assert caught.value.message == message
     assert (caught.value.rank, caught.value.host) == (1, "node2")
@@ -112,7 +114,7 @@ def test_an_interrupt_cancels_the_job_and_leaves_nothing(slurm: Cluster, tmp_pat
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _run(slurm, _job(tmp_path, "wait"), _once(_up(slurm, 1), interrupt), nodes=2)
+        _run(slurm, _job(tmp_path, "wait", *NODES), _once(_up(slurm, 1), interrupt))
     _nothing_is_left(slurm)
 
 
@@ -146,11 +148,13 @@ def test_what_slurm_refuses_is_told_in_its_words_with_a_hint(slurm: Cluster, tmp
         _run(slurm, _job(tmp_path, "wait"), lines=["--partition=nowhere"])
     assert caught.value.message == "`sbatch` refuses the job: invalid partition specified: nowhere"
     assert "sinfo" in str(caught.value.hint)
+    with pytest.raises(UsageProblem, match="Invalid node name specified"):
+        _run(slurm, _job(tmp_path, "wait", "nowhere"))
 
 
 def test_a_job_that_would_wait_for_ever_is_cancelled_with_the_reason(slurm: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match=r"job \d+ would never start: no nodes of its partition have what it asks for"):
-        _run(slurm, _job(tmp_path, "wait"), nodes=9)
+    with pytest.raises(RankFailed, match=r"job \d+ would never start: it is held"):
+        _run(slurm, _job(tmp_path, "wait"), lines=["--hold"])
     _nothing_is_left(slurm)
 
 
@@ -176,7 +180,7 @@ def test_a_python_that_the_nodes_lack_is_named(slurm: Cluster, tmp_path: Path) -
 @pytest.mark.slow  # half a minute: Slurm waits for a node before it gives it up
 def test_a_lost_node_ends_the_run_with_its_name(slurm: Cluster, tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as caught:
-        _run(slurm, _job(tmp_path, "wait"), _once(_up(slurm, 1), lambda: slurm.kill_node("node2")), nodes=2)
+        _run(slurm, _job(tmp_path, "wait", *NODES), _once(_up(slurm, 1), lambda: slurm.kill_node("node2")))
     assert "node2" in caught.value.message
     assert caught.value.host == "node2"
     _nothing_is_left(slurm)

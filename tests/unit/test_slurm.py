@@ -90,6 +90,7 @@ def test_the_node_that_is_down_is_found_among_the_jobs_nodes() -> None:
         ("gpus", UsageProblem, "`sbatch` refuses the job: Invalid generic resource (gres) specification", "sinfo -o"),
         ("constraint", UsageProblem, "`sbatch` refuses the job: Invalid feature specification", "sinfo -o"),
         ("bad-option", UsageProblem, "`sbatch` refuses the job: unrecognized option '--nonsense=1'", "sbatch --help"),
+        ("node-name", UsageProblem, "`sbatch` refuses the job: Invalid node name specified", "sinfo -N"),
         (
             "down",
             CannotJudge,
@@ -106,8 +107,8 @@ def test_what_sbatch_says_when_it_takes_no_job(name: str, kind: type[Exception],
 
 
 def test_options_of_a_call() -> None:
-    asked = parse_options(["nodes=2", "work-dir=/shared", "image=a.sqsh", "exclusive=no", "partition=gpu", "--reboot"])
-    assert asked == SlurmOptions(2, None, Path("/shared"), "a.sqsh", False, ("--partition=gpu", "--reboot"))
+    asked = parse_options(["work-dir=/shared", "image=a.sqsh", "exclusive=no", "partition=gpu", "--reboot"])
+    assert asked == SlurmOptions(None, Path("/shared"), "a.sqsh", False, ("--partition=gpu", "--reboot"))
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,8 @@ def _asked(script: str) -> set[str]:
 
 
 def test_the_script_asks_for_whole_nodes_with_one_task_each() -> None:
-    asked = _asked(_script(SlurmOptions(nodes=3, lines=("--partition=gpu", "--gpus-per-node=8"))))
-    assert {"--nodes=3", "--ntasks-per-node=1", "--exclusive", "--mem=0", "--time=65", "--no-requeue"} <= asked
+    asked = _asked(_script(SlurmOptions(lines=("--partition=gpu", "--gpus-per-node=8"))))
+    assert {"--nodes=1", "--ntasks-per-node=1", "--exclusive", "--mem=0", "--time=65", "--no-requeue"} <= asked
     assert {"--partition=gpu", "--gpus-per-node=8", "--output=/shared/work/slurm.log"} <= asked
 
 
@@ -159,8 +160,6 @@ def test_time_and_memory_are_left_to_the_call_and_to_the_partition() -> None:
 def test_the_jobs_hosts_are_its_nodes() -> None:
     job = Job(_JOB.program, 8, {}, _JOB.directory, (Host("a1", "10.0.0.1"), Host("a2", "10.0.0.2")))
     assert {"--nodes=2", "--nodelist=a1,a2"} <= _asked(_script(job=job))
-    with pytest.raises(UsageProblem, match="an inventory of 2 hosts"):
-        render(job, SlurmOptions(nodes=3), Path("/shared/work"))
 
 
 def test_an_image_and_names_with_spaces_are_quoted() -> None:
@@ -186,5 +185,5 @@ def test_without_slurm_the_missing_program_is_named(tmp_path: Path, monkeypatch:
 
 
 def test_its_options_are_for_no_other_launcher() -> None:
-    with pytest.raises(UsageProblem, match="`--slurm nodes=2` is not for the launcher `local`"):
-        launcher("auto", None, None, Quiet(), ["nodes=2"])
+    with pytest.raises(UsageProblem, match="`--slurm partition=gpu` is not for the launcher `local`"):
+        launcher("auto", None, None, Quiet(), ["partition=gpu"])

@@ -22,7 +22,7 @@ def launcher(
 ) -> Launcher:
     """The launcher that is called ``name``. ``auto``: ``ssh`` with an inventory, ``local`` without one.
 
-    ``slurm``: each ``KEY=VALUE`` for its batch script; its nodes are the job's hosts, or as many as these say.
+    ``slurm``: each ``KEY=VALUE`` for its batch script.
     Raises ``UsageProblem`` where it cannot be: the wrong name, no inventory, a program that is missing.
     """
     if name == "auto":
@@ -31,8 +31,6 @@ def launcher(
         raise UsageProblem(f"`{name}` is not a launcher", f"one of {', '.join(NAMES)}")
     if slurm and name != "slurm":
         raise UsageProblem(f"`--slurm {slurm[0]}` is not for the launcher `{name}`", "add `--launcher slurm`")
-    if name == "slurm":
-        return SlurmLauncher(parse_options(slurm), progress)
     if name == "local":
         if inventory is not None:
             raise UsageProblem("`--launcher local` takes no inventory", "leave out `-i`, or use `--launcher ssh`")
@@ -41,4 +39,6 @@ def launcher(
         raise UsageProblem(f"the launcher `{name}` needs an inventory", "name one with `-i`")
     if name == "deepspeed":
         return DeepspeedLauncher(inventory, limit, progress)
+    if name == "slurm":
+        return SlurmLauncher(parse_options(slurm), progress)
     return SshLauncher(inventory, limit, progress)

@@ -14,7 +14,7 @@ from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed, tail
 from tunetool.launch.slurm_job import Submitted, call
 from tunetool.launch.slurm_node import verdict_name
-from tunetool.launch.slurm_script import HOSTS_PYTHON, SlurmOptions, node_count, render
+from tunetool.launch.slurm_script import HOSTS_PYTHON, SlurmOptions, render
 from tunetool.launch.slurm_state import JobState, down_nodes
 from tunetool.launch.spec import SPEC, NodeSpec, Verdict, read_verdict, write
 from tunetool.launch.this_machine import judge
@@ -47,11 +47,12 @@ class SlurmLauncher:
         self._progress = progress
 
     def run(self, job: Job, tick: Callable[[], None]) -> None:
-        """See ``tunetool.launch.job.Launcher``. How long the job waits for its nodes is not limited."""
+        """See ``tunetool.launch.job.Launcher``. Its hosts are Slurm's nodes; without any it is one node, whichever is
+        free. How long the job waits for them is not limited."""
         # As sbatch itself: where the user is, every node sees.
         work = (self._options.work_dir or Path.cwd()) / f".tunetool-{secrets.token_hex(8)}"
         script = render(job, self._options, work)
-        count = node_count(job, self._options)
+        count = max(1, len(job.hosts))
         _make(work)
         try:
             write(_spec(job, work), work, SPEC)

@@ -114,7 +114,7 @@ def refused(said: str) -> UsageProblem | CannotJudge:
     hints = {
         "partition": "see `sinfo -s`, and name one with `--slurm partition=NAME`",
         "account": "see `sacctmgr show associations user=$USER`, and name one with `--slurm account=NAME`",
-        "node count": "`sinfo -s` tells how many nodes there are: `--slurm nodes=N`",
+        "node name": "the inventory's names must be Slurm's own: see `sinfo -N`",
         "memory": "no node has so much: see `sinfo -N -l`",
         "generic resource": "`sinfo -o '%P %G'` tells which GPUs Slurm knows of",
         "feature": "`sinfo -o '%P %f'` tells the features that nodes have",

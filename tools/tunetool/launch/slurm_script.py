@@ -32,9 +32,9 @@ _OURS = {
         "array",
         "parsable",
     ),
-    *("ntasks", "ntasks-per-node", "nodelist", "wrap", "test-only"),
+    *("nodes", "ntasks", "ntasks-per-node", "nodelist", "wrap", "test-only"),
 }
-_HINT = "such as `--slurm nodes=2 --slurm partition=gpu --slurm gpus-per-node=8`"
+_HINT = "such as `--slurm partition=gpu --slurm gpus-per-node=8`"
 _SPARE_SECONDS = 300
 """Beyond the ranks' own time, for their start and for cleaning up."""
 _ASKED_SECONDS = 86400
@@ -43,11 +43,10 @@ _ASKED_SECONDS = 86400
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """``nodes``: None for as many as the job names, or one. ``time``: None for the job's own, or the partition's where
-    the job has days. ``work_dir``: on a file system that all nodes and this machine share; None for the current
-    directory. ``image``: for pyxis and enroot. ``lines``: more for sbatch."""
+    """``time``: None for the job's own, or the partition's where the job has days. ``work_dir``: on a file system that
+    all nodes and this machine share; None for the current directory. ``image``: for pyxis and enroot. ``lines``: more
+    for sbatch."""
 
-    nodes: int | None = None
     time: str | None = None
     work_dir: Path | None = None
     image: str | None = None
@@ -68,7 +67,7 @@ def parse_options(texts: Sequence[str]) -> SlurmOptions:
             raise UsageProblem(f"`--slurm {text}` is not KEY=VALUE", _HINT)
         if key in _OURS:
             raise UsageProblem(f"`--slurm {text}` is tunetool's own to set", _HINT)
-        if key in ("nodes", "time", "work-dir", "image", "exclusive"):
+        if key in ("time", "work-dir", "image", "exclusive"):
             ours[key] = value
         else:
             lines.append(f"--{key}={value}" if equals else f"--{key}")
@@ -76,29 +75,16 @@ def parse_options(texts: Sequence[str]) -> SlurmOptions:
         raise UsageProblem(
             f"`--slurm exclusive={ours['exclusive']}` is neither yes nor no", "whole nodes are the default"
         )
-    nodes = ours.get("nodes")
-    if nodes is not None and not re.fullmatch("[1-9][0-9]*", nodes):
-        raise UsageProblem(f"`--slurm nodes={nodes}` is not a number of nodes", _HINT)
     work = ours.get("work-dir")
     if work is not None and not work.startswith("/"):
         raise UsageProblem(f"`--slurm work-dir={work}` is not absolute", "on the nodes there is no current directory")
     return SlurmOptions(
-        int(nodes) if nodes is not None else None,
         ours.get("time"),
         Path(work) if work is not None else None,
         ours.get("image"),
         ours.get("exclusive") != "no",
         tuple(lines),
     )
-
-
-def node_count(job: Job, options: SlurmOptions) -> int:
-    """How many nodes the job takes. Raises ``UsageProblem`` where its hosts and ``nodes`` differ."""
-    if options.nodes is not None and job.hosts and options.nodes != len(job.hosts):
-        raise UsageProblem(
-            f"`--slurm nodes={options.nodes}` and an inventory of {len(job.hosts)} hosts", "leave out one of them"
-        )
-    return options.nodes or len(job.hosts) or 1
 
 
 def render(job: Job, options: SlurmOptions, work: Path) -> str:
@@ -124,7 +110,7 @@ def render(job: Job, options: SlurmOptions, work: Path) -> str:
         lines.append("--nodelist=" + ",".join(host.name for host in job.hosts))
     return environment.get_template("slurm.sbatch.j2").render(
         name="tunetool",
-        nodes=node_count(job, options),
+        nodes=max(1, len(job.hosts)),
         work=str(work),
         options=[*lines, *options.lines],
         python=job.python or HOSTS_PYTHON,
