@@ -118,6 +118,28 @@ def test_an_interrupt_cancels_the_job_and_leaves_nothing(slurm: Cluster, tmp_pat
     _nothing_is_left(slurm)
 
 
+def test_a_guard_that_is_killed_leaves_nothing_either_and_nothing_of_others_goes(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    others = "/dev/shm/deepspeed_allreduce_buffer_0_10.0.0.1_29500_0"
+    slurm.run("node2", ["touch", others])
+
+    def kill() -> None:
+        slurm.run(
+            "node2",
+            [
+                "sh",
+                "-c",
+                "kill -9 $(ps -e -o pid=,args= | awk '/-m tunetool.launch.slurm_node/ && !/awk/ { print $1 }')",
+            ],
+        )
+
+    with pytest.raises(RankFailed, match="node2"):
+        _run(slurm, _job(tmp_path, "wait", *NODES), _once(_up(slurm, 1), kill))
+    slurm.run("node2", ["rm", others])
+    _nothing_is_left(slurm)
+
+
 def test_a_job_that_somebody_else_cancels_is_told_so(slurm: Cluster, tmp_path: Path) -> None:
     def cancel() -> None:
         slurm.run(CONTROL, ["scancel", "--name=tunetool"])
