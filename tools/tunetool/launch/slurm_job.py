@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.launch.slurm_state import SACCT_FORMAT, JobState, parse_sacct, parse_scontrol
+from tunetool.launch.slurm_state import SACCT_FORMAT, UNREACHABLE, JobState, parse_sacct, parse_scontrol
 from tunetool.node.summary import one_line
 
 _TICK = 0.2
@@ -81,7 +81,7 @@ class Submitted:
             if time.monotonic() - self._heard > _LOST_SECONDS:
                 why = one_line(done.stderr) or "no answer"
                 raise CannotJudge(f"`scontrol` says nothing of job {self.job_id}: {why}", "is slurmctld up: `sinfo`")
-            return JobState("UNREACHABLE")
+            return JobState(UNREACHABLE)
         self._heard = time.monotonic()
         return found
 

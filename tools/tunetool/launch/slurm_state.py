@@ -27,6 +27,8 @@ ENDS: Mapping[str, tuple[str, str | None]] = {
     "LAUNCH_FAILED": ("could not be started on its nodes", "`scontrol show node` says what they report"),
 }
 """States that a job does not leave, what they mean, and what to do (squeue(1), job state codes)."""
+UNREACHABLE = "UNREACHABLE"
+"""Not Slurm's: it said nothing of the job."""
 _DOWN = ("DOWN", "FAIL", "NOT_RESPONDING", "UNKNOWN")
 _NEVER = {
     "BadConstraints": "no node has what it asks for",
@@ -78,6 +80,8 @@ class JobState:
             return f"job {job_id} waits: {self.reason}" + (f" ({why})" if why else "")
         if self.state in ("RUNNING", "CONFIGURING", "COMPLETING"):
             return f"job {job_id} {self.state.lower()} on {self.nodes or 'its nodes'}"
+        if self.state == UNREACHABLE:
+            return f"job {job_id}: Slurm does not answer, and is asked again"
         return f"job {job_id} is {self.state}" + (f" on {self.nodes}" if self.nodes else "")
 
     def verdict(self, job_id: str) -> tuple[str, str | None]:
