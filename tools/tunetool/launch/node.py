@@ -62,20 +62,23 @@ class Guard:
                 path.write_text(json.dumps(program))
                 try:
                     with engine:
-                        while True:
-                            self._look()
-                            decision = line.exchange(self._report(engine))
-                            if decision.do == "end":
-                                failure = decision.failure
-                                break
-                            if self._wait():
-                                failure = Failure("the launcher is gone", spec.host)
-                                break
-                            if decision.do == "go":
-                                self._stuck = None
-                            elif self._stuck is None:
-                                self._stuck = self._dump()
-                        self._look(now=True)
+                        try:
+                            while True:
+                                self._look()
+                                decision = line.exchange(self._report(engine))
+                                if decision.do == "end":
+                                    failure = decision.failure
+                                    break
+                                if self._wait():
+                                    failure = Failure("the launcher is gone", spec.host)
+                                    break
+                                if decision.do == "go":
+                                    self._stuck = None
+                                elif self._stuck is None:
+                                    self._stuck = self._dump()
+                        finally:
+                            # Ended by a signal, too: only now it is known what the ranks have in shared memory.
+                            self._look(now=True)
                 finally:
                     end_marked(RUN, spec.run)
         except OSError as error:
