@@ -15,7 +15,7 @@ from tunetool.launch.job import Job
 from tunetool.launch.slurm import SlurmLauncher
 from tunetool.launch.slurm_job import refused
 from tunetool.launch.slurm_script import SlurmOptions, parse_options, render
-from tunetool.launch.slurm_state import JobState, down_nodes, parse_sacct, parse_scontrol
+from tunetool.launch.slurm_state import UNREACHABLE, JobState, down_nodes, parse_sacct, parse_scontrol
 
 _RECORDED = Path(__file__).parents[1] / "data/slurm"
 _PLAIN = SlurmOptions()
@@ -55,6 +55,11 @@ def test_a_job_that_has_not_ended_in_a_line(name: str, words: str) -> None:
 def test_a_job_that_ended_in_plain_words(name: str, message: str, hint: str | None) -> None:
     assert _state(name).ended
     assert _state(name).verdict("7") == (message, hint)
+
+
+def test_a_job_that_was_just_submitted_and_a_controller_that_is_away() -> None:
+    assert JobState("PENDING", "None").words("7") == "job 7 waits: Slurm has not looked at it yet"
+    assert "does not answer" in JobState(UNREACHABLE).words("7")
 
 
 def test_memory_and_every_other_end_have_words() -> None:

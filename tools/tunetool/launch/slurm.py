@@ -164,7 +164,9 @@ def _unjudged(job_id: str, ended: JobState, work: Path, said: str) -> tuple[str,
             "name one that all nodes and this machine share: `--slurm work-dir=DIR`",
         )
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if "tunetool:" in line] or [line for line in lines if "rror" in line] or lines
+    # What srun says of a task that ended comes after, or before, what the task itself said.
+    own = [line for line in lines if "Exited with exit code" not in line]
+    telling = next(filter(None, ([each for each in own if word in each] for word in ("tunetool:", "rror"))), own)
     last = telling[-1].partition("tunetool: ")[2] or telling[-1] if telling else "its log is empty"
     message, _ = ended.verdict(job_id)
     hints = {

@@ -42,7 +42,6 @@ _NEVER = {
 }
 """Reasons for waiting that time alone does not end."""
 _WAITS = {
-    "None": "Slurm has not looked at it yet",
     "Priority": "others are before it",
     "Resources": "its nodes are in use",
     "PartitionDown": "its partition is down",
@@ -76,6 +75,8 @@ class JobState:
     def words(self, job_id: str) -> str:
         """The state for a line of progress."""
         if self.state == "PENDING":
+            if self.reason in ("None", ""):
+                return f"job {job_id} waits: Slurm has not looked at it yet"
             why = _WAITS.get(self.reason) or _NEVER.get(self.reason, "").format(id=job_id)
             return f"job {job_id} waits: {self.reason}" + (f" ({why})" if why else "")
         if self.state in ("RUNNING", "CONFIGURING", "COMPLETING"):
