@@ -1,1 +1,1 @@
-"""The reference fine-tune: what one run does and costs, on every rank."""
+"""The reference fine-tune: LoRA on Qwen2.5-VL over pictures, to see what storage and strategy are worth."""
