@@ -21,24 +21,13 @@ from tunetool.bench.finetune.pictures import make
 from tunetool.bench.finetune.tokenizer import Tokenizer
 from tunetool.errors import CannotJudge, UsageProblem
 
-__all__ = ["Samples", "UnreadableImage", "collate", "make"]
+__all__ = ["Samples", "collate", "make"]
 
 INFO = "dataset_info.json"
 IGNORED = -100
 """The label of a token that is not learned."""
 _SYSTEM = "You are a helpful assistant."
 _HINT = "a dataset has `dataset_info.json` and conversations in sharegpt's form, as LLaMA-Factory reads them"
-
-
-class UnreadableImage(CannotJudge):
-    """A picture is missing, cut short or none."""
-
-    def __init__(
-        self, message: str, hint: str | None = "copy the dataset again, or take the picture out of it"
-    ) -> None:
-        # From a worker process, torch's DataLoader hands on nothing but a text with its traceback.
-        found = re.findall(rf"{__name__}\.{type(self).__name__}: (.*)", message)
-        super().__init__(found[-1] if found else message, hint)
 
 
 @dataclass(frozen=True)
@@ -130,7 +119,8 @@ class Samples:
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
         """``input_ids``, ``labels`` and ``mm_token_type_ids``: (tokens,), int64; ``pixel_values``: (patches, 1176),
-        float32; ``image_grid_thw``: (pictures, 3), in patches. Raises ``UnreadableImage``."""
+        float32; ``image_grid_thw``: (pictures, 3), in patches. Raises ``CannotJudge`` naming a
+        picture that cannot be read."""
         conversation = self.conversations[number]
         pictures = [_open(path) for path in conversation.images]
         found: dict[str, torch.Tensor] = {}
@@ -175,7 +165,10 @@ def _open(path: Path) -> Any:
         with Image.open(path) as picture:
             return picture.convert("RGB")
     except (OSError, ValueError, SyntaxError) as error:
-        raise UnreadableImage(f"`{path}`: the picture cannot be read: {str(error).partition(chr(10))[0]}") from None
+        raise CannotJudge(
+            f"`{path}`: the picture cannot be read: {str(error).partition(chr(10))[0]}",
+            "copy the dataset again, or take the picture out of it",
+        ) from None
 
 
 def _image_processor(model: Path, max_pixels: int | None) -> Any:

@@ -19,7 +19,8 @@ from tunetool.checkpoint.archive import Plain
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.writer import BUFFER_BYTES, default_threads
-from tunetool.errors import UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.units import format_size
 
 Loader = Literal["parallel", "transformers"]
 
@@ -55,6 +56,7 @@ def load(directory: Path, device: str, loader: Loader, dtype: str | None = None)
     from transformers import Qwen2_5_VLForConditionalGeneration as Model
 
     _finish(place)
+    _need_memory(place, facts.parameters * kept.itemsize)
     started = time.perf_counter()
     if loader == "transformers":
         model = Model.from_pretrained(directory, dtype=kept).to(place)
@@ -63,6 +65,16 @@ def load(directory: Path, device: str, loader: Loader, dtype: str | None = None)
         model, how = _parallel(Model, directory, place, kept)
     _finish(place)
     return Loaded(model, time.perf_counter() - started, facts.bytes, how)
+
+
+def _need_memory(device: torch.device, count: int) -> None:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if count > free:
+            raise CannotJudge(
+                f"the model takes {format_size(count)}, and `{device}` has {format_size(free)} free",
+                "see `nvidia-smi` for who holds the rest, or take a smaller `--model`",
+            )
 
 
 def _finish(device: torch.device) -> None:
@@ -115,6 +127,11 @@ def _parameters_on_meta() -> Iterator[None]:
 
 def _give_memory(model: Any, device: torch.device) -> None:
     """Memory for every parameter, once for tied ones; buffers move."""
+    if device.type == "cuda":
+        # One block that torch's allocator keeps and cuts up: asking the driver for each tensor takes longer.
+        torch.empty(
+            sum(each.numel() * each.element_size() for each in model.parameters()), dtype=torch.uint8, device=device
+        )
     given: dict[Any, Any] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -26,7 +26,7 @@ SHARD_BYTES = 4 * 10**9
 """Of one file, as the published models have it."""
 MAX_PIXELS = {"tiny": 112 * 112}
 PIXELS = 768 * 768
-"""A picture is scaled down to so many, which make 752 tokens of 1928x1208; LLaMA-Factory's ``image_max_pixels``."""
+"""That a picture is scaled down to, LLaMA-Factory's ``image_max_pixels``: one of 1928x1208 becomes 714 tokens."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,276 @@
+"""The reference model as a directory: its true sizes, what is wrong with a broken one, and what `prepare` reuses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tunetool.bench.finetune import models, shards, weights
+from tunetool.bench.finetune.architecture import CONFIGURATIONS, published_name
+from tunetool.bench.finetune.making import need_room
+from tunetool.bench.finetune.prepare import MANIFEST, prepare
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.plan.shapes import Tensor
+
+
+class Told:
+    """Progress that is kept."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.done: list[int] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    @contextlib.contextmanager
+    def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+
+    @contextlib.contextmanager
+    def moving(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        yield self.done.append
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    models.build("tiny", directory, 7)
+    return directory
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters", "tensors", "tied"),
+    [
+        # `total_size` of the published model.safetensors.index.json is twice these, and it lists so many tensors.
+        ("7b", 16_584_333_312 // 2, 729, False),
+        ("3b", 7_509_245_952 // 2, 824, True),
+    ],
+)
+def test_a_true_size_has_the_published_number_of_parameters(
+    size: str, parameters: int, tensors: int, tied: bool
+) -> None:
+    facts = models.describe(size)
+    assert (facts.parameters, facts.bytes, facts.tied) == (parameters, 2 * parameters, tied)
+    assert facts.language_parameters + facts.vision_parameters == parameters
+    assert models.room(size) > facts.bytes
+    found = models.tensors(CONFIGURATIONS[size], "config.json")
+    assert len({tensor.name for tensor in found}) == len(found) == tensors
+    assert ("lm_head.weight" in {tensor.name for tensor in found}) is not tied
+
+
+def test_a_built_model_is_whole_and_its_bytes_depend_on_the_seed_alone(whole: Path, tmp_path: Path) -> None:
+    facts = models.check(whole)
+    assert len(facts.files) > 1
+    assert facts.bytes == models.describe("tiny").bytes == models.describe(whole).bytes
+    assert all((whole / file).stat().st_size <= 2 * 2**20 + 8192 for file in facts.files)
+
+    told: list[int] = []
+    models.build("tiny", tmp_path / "one-file", 7, shard_bytes=10**9, tick=told.append)
+    assert models.check(tmp_path / "one-file").files == (shards.SINGLE,)
+    assert told[-1] == facts.bytes
+    assert _contents(tmp_path / "one-file") == _contents(whole)
+
+    models.build("tiny", tmp_path / "other", 8)
+    ours, other = _contents(whole), _contents(tmp_path / "other")
+    assert {name for name in ours if ours[name] == other[name]} == {
+        tensor.name for tensor in models.tensors(CONFIGURATIONS["tiny"], "") if len(tensor.shape) == 1
+    }
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    found = {}
+    for tensor in shards.stored(directory):
+        with (directory / tensor.file).open("rb") as file:
+            file.seek(tensor.start)
+            found[tensor.name] = file.read(tensor.length)
+    return found
+
+
+def test_weights_have_the_spread_that_keeps_the_scale(whole: Path) -> None:
+    found = _contents(whole)
+
+    def spread(name: str) -> float:
+        halves = struct.unpack(f"<{len(found[name]) // 2}H", found[name])
+        values = [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves]
+        return float((sum(value * value for value in values) / len(values)) ** 0.5)
+
+    assert spread("model.layers.0.self_attn.q_proj.weight") == pytest.approx(256**-0.5, rel=0.02)
+    assert spread("model.layers.3.mlp.down_proj.weight") == pytest.approx((768 * 2 * 4) ** -0.5, rel=0.02)
+    assert spread("visual.blocks.1.attn.proj.weight") == pytest.approx((64 * 2 * 2) ** -0.5, rel=0.04)
+    assert spread("model.embed_tokens.weight") == pytest.approx(0.02, rel=0.02)
+    assert spread("model.norm.weight") == 1
+    assert spread("visual.merger.mlp.0.bias") == 0
+
+
+def test_files_hold_no_more_than_asked_for_and_a_large_tensor_has_its_own() -> None:
+    sizes = [10, 20, 100, 5, 5, 5]
+    found = weights.lay_out([Tensor(f"t{n}", (size,)) for n, size in enumerate(sizes)], 60)
+    assert [[tensor.numel for tensor, _ in shard.tensors] for shard in found] == [[10, 20], [100], [5, 5, 5]]
+    assert [shard.file for shard in found] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    assert [(at - len(shard.header), len(shard.header) % 8) for shard in found for _, at in shard.tensors[:1]] == [
+        (0, 0)
+    ] * 3
+    assert found[0].size == len(found[0].header) + 60
+
+
+def _cut(path: Path, count: int) -> None:
+    os.truncate(path, path.stat().st_size - count)
+
+
+def _change(path: Path, change: Callable[[dict], object]) -> None:  # type: ignore[type-arg]
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+SECOND = "model-00002-of-00004.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda d: (d / SECOND).unlink(), f"/{SECOND}` is missing: the index lists 4 files, 1 are not there"),
+        (lambda d: _cut(d / SECOND, 1), f"/{SECOND}` is cut short: "),
+        (lambda d: os.truncate(d / SECOND, 100), f"/{SECOND}` is cut short: 100 bytes, its list of tensors alone"),
+        (lambda d: os.truncate(d / SECOND, 0), f"/{SECOND}` is no safetensors file"),
+        (lambda d: (d / SECOND).write_bytes(b"PK" * 5000), f"/{SECOND}` is no safetensors file"),
+        (lambda d: os.truncate(d / SECOND, 10**7), f"/{SECOND}` is too long: 10000000 bytes, and its header lists "),
+        (lambda d: (d / shards.INDEX).unlink(), "holds no weights"),
+        (lambda d: (d / shards.INDEX).write_text("{}"), f"/{shards.INDEX}` is no index"),
+        (
+            lambda d: _change(d / shards.INDEX, lambda i: i["weight_map"].update(x="../x.safetensors")),
+            f"/{shards.INDEX}` names no files of this directory",
+        ),
+        (
+            lambda d: _change(
+                d / shards.INDEX,
+                lambda i: i.update(weight_map={k: v for k, v in i["weight_map"].items() if v != SECOND}),
+            ),
+            "no file holds the tensor `",
+        ),
+        (lambda d: (d / "config.json").unlink(), "has no `config.json`"),
+        (lambda d: (d / "config.json").write_text("{"), "/config.json` cannot be read"),
+        (lambda d: _change(d / "config.json", lambda c: c.update(model_type="llama")), "of type `llama`"),
+        (lambda d: _change(d / "config.json", lambda c: c.pop("hidden_size")), "'hidden_size' is missing"),
+        (
+            lambda d: _change(d / "config.json", lambda c: c.update(vocab_size=321)),
+            "shape [320, 256], config.json says",
+        ),
+        (lambda d: (d / "tokenizer.json").unlink(), "/tokenizer.json` is missing"),
+        (shutil.rmtree, "is no directory"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_named(copy: Path, spoil: Callable[[Path], object], words: str) -> None:
+    models.check(copy)
+    spoil(copy)
+    with pytest.raises(UsageProblem) as caught:
+        models.check(copy)
+    assert words in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_directory_as_transformers_5_writes_it_is_understood(copy: Path) -> None:
+    """The language model's sizes in a block of their own, and tensors by the names that they have in memory."""
+    flat = models.describe(copy)
+
+    def nest(config: dict[str, object]) -> None:
+        names = [name for name in config if name not in ("vision_config", "model_type", "architectures")]
+        config["text_config"] = {name: config.pop(name) for name in names}
+
+    _change(copy / "config.json", nest)
+    assert models.describe(copy) == flat
+    assert published_name("model.language_model.layers.3.mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
+    assert published_name("model.visual.merger.ln_q.weight") == "visual.merger.ln_q.weight"
+    assert published_name("model.layers.3.mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
+
+
+def test_nothing_is_left_of_a_model_whose_making_was_interrupted(tmp_path: Path) -> None:
+    def stop(_: int) -> None:
+        assert list(tmp_path.iterdir())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        models.build("tiny", tmp_path / "model", 0, tick=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_is_not_made_over_something_else(copy: Path) -> None:
+    with pytest.raises(UsageProblem, match="is there already"):
+        models.build("tiny", copy, 0)
+    with pytest.raises(UsageProblem, match="`13b` is no size"):
+        models.build("13b", copy.parent / "x", 0)
+    models.check(copy)
+
+
+def test_what_was_prepared_is_used_again_and_only_for_what_it_is(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "dataset_info.json").write_text("{}")
+    target, told = tmp_path / "not/there/yet", Told()
+
+    planned = prepare("tiny", data, 0, target, 3, told, dry_run=True)
+    assert not (tmp_path / "not").exists()
+    assert "makes the model `tiny`" in told.lines[0]
+
+    # What a killed run leaves: a hidden sibling, half of it.
+    target.mkdir(parents=True)
+    shutil.copytree(data, target / f".{planned.model.name}.tunetool-stage-0123456789ab")
+    found = prepare("tiny", data, 0, target, 3, told)
+    assert found == planned
+    assert [path.name for path in target.iterdir()] == [found.model.name]
+    models.check(found.model)
+    assert told.done[-1] == models.describe("tiny").bytes
+    before, lines = (found.model / MANIFEST).stat(), list(told.lines)
+
+    assert prepare("tiny", data, 0, target, 3, told) == found
+    assert (found.model / MANIFEST).stat() == before
+    assert told.lines == lines
+
+    with pytest.raises(UsageProblem, match="was made with seed 3, asked for is 4") as caught:
+        prepare("tiny", data, 0, target, 4, told)
+    assert caught.value.hint == f"remove `{found.model}`, or name another `--target`"
+
+    _cut(found.model / SECOND, 5)
+    with pytest.raises(UsageProblem, match="cut short") as caught:
+        prepare("tiny", data, 0, target, 3, told)
+    assert f"remove `{found.model}`" in str(caught.value.hint)
+
+    (found.model / MANIFEST).unlink()
+    with pytest.raises(UsageProblem, match="was not made by tunetool"):
+        prepare("tiny", data, 0, target, 3, told)
+
+
+def test_a_directory_of_the_users_is_checked_and_left_as_it_is(copy: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    with pytest.raises(UsageProblem, match=r"data` has no `dataset_info.json`"):
+        prepare(str(copy), data, 0, tmp_path / "target", 0, Told())
+    (data / "dataset_info.json").write_text("{}")
+    assert prepare(str(copy), data, 0, tmp_path / "target", 0, Told()).model == copy
+    assert not (tmp_path / "target").exists()
+    (copy / SECOND).unlink()
+    with pytest.raises(UsageProblem, match=f"{SECOND}` is missing"):
+        prepare(str(copy), data, 0, tmp_path / "target", 0, Told())
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    images = free // (3 * 10**6)
+    with pytest.raises(CannotJudge, match=r"the model `7b` and .* pictures of 1928x1208 takes") as caught:
+        prepare("7b", None, images, tmp_path / "target", 0, Told())
+    assert "another `--target`" in str(caught.value.hint)
+    assert not list((tmp_path / "target").iterdir())
+    need_room(tmp_path, 1, "a byte")
