@@ -87,8 +87,8 @@ def _parallel(model_class: Any, directory: Path, device: torch.device, dtype: to
     config = model_class.config_class.from_pretrained(directory)
     with _parameters_on_meta():
         model = model_class._from_config(config, dtype=dtype)
-    model.tie_weights()
     _give_memory(model, device)
+    # Whichever version has tied them by now.
     model.tie_weights()
     by_name = {tensor.name: tensor for tensor in stored(directory)}
     threads, files = default_threads(), Files(directory)

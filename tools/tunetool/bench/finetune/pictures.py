@@ -10,9 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from tunetool.bench.finetune.making import making, need_room
 from tunetool.errors import UsageProblem
 
@@ -65,6 +62,8 @@ def write(
     """``make`` into a directory that is there and empty; as it goes."""
     if images < 1 or width < 28 or height < 28:
         raise UsageProblem(f"`{images}` pictures of {width}x{height}", "at least 1, of 28x28 pixels or more")
+    import numpy as np
+
     (directory / "images").mkdir()
     noise = np.random.default_rng(seed).integers(0, _NOISE, (height, width, 3), dtype=np.uint8)
     written, samples = 0, []
@@ -91,6 +90,9 @@ def write(
 
 
 def _one(directory: Path, number: int, seed: int, noise: Any) -> tuple[dict[str, object], int]:
+    import numpy as np
+    from PIL import Image
+
     chosen = random.Random(f"{seed}-{number}")  # noqa: S311  (a choice of colours, not a secret)
     name, colour = chosen.choice(list(COLOURS.items()))
     shift = (chosen.randrange(noise.shape[0]), chosen.randrange(noise.shape[1]))

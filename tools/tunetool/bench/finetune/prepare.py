@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunetool.bench.finetune import models
+from tunetool.bench.finetune import models, pictures
 from tunetool.bench.finetune.making import alone, building, need_room
 from tunetool.errors import UsageProblem
 from tunetool.measure.progress import MovingProgress
@@ -87,10 +89,19 @@ def prepare(
     missing = [part for part in parts if not _made(part)]
     if missing:
         _say(missing, target, progress)
-    if not dry_run:
+    if missing and not dry_run:
+        _need_libraries()
         for part in missing:
             _make(part, progress)
     return Prepared(found_model, found_dataset)
+
+
+def _need_libraries() -> None:
+    for module, package in (("numpy", "numpy"), ("PIL", "pillow")):
+        if importlib.util.find_spec(module) is None:
+            raise UsageProblem(
+                f"`{package}` is not installed in `{sys.executable}`", "`pip install 'tunetool[finetune]'`"
+            )
 
 
 def _say(missing: list[Part], target: Path, progress: MovingProgress) -> None:
@@ -153,8 +164,6 @@ def _whole_model(directory: Path, _: Mapping[str, Any]) -> None:
 
 
 def _dataset_part(directory: Path, images: int, width: int, height: int, seed: int) -> Part:
-    from tunetool.bench.finetune import pictures
-
     return Part(
         directory=directory,
         what=f"{images} pictures of {width}x{height}",
