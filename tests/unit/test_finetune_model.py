@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -204,6 +205,17 @@ def test_nothing_is_left_of_a_model_whose_making_was_interrupted(tmp_path: Path)
 
     with pytest.raises(KeyboardInterrupt):
         models.build("tiny", tmp_path / "model", 0, tick=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_of_a_model_that_the_system_refuses_to_hold(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+    try:
+        with pytest.raises(CannotJudge, match="/model` could not be made: File too large"):
+            models.build("tiny", tmp_path / "model", 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
 
 

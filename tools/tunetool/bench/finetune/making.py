@@ -37,7 +37,10 @@ def alone(directory: Path, say: Callable[[str], None]) -> Iterator[Place]:
 
 @contextmanager
 def building(place: Place) -> Iterator[Path]:
-    """A hidden directory to fill, which gets its name when the block ends well and goes away when it does not."""
+    """A hidden directory to fill, which gets its name when the block ends well and goes away when it does not.
+
+    Raises ``CannotJudge`` for what the system refuses meanwhile.
+    """
     built = place.fresh("stage")
     try:
         built.mkdir()
@@ -45,6 +48,12 @@ def building(place: Place) -> Iterator[Path]:
         if not read_stack(str(built)).in_memory:
             flush(built)
         put(built, place)
+    except OSError as error:
+        remove_tree(built)
+        raise CannotJudge(
+            f"`{place.path}` could not be made: {error.strerror or error}",
+            "see `df`, `quota`, `ulimit -f` and `dmesg | tail`; nothing of it is left",
+        ) from error
     except BaseException:
         remove_tree(built)
         raise
