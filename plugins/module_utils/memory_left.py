@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Iterator, Tuple
 
 from .files import read_int, read_text
 
@@ -32,8 +33,32 @@ def _available(root: str) -> int | None:
     return None
 
 
+def groups_usage(root: str = "/") -> list[tuple[str, int]]:
+    """Each memory control group that this process is in, the topmost first, with the bytes that it could not drop."""
+    found = []
+    for group, (_, used_name, prefix) in _groups(root):
+        path = os.path.join(root, group.lstrip("/"))
+        used = read_int(os.path.join(path, used_name))
+        if used is not None:
+            found.append((group, max(0, used - _droppable(path, prefix))))
+    return found
+
+
 def _left_in_groups(root: str) -> list[tuple[int, str]]:
     left = []
+    for group, files in _groups(root):
+        count = _left(os.path.join(root, group.lstrip("/")), *files)
+        if count is not None:
+            left.append((count, group))
+    return left
+
+
+_Files = Tuple[str, str, str]
+_FILES_1: _Files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_FILES_2: _Files = ("memory.max", "memory.current", "")
+
+
+def _groups(root: str) -> Iterator[tuple[str, _Files]]:
     for line in (read_text(os.path.join(root, "proc/self/cgroup")) or "").splitlines():
         _, controllers, name = line.split(":", 2)
         # Version 2 names no controllers; a machine can have both.
@@ -43,16 +68,7 @@ def _left_in_groups(root: str) -> list[tuple[int, str]]:
         # In a container the name may be the host's: what is mounted at the top is then the container's own group.
         parts = [part for part in name.split("/") if part not in ("", "..")]
         for depth in range(len(parts) + 1):
-            group = "/".join([top] + parts[:depth])
-            files = _FILES_1 if controllers else _FILES_2
-            count = _left(os.path.join(root, group.lstrip("/")), *files)
-            if count is not None:
-                left.append((count, group))
-    return left
-
-
-_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-_FILES_2 = ("memory.max", "memory.current", "")
+            yield "/".join([top] + parts[:depth]), _FILES_1 if controllers else _FILES_2
 
 
 def _left(group: str, limit_name: str, used_name: str, prefix: str) -> int | None:

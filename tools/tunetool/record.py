@@ -317,7 +317,7 @@ def prepare_runs_dir(path: Path) -> None:
         ) from None
 
 
-def write(record: Record, runs_dir: Path, raw: Mapping[str, str] | None = None) -> Path:
+def write(record: Record, runs_dir: Path, raw: Mapping[str, str | bytes] | None = None) -> Path:
     """Keep the record and its raw files; return the record's path. The directory appears whole or not at all."""
     stamp = record.started.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     host = re.sub(r"[^A-Za-z0-9._-]", "_", record.node.host)
@@ -325,11 +325,11 @@ def write(record: Record, runs_dir: Path, raw: Mapping[str, str] | None = None) 
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=runs_dir))
     try:
         temporary.chmod(0o755)
-        for name, text in {**(raw or {}), "record.json": dumps(record)}.items():
+        for name, content in {**(raw or {}), "record.json": dumps(record)}.items():
             file = temporary / name
-            file.parent.mkdir(exist_ok=True)
-            with file.open("w", encoding="utf-8") as stream:
-                stream.write(text)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("wb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
                 stream.flush()
                 os.fsync(stream.fileno())
         final = _claim(temporary, runs_dir, f"{stamp}-{record.kind}-{host}")

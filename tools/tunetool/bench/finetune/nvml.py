@@ -1,0 +1,77 @@
+"""One rank's GPU by NVML, without a process of nvidia-smi: how busy it is, its memory, its clocks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+UNITS = {"gpu.utilisation": "%", "gpu.memory": "B", "gpu.sm_clock": "MHz", "gpu.memory_clock": "MHz"}
+
+
+class NoGpu(Exception):
+    """There is nothing to watch; the text says why."""
+
+
+class Gpu:
+    """A GPU that answers. What it does not support (MIG: utilisation) is left out of every reading."""
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library, self._handle = library, handle
+        nvml = library
+        self._readers: dict[str, Callable[[], float]] = {
+            "gpu.utilisation": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "gpu.memory": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+            "gpu.sm_clock": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "gpu.memory_clock": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        }
+
+    def read(self) -> dict[str, float]:
+        """The figures of this moment, by the names of ``UNITS``; utilisation is NVML's own mean (1/6 to 1 s)."""
+        found = {}
+        for name, reader in self._readers.items():
+            with contextlib.suppress(self._library.NVMLError):
+                found[name] = float(reader())
+        return found
+
+    def close(self) -> None:
+        """Let go of the library."""
+        with contextlib.suppress(self._library.NVMLError):
+            self._library.nvmlShutdown()
+
+
+def open_gpu(device: str, local_rank: int, environment: Mapping[str, str]) -> Gpu:
+    """The GPU on which this rank computes. Raises ``NoGpu``."""
+    if not device.startswith("cuda"):
+        raise NoGpu(f"this rank computes on `{device}`")
+    try:
+        import pynvml
+    except ImportError:
+        raise NoGpu("NVML's Python binding is not installed (`pip install nvidia-ml-py`)") from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoGpu(f"NVML does not start: {error}") from None
+    _, _, number = device.partition(":")
+    name = choose(environment.get("CUDA_VISIBLE_DEVICES"), int(number) if number.isdigit() else local_rank)
+    try:
+        if isinstance(name, int):
+            return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(name))
+        return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(name))
+    except pynvml.NVMLError as error:
+        pynvml.nvmlShutdown()
+        raise NoGpu(f"NVML knows no GPU `{name}`: {error}") from None
+
+
+def choose(visible: str | None, index: int) -> int | str:
+    """NVML's index or the UUID of CUDA's device ``index``: CUDA counts what it is shown, NVML counts all of them.
+
+    ``visible`` is CUDA_VISIBLE_DEVICES. Both count in the same order where a node's GPUs are of one kind.
+    Raises ``NoGpu`` when fewer are shown.
+    """
+    if visible is None:
+        return index
+    shown = [name.strip() for name in visible.split(",") if name.strip()]
+    if index >= len(shown):
+        raise NoGpu(f"CUDA_VISIBLE_DEVICES is `{visible}`, which shows no GPU {index}")
+    return int(shown[index]) if shown[index].isdigit() else shown[index]

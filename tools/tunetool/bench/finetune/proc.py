@@ -1,0 +1,160 @@
+"""What a node and a process do, by the kernel's own counters. Every reader takes a root path.
+
+Counters only grow: ``rates`` makes two readings of them a rate. Gauges are what they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tunetool.node.blockstack import CountersChanged, read_counters
+from tunetool.node.files import read_int, read_text
+from tunetool.node.memory_left import groups_usage
+
+Counters = Mapping[str, float]
+"""By name. What is missing could not be read."""
+
+UNITS = {
+    "node.cpu": "%",
+    "node.memory": "B",
+    "node.shared_memory": "B",
+    "node.memory_group": "B",
+    "node.disk_read": "B/s",
+    "node.disk_write": "B/s",
+    "node.network_in": "B/s",
+    "node.network_out": "B/s",
+    "node.rdma_in": "B/s",
+    "node.rdma_out": "B/s",
+    "rank.cpu": "%",
+    "rank.memory": "B",
+}
+"""Of every curve that is made here. 100 % of `node.cpu` is all cores, 100 % of `rank.cpu` is one."""
+
+_BUSY, _ALL = "cpu_busy", "cpu_all"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_IB_LANES = 4
+"""InfiniBand counts data in units of four octets (kernel: Documentation/ABI/stable/sysfs-class-infiniband)."""
+_NO_DRIVE = re.compile(r"^(loop|ram|zram|nullb|sr|fd)\d+$")
+_HIDDEN_PATH = re.compile(r"^(nvme\d+)c\d+(n\d+)$")
+
+
+def node_counters(root: str = "/") -> dict[str, float]:
+    """What the node has done: CPU time in ticks, bytes of its drives, its network ports and its RDMA ports."""
+    return {**_cpu(root), **_disk(root), **_network(root), **_rdma(root)}
+
+
+def node_gauges(root: str = "/") -> dict[str, float]:
+    """Bytes of memory in use: of the node, of it in tmpfs and shared memory, and of this control group."""
+    fields = {}
+    for line in (read_text(f"{root}/proc/meminfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = int(value.split()[0]) * 1024
+    found: dict[str, float] = {}
+    if "MemTotal" in fields and "MemAvailable" in fields:
+        found["node.memory"] = fields["MemTotal"] - fields["MemAvailable"]
+    if "Shmem" in fields:
+        found["node.shared_memory"] = fields["Shmem"]
+    usage = groups_usage(root)
+    if usage:
+        found["node.memory_group"] = usage[-1][1]
+    return found
+
+
+def process_counters(root: str = "/") -> dict[str, float]:
+    """CPU seconds of this process with all its threads; the data loader's worker processes are not in it."""
+    text = read_text(f"{root}/proc/self/stat") or ""
+    # The name in field 2 may hold blanks and parentheses; utime and stime are fields 14 and 15.
+    fields = text.rpartition(")")[2].split()
+    return {"rank.cpu": (int(fields[11]) + int(fields[12])) / _TICKS * 100} if len(fields) > 12 else {}
+
+
+def process_gauges(root: str = "/") -> dict[str, float]:
+    """Resident bytes of this process, shared memory that it maps included."""
+    fields = (read_text(f"{root}/proc/self/statm") or "").split()
+    return {"rank.memory": int(fields[1]) * _PAGE} if len(fields) > 1 else {}
+
+
+def rates(before: Counters, after: Counters, seconds: float) -> dict[str, float]:
+    """Per second, for each counter that both readings have and that did not run backwards; CPU time becomes a share."""
+    grown = {name: after[name] - before[name] for name in after if name in before and after[name] >= before[name]}
+    busy, whole = grown.pop(_BUSY, None), grown.pop(_ALL, None)
+    found = {name: change / seconds for name, change in grown.items()} if seconds > 0 else {}
+    if busy is not None and whole:
+        found["node.cpu"] = 100.0 * busy / whole
+    return found
+
+
+def _cpu(root: str) -> dict[str, float]:
+    fields = (read_text(f"{root}/proc/stat") or "").partition("\n")[0].split()
+    if len(fields) < 9 or fields[0] != "cpu":
+        return {}
+    # user nice system idle iowait irq softirq steal; guest time is in user and nice already (man 5 proc_stat).
+    ticks = [int(field) for field in fields[1:9]]
+    return {_ALL: sum(ticks), _BUSY: sum(ticks) - ticks[3] - ticks[4]}
+
+
+def _disk(root: str) -> dict[str, float]:
+    found = []
+    for name in drives(root):
+        try:
+            found.append(read_counters(name, root))
+        except CountersChanged:  # it went away just now: the sum runs backwards, and that sample is left out
+            continue
+    if not found:
+        return {}
+    return {
+        f"node.disk_{direction}": sum(counters.moved_bytes(direction) for counters in found)
+        for direction in ("read", "write")
+    }
+
+
+def drives(root: str = "/") -> list[str]:
+    """Kernel names whose bytes together are the node's: no array or partition beside what lies beneath it."""
+    base = Path(root, "sys/block")
+    try:
+        names = sorted(path.name for path in base.iterdir() if not _NO_DRIVE.match(path.name))
+    except OSError:
+        return []
+    # Of a multipath NVMe namespace the paths count, its head does only since Linux 6.4.
+    heads = {"".join(match.groups()) for name in names if (match := _HIDDEN_PATH.match(name))}
+    return [name for name in names if name not in heads and not _holds(base / name / "slaves")]
+
+
+def _network(root: str) -> dict[str, float]:
+    ports: dict[str, tuple[int, int]] = {}
+    for line in (read_text(f"{root}/proc/net/dev") or "").splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        fields = numbers.split()
+        if len(fields) >= 9 and name.strip() != "lo":
+            ports[name.strip()] = (int(fields[0]), int(fields[8]))
+    # A bond, a bridge or a VLAN counts again what its ports counted. A container may have no port but virtual ones.
+    real = {name for name in ports if Path(root, "sys/class/net", name, "device").exists()}
+    counted = [ports[name] for name in (real or ports)]
+    if not counted:
+        return {}
+    return {
+        "node.network_in": sum(port[0] for port in counted),
+        "node.network_out": sum(port[1] for port in counted),
+    }
+
+
+def _rdma(root: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    # What bypasses the kernel is in none of the network's counters.
+    for port in sorted(Path(root, "sys/class/infiniband").glob("*/ports/*/counters")):
+        for name, file in (("node.rdma_in", "port_rcv_data"), ("node.rdma_out", "port_xmit_data")):
+            lanes = read_int(str(port / file))
+            if lanes is not None:
+                found[name] = found.get(name, 0) + lanes * _IB_LANES
+    return found
+
+
+def _holds(directory: Path) -> bool:
+    try:
+        return any(directory.iterdir())
+    except OSError:
+        return False

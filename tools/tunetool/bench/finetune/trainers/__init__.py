@@ -1,0 +1,1 @@
+"""Trainers of others that run the same fine-tune."""
