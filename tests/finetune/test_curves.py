@@ -187,6 +187,7 @@ def test_a_disk_that_fills_up_ends_the_curves_and_not_the_run(tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, "the run went on 1999\n"), done.stderr
     assert "rank 0: curve `loss` ends, the run goes on: No space left on device\n" in done.stderr
     # What was written before is whole, in both forms, and the reason is kept beside it.
+    assert (tmp_path / "rank-0/series/loss.csv").read_bytes().endswith(b"\n")
     loss = curve(tmp_path / "rank-0", "loss")
     assert loss.values == loss.steps == list(range(len(loss.values)))
     assert 20 <= len(loss.values) < 2000
