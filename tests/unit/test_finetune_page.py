@@ -1,0 +1,145 @@
+"""The page of a fine-tune: what is drawn, and where it stands."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tunetool import record as records
+from tunetool.record import CheckResult, Measurement, Node, Record, Series
+from tunetool.report.finetune_page import page, write_page
+from tunetool.report.svg_curves import Line, colour, dashes, plot, scale, spoken, thinned, ticks
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def lines_of(text: str) -> list[list[tuple[float, float]]]:
+    return [
+        [(float(x), float(y)) for x, y in (pair.split(",") for pair in line.attrib["points"].split())]
+        for line in ET.fromstring(text).iter(SVG + "polyline")
+    ]
+
+
+def test_a_line_lies_where_its_values_are() -> None:
+    drawn = plot("CPU", "%", [Line("rank 0", [(0.0, 0.0), (5.0, 100.0), (10.0, 50.0)])], until=10.0)
+    ((first, top, last),) = lines_of(drawn)
+    assert first[0] < top[0] < last[0]
+    assert top[0] - first[0] == pytest.approx(last[0] - top[0], abs=0.2)
+    # SVG counts from the top.
+    assert top[1] < last[1] < first[1]
+    assert first[1] - last[1] == pytest.approx(last[1] - top[1], abs=0.2)
+    labels = [text.text for text in ET.fromstring(drawn).iter(SVG + "text")]
+    assert labels[0] == "CPU, %"
+    assert {"0", "100"} <= set(labels)
+
+
+def test_every_worker_has_its_own_line_and_name() -> None:
+    drawn = plot("Loss", "1", [Line(f"rank {rank}", [(0.0, rank), (1.0, 1.0)]) for rank in range(12)], until=1.0)
+    found = list(ET.fromstring(drawn).iter(SVG + "polyline"))
+    assert [line[0].text for line in found] == [f"rank {rank}" for rank in range(12)]
+    assert len({(line.attrib["stroke"], line.attrib["stroke-dasharray"]) for line in found}) == 12
+    assert (colour(0), dashes(0)) != (colour(8), dashes(8))
+
+
+def test_one_point_is_seen_and_no_number_is_left_out() -> None:
+    drawn = plot("Loss", "1", [Line("one", [(1.0, 2.0)]), Line("two", [(0.0, math.nan), (1.0, math.inf)])], until=1.0)
+    root = ET.fromstring(drawn)
+    assert [dot[0].text for dot in root.iter(SVG + "circle")] == ["one"]
+    assert "nan" not in drawn
+    assert "inf" not in drawn
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, 7.0, 1e-5])
+def test_a_flat_curve_lies_inside_its_plot(value: float) -> None:
+    ((first, last),) = lines_of(plot("x", "1", [Line("a", [(0.0, value), (1.0, value)])], until=1.0))
+    assert first[1] == last[1]
+    assert 29 < first[1] < 167
+
+
+def test_names_are_escaped() -> None:
+    assert ET.fromstring(plot("a < b", "s", [Line("<&>", [(0.0, 1.0), (1.0, 2.0)])], 1.0)) is not None
+
+
+def test_peaks_outlive_thinning() -> None:
+    points = [(second / 10, 1.0) for second in range(10_000)]
+    points[4321] = (432.1, 99.0)
+    points[77] = (7.7, -5.0)
+    kept = thinned(points, until=1000.0)
+    assert len(kept) <= 602
+    assert {(432.1, 99.0), (7.7, -5.0)} <= set(kept)
+    assert kept == sorted(kept)
+    assert thinned(points[:100], 10.0) == points[:100]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (0, 7.3, [0, 2, 4, 6, 8]), (-3, 3, [-4, -2, 0, 2, 4]), (0, 0.3, [0, 0.1, 0.2, 0.3])],
+)  # fmt: skip
+def test_ticks_are_round(low: float, high: float, found: list[float]) -> None:
+    assert ticks(low, high) == found
+
+
+def test_units() -> None:
+    assert scale("B/s", 2.5e9) == (1e9, "GB/s")
+    assert scale("%", 50) == (1.0, "%")
+    assert scale("1", 1e12) == (1.0, "")
+    assert (spoken(0.0125, "s"), spoken(16.6e9, "B"), spoken(0.5, "1")) == ("12.50 ms", "16.60 GB", "0.5")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[Record, Path]:
+    series = []
+    for prefix in ("1x2-z2", "1x2-z3"):
+        for rank in (0, 1):
+            place = tmp_path / "series" / prefix / f"rank-{rank}"
+            place.mkdir(parents=True)
+            (place / "about.json").write_text(json.dumps({"host": f"host<{rank}>"}))
+            (place / "loss.csv").write_text("seconds,value (1),step\n0.5,3,0\n4,1.5,1\n")
+            names = ["loss"]
+            if rank == 0:
+                (place / "node.disk_read.csv").write_text("seconds,value (B/s)\n1,2e9\n2,3e9\n")
+                names.append("node.disk_read")
+            for name in names:
+                file = f"series/{prefix}/rank-{rank}/{name}.csv"
+                unit = "B/s" if name.startswith("node") else "1"
+                series.append(Series(name=f"{prefix}/{name}", unit=unit, rank=rank, file=file))
+    now = records.utc_now()
+    figure = Measurement(
+        name="model_load", layer="model", engine="torch 2.13", medium="tmpfs", quantity="duration", unit="s",
+        better="lower", value=6.77, rank=1, host="b",
+    )  # fmt: skip
+    skipped = CheckResult(id="curves.1x2-z2/gpu", status="skip", expected="a curve", found="ranks 0, 1: none <here>")
+    found = Record(
+        kind="bench.strategies", id=records.new_id(), started=now, finished=now, node=Node(host="n"),
+        command=["tunetool", "bench"], series=series, checks=[skipped], measurements=[figure],
+    )  # fmt: skip
+    return found, tmp_path
+
+
+def test_the_page_of_two_runs(run: tuple[Record, Path]) -> None:
+    path = write_page(*run)
+    assert path == run[1] / "report.html"
+    text = path.read_text()
+    assert re.findall("<h2>(.*)</h2>", text) == ["Figures", "1x2-z2", "1x2-z3", "Curves that are not there"]
+    assert re.findall("<h3>(.*)</h3>", text) == ["Training", "Nodes"] * 2
+    plots = re.findall("<svg xmlns.*?</svg>", text, re.DOTALL)
+    assert [ET.fromstring(drawn).attrib["aria-label"] for drawn in plots] == ["Loss", "Read from drives, GB/s"] * 2
+    assert len(lines_of(plots[0])) == 2
+    # The node's curve has the colour that its rank has everywhere.
+    assert ET.fromstring(plots[1]).find(SVG + "polyline").attrib["stroke"] == colour(0)  # type: ignore[union-attr]
+    assert text.count("rank 1 on host&lt;1&gt;</span>") == 2
+    assert '<td>model_load</td><td class="number">6.77 s</td><td>rank 1 on b</td>' in text
+    assert "curves.1x2-z2/gpu: ranks 0, 1: none &lt;here&gt;" in text
+    # Nothing is fetched from anywhere.
+    assert not re.search(r"(src|href)=", text)
+
+
+def test_no_page_without_curves(run: tuple[Record, Path]) -> None:
+    record, place = run
+    assert page(record.model_copy(update={"series": []}), place) is None
+    assert write_page(record, place / "elsewhere") is None

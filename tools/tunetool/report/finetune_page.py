@@ -1,0 +1,156 @@
+"""The record of a fine-tune as a page: curves of every worker, drawn from the series beside it. No script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tunetool.bench.finetune.series import finite, read_curve
+from tunetool.node.files import replace_file
+from tunetool.record import Record, Series
+from tunetool.report.svg_curves import Line, Points, colour, dashes, plot, spoken
+
+REPORT = "report.html"
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
+_SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "Training",
+        (
+            ("loss", "Loss"),
+            ("learning_rate", "Learning rate"),
+            ("step_time", "Time of a step"),
+            ("data_time", "Wait for a batch"),
+        ),
+    ),
+    (
+        "Nodes",
+        (
+            ("node.cpu", "CPU of all cores"),
+            ("node.memory", "Memory in use"),
+            ("node.shared_memory", "of it in tmpfs and shared memory"),
+            ("node.memory_group", "Memory of the control group, without cache"),
+            ("node.disk_read", "Read from drives"),
+            ("node.disk_write", "Written to drives"),
+            ("node.network_in", "Network, received"),
+            ("node.network_out", "Network, sent"),
+            ("node.rdma_in", "RDMA, received"),
+            ("node.rdma_out", "RDMA, sent"),
+        ),
+    ),
+    (
+        "GPUs",
+        (
+            ("gpu.utilisation", "GPU utilisation"),
+            ("gpu.memory", "GPU memory in use"),
+            ("gpu.sm_clock", "SM clock"),
+            ("gpu.memory_clock", "Memory clock"),
+        ),
+    ),
+    ("Processes", (("rank.cpu", "CPU of a rank, of one core"), ("rank.memory", "Resident memory of a rank"))),
+)
+
+
+@dataclass(frozen=True)
+class _Worker:
+    rank: int
+    host: str | None
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank}" + (f" on {self.host}" if self.host else "")
+
+
+def write_page(record: Record, directory: Path) -> Path | None:
+    """``report.html`` in the record's ``directory``, whole or not at all; None where it has no curves."""
+    text = page(record, directory)
+    if text is None:
+        return None
+    path = directory / REPORT
+    replace_file(str(path), text)
+    return path
+
+
+def page(record: Record, directory: Path) -> str | None:
+    """The page's text, from the record and the series beside it."""
+    runs = _runs(record.series)
+    shown = [run for prefix, series in runs.items() if (run := _run(prefix, series, directory))]
+    if not shown:
+        return None
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, autoescape=True, keep_trailing_newline=True
+    )
+    return environment.get_template("finetune.html.j2").render(
+        record=record,
+        title=record.kind.removeprefix("bench.").replace("-", " ").capitalize(),
+        runs=shown,
+        figures=[
+            {
+                "name": figure.name,
+                "value": spoken(figure.value, figure.unit),
+                "where": _where(figure.rank, figure.host),
+                "engine": figure.engine,
+                "medium": figure.medium,
+            }
+            for figure in record.measurements
+        ],
+        left_out=[f"{check.id}: {check.found}" for check in record.checks if check.id.startswith("curves.")],
+        tensorboard=(directory / "tensorboard").is_dir(),
+    )
+
+
+def _runs(series: Sequence[Series]) -> dict[str, list[Series]]:
+    """Those of one run together: its name stands before the last slash of theirs."""
+    found: dict[str, list[Series]] = {}
+    for each in series:
+        found.setdefault(each.name.rpartition("/")[0], []).append(each)
+    return found
+
+
+def _run(prefix: str, series: Sequence[Series], directory: Path) -> Mapping[str, Any] | None:
+    read = [(each, points) for each in series if (points := _points(directory / each.file))]
+    if not read:
+        return None
+    until = max(points[-1][0] for _, points in read)
+    workers = _workers([each for each, _ in read], directory)
+    sections = []
+    for title, curves in _SECTIONS:
+        plots = []
+        for name, label in curves:
+            found = {each.rank: (each, points) for each, points in read if each.name.rpartition("/")[2] == name}
+            if found:
+                # Every worker keeps its colour, drawn here or not.
+                lines = [Line(worker.name, found[worker.rank][1] if worker.rank in found else []) for worker in workers]
+                plots.append(plot(label, next(iter(found.values()))[0].unit, lines, until))
+        if plots:
+            sections.append({"title": title, "plots": plots})
+    legend = [
+        {"name": worker.name, "colour": colour(place), "dashes": dashes(place) or "none"}
+        for place, worker in enumerate(workers)
+    ]
+    return {"title": prefix, "legend": legend, "sections": sections}
+
+
+def _workers(series: Sequence[Series], directory: Path) -> list[_Worker]:
+    files = {each.rank: each.file for each in series if each.rank is not None}
+    return [_Worker(rank, _host((directory / file).with_name("about.json"))) for rank, file in sorted(files.items())]
+
+
+def _host(about: Path) -> str | None:
+    try:
+        return str(json.loads(about.read_text())["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _points(file: Path) -> Points:
+    curve = read_curve(file)
+    return finite(curve) if curve is not None else []
+
+
+def _where(rank: int | None, host: str | None) -> str:
+    return " on ".join(part for part in (f"rank {rank}" if rank is not None else "", host or "") if part)

@@ -1,0 +1,128 @@
+"""Curves over time as SVG: one line for each worker, peaks kept however many points there are. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from tunetool.report.page import number
+
+Points = Sequence[tuple[float, float]]
+
+WIDTH, HEIGHT = 760, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 30, 34
+_COLUMNS = 300
+"""A line is drawn by its least and greatest value in each of these."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#5c5c5c")
+"""Okabe and Ito's, told apart by colour-blind eyes too; from the ninth line on dashed."""
+_DASHES = ("", "6 3", "2 3", "8 3 2 3")
+_SCALES = {
+    "B": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
+    "B/s": ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")),
+    "MHz": ((1e3, "GHz"), (1.0, "MHz")),
+    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One worker's curve: seconds and values, in the plot's unit."""
+
+    name: str
+    points: Points
+
+
+def colour(place: int) -> str:
+    """Of the line at this place."""
+    return COLOURS[place % len(COLOURS)]
+
+
+def dashes(place: int) -> str:
+    """Of the line at this place, as SVG's stroke-dasharray; empty: drawn through."""
+    return _DASHES[place // len(COLOURS) % len(_DASHES)]
+
+
+def plot(title: str, unit: str, lines: Sequence[Line], until: float) -> str:
+    """The lines from second 0 to ``until``, over a scale from 0 (100 for %); below 0 only where a value is."""
+    drawn = [[point for point in line.points if math.isfinite(point[1])] for line in lines]
+    values = [value for points in drawn for _, value in points] or [0.0]
+    factor, shown_unit = scale(unit, max(abs(value) for value in values))
+    low = min(0.0, min(values) / factor)
+    high = max(100.0 if unit == "%" else 0.0, max(values) / factor)
+    marks = ticks(low, high if high > low else low + 1.0)
+    low, high = min(low, marks[0]), max(high, marks[-1])
+    width, height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
+    until = until or 1.0
+
+    def place(second: float, value: float) -> tuple[float, float]:
+        return _LEFT + second / until * width, _TOP + (high - value) / (high - low) * height
+
+    label = escape(f"{title}, {shown_unit}" if shown_unit else title)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'font-family="sans-serif" font-size="11" role="img" aria-label="{label}">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="4" y="16" font-size="13">{label}</text>',
+    ]
+    for mark in marks:
+        _, y = place(0.0, mark)
+        parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d0d7de"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{mark:g}</text>')
+    for mark in ticks(0.0, until, 10):
+        if mark <= until:
+            x, _ = place(mark, low)
+            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 18}" text-anchor="middle">{mark:g}</text>')
+    parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}" text-anchor="end">seconds since the start</text>')
+    for index, points in enumerate(drawn):
+        scaled = [place(second, value / factor) for second, value in thinned(points, until)]
+        style = f'fill="none" stroke="{colour(index)}" stroke-width="1.3" stroke-dasharray="{dashes(index) or "none"}"'
+        name = escape(lines[index].name)
+        if len(scaled) == 1:
+            x, y = scaled[0]
+            parts.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour(index)}"><title>{name}</title></circle>'
+            )
+        elif scaled:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in scaled)
+            parts.append(f'<polyline points="{path}" {style}><title>{name}</title></polyline>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def thinned(points: Points, until: float) -> list[tuple[float, float]]:
+    """At most two points for each column of the plot: its least and its greatest value, in their order."""
+    if len(points) <= 2 * _COLUMNS or until <= 0:
+        return list(points)
+    columns: dict[int, list[tuple[float, float]]] = {}
+    for point in points:
+        columns.setdefault(int(point[0] / until * _COLUMNS), []).append(point)
+    kept = []
+    for column in sorted(columns):
+        least = min(columns[column], key=lambda point: point[1])
+        greatest = max(columns[column], key=lambda point: point[1])
+        kept += sorted({least, greatest})
+    return kept
+
+
+def scale(unit: str, greatest: float) -> tuple[float, str]:
+    """What to divide by, and the unit that is then shown; nothing for plain numbers."""
+    for factor, name in _SCALES.get(unit, ()):
+        if greatest >= factor:
+            return factor, name
+    return 1.0, "" if unit == "1" else unit
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round values from at most ``low`` to at least ``high``, with at most ``most`` steps between these two."""
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step *= next((round_ for round_ in (1, 2, 5) if (high - low) / (step * round_) <= most), 10)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    # Not step by step: sums of 0.1 are no round numbers.
+    return [round(count * step, 12) for count in range(first, last + 1)]
+
+
+def spoken(value: float, unit: str) -> str:
+    """A figure for people, such as ``1.25 GB/s``."""
+    factor, name = scale(unit, abs(value))
+    return f"{number(value / factor)} {name}".strip()
