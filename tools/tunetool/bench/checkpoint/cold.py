@@ -22,10 +22,15 @@ def size_of(directory: Path) -> int:
 def drop(directory: Path) -> None:
     """So that a restore is answered by the drives. Whether it was, their counters say."""
     for path in files_under(directory):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            # Only clean pages are dropped.
-            os.fsync(handle)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)
+        drop_file(path)
+
+
+def drop_file(path: Path) -> None:
+    """One file, or what a link leads to."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        # Only clean pages are dropped.
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
