@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tunetool.cli.bench_checkpoint import checkpoint
+from tunetool.cli.bench_finetune import finetune
 
 
 @click.group("bench")
@@ -16,6 +17,7 @@ def command() -> None:
 
 
 command.add_command(checkpoint)
+command.add_command(finetune)
 
 
 @command.command("ds-io")

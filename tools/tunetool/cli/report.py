@@ -90,6 +90,7 @@ def _text(record: object, path: Path) -> str:
     from tunetool.record import Record
     from tunetool.report.checkpoint import print_checkpoint
     from tunetool.report.ds_io import print_ds_io
+    from tunetool.report.finetune import print_finetune
     from tunetool.report.page import WIDTH
     from tunetool.report.stage import print_stage
     from tunetool.report.table import print_fleet_verdict, print_hosts, print_verdict
@@ -108,6 +109,8 @@ def _text(record: object, path: Path) -> str:
         print_ds_io(record, path, console)
     elif record.kind == "bench.checkpoint":
         print_checkpoint(record, path, console)
+    elif record.kind == "bench.finetune":
+        print_finetune(record, path, console)
     elif record.kind == "stage":
         print_stage(record, path, console)
     elif record.kind == "tune":

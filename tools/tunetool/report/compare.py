@@ -83,7 +83,8 @@ def _by_name(record: Record) -> Mapping[str, Measurement]:
     found: dict[str, Measurement] = {}
     for measurement in record.measurements:
         serial = measurement.parameters.get("serial") or measurement.parameters.get("device")
-        labels = [str(part) for part in (serial, measurement.host) if part]
+        rank = f"rank {measurement.rank}" if measurement.rank is not None else None
+        labels = [str(part) for part in (serial, measurement.host, rank) if part]
         if measurement.samples:
             found[" ".join([measurement.name, *labels])] = measurement
     return found
@@ -105,7 +106,8 @@ def _row(first: Measurement, second: Measurement, found: Difference, counts: boo
     word: Word = "no significant difference"
     if counts and found.ratio != 1:
         word = "faster" if (found.ratio > 1) == (first.better == "higher") else "slower"
-    labels = [str(part) for part in (first.parameters.get("serial"), first.host) if part]
+    rank = f"rank {first.rank}" if first.rank is not None else None
+    labels = [str(part) for part in (first.parameters.get("serial"), first.host, rank) if part]
     return Row(
         " ".join([first.name, *labels]),
         word,

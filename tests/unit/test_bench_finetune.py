@@ -1,0 +1,380 @@
+"""The pure parts of `bench finetune`: what ranks are told, what is judged of what they tell, what is shown."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from tunetool import record as records
+from tunetool.bench.finetune import batches, figures
+from tunetool.bench.finetune.place import ranks_per_host
+from tunetool.bench.finetune.preflight import need_memory
+from tunetool.bench.finetune.preparing import Ready, gpus
+from tunetool.bench.finetune.recorder import Read, Recorder, keep_error, keep_result, reads
+from tunetool.bench.finetune.request import Cluster, Material
+from tunetool.bench.finetune.train import explained
+from tunetool.bench.finetune.workload import (
+    RankResult,
+    Workload,
+    as_environment,
+    read_result,
+    workload_from_json,
+)
+from tunetool.cli.main import cli
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.launch.hosts import Host
+from tunetool.launch.job import Job
+from tunetool.launch.local import RankFailed
+from tunetool.record import Node, Record
+from tunetool.report.finetune import Shares, binds, print_finetune, shares
+from tunetool.report.finetune import figures as by_name
+from tunetool.verdict import exit_code
+
+MODEL = 16 * 10**9
+WORKLOAD = Workload("/mnt/model", "/mnt/data")
+READY = Ready("node1", "/mnt/model", "/mnt/data", MODEL, "md RAID0 (8 x nvme)", "md RAID0 (8 x nvme)", False, 2)
+
+
+def result(rank: int = 0, **changed: object) -> RankResult:
+    found = RankResult(
+        rank=rank,
+        host="node1",
+        local_rank=rank,
+        device="cpu",
+        seconds={
+            "rendezvous": 2.0,
+            "imports": 3.0,
+            "communicator": 0.5,
+            "model_load": 8.0,
+            "engine": 1.0,
+            "first_batch": 0.4,
+            "end_to_end": 40.0,
+        },
+        data_seconds=[0.4, *[0.1] * 9],
+        step_seconds=[5.0, *[1.9] * 9],
+        losses=[5.0 - 0.4 * step for step in range(10)],
+        learning_rates=[1e-4] * 10,
+        tokens=20_000,
+        images=20,
+        model_bytes=MODEL,
+        read_bytes={"model": {"storage": MODEL, "logical": MODEL}, "data": {"storage": 0, "logical": 10**8}},
+        parameters=8_000_000_000,
+        trainable=20_000_000,
+        versions={"torch": "2.13", "deepspeed": "0.19.8"},
+        load_seconds=[0.3] * 10,
+    )
+    return replace(found, **changed)  # type: ignore[arg-type]
+
+
+def run(*results: RankResult, workload: Workload = WORKLOAD, ready: tuple[Ready, ...] = (READY,)) -> figures.Run:
+    return figures.Run(workload, ready, results or (result(),), "local")
+
+
+def judged(found: figures.Run, errors: tuple[str, ...] = ()) -> records.Verdict:
+    return figures.verdict(figures.checks(found), errors, figures.doubts(found))
+
+
+def record_of(found: figures.Run) -> Record:
+    return Record(
+        kind="bench.finetune",
+        id="1",
+        started=records.utc_now(),
+        finished=records.utc_now(),
+        node=Node(host="node1"),
+        command=["tunetool"],
+        measurements=figures.measurements(found),
+        checks=figures.checks(found),
+        verdict=judged(found),
+    )
+
+
+def test_what_a_rank_is_told_arrives_as_it_was() -> None:
+    told = Workload("/m", "/d", zero_stage=3, steps=7, checkpoint="/c", curves=None, full=True, device="cuda")
+    assert workload_from_json(told.to_json()) == told
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"zero_stage": 4}, "ZeRO stage"),
+        ({"steps": 0}, "`steps`"),
+        ({"batch_size": 0}, "`batch_size`"),
+        ({"workers": -1}, "`workers`"),
+        ({"learning_rate": 0.0}, "`learning_rate`"),
+        ({"curves": 0.0}, "`curves`"),
+    ],
+)
+def test_what_cannot_be_done_is_no_workload(changed: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageProblem, match=said):
+        replace(WORKLOAD, **changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"model": "m", "dataset": "d", "epoch": 2}', '{"model": 1, "dataset": "d"}']
+)
+def test_a_word_that_no_rank_knows_is_refused(text: str) -> None:
+    with pytest.raises(UsageProblem):
+        workload_from_json(text)
+
+
+def test_processors_that_trap_on_amx_are_spared_unless_the_user_says_otherwise() -> None:
+    assert as_environment(WORKLOAD, {})["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE"
+    assert as_environment(WORKLOAD, {"ONEDNN_MAX_CPU_ISA": "AVX2"})["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert "ONEDNN_MAX_CPU_ISA" not in as_environment(replace(WORKLOAD, device="cuda"), {})
+
+
+def test_a_result_goes_through_its_file_and_a_missing_one_names_its_rank(tmp_path: Path) -> None:
+    own = tmp_path / "rank-3"
+    own.mkdir()
+    keep_result(own, result(3))
+    assert read_result(tmp_path, 3) == result(3)
+    assert [path.name for path in own.iterdir()] == ["result.json"]
+    with pytest.raises(CannotJudge, match="rank 4 left no result"):
+        read_result(tmp_path, 4)
+    (own / "result.json").write_text("{}")
+    with pytest.raises(CannotJudge, match="is no result"):
+        read_result(tmp_path, 3)
+
+
+def test_a_rank_that_said_why_it_ends_is_quoted(tmp_path: Path) -> None:
+    died = RankFailed("rank 0 ended with exit status 3: error", None, 0, "raw")
+    job = Job((), 1, {}, tmp_path, [Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2")])
+    assert explained(died, job) is died
+    (tmp_path / "rank-1").mkdir()
+    keep_error(tmp_path / "rank-1", CannotJudge("`a.jpg` cannot be read", "copy it again"))
+    found = explained(died, job)
+    assert isinstance(found, RankFailed)
+    assert (found.message, found.hint, found.rank) == ("rank 1 on `node2`: `a.jpg` cannot be read", "copy it again", 1)
+    (tmp_path / "rank-0").mkdir()
+    keep_error(tmp_path / "rank-0", UsageProblem("`lora` is wrong", "mend it"))
+    assert isinstance(explained(died, job), UsageProblem), "what the first to fail said goes first"
+
+
+def test_an_illegal_instruction_has_its_hint(tmp_path: Path) -> None:
+    found = explained(RankFailed("rank 0 was ended by SIGILL: no message", "other", 0), Job((), 1, {}, tmp_path))
+    assert found.hint is not None
+    assert "ONEDNN_MAX_CPU_ISA" in found.hint
+
+
+def test_bytes_read_are_counted_by_the_kernel(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_bytes(b"x" * 300_000)
+    before = reads()
+    assert len(file.read_bytes()) == 300_000
+    assert 300_000 <= reads().since(before).logical < 400_000
+    assert reads(str(tmp_path / "none")) == Read(), "a kernel that does not count"
+
+
+def test_a_recorder_adds_up(tmp_path: Path) -> None:
+    beats: list[int] = []
+    told: list[tuple[str, float, int, str]] = []
+    recorder = Recorder(0, 0, 1, None, beat=lambda: beats.append(1))
+    recorder.scalars = lambda *point: told.append(point)
+    with recorder.phase("imports"):
+        pass
+    with recorder.phase("imports"), recorder.reading("model"):
+        (tmp_path / "a").write_text("x" * 5000)
+        (tmp_path / "a").read_text()
+    recorder.step(0.5, 0.4, 1.0, 3.0, 1e-4, 100, 2)
+    recorder.step(0.1, 0.4, 0.9, 2.0, 1e-5, 100, 2)
+    found = recorder.result()
+    assert found.seconds["first_batch"] == 0.5
+    assert found.seconds["end_to_end"] >= found.seconds["imports"]
+    assert "rendezvous" not in found.seconds, "nobody launched it"
+    assert (found.data_seconds, found.step_seconds, found.tokens, found.images) == ([0.5, 0.1], [1.0, 0.9], 200, 4)
+    assert found.read_bytes["model"]["logical"] >= 5000
+    assert len(beats) == 4
+    assert ("loss", 2.0, 1, "1") in told
+
+
+def test_a_picture_too_few_is_said_and_a_full_dev_shm_seen_before_it_kills() -> None:
+    assert batches.steps_per_epoch(17, 2, 4) == 2
+    with pytest.raises(UsageProblem, match="3 samples are too few for 2 ranks"):
+        batches.steps_per_epoch(3, 2, 2)
+    assert batches.enough_memory(0, 10**9, 8, free=0) is None
+    assert batches.enough_memory(2, 10**6, 2, free=14 * 10**6) is None
+    told = batches.enough_memory(2, 10**6, 2, free=14 * 10**6 - 1)
+    assert told is not None
+    assert "/dev/shm" in told
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    need_memory(10**9, full=False, ranks=2, left=(10 * 10**9, "RAM"))
+    with pytest.raises(CannotJudge, match="/docker/x has 10 GB left"):
+        need_memory(10**9, full=True, ranks=2, left=(10 * 10**9, "/docker/x"))
+    found = bench("--model", "7b", "--target", str(tmp_path), "--device", "cpu", "--ranks-per-node", "1000")
+    assert isinstance(found.exception, CannotJudge)
+    assert "1000 rank(s) take" in found.exception.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_overwrites_nothing(tmp_path: Path) -> None:
+    arguments = ("--model", "tiny", "--target", str(tmp_path), "--device", "cpu", "--checkpoint", str(tmp_path))
+    found = bench(*arguments)
+    assert isinstance(found.exception, UsageProblem)
+    assert f"`{tmp_path}` exists" in found.exception.message
+
+
+def test_gpus_are_counted_by_their_nodes_and_what_may_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    root = str(tmp_path)
+    assert gpus({}, root) == 2
+    assert gpus({"CUDA_VISIBLE_DEVICES": "1"}, root) == 1
+    assert gpus({"CUDA_VISIBLE_DEVICES": ""}, root) == 0
+    assert gpus({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, root) == 2
+
+
+def test_ranks_of_a_node() -> None:
+    two, four = replace(READY, gpus=2), replace(READY, host="node2", gpus=4)
+    assert ranks_per_host(Cluster(), (), [two]) == 2
+    assert ranks_per_host(Cluster(), (), [four, two]) == 2, "the poorest node decides"
+    assert ranks_per_host(Cluster(device="cpu"), (), [four]) == 1
+    assert ranks_per_host(Cluster(), (Host("a", "a", 1), Host("b", "b")), [two, four]) == 1, "the inventory's slots"
+    assert ranks_per_host(Cluster(ranks_per_node=3, device="cpu"), (), [replace(READY, gpus=0)]) == 3
+    with pytest.raises(CannotJudge, match="`node1` has no GPU"):
+        ranks_per_host(Cluster(device="cuda"), (), [replace(READY, gpus=0)])
+    with pytest.raises(CannotJudge, match="2 GPU"):
+        ranks_per_host(Cluster(device="cuda", ranks_per_node=3), (), [two])
+
+
+def test_every_figure_of_every_rank_names_rank_host_and_medium() -> None:
+    found = figures.measurements(run(result(0), result(1)))
+    for rank in (0, 1):
+        mine = {each.name: each for each in found if each.rank == rank}
+        assert mine["finetune.model_bandwidth"].value == MODEL / 8.0
+        assert mine["finetune.model_bandwidth"].medium == "md RAID0 (8 x nvme)"
+        assert mine["finetune.step"].value == 1.9
+        assert mine["finetune.step"].samples == [1.9] * 9, "the first makes buffers"
+        assert mine["finetune.step"].medium == "cpu"
+        assert mine["finetune.data"].value == 0.1
+        assert mine["finetune.tokens"].value == pytest.approx(20_000 / (1.3 + 22.1))
+        assert all(each.host == "node1" for each in mine.values())
+        assert "finetune.checkpoint" not in mine, "nothing was saved"
+    whole = {each.name: each.value for each in found if each.rank is None}
+    assert whole["finetune.all.tokens"] == pytest.approx(40_000 / (1.3 + 22.1))
+    assert whole["finetune.all.end_to_end"] == 40.0
+
+
+@pytest.mark.parametrize(
+    ("storage", "kind"),
+    [((MODEL, 0), "block"), ((MODEL // 2, MODEL // 2), "block"), ((0, 0), "memory"), ((10**9, 0), "none")],
+)
+def test_where_a_model_came_from_is_counted_over_the_node(storage: tuple[int, int], kind: str) -> None:
+    ranks = [
+        result(rank, read_bytes={"model": {"storage": count, "logical": MODEL}}) for rank, count in enumerate(storage)
+    ]
+    found = run(*ranks, workload=replace(WORKLOAD, cold=True))
+    evidence = figures.model_evidence(found, ranks[1])
+    assert evidence.kind == kind
+    assert evidence.counted_bytes == sum(storage)
+    assert judged(found).status == ("pass" if kind == "block" else "unproven")
+    assert judged(run(*ranks)).status == "pass", "nobody asked for a cold cache"
+
+
+def test_a_cold_cache_on_one_node_proves_nothing_of_another() -> None:
+    there = replace(READY, host="node2")
+    cached = {"model": {"storage": 0, "logical": MODEL}}
+    ranks = [result(0), result(1), result(2, read_bytes=cached), result(3, read_bytes=cached)]
+    found = figures.doubts(run(*ranks, workload=replace(WORKLOAD, cold=True), ready=(READY, there)))
+    assert [line.partition(":")[0] for line in found] == ["`node2`"]
+    shm = replace(there, model_medium="tmpfs", in_memory=True)
+    assert figures.doubts(run(*ranks, workload=replace(WORKLOAD, cold=True), ready=(READY, shm))) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "status", "code"),
+    [
+        ([5.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0], "pass", 0),
+        ([1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0], "unproven", 3),
+        ([1.0, 2.0], "pass", 0),
+        ([5.0, float("nan"), 3.0, 2.0, 1.0, 1.0, 1.0, 1.0], "fail", 1),
+        ([5.0, float("inf")], "fail", 1),
+    ],
+)
+def test_that_it_learns_is_judged(losses: list[float], status: str, code: int) -> None:
+    steps = {"step_seconds": [1.0] * len(losses), "data_seconds": [0.1] * len(losses)}
+    verdict = judged(run(result(0, losses=losses, **steps)))
+    assert verdict.status == status
+    assert exit_code([verdict.status]) == code
+    if status == "fail":
+        assert "no number on rank 0 at step 1" in verdict.reasons[0]
+
+
+def test_ranks_that_made_different_steps_fail_and_a_dead_one_is_an_error() -> None:
+    short = result(1, step_seconds=[1.0], data_seconds=[0.1], losses=[1.0])
+    assert judged(run(result(0), short)).status == "fail"
+    assert judged(run(), ("rank 1 died",)).status == "error"
+
+
+def test_what_binds() -> None:
+    start = {"rendezvous": 1.0, "imports": 2.0, "communicator": 0.0, "model_load": 30.0, "engine": 1.0}
+    assert "what binds: the start. 34.00 of 44.00 s" in binds(Shares(start, 1.0, 9.0))
+    assert "model load (30.00 s)" in binds(Shares(start, 1.0, 9.0))
+    assert "what binds: data. Waiting for batches takes 40%" in binds(Shares(start, 40.0, 60.0))
+    assert "what binds: the step. Waiting for batches takes 10.0%" in binds(Shares(start, 10.0, 90.0))
+
+
+def test_the_slowest_rank_says_what_binds() -> None:
+    slow = result(1, seconds={**result().seconds, "end_to_end": 60.0}, data_seconds=[10.0] * 10)
+    spent = shares(by_name(record_of(run(result(0), slow))))
+    assert spent.data == pytest.approx(0.4 + 9 * 10.0)
+
+
+def shown(found: figures.Run) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    print_finetune(record_of(found), None, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_what_people_see() -> None:
+    text = " ".join(shown(run(result(0), result(1, seconds={**result().seconds, "model_load": 16.0}))).split())
+    assert "8,000 million parameters, 20 million trained" in text
+    assert "each of 2 ranks reads all 16 GB from md RAID0 (8 x nvme), the slowest at 1 GB/s" in text
+    assert "of it from drives: 16 GB, 16 GB" in text
+    assert "model load 12.00 8.00 16.00 rank 1" in text
+    assert "loss: from 4.8 to 1.6" in text
+    assert text.endswith("PASS")
+    assert "least" not in shown(run()), "one rank has no slowest"
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["bench", "finetune", *arguments], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "nothing to train"),
+        (("--model", "tiny"), "the model and pictures must be made somewhere"),
+        (("--model", "/m"), "pictures must be made somewhere"),
+        (("--model", "tiny", "--target", "/t", "--dataset", "/d", "--images", "3"), "`--images`"),
+        (("--model", "tiny", "--target", "/t", "--limit", "a"), "`--limit` needs an inventory"),
+        (("--model", "tiny", "--target", "t", "-i", "hosts"), "`--target t` is not absolute"),
+        (("--model", "m", "--target", "/t", "-i", "hosts"), "`--model m` is not absolute"),
+        (("--model", "tiny", "--target", ""), "`--target`"),
+    ],
+)
+def test_calls_that_mean_nothing_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    found = bench(*arguments)
+    assert isinstance(found.exception, UsageProblem)
+    assert said in found.exception.message
+
+
+def test_the_preset_is_the_published_experiment(tmp_path: Path) -> None:
+    done = bench("--preset", "qwen2.5-vl-7b-lora", "--target", str(tmp_path), "--dry-run", "--prepare")
+    assert "fine-tunes `7b` (LoRA of rank 8, ZeRO-2) on 2000 synthetic images: 10 epoch(s)" in done.stderr
+    # Where there is no room for 16 GB and 2,000 images, that is said, and nothing else.
+    assert done.exception is None or isinstance(done.exception, CannotJudge)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_material_that_is_there_needs_no_target() -> None:
+    assert Material("/m", Path("/d")).target is None

@@ -1,0 +1,252 @@
+"""From what the ranks did to the record's figures, checks and verdict. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from tunetool.bench.finetune.preparing import Ready
+from tunetool.bench.finetune.workload import RankResult, Workload
+from tunetool.measure.evidence import LOWEST
+from tunetool.measure.statistics import estimate
+from tunetool.node.units import format_size
+from tunetool.record import CheckResult, Confidence, Evidence, Measurement, Scalar, Verdict
+
+PREFIX = "finetune."
+PHASES = ("rendezvous", "imports", "communicator", "model_load", "engine", "first_batch", "checkpoint", "end_to_end")
+"""In their order."""
+STARTS = PHASES[:5]
+"""Before the first step."""
+_ENOUGH_STEPS = 8
+"""Losses of fewer steps say nothing about whether it learns."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what the ranks were told, what their nodes had, and what they did."""
+
+    workload: Workload
+    ready: Sequence[Ready]
+    results: Sequence[RankResult]
+    launcher: str
+
+    def ready_for(self, result: RankResult) -> Ready:
+        """Of a rank's node: the launcher gives each as many ranks, in the hosts' order."""
+        return self.ready[result.rank * len(self.ready) // max(1, len(self.results))]
+
+
+def conditions(run: Run) -> dict[str, Scalar]:
+    """What the figures were taken under."""
+    told, first = run.workload, run.results[0]
+    found: dict[str, Scalar] = {
+        "model": told.model,
+        "dataset": told.dataset,
+        "trainer": told.trainer,
+        "launcher": run.launcher,
+        "nodes": len(run.ready),
+        "ranks": len(run.results),
+        "zero_stage": told.zero_stage,
+        "batch_size": told.batch_size,
+        "steps": len(first.step_seconds),
+        "learning_rate": told.learning_rate,
+        "tuning": "all parameters" if told.full else f"LoRA, rank {told.lora_rank}",
+        "parameters": first.parameters,
+        "trainable": first.trainable,
+        "loader": told.loader,
+        "workers": told.workers,
+        "seed": told.seed,
+        "cold": told.cold,
+        "compute": first.device,
+    }
+    return found | {f"{name}_version": version for name, version in first.versions.items()}
+
+
+def measurements(run: Run) -> list[Measurement]:
+    """Every figure of every rank, then those of the whole."""
+    told = conditions(run)
+    found = [each for result in run.results for each in _of_rank(run, result, told)]
+    return [*found, *_of_all(run, told)]
+
+
+def _of_rank(run: Run, result: RankResult, told: Mapping[str, Scalar]) -> Iterator[Measurement]:
+    ready = run.ready_for(result)
+    for name in PHASES:
+        if name in result.seconds:
+            medium = ready.model_medium if name == "model_load" else result.device
+            yield _figure(run, result, name, "duration", [result.seconds[name]], told, medium)
+    load = result.seconds.get("model_load")
+    if load and result.model_bytes:
+        read = result.read_bytes.get("model", {})
+        loading: dict[str, Scalar] = {**told, "direction": "read", "model_bytes": result.model_bytes, **_counts(read)}
+        evidence = model_evidence(run, result)
+        rate = [result.model_bytes / load]
+        yield _figure(run, result, "model_bandwidth", "bandwidth", rate, loading, ready.model_medium, evidence)
+    data = {**told, **_counts(result.read_bytes.get("data", {}))}
+    for name, samples, medium, parameters in (
+        ("data", result.data_seconds, ready.dataset_medium, data),
+        ("batch", result.load_seconds, ready.dataset_medium, data),
+        ("step", result.step_seconds, result.device, told),
+    ):
+        if samples:
+            yield _figure(run, result, name, "duration", steady(samples), parameters, medium)
+    seconds = sum(training_seconds(result))
+    if seconds > 0:
+        yield _figure(run, result, "tokens", "rate", [result.tokens / seconds], told, result.device)
+        yield _figure(run, result, "images", "rate", [result.images / seconds], told, result.device)
+
+
+def _of_all(run: Run, told: Mapping[str, Scalar]) -> Iterator[Measurement]:
+    slowest = max(sum(training_seconds(result)) for result in run.results)
+    first = run.results[0]
+    if slowest > 0:
+        for name, count in (("tokens", "tokens"), ("images", "images")):
+            rate = sum(getattr(result, count) for result in run.results) / slowest
+            yield _figure(run, None, f"all.{name}", "rate", [rate], told, first.device)
+    ended = max(result.seconds.get("end_to_end", 0.0) for result in run.results)
+    yield _figure(run, None, "all.end_to_end", "duration", [ended], told, first.device)
+
+
+def steady(samples: Sequence[float]) -> list[float]:
+    """Without the first step, which makes buffers and compiles kernels, where there are others."""
+    return list(samples[1:] or samples)
+
+
+def training_seconds(result: RankResult) -> tuple[float, float]:
+    """Waited for data, and stepped, in all."""
+    return sum(result.data_seconds), sum(result.step_seconds)
+
+
+def _counts(read: Mapping[str, int]) -> dict[str, Scalar]:
+    return {f"{name}_read_bytes": count for name, count in read.items()}
+
+
+def model_evidence(run: Run, result: RankResult) -> Evidence:
+    """What the kernel fetched from block devices for the model, by all ranks of the node: one may read for others.
+
+    `block`: all of it came from there. `memory`: from tmpfs, or the page cache had it. `none`: only a part did.
+    """
+    ready = run.ready_for(result)
+    mine = [each for each in run.results if run.ready_for(each) is ready]
+    counted = sum(each.read_bytes.get("model", {}).get("storage", 0) for each in mine)
+    ratio = counted / result.model_bytes
+    kind: Literal["block", "memory", "none"] = (
+        "block" if ratio >= LOWEST else "memory" if ratio < 1 - LOWEST else "none"
+    )
+    return Evidence(
+        kind=kind,
+        claimed_bytes=result.model_bytes,
+        counted_bytes=counted,
+        ratio=ratio,
+    )
+
+
+_UNITS = {"bandwidth": "B/s", "duration": "s", "rate": "1/s"}
+
+
+def _figure(
+    run: Run,
+    result: RankResult | None,
+    name: str,
+    quantity: str,
+    samples: Sequence[float],
+    parameters: Mapping[str, Scalar],
+    medium: str,
+    evidence: Evidence | None = None,
+) -> Measurement:
+    found = estimate(samples)
+    versions = (result or run.results[0]).versions
+    engine = "deepspeed" if run.workload.trainer == "deepspeed" else run.workload.trainer
+    return Measurement(
+        name=PREFIX + name,
+        layer="training",
+        engine=f"{engine} {versions.get(engine, '')}".strip(),
+        medium=medium,
+        quantity=quantity,
+        unit=_UNITS[quantity],
+        better="lower" if quantity == "duration" else "higher",
+        value=found.value,
+        samples=list(samples),
+        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
+        parameters=dict(parameters),
+        rank=result.rank if result is not None else None,
+        host=result.host if result is not None else None,
+        evidence=evidence,
+    )
+
+
+def checks(run: Run) -> list[CheckResult]:
+    """Whether every rank did all of its steps, and whether it learned."""
+    counts = sorted({len(result.step_seconds) for result in run.results})
+    expected = "every rank makes the same steps, one at least"
+    status = "pass" if len(counts) == 1 and counts[0] > 0 else "fail"
+    steps = CheckResult(
+        id=f"{PREFIX}steps",
+        status=status,
+        expected=expected,
+        found=f"{', '.join(map(str, counts))} steps on {len(run.results)} ranks",
+        remedy="" if status == "pass" else "look at the ranks' logs beside the record",
+    )
+    return [steps, _loss(run)]
+
+
+def _loss(run: Run) -> CheckResult:
+    name, expected = f"{PREFIX}loss", "a loss that is a number at every step, and falls"
+    bad = [
+        (result.rank, step)
+        for result in run.results
+        for step, loss in enumerate(result.losses)
+        if not math.isfinite(loss)
+    ]
+    if bad:
+        rank, step = bad[0]
+        remedy = "lower `--learning-rate`; with weights of your own, look for infinite values in them"
+        found = f"no number on rank {rank} at step {step}"
+        return CheckResult(id=name, status="fail", expected=expected, found=found, remedy=remedy)
+    before, after = loss_change(run.results)
+    found = f"from {before:.4g} to {after:.4g}"
+    if len(run.results[0].losses) < _ENOUGH_STEPS:
+        return CheckResult(id=name, status="pass", expected=expected, found=f"{found}, in too few steps to tell more")
+    if after < before:
+        return CheckResult(id=name, status="pass", expected=expected, found=found)
+    remedy = "another `--learning-rate`, or more steps"
+    return CheckResult(id=name, status="unknown", expected=expected, found=f"{found}: not falling", remedy=remedy)
+
+
+def loss_change(results: Sequence[RankResult]) -> tuple[float, float]:
+    """Mean over all ranks in the first and in the last quarter of the steps."""
+    curves = list(zip(*(result.losses for result in results), strict=False))
+    means = [fmean(each) for each in curves] or [math.nan]
+    quarter = max(1, len(means) // 4)
+    return fmean(means[:quarter]), fmean(means[-quarter:])
+
+
+def doubts(run: Run) -> list[str]:
+    """Why figures prove nothing of the storage, where that was asked for."""
+    if not run.workload.cold:
+        return []
+    found = {}
+    for result in run.results:
+        ready = run.ready_for(result)
+        evidence = model_evidence(run, result)
+        if not ready.in_memory and evidence.kind != "block":
+            found[ready.host] = (
+                f"`{ready.host}`: of the model's {format_size(result.model_bytes)} the kernel fetched "
+                f"{format_size(evidence.counted_bytes or 0)} from drives: the rest was in memory, though the cache was "
+                "dropped, or came over a network, which its counters do not show"
+            )
+    return list(found.values())
+
+
+def verdict(found: Sequence[CheckResult], errors: Sequence[str], unproven: Sequence[str]) -> Verdict:
+    """That it trained is judged; a speed is a figure, not a promise."""
+    failed = [f"{check.id}: {check.found}" for check in found if check.status == "fail"]
+    unknown = [f"{check.id}: {check.found}" for check in found if check.status == "unknown"]
+    reasons = list(dict.fromkeys([*failed, *errors, *unproven, *unknown]))
+    if failed:
+        return Verdict(status="fail", reasons=reasons)
+    if errors:
+        return Verdict(status="error", reasons=reasons)
+    return Verdict(status="unproven" if unproven or unknown else "pass", reasons=reasons)
