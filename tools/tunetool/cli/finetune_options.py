@@ -29,6 +29,7 @@ class Options:
     inventory: str | None
     limit: str | None
     launcher: str
+    slurm: tuple[str, ...]
     python: str | None
     ranks_per_node: int | None
     device: str
@@ -71,6 +72,7 @@ class Options:
 
         return Cluster(
             launcher=self.launcher,
+            slurm=self.slurm,
             python=self.python,
             inventory=Path(self.inventory) if self.inventory is not None else None,
             limit=self.limit,
@@ -113,6 +115,12 @@ _OPTIONS = (
         default="auto",
         show_default=True,
         help="What starts the ranks. auto: torchrun here, or over ssh with -i.",
+    ),
+    click.option(
+        "--slurm",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="For --launcher slurm: into its batch script. Again for more.",
     ),
     click.option(
         "--python",

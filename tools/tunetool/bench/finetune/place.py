@@ -50,7 +50,8 @@ class Place:
 def find_place(cluster: Cluster, progress: Progress) -> Place:
     """Raises ``UsageProblem``."""
     hosts = () if cluster.inventory is None else tuple(from_inventory(cluster.inventory, cluster.limit))
-    return Place(choose(cluster.launcher, cluster.inventory, cluster.limit, progress), hosts, cluster.python)
+    chosen = choose(cluster.launcher, cluster.inventory, cluster.limit, progress, cluster.slurm)
+    return Place(chosen, hosts, cluster.python)
 
 
 def need_gpus(cluster: Cluster, environment: Mapping[str, str]) -> None:

@@ -27,6 +27,8 @@ class Cluster:
     launcher: str = "auto"
     inventory: Path | None = None
     limit: str | None = None
+    slurm: Sequence[str] = ()
+    """Each ``KEY=VALUE`` for its batch script."""
     python: str | None = None
     """The interpreter on the hosts; None: as ``launch.job.Job`` says."""
     ranks_per_node: int | None = None
