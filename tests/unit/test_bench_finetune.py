@@ -172,7 +172,7 @@ def test_bytes_read_are_counted_by_the_kernel(tmp_path: Path) -> None:
 
 def test_a_recorder_adds_up(tmp_path: Path) -> None:
     beats: list[int] = []
-    told: list[tuple[str, float, int, str]] = []
+    told: list[tuple[str, float, int, str, float | None]] = []
     recorder = Recorder(0, 0, 1, None, beat=lambda: beats.append(1))
     recorder.scalars = lambda *point: told.append(point)
     with recorder.phase("imports"):
@@ -189,7 +189,23 @@ def test_a_recorder_adds_up(tmp_path: Path) -> None:
     assert (found.data_seconds, found.step_seconds, found.tokens, found.images) == ([0.5, 0.1], [1.0, 0.9], 200, 4)
     assert found.read_bytes["model"]["logical"] >= 5000
     assert len(beats) == 4
-    assert ("loss", 2.0, 1, "1") in told
+    assert ("loss", 2.0, 1, "1", None) in told
+
+
+def test_a_trainer_that_does_not_say_how_long_it_waited_is_not_said_to_have_waited_0_s() -> None:
+    told: list[tuple[str, float, int, str, float | None]] = []
+    recorder = Recorder(0, 0, 1, None, libraries={"torch": "theirs"})
+    recorder.scalars = lambda *point: told.append(point)
+    recorder.step(None, None, 1.0, 3.0, 1e-4, 100, 2, at=1234.5)
+    found = recorder.result()
+    assert (found.data_seconds, found.load_seconds, found.step_seconds) == ([], [], [1.0])
+    assert "first_batch" not in found.seconds
+    assert sorted(told) == [
+        ("learning_rate", 1e-4, 0, "1", 1234.5),
+        ("loss", 3.0, 0, "1", 1234.5),
+        ("step_time", 1.0, 0, "s", 1234.5),
+    ]
+    assert found.versions == {"torch": "theirs"}
 
 
 def test_a_picture_too_few_is_said_and_a_full_dev_shm_seen_before_it_kills() -> None:

@@ -81,7 +81,7 @@ if $deepspeed && [ "$(cat .venv/.stamp-deepspeed 2>/dev/null)" != "$key" ]; then
     echo "hint: let pip find a CPU wheel of torch (PIP_EXTRA_INDEX_URL), or use Python 3.11 where that has one"
   else
     echo "installing torch and DeepSpeed"
-    "${pip[@]}" --editable '.[control,dev,deepspeed,checkpoint,engines,finetune]'
+    "${pip[@]}" --editable '.[control,dev,deepspeed,checkpoint,engines,finetune,lightning]'
     printf '%s' "$key" >.venv/.stamp-deepspeed
   fi
 fi

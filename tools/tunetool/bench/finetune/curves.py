@@ -113,14 +113,15 @@ class Curves:
         with contextlib.suppress(OSError):
             self._tell()
 
-    def scalar(self, name: str, value: float, step: int, unit: str = "1") -> None:
+    def scalar(self, name: str, value: float, step: int, unit: str = "1", at: float | None = None) -> None:
         """A figure of a step: ``loss``, ``learning_rate``, ``step_seconds`` (unit ``s``); in TensorBoard train/NAME.
 
-        Raises ``ValueError`` for a name that no file should have; never for the disk.
+        ``at``: the wall clock it belongs to, by default now. Raises ``ValueError`` for a name that no file should have;
+        never for the disk.
         """
         if not _NAME.match(name):
             raise ValueError(f"`{name}` is no name of a curve")
-        self._put(name, value, step, time.time(), unit=unit)
+        self._put(name, value, step, time.time() if at is None else at, unit=unit)
 
     def _sample_on(self, interval: float) -> None:
         due = time.monotonic()

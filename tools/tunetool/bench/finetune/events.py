@@ -68,3 +68,24 @@ class Events:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
+
+
+def read_scalars(directory: Path) -> tuple[float, dict[str, list[tuple[int, float, float]]]]:
+    """When the first event file in ``directory`` was opened, and for each tag its points: step, wall clock, value.
+
+    Raises ``NoTensorBoard`` without the package; nothing is found where there are no files.
+    """
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+    except ImportError:
+        raise NoTensorBoard("TensorBoard is not installed (`pip install tensorboard`)") from None
+    began = 0.0
+    found: dict[str, list[tuple[int, float, float]]] = {}
+    for path in sorted(directory.rglob("events.out.tfevents.*")):
+        for event in LegacyEventFileLoader(str(path)).Load():
+            began = began or event.wall_time
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    point = (event.step, event.wall_time, value.simple_value)
+                    found.setdefault(value.tag, []).append(point)
+    return began, found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ ALPHA = 2
 WARM_UP = 0.1
 """Of the steps, in which the learning rate rises; a cosine brings it down to 0 afterwards."""
 
+Made = Generator[tuple[batches.Batch, batches.Cost], None, None]
+
 
 @dataclass
 class Trainer:
@@ -47,7 +49,7 @@ class Trainer:
         with self.recorder.phase("communicator"):
             self._communicator()
         if self.workload.cold:
-            self._drop()
+            self.drop()
         model = self._load()
         samples = Samples(Path(self.workload.dataset), Path(self.workload.model))
         plan = self._plan(len(samples))
@@ -108,7 +110,7 @@ class Trainer:
         if int(one.item()) != self.recorder.world:
             raise CannotJudge(f"{int(one.item())} of {self.recorder.world} ranks answered the first collective")
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
         """One rank of each node, while the others wait."""
         import torch
 
@@ -145,15 +147,20 @@ class Trainer:
             plan += batches.order(samples, epoch, recorder.rank, recorder.world, workload.batch_size, workload.seed)
         return plan[:wanted]
 
-    def _engine(self, model: Any, steps: int) -> Any:
-        import deepspeed
+    def _optimizer(self, model: Any, steps: int) -> tuple[Any, Any]:
+        """And its schedule, stepped once for each step."""
         import torch
         from transformers import get_cosine_schedule_with_warmup
 
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # torch's own: DeepSpeed's would compile an op first.
         optimizer = torch.optim.AdamW(trained, lr=self.workload.learning_rate, weight_decay=0.0)
-        schedule = get_cosine_schedule_with_warmup(optimizer, round(WARM_UP * steps), steps)
+        return optimizer, get_cosine_schedule_with_warmup(optimizer, round(WARM_UP * steps), steps)
+
+    def _engine(self, model: Any, steps: int) -> Any:
+        import deepspeed
+
+        optimizer, schedule = self._optimizer(model, steps)
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimizer,
@@ -167,9 +174,7 @@ class Trainer:
     def _train(self, engine: Any, samples: Any, plan: Sequence[Sequence[int]]) -> None:
         recorder, step = self.recorder, 0
         asked = time.monotonic()
-        made = batches.batches(
-            samples, collate, plan, self.workload.workers, self.cuda, self.local_world, recorder.notes.append
-        )
+        made = self._batches(samples, plan)
         with contextlib.closing(made):
             for batch, cost in made:
                 waited = time.monotonic() - asked
@@ -184,6 +189,10 @@ class Trainer:
                 asked = time.monotonic()
         if step != len(plan):
             raise CannotJudge(f"rank {recorder.rank} made {step} of {len(plan)} steps")
+
+    def _batches(self, samples: Any, plan: Sequence[Sequence[int]]) -> Made:
+        workers, tell = self.workload.workers, self.recorder.notes.append
+        return batches.batches(samples, collate, plan, workers, self.cuda, self.local_world, tell)
 
     def _step(self, engine: Any, batch: batches.Batch) -> float:
         """Until the device has done it; the rank's own loss."""

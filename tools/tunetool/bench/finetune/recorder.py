@@ -16,8 +16,8 @@ from tunetool.bench.finetune.workload import ERROR, RESULT, RankResult
 from tunetool.errors import ExitCode, TunetoolError
 
 _LIBRARIES = ("torch", "deepspeed", "transformers", "peft", "lightning", "llamafactory")
-Scalars = Callable[[str, float, int, str], None]
-"""Name, value, step, unit: where curves go."""
+Scalars = Callable[[str, float, int, str, float | None], None]
+"""Name, value, step, unit, and when (wall clock; None: now): where curves go."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,13 @@ class Recorder:
     seconds: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    scalars: Scalars = lambda _name, _value, _step, _unit: None
+    scalars: Scalars = lambda _name, _value, _step, _unit, _at: None
     beat: Callable[[], None] = lambda: None
     """Told at each step: the watchdog's sign of life."""
     _began: float = field(default_factory=time.monotonic)
-    _steps: list[tuple[float, float, float, float]] = field(default_factory=list)
+    libraries: dict[str, str] | None = None
+    """Versions, of a trainer that runs in an environment of its own."""
+    _steps: list[tuple[float | None, float | None, float, float]] = field(default_factory=list)
     _read: dict[str, Read] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,11 +98,23 @@ class Recorder:
         self._read[what] = self._read.get(what, Read()).plus(read)
 
     def step(
-        self, waited: float, loaded: float, took: float, loss: float, rate: float, tokens: int, images: int
+        self,
+        waited: float | None,
+        loaded: float | None,
+        took: float,
+        loss: float,
+        rate: float,
+        tokens: int,
+        images: int,
+        at: float | None = None,
     ) -> None:
-        """One step: seconds waited for its batch, seconds in which the batch was made, and of the step itself."""
+        """One step: seconds waited for its batch, seconds in which the batch was made, and of the step itself.
+
+        None: the trainer does not say; a wait that nobody knows is part of ``took``. ``at``: wall clock of its end,
+        where it is noted later.
+        """
         number = len(self._steps)
-        if number == 0:
+        if number == 0 and waited is not None:
             self.seconds["first_batch"] = waited
         self._steps.append((waited, loaded, took, rate))
         self.losses.append(loss)
@@ -112,7 +126,8 @@ class Recorder:
             ("step_time", took, "s"),
             ("data_time", waited, "s"),
         ):
-            self.scalars(name, value, number, unit)
+            if value is not None:
+                self.scalars(name, value, number, unit, at)
         self.beat()
 
     def result(self) -> RankResult:
@@ -124,8 +139,8 @@ class Recorder:
             local_rank=self.local_rank,
             device=self.device,
             seconds=dict(self.seconds),
-            data_seconds=[each[0] for each in self._steps],
-            load_seconds=[each[1] for each in self._steps],
+            data_seconds=[each[0] for each in self._steps if each[0] is not None],
+            load_seconds=[each[1] for each in self._steps if each[1] is not None],
             step_seconds=[each[2] for each in self._steps],
             losses=list(self.losses),
             learning_rates=[each[3] for each in self._steps],
@@ -135,7 +150,7 @@ class Recorder:
             read_bytes={name: {"storage": read.storage, "logical": read.logical} for name, read in self._read.items()},
             parameters=self.parameters,
             trainable=self.trainable,
-            versions=versions(),
+            versions=versions() if self.libraries is None else self.libraries,
             notes=list(self.notes),
         )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tunetool.bench.finetune.workload import (
@@ -36,7 +38,7 @@ def run_workload(
     job = replace(
         job,
         program=("-m", _WORKER, "--workload", workload.to_json()),
-        environment=as_environment(workload, job.environment),
+        environment=as_environment(workload, {**handed_on(os.environ), **job.environment}),
     )
     with progress.step(what, seconds) as tick:
         try:
@@ -44,6 +46,11 @@ def run_workload(
         except RankFailed as error:
             raise explained(error, job) from error
     return [read_result(job.directory, rank) for rank in range(world_of(job))]
+
+
+def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the caller's environment tells the ranks of every host: where LLaMA-Factory is."""
+    return {name: environment[name] for name in ("TUNETOOL_LLAMAFACTORY",) if name in environment}
 
 
 def explained(error: RankFailed, job: Job) -> CannotJudge | UsageProblem:

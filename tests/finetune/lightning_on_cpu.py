@@ -1,0 +1,53 @@
+"""One rank of the fine-tune by Lightning on a CPU, which Lightning itself refuses: only that refusal is taken out.
+
+Lightning, DeepSpeed, the module, its hooks and what they note are the real ones. `argv`: the workload, a directory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+
+from tunetool.bench.finetune.dataset import Samples
+from tunetool.bench.finetune.recorder import Recorder, keep_result
+from tunetool.bench.finetune.trainers.lightning import LightningTrainer
+from tunetool.bench.finetune.trainers.lightning_module import FineTune
+from tunetool.bench.finetune.trainers.lightning_settings import configuration
+from tunetool.bench.finetune.workload import workload_from_json
+
+
+class OnCpu(DeepSpeedStrategy):
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu", 0)  # with a number, which DeepSpeed asks for
+
+    def setup_environment(self) -> None:
+        DDPStrategy.setup_environment(self)
+
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()
+        self._init_deepspeed_distributed()
+
+
+workload = workload_from_json(sys.argv[1])
+rank, local_rank, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+trainer = LightningTrainer(workload, Recorder(rank, local_rank, world), int(os.environ["LOCAL_WORLD_SIZE"]))
+trainer._import()
+samples = Samples(Path(workload.dataset), Path(workload.model))
+plan = trainer._plan(len(samples))
+settings = configuration(workload, world, trainer.local_world, len(plan))
+config: dict[str, Any] = settings.strategy["config"]
+config["bf16"]["enabled"] = config["zero_optimization"]["overlap_comm"] = False
+strategy = OnCpu(cluster_environment=TorchElasticEnvironment(), **settings.strategy)
+on_cpu = {**settings.trainer, "accelerator": "cpu", "precision": "32-true"}
+trainer.fit(pl.Trainer(strategy=strategy, **on_cpu), FineTune(trainer, len(plan)), samples, plan)
+own = Path(sys.argv[2]) / f"rank-{rank}"
+own.mkdir(parents=True)
+keep_result(own, trainer.recorder.result())

@@ -1,0 +1,175 @@
+"""The fine-tune by trainers of others: what they do where they can run, and what is said where they cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+if not find_spec("deepspeed") or not find_spec("peft"):
+    pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
+
+from tunetool.bench.finetune import models, pictures
+from tunetool.bench.finetune.series import gather
+from tunetool.bench.finetune.workload import RankResult, Workload, as_environment, read_result
+from tunetool.launch.local import RankFailed, run_ranks
+
+WORKER = ("-m", "tunetool.bench.finetune.worker", "--workload")
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("material")
+    models.build("tiny", place / "model", seed=0)
+    pictures.make(place / "data", images=12, width=56, height=56, seed=0)
+    return place
+
+
+def workload(material: Path, **more: object) -> Workload:
+    told = {"model": str(material / "model"), "dataset": str(material / "data"), "device": "cpu", "workers": 0}
+    return Workload(**{**told, **more})  # type: ignore[arg-type]
+
+
+def results(out: Path) -> list[RankResult]:
+    return [read_result(out, rank) for rank in range(2)]
+
+
+def one_rank(told: Workload, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TUNETOOL_OUT": str(out)}
+    return subprocess.run(
+        [sys.executable, *WORKER, told.to_json()],
+        env={**os.environ, **alone, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_lightning_stops_on_a_machine_without_a_gpu(material: Path, tmp_path: Path) -> None:
+    done = one_rank(workload(material, trainer="lightning"), tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.splitlines()[-2:] == [
+        "error: Lightning's DeepSpeed strategy runs on CUDA alone, and this rank has no GPU",
+        "hint: `--trainer deepspeed` runs without it, on CPUs too",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("lightning"), reason="Lightning is not installed")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_lightning_with_deepspeed_makes_the_same_steps_as_ours(material: Path, tmp_path: Path, stage: int) -> None:
+    told = workload(material, zero_stage=stage, steps=3, learning_rate=0.01, trainer="lightning")
+    environment = as_environment(told, os.environ)
+    program = [str(Path(__file__).with_name("lightning_on_cpu.py"))]
+    saved = Workload(**{**vars(told), "checkpoint": str(tmp_path / "saved")})
+    run_ranks([*program, saved.to_json(), str(tmp_path / "theirs")], 2, environment, tmp_path / "logs", 150)
+    ours = Workload(**{**vars(told), "trainer": "deepspeed"})
+    told_ours = {**environment, "TUNETOOL_OUT": str(tmp_path / "ours")}
+    run_ranks([*WORKER, ours.to_json()], 2, told_ours, tmp_path / "logs-ours", 150)
+    for one, other in zip(results(tmp_path / "theirs"), results(tmp_path / "ours"), strict=True):
+        # The same model, samples, optimizer and schedule: the same numbers.
+        assert one.losses == pytest.approx(other.losses, rel=1e-4)
+        assert one.learning_rates == pytest.approx(other.learning_rates)
+        assert (one.tokens, one.images, one.trainable) == (other.tokens, other.images, other.trainable)
+        assert {"communicator", "model_load", "engine", "first_batch", "checkpoint"} <= set(one.seconds)
+        assert len(one.step_seconds) == len(one.data_seconds) == 3
+        assert all(seconds > 0 for seconds in (*one.step_seconds, *one.data_seconds))
+        assert {"lightning", "deepspeed"} <= set(one.versions)
+        assert one.read_bytes["model"]["logical"] > 0
+    assert list((tmp_path / "saved").rglob("*optim_states.pt"))
+
+
+def test_without_llamafactory_its_files_are_left_for_the_user(material: Path, tmp_path: Path) -> None:
+    told = workload(material, trainer="llamafactory", epochs=10)
+    done = one_rank(told, tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), PATH="/usr/bin:/bin")
+    assert done.returncode == 3, done.stderr
+    (script,) = (tmp_path / "cache/tunetool/llamafactory").glob("*/llamafactory.sh")
+    assert done.stderr.splitlines()[-2:] == [
+        "error: `llamafactory-cli` is not installed",
+        "hint: `pip install llamafactory` into a virtual environment of its own, and name that in "
+        f"TUNETOOL_LLAMAFACTORY; what it would be told is in `{script.parent}`",
+    ]
+    settings = yaml.safe_load((script.parent / "llamafactory.yaml").read_text())
+    assert (settings["num_train_epochs"], settings["dataset"]) == (10, "tunetool_colours")
+    assert Path(settings["deepspeed"]).is_file()
+    assert settings["image_max_pixels"] == 112 * 112
+
+
+# Stands for LLaMA-Factory, which wants a torchvision that does not go with a CPU's torch: takes what it is told, and
+# leaves the files that version 0.9.5 leaves.
+STAND_IN = textwrap.dedent("""
+    #!{python}
+    import json, os, sys, time
+    from pathlib import Path
+    import yaml
+    from tunetool.bench.finetune.events import Events
+    assert "RANK" not in os.environ and not [name for name in os.environ if name.startswith("TORCHELASTIC")]
+    told = yaml.safe_load(Path(sys.argv[2]).read_text())
+    print("trainable params: 10 || all params: 1,000 || trainable%: 1.0", flush=True)
+    if told["max_steps"] == 13:
+        sys.exit("[rank0]: ValueError: what it does not like")
+    events, history = Events(Path(os.environ["TENSORBOARD_LOGGING_DIR"])), []
+    for step in range(1, told["max_steps"] + 1):
+        time.sleep(0.2)
+        events.scalar("train/loss", 1 / step, step, time.time())
+        history.append(dict(step=step, loss=1 / step, learning_rate=told["learning_rate"] * step))
+    output = Path(told["output_dir"])
+    output.mkdir()
+    (output / "adapter_model.safetensors").write_text("what it trained")
+    rate = 2 * int(os.environ["NPROC_PER_NODE"]) / 0.2
+    (output / "trainer_state.json").write_text(json.dumps(dict(log_history=history, num_input_tokens_seen=600)))
+    whole = dict(train_runtime=0.2 * len(history), train_samples_per_second=rate)
+    (output / "all_results.json").write_text(json.dumps(whole))
+""").lstrip()
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("venv")
+    (directory / "bin").mkdir()
+    (directory / "bin/python").symlink_to(sys.executable)
+    program = directory / "bin/llamafactory-cli"
+    program.write_text(STAND_IN.format(python=sys.executable))
+    program.chmod(0o755)
+    return directory
+
+
+def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tmp_path: Path, stand_in: Path) -> None:
+    told = workload(material, trainer="llamafactory", steps=4, curves=0.5)
+    environment = {**os.environ, "TUNETOOL_LLAMAFACTORY": str(stand_in), "TUNETOOL_OUT": str(tmp_path)}
+    run_ranks([*WORKER, told.to_json()], 2, environment, tmp_path / "logs", 100)
+    for each in results(tmp_path):
+        assert each.losses == [1.0, 1 / 2, 1 / 3, 1 / 4]
+        assert each.learning_rates == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4])
+        assert each.step_seconds == pytest.approx([0.2] * 4, abs=0.15)
+        # Nobody says how long it waited for data, so nobody is told that it did not.
+        assert (each.data_seconds, each.load_seconds) == ([], [])
+        assert (each.tokens, each.images) == (300, 8)
+        assert (each.parameters, each.trainable) == (1000, 10)
+        assert each.seconds["llamafactory"] > 0.8
+        assert each.versions.items() >= {"torch": __import__("torch").__version__}.items()
+    # Its settings and results come to the control machine, what it trained does not.
+    left = {path.name for path in (tmp_path / "rank-0/llamafactory").rglob("*") if path.is_file()}
+    assert {"llamafactory.yaml", "llamafactory.sh", "all_results.json"} <= left
+    assert "adapter_model.safetensors" not in left
+    series = {(each.name, each.rank) for each in gather(tmp_path).series}
+    assert {("loss", 0), ("loss", 1), ("node.cpu", 0)} <= series
+    assert ("data_time", 0) not in series
+
+
+def test_llamafactory_s_own_error_is_what_is_said(material: Path, tmp_path: Path, stand_in: Path) -> None:
+    told = workload(material, trainer="llamafactory", steps=13)
+    environment = {**os.environ, "TUNETOOL_LLAMAFACTORY": str(stand_in), "TUNETOOL_OUT": str(tmp_path)}
+    with pytest.raises(RankFailed):
+        run_ranks([*WORKER, told.to_json()], 2, environment, tmp_path / "logs", 100)
+    said = [json.loads(path.read_text())["message"] for path in sorted(tmp_path.glob("rank-*/error.json"))]
+    # Whichever died first, what is said is the reason and not that another rank is gone.
+    assert said == ["LLaMA-Factory ended with status 1: ValueError: what it does not like"] * 2

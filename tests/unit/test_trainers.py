@@ -1,0 +1,172 @@
+"""What other trainers are told, and what is read from what they leave. No torch, no Lightning, no LLaMA-Factory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tunetool.bench.finetune.trainers.lightning_settings import configuration
+from tunetool.bench.finetune.trainers.llamafactory_files import DEEPSPEED, SETTINGS, Place, real, render, write
+from tunetool.bench.finetune.trainers.llamafactory_results import outcome
+from tunetool.bench.finetune.workload import Workload
+from tunetool.bench.finetune.zero import ds_config
+from tunetool.errors import CannotJudge
+
+ODD = '/data/a model\'s "name": #1 \\ äöü'
+
+
+def workload(**more: Any) -> Workload:
+    return Workload(**{"model": "/models/7b", "dataset": "/data/qa", **more})
+
+
+def place(**more: Any) -> Place:
+    told = {"directory": Path("/run/lf"), "nodes": 1, "ranks": 8, "cuda": True, "dataset_name": "qa", "pixels": 589824}
+    return Place(**{**told, **more})
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_lightning_trains_by_our_own_configuration(stage: int) -> None:
+    told = workload(zero_stage=stage, batch_size=3)
+    found = configuration(told, world=16, local_world=8, steps=40)
+    ours = ds_config(told, 16, cuda=True)
+    # The one key that Lightning refuses, and sets from what its Trainer is told.
+    assert found.strategy["config"] == {
+        key: value for key, value in ours.items() if key != "gradient_accumulation_steps"
+    }
+    assert found.trainer["accumulate_grad_batches"] == ours["gradient_accumulation_steps"]
+    assert found.strategy["config"]["zero_optimization"]["stage"] == stage
+    assert (found.trainer["devices"], found.trainer["num_nodes"]) == (8, 2)
+    assert (found.trainer["accelerator"], found.trainer["precision"]) == ("cuda", "bf16-true")
+    # Our plan is dealt out already, and is all there is.
+    assert (found.trainer["max_steps"], found.trainer["use_distributed_sampler"]) == (40, False)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_lightning_saves_what_was_trained(full: bool) -> None:
+    assert configuration(workload(full=full), 1, 1, 1).strategy["exclude_frozen_parameters"] is not full
+
+
+def settings(told: Workload, where: Place) -> Mapping[str, Any]:
+    found = yaml.safe_load(render(told, where)[SETTINGS])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_llamafactory_is_told_the_seed_s_fine_tune() -> None:
+    found = settings(workload(epochs=10, batch_size=2), place())
+    expected = {
+        "model_name_or_path": "/models/7b",
+        "stage": "sft",
+        "finetuning_type": "lora",
+        "lora_rank": 8,
+        "lora_alpha": 16,
+        "lora_target": "all",
+        "template": "qwen2_vl",
+        "dataset": "qa",
+        "dataset_dir": "/data/qa",
+        "deepspeed": f"/run/lf/{DEEPSPEED}",
+        "output_dir": "/run/lf/output",
+        "report_to": "tensorboard",
+        "num_train_epochs": 10,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-4,
+        "bf16": True,
+        "image_max_pixels": 589824,
+    }
+    assert {key: found.get(key) for key in expected} == expected
+    assert "max_steps" not in found
+    assert "use_cpu" not in found
+
+
+def test_llamafactory_without_lora_trains_the_vision_tower_too() -> None:
+    found = settings(workload(full=True, steps=7), place(cuda=False))
+    assert (found["finetuning_type"], found["max_steps"], found["use_cpu"]) == ("full", 7, True)
+    assert (found["freeze_vision_tower"], found["freeze_multi_modal_projector"]) == (False, False)
+    assert not {"lora_rank", "num_train_epochs", "bf16"} & set(found)
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-5, 3.0, 1e-05 / 3, 2e16])
+def test_a_learning_rate_is_a_number_to_yaml(rate: float) -> None:
+    assert yaml.safe_load(real(rate)) == rate
+    assert settings(workload(learning_rate=rate), place())["learning_rate"] == rate
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_partitions_as_in_our_own_loop(stage: int) -> None:
+    told = workload(zero_stage=stage)
+    found = json.loads(render(told, place())[DEEPSPEED])
+    ours = ds_config(told, 8, cuda=True)
+    assert found["zero_optimization"] == ours["zero_optimization"]
+    # What the YAML says as well is left to it: transformers refuses what contradicts it.
+    assert {key for key in ours if found[key] == "auto" or found[key] == {"enabled": "auto"}} == {
+        "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping", "bf16",
+    }  # fmt: skip
+
+
+def test_paths_with_odd_characters_reach_the_program(tmp_path: Path) -> None:
+    directory = tmp_path / "a b's $HOME"
+    programs = tmp_path / "its bin"
+    programs.mkdir()
+    cli = programs / "llamafactory-cli"
+    cli.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$NNODES $NODE_RANK $NPROC_PER_NODE $MASTER_ADDR $MASTER_PORT"\n')
+    cli.chmod(0o755)
+    script = write(workload(model=ODD, dataset=ODD), place(directory=directory, programs=programs, ranks=4))
+    environment = {"PATH": os.environ["PATH"], "MASTER_PORT": "4321"}
+    done = subprocess.run([str(script)], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["train", str(directory / SETTINGS), "1 0 4 127.0.0.1 4321"]
+    found = yaml.safe_load((directory / SETTINGS).read_text())
+    assert (found["model_name_or_path"], found["dataset_dir"]) == (ODD, ODD)
+    assert (found["deepspeed"], found["output_dir"]) == (str(directory / DEEPSPEED), str(directory / "output"))
+
+
+def test_a_script_for_several_nodes_asks_which_it_is(tmp_path: Path) -> None:
+    script = write(workload(), place(directory=tmp_path, nodes=2))
+    done = subprocess.run([str(script)], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "NODE_RANK: the number of this node, from 0" in done.stderr
+
+
+# As LLaMA-Factory 0.9.5 wrote them for 3 steps of 2 ranks with 2 samples each.
+STATE: dict[str, Any] = {
+    "global_step": 3,
+    "num_input_tokens_seen": 1200,
+    "log_history": [
+        {"epoch": 0.5, "grad_norm": 1.0, "learning_rate": 0.0, "loss": 6.21, "num_input_tokens_seen": 400, "step": 1},
+        {"epoch": 1.0, "grad_norm": 1.1, "learning_rate": 1e-4, "loss": 6.11, "num_input_tokens_seen": 800, "step": 2},
+        {"epoch": 1.5, "grad_norm": 1.2, "learning_rate": 5e-5, "loss": 6.04, "num_input_tokens_seen": 1200, "step": 3},
+        {"epoch": 1.5, "step": 3, "total_flos": 1.0, "train_loss": 6.12, "train_runtime": 4.0},
+    ],
+}
+RESULTS = {"train_loss": 6.12, "train_runtime": 4.0, "train_samples_per_second": 3.0, "train_steps_per_second": 0.75}
+POINTS = [(1, 1002.0, 6.21), (2, 1003.0, 6.11), (3, 1003.5, 6.04)]
+LOG = "[INFO] trainable params: 20,185,088 || all params: 8,312,351,744 || trainable%: 0.2428\n"
+
+
+def test_what_llamafactory_says_of_a_run() -> None:
+    found = outcome(STATE, RESULTS, 1000.5, POINTS, LOG)
+    assert (found.seconds, found.samples, found.tokens) == (4.0, 12, 1200)
+    assert (found.losses, found.learning_rates) == ([6.21, 6.11, 6.04], [0.0, 1e-4, 5e-5])
+    # The first from when its event file was opened, as training began.
+    assert (found.step_seconds, found.ends) == ([1.5, 1.0, 0.5], [1002.0, 1003.0, 1003.5])
+    assert (found.trainable, found.parameters) == (20_185_088, 8_312_351_744)
+
+
+@pytest.mark.parametrize(
+    ("state", "results", "points", "said"),
+    [
+        ({}, RESULTS, POINTS, "LLaMA-Factory's results lack 'log_history'"),
+        (STATE, {}, POINTS, "LLaMA-Factory's results lack 'train_runtime'"),
+        (STATE, RESULTS, POINTS[:1], "LLaMA-Factory logged 3 steps and wrote 1 of them to TensorBoard"),
+        ({**STATE, "log_history": []}, RESULTS, [], "LLaMA-Factory logged 0 steps"),
+    ],
+)
+def test_results_with_something_missing(state: Any, results: Any, points: Any, said: str) -> None:
+    with pytest.raises(CannotJudge, match=said):
+        outcome(state, results, 1000.5, points, LOG)
