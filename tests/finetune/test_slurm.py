@@ -118,6 +118,7 @@ def test_an_interrupt_cancels_the_job_and_leaves_nothing(slurm: Cluster, tmp_pat
     _nothing_is_left(slurm)
 
 
+@pytest.mark.slow
 def test_a_guard_that_is_killed_leaves_nothing_either_and_nothing_of_others_goes(
     slurm: Cluster, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_guard_that_is_killed_leaves_nothing_either_and_nothing_of_others_goes
     _nothing_is_left(slurm)
 
 
+@pytest.mark.slow
 def test_a_job_that_somebody_else_cancels_is_told_so(slurm: Cluster, tmp_path: Path) -> None:
     def cancel() -> None:
         slurm.run(CONTROL, ["scancel", "--name=tunetool"])
@@ -149,6 +151,7 @@ def test_a_job_that_somebody_else_cancels_is_told_so(slurm: Cluster, tmp_path: P
     _nothing_is_left(slurm)
 
 
+@pytest.mark.slow
 def test_a_job_waits_with_its_reason_until_its_nodes_are_free(slurm: Cluster, tmp_path: Path) -> None:
     blocking = slurm.start(CONTROL, ["srun", "--exclusive", "--nodes=2", "sleep", "60"])
     while slurm.run(CONTROL, ["squeue", "-h", "-t", "RUNNING"]).stdout == "":
