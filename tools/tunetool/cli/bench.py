@@ -9,6 +9,7 @@ import click
 
 from tunetool.cli.bench_checkpoint import checkpoint
 from tunetool.cli.bench_finetune import finetune
+from tunetool.cli.bench_strategies import strategies
 
 
 @click.group("bench")
@@ -18,6 +19,7 @@ def command() -> None:
 
 command.add_command(checkpoint)
 command.add_command(finetune)
+command.add_command(strategies)
 
 
 @command.command("ds-io")

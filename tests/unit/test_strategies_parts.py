@@ -1,0 +1,373 @@
+"""The strategies' experiment without ranks: cells, fits, predictions, figures and what is said of them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tunetool.bench.finetune.architecture import CONFIGURATIONS
+from tunetool.bench.finetune.workload import RankResult, Workload
+from tunetool.bench.strategies import figures
+from tunetool.bench.strategies.job import job as job_of
+from tunetool.bench.strategies.link import Fit, Network, fit
+from tunetool.bench.strategies.matrix import ALONE, DEFAULT, Cell, Fitted, Layout, layouts, parse
+from tunetool.bench.strategies.matrix import fit as fitted
+from tunetool.bench.strategies.network import Found
+from tunetool.bench.strategies.predict import Job, Layouts, compute_of, predict, replay
+from tunetool.bench.strategies.samples import Row, Sample, Study, sample
+from tunetool.cli.bench_strategies import strategies
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.plan.communication import Call, Kind, Module, Parameter, Zero
+from tunetool.plan.zero_steps import Ask, Wait, Work
+from tunetool.record import Node, Record, new_id, utc_now
+from tunetool.report.strategies import advice, print_strategies
+from tunetool.report.strategies_page import page
+
+SLOW = 125e6
+"""1 Gb/s."""
+
+
+def cell(text: str) -> Cell:
+    return parse(text)[0]
+
+
+def net(bandwidth: float, latency: float = 1e-3) -> Network:
+    """A link that carries ``bandwidth`` bytes/s of an all-reduce's vector on two ranks, twice that of an all-gather's."""
+    kinds: dict[Kind, Fit] = {
+        "all_reduce": Fit(latency, 1 / bandwidth, 0.0),
+        "all_gather": Fit(latency, 0.5 / bandwidth, 0.0),
+        "reduce_scatter": Fit(latency, 1 / bandwidth, 0.0),
+    }
+    return Network(kinds, latency / 10)
+
+
+# Cells
+
+
+def test_the_default_matrix_is_the_published_experiment() -> None:
+    assert [str(each) for each in parse(DEFAULT)] == ["1x1:z2", "1x8:z2", "2x8:z2", "2x8:z3", "1x8:z3"]
+    option = next(each for each in strategies.params if each.name == "matrix")
+    assert option.default == DEFAULT
+
+
+@pytest.mark.parametrize("bad", ["1x1", "0x1:z2", "2x8:z4", "2x8:3", "x8:z2", "1x1:z2,", "2*8:z3", "1x1:z2 1x2:z2"])
+def test_a_bad_cell_is_named(bad: str) -> None:
+    with pytest.raises(UsageProblem) as told:
+        parse(f"1x4:z2,{bad}")
+    assert f"`{bad.rpartition(',')[2] if bad.endswith(',') else bad}`" in told.value.message
+
+
+def test_a_cell_that_stands_twice_is_named() -> None:
+    with pytest.raises(UsageProblem, match="`1x2:z3` stands twice"):
+        parse("1x2:z3,1x1:z2, 1x2:z3")
+
+
+def test_cells_are_scaled_to_what_there_is_and_told() -> None:
+    found = fitted(parse(DEFAULT), nodes=2, ranks=2)
+    assert [str(each) for each in found.cells] == ["1x1:z2", "1x2:z2", "2x2:z2", "2x2:z3", "1x2:z3"]
+    assert found.notes[1] == "2x8:z2 -> 2x2:z2: there are 2 node(s) with 2 each"
+
+
+def test_without_a_second_node_the_network_between_nodes_is_left_out_not_faked() -> None:
+    found = fitted(parse(DEFAULT), nodes=1, ranks=1)
+    assert [str(each) for each in found.cells] == ["1x1:z2", "1x1:z3"]
+    assert [(str(each), reason.split(",")[0]) for each, reason in found.left_out] == [
+        ("1x8:z2", "scaled to what there is"),
+        ("2x8:z2", "it needs 2 nodes"),
+        ("2x8:z3", "it needs 2 nodes"),
+    ]
+
+
+def test_one_rank_alone_is_always_measured() -> None:
+    assert layouts(parse("2x1:z3,2x1:z2")) == [ALONE, Layout(2, 1)]
+
+
+# Fits
+
+
+@settings(deadline=None)
+@given(st.floats(1e-6, 0.1), st.floats(1e7, 1e11))
+def test_a_fit_finds_the_line_that_made_the_points(latency: float, bandwidth: float) -> None:
+    found = fit([(size, latency + size / bandwidth) for size in (4096, 2**16, 2**20, 2**26)])
+    assert found.worst < 1e-6
+    assert found.seconds(2**24) == pytest.approx(latency + 2**24 / bandwidth, rel=1e-6)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 2**28), st.floats(1e-6, 100)), min_size=1, max_size=8))
+def test_no_fit_has_negative_parts(points: list[tuple[int, float]]) -> None:
+    found = fit(points)
+    assert found.latency >= 0
+    assert found.per_byte >= 0
+
+
+def test_small_sizes_count_as_much_as_large_ones() -> None:
+    noisy = fit([(4096, 1e-3), (2**26, 0.5 * 1.1), (2**24, 0.125)])
+    assert noisy.latency == pytest.approx(1e-3, rel=0.1)
+
+
+# A step, replayed
+
+
+def test_a_collective_is_hidden_by_what_is_computed_meanwhile() -> None:
+    asked = Ask(Call("all_gather", 1000), 1)
+    line = Network({"all_gather": Fit(0.0, 1e-3, 0.0)}, 0.0)  # type: ignore[dict-item]
+    assert replay([asked, Work(1), Wait(1)], line, 4.0).seconds == 4.0
+    late = replay([asked, Wait(1), Work(1)], line, 4.0)
+    assert (late.seconds, late.exposed) == (5.0, 1.0)
+
+
+def test_collectives_queue_and_then_pay_less_latency() -> None:
+    asks = [Ask(Call("all_gather", 0), number) for number in (1, 2, 3)]
+    line = Network({"all_gather": Fit(1.0, 0.0, 0.0)}, 0.1)  # type: ignore[dict-item]
+    assert replay([*asks, Wait(3)], line, 0.0).seconds == pytest.approx(1.2)
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 10), st.floats(1e6, 1e10))
+def test_computation_is_found_again_in_a_measured_step(compute: float, bandwidth: float) -> None:
+    found = tiny().events(cell("2x1:z3"))
+    step = replay(found, net(bandwidth), compute).seconds
+    again = compute_of(found, net(bandwidth), step)
+    assert replay(found, net(bandwidth), again).seconds == pytest.approx(step, rel=1e-6)
+
+
+def tiny(*, full: bool = False) -> Job:
+    return job_of(Workload(model="m", dataset="d", full=full), CONFIGURATIONS["tiny"], cuda=False)
+
+
+def big() -> Job:
+    return job_of(Workload(model="m", dataset="d"), CONFIGURATIONS["7b"], cuda=True)
+
+
+def one_gbit(job: Job, layout: str = "2x1") -> Layouts:
+    return Layouts({cell(f"{layout}:z2").layout: net(SLOW)}, {ALONE: 1.0, cell(f"{layout}:z2").layout: 1.0})
+
+
+def test_nothing_is_predicted_from_nothing() -> None:
+    assert predict(cell("1x1:z2"), tiny(), Layouts({}, {ALONE: 1.0}), {}) is None
+
+
+def test_two_stages_are_ranked_as_the_published_experiment_found_them() -> None:
+    """7B LoRA over 1 Gb/s: ZeRO-3 on two nodes several times slower than one GPU, ZeRO-2 hardly slower."""
+    job = big()
+    measured = {cell("1x1:z2"): 2.0}
+    second, third = (predict(cell(f"2x1:z{stage}"), job, one_gbit(job), measured) for stage in (2, 3))
+    assert second is not None
+    assert third is not None
+    assert 2.0 < second.step < 3.0
+    assert third.step > 20 * second.step
+    assert third.exposed > 0.9 * third.step
+
+
+def test_what_a_stage_costs_by_itself_and_what_shared_cores_cost_are_told_apart() -> None:
+    job = tiny()
+    layouts_ = Layouts({cell("1x2:z2").layout: net(1e9)}, {ALONE: 1.0, cell("1x2:z2").layout: 1.5})
+    alone = predict(cell("1x2:z3"), job, layouts_, {cell("1x1:z3"): 0.4})
+    assert alone is not None
+    assert alone.compute == pytest.approx(0.6)
+    assert "times 1.50" in alone.basis
+    pair = predict(cell("1x2:z3"), job, layouts_, {cell("1x1:z2"): 0.2, cell("1x1:z3"): 0.4, cell("1x2:z2"): 0.5})
+    assert pair is not None
+    assert pair.compute == pytest.approx(2 * compute_of(job.events(cell("1x2:z2")), net(1e9), 0.5), rel=1e-6)
+    assert pair.basis == "1x2:z2 less its communication, times 1x1:z3 / 1x1:z2"
+
+
+# Figures
+
+
+def result(rank: int, steps: list[float], losses: list[float]) -> RankResult:
+    return RankResult(
+        rank=rank,
+        host="node1",
+        local_rank=rank,
+        device="cpu",
+        seconds={"rendezvous": 1.0 + rank, "imports": 2.0, "communicator": 0.1, "model_load": 0.2, "engine": 0.3},
+        data_seconds=[0.01] * len(steps),
+        step_seconds=steps,
+        losses=losses,
+        learning_rates=[1e-4] * len(steps),
+        tokens=10,
+        images=2,
+        model_bytes=100,
+        read_bytes={},
+        parameters=9_640_960,
+        trainable=0,
+        versions={"deepspeed": "0.19.8", "torch": "2.13.0"},
+    )
+
+
+def test_the_slowest_rank_counts_and_the_first_steps_do_not() -> None:
+    found = sample([result(0, [9, 9, 1, 4, 1], [3, 2, 1, 1, 1]), result(1, [9, 9, 2, 2, 2], [1, 2, 1, 1, 1])])
+    assert found.step == 2
+    assert found.start["rendezvous"] == 2.0
+    assert found.losses[0] == 2.0
+    with pytest.raises(CannotJudge, match="no more than 2 steps"):
+        sample([result(0, [1, 1], [1, 1])])
+
+
+def found(layout: Layout, memory: int = 8 * 10**9) -> list[Found]:
+    points: Any = {
+        kind: [(size, [1e-3 + size * per / SLOW] * 3) for size in (4096, 2**20, 2**24)]
+        for kind, per in (("all_reduce", 1.0), ("all_gather", 0.5), ("reduce_scatter", 1.0))
+    }
+    return [
+        Found(
+            rank=rank,
+            host=f"node{rank}",
+            backend="gloo",
+            device="cpu",
+            work=[0.01, 0.011],
+            memory_bytes=memory,
+            points=points if layout.world > 1 else {},
+            queued=[1e-4] * 5 if layout.world > 1 else [],
+            latency=[1e-3] * 5 if layout.world > 1 else [],
+        )
+        for rank in range(layout.world)
+    ]
+
+
+def study(
+    losses: float = 1.0, memory: int = 100 * 10**9, third: float = 4.0, job: Job | None = None
+) -> tuple[Study, Job]:
+    job = job or tiny()
+    cells = parse("1x1:z2,2x1:z2,2x1:z3")
+    made = Study(Fitted(tuple(cells), (), ((cell("4x1:z2"), "there is one"),)), {each: Row(each) for each in cells})
+    made.found = {layout: found(layout, memory) for layout in layouts(cells)}
+    measured: dict[Cell, float] = {}
+    for each, step, loss in zip(cells, (1.0, 1.2, third), (1.0, 1.0, losses), strict=True):
+        row = made.rows[each]
+        row.prediction = predict(each, job, made.layouts(), measured)
+        row.samples = [Sample(step * drift, 0.01, {"imports": 3.0, "engine": 1.0}, [loss] * 4) for drift in (1, 1.1)]
+        measured[each] = row.step
+    made.first = result(0, [1.0] * 4, [1.0] * 4)
+    return made, job
+
+
+CONDITIONS: dict[str, Any] = {
+    "model": "m",
+    "tuning": "LoRA, rank 8",
+    "batch_size": 2,
+    "steps": 8,
+    "launcher": "ssh",
+    "compute": "cpu",
+    "deepspeed_version": "0.19.8",
+}
+
+
+def record(made: Study, job: Job) -> Record:
+    return Record(
+        kind="bench.strategies",
+        id=new_id(),
+        started=utc_now(),
+        finished=utc_now(),
+        node=Node(host="node1"),
+        command=["tunetool"],
+        measurements=figures.measurements(made, job, CONDITIONS),
+        checks=figures.checks(made, job),
+        verdict=figures.verdict(made),
+    )
+
+
+def printed(found: Record) -> str:
+    stream = io.StringIO()
+    print_strategies(found, Path("/runs/x/record.json"), Console(file=stream, width=100))
+    return stream.getvalue()
+
+
+def test_prediction_and_measurement_stand_side_by_side() -> None:
+    made, job = study()
+    by_name = {each.name: each for each in record(made, job).measurements}
+    step = by_name["strategies.step.2x1.z3"]
+    told = step.parameters
+    assert step.value == pytest.approx(4.2)
+    assert float(told["predicted_seconds"]) == pytest.approx(4.2 * (1 + float(told["prediction_error"])))
+    assert by_name["strategies.versus_zero2.2x1.z3"].value == pytest.approx(4.0 / 1.2)
+    # Two ranks, twice the samples in a step.
+    assert by_name["strategies.versus_alone.2x1.z3"].value == pytest.approx(2.0)
+    assert by_name["strategies.efficiency.2x1.z2"].value == pytest.approx(1 / 1.2)
+    assert by_name["strategies.start.2x1.z2"].value == pytest.approx(4.0)
+    bus = by_name["strategies.network.2x1.all_gather.bus_bandwidth"]
+    assert bus.value == pytest.approx(SLOW, rel=1e-3), "an all-gather's vector at twice the link, half of it sent"
+    assert "strategies.network.1x1.latency" not in by_name
+
+
+def test_the_advice_names_the_times_and_what_the_link_would_need() -> None:
+    """7B over 1 Gb/s: 18.6 GB a step, and a second of computation."""
+    made, job = study(third=120.0, job=big())
+    (line, *_) = advice(record(made, job))
+    assert line.startswith("ZeRO-3 on 2 nodes x 1 rank costs 100.0x of ZeRO-2: use ZeRO-2 or fix the link: each rank")
+    assert "in a step at 0.125 GB/s" in line
+    made, job = study(third=120.0, job=big(), memory=16 * 10**9)
+    assert "which does not fit: ZeRO-2 needs 16.77 GB on each rank" in advice(record(made, job))[0]
+
+
+def test_the_advice_tells_a_slow_network_from_slow_hooks_and_a_fair_price() -> None:
+    made, job = study()
+    assert "it is not the network that it waits for" in advice(record(made, job))[0]
+    made, job = study(third=1.2)
+    assert "costs nothing to speak of (1.00x" in advice(record(made, job))[0]
+
+
+def test_page_and_screen_have_every_cell() -> None:
+    made, job = study()
+    whole = record(made, job)
+    text, html = printed(whole), page(whole)
+    for name in ("1x1:z2", "2x1:z2", "2x1:z3"):
+        assert name in text
+        assert name in html
+    assert "left out, there is one" in text
+    assert "2x1:z3 predicted" in html
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_stages_that_compute_different_things_fail() -> None:
+    made, job = study(losses=1.2)
+    assert figures.verdict(made).status == "fail"
+    assert any("they differ by up to 20" in check.found for check in figures.checks(made, job))
+    assert figures.verdict(study()[0]).status == "pass"
+
+
+def test_a_cell_that_died_is_no_pass() -> None:
+    made, _ = study()
+    row = made.rows[cell("2x1:z3")]
+    row.samples, row.failed = [], "rank 1 on `node2` died"
+    told = figures.verdict(made)
+    assert told.status == "error"
+    assert told.reasons == ["strategies.2x1.z3: rank 1 on `node2` died"]
+
+
+def test_another_model_than_was_predicted_is_told() -> None:
+    made, job = study()
+    assert [check.status for check in figures.checks(made, job) if check.id == "strategies.model"] == ["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [(["--steps", "2"], "`--steps 2`"), (["--epochs", "1"], "`--epochs`"), (["--matrix", "8:z3"], "`8:z3`")],
+)
+def test_a_wrong_call_is_refused_before_any_work(more: list[str], named: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(strategies, ["--model", "tiny", "--target", str(tmp_path / "new"), *more])
+    assert isinstance(done.exception, UsageProblem)
+    assert named in done.exception.message
+    assert not (tmp_path / "new").exists()
+
+
+def test_zero_of_the_ranks_own_configuration_is_what_is_replayed() -> None:
+    cpu, gpu = tiny().settings, big().settings
+    assert cpu[3] == Zero(3, 50_000_000, 50_000_000, overlap=False)
+    assert gpu[2] == Zero(2, 50_000_000, overlap=True)
+    assert (tiny().element_bytes, big().element_bytes) == (4, 2)
+
+
+def test_a_module_without_work_takes_no_time() -> None:
+    lookup = Module("embed", (Parameter("w", 1000, trained=False),), works=False)
+    job = Job([lookup], {2: Zero(2)}, 4, "gloo")
+    assert all(event.elements == 0 for event in job.events(cell("1x1:z2")) if isinstance(event, Work))

@@ -1,0 +1,230 @@
+"""From what was found to the record's figures, checks and verdict. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Literal
+
+from tunetool.bench.strategies.matrix import ALONE, Cell, Layout
+from tunetool.bench.strategies.predict import Job, Prediction
+from tunetool.bench.strategies.samples import Row, Study, network
+from tunetool.measure.statistics import estimate
+from tunetool.plan.communication import parameters, trained
+from tunetool.plan.zero_memory import state_bytes
+from tunetool.record import CheckResult, Confidence, Measurement, Scalar, Verdict
+
+PREFIX = "strategies."
+_LOSS_TOLERANCE = 0.05
+"""Between two stages on the same samples: the order in which numbers are added up differs, what they add up to not."""
+_UNITS: Mapping[str, Literal["B/s", "s", "1"]] = {"bandwidth": "B/s", "duration": "s", "latency": "s", "ratio": "1"}
+
+
+def measurements(study: Study, job: Job, conditions: Mapping[str, Scalar]) -> list[Measurement]:
+    """Networks first, then each cell."""
+    found = [each for layout in study.found for each in _network(study, layout, conditions)]
+    for row in study.rows.values():
+        if row.samples:
+            found += _row(study, job, row, conditions)
+    return found
+
+
+def _network(study: Study, layout: Layout, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
+    ranks = study.found[layout]
+    told: dict[str, Scalar] = {
+        "nodes": layout.nodes,
+        "ranks": layout.ranks,
+        "backend": ranks[0].backend,
+        "compute": ranks[0].device,
+        "launcher": conditions["launcher"],
+    }
+    work = [max(each) for each in zip(*(each.work for each in ranks), strict=False)]
+    yield _figure(f"network.{layout}.work", "duration", work, {**told, "what": "a small computation on all ranks"})
+    if layout.world == 1:
+        return
+    yield _figure(f"network.{layout}.latency", "latency", ranks[0].latency, {**told, "bytes": 4})
+    yield _figure(f"network.{layout}.queued", "latency", ranks[0].queued, told)
+    yield _figure(f"network.{layout}.communicator", "duration", [max(each.communicator for each in ranks)], told)
+    for kind, line in network(ranks).fits.items():
+        points: dict[str, Scalar] = {f"seconds_{size}": median(taken) for size, taken in ranks[0].points[kind]}
+        shape: dict[str, Scalar] = {
+            **told,
+            "latency_seconds": line.latency,
+            "worst_residual": line.worst,
+            "method": "least squares, relative errors, of latency + bytes / bandwidth (Hockney)",
+            **points,
+        }
+        if math.isfinite(line.algorithm_bandwidth):
+            rates = {"algorithm": line.algorithm_bandwidth, "bus": line.bus_bandwidth(kind, layout.world)}
+            for name, rate in rates.items():
+                yield _figure(f"network.{layout}.{kind}.{name}_bandwidth", "bandwidth", [rate], shape)
+
+
+def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
+    cell, layout = row.cell, row.cell.layout
+    moved = job.traffic(cell)
+    whole, updated = parameters(job.modules), trained(job.modules)
+    told: dict[str, Scalar] = {
+        **conditions,
+        "nodes": layout.nodes,
+        "ranks": layout.ranks,
+        "world": layout.world,
+        "zero_stage": cell.stage,
+        "parameters": sum(each.numel for each in whole),
+        "trained": sum(each.numel for each in updated),
+        "sent_bytes": moved.sent,
+        **{f"{kind}_calls": count for kind, count in moved.counts.items() if count},
+        **{f"{kind}_bytes": size for kind, size in moved.sizes.items() if size},
+        "state_bytes": state_bytes(
+            cell.stage,
+            sum(each.numel for each in whole),
+            sum(each.numel for each in updated),
+            layout.world,
+            job.element_bytes,
+        ),
+        "memory_bytes": min(each.memory_bytes for each in study.found[layout]),
+    }
+    steps = [sample.step for sample in row.samples]
+    versions = f"deepspeed {conditions.get('deepspeed_version', '')}".strip()
+
+    def figure(name: str, quantity: str, samples: Sequence[float], more: Mapping[str, Scalar]) -> Measurement:
+        return _figure(f"{name}.{cell.key}", quantity, samples, {**told, **more}, versions, "training")
+
+    yield figure("step", "duration", steps, _predicted(row.prediction, row.step))
+    yield figure("data", "duration", [sample.data for sample in row.samples], {})
+    for phase in row.samples[0].start:
+        yield figure(f"start.{phase}", "duration", [sample.start[phase] for sample in row.samples], {})
+    start = [sum(sample.start.values()) for sample in row.samples]
+    yield figure("start", "duration", start, {})
+    for name, other in (("versus_alone", _alone(study, cell)), ("versus_zero2", _beside(study, cell))):
+        if other is not None:
+            # The same samples in all: more ranks take fewer steps.
+            share = other.cell.layout.world / layout.world
+            ratios = [ours.step / theirs.step * share for ours, theirs in zip(row.samples, other.samples, strict=False)]
+            yield figure(name, "ratio", ratios, {"against": str(other.cell)})
+            if name == "versus_alone":
+                yield figure("efficiency", "ratio", [share / each for each in ratios], {"against": str(other.cell)})
+
+
+def _predicted(prediction: Prediction | None, step: float) -> dict[str, Scalar]:
+    if prediction is None:
+        return {}
+    return {
+        "predicted_seconds": prediction.step,
+        "predicted_compute_seconds": prediction.compute,
+        "predicted_waiting_seconds": prediction.exposed,
+        "prediction_error": prediction.step / step - 1,
+        "prediction_basis": prediction.basis,
+    }
+
+
+def _alone(study: Study, cell: Cell) -> Row | None:
+    """One rank alone: under the same stage, else the lowest that was measured."""
+    if cell.layout == ALONE:
+        return None
+    rows = [row for row in study.rows.values() if row.cell.layout == ALONE and row.samples]
+    return min(rows, key=lambda row: (row.cell.stage != cell.stage, row.cell.stage), default=None)
+
+
+def _beside(study: Study, cell: Cell) -> Row | None:
+    """ZeRO-2 on the same ranks."""
+    row = study.rows.get(Cell(cell.layout, 2))
+    return row if row is not None and row.samples and cell.stage != 2 else None
+
+
+def _figure(
+    name: str,
+    quantity: str,
+    samples: Sequence[float],
+    parameters: Mapping[str, Scalar],
+    engine: str = "torch.distributed",
+    layer: str = "network",
+) -> Measurement:
+    found = estimate(samples)
+    higher = quantity == "bandwidth" or name.startswith("efficiency")
+    return Measurement(
+        name=PREFIX + name,
+        layer=layer,
+        engine=engine,
+        medium=str(parameters["compute"]),
+        quantity=quantity,
+        unit=_UNITS[quantity],
+        better="higher" if higher else "lower",
+        value=found.value,
+        samples=list(samples),
+        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
+        parameters=dict(parameters),
+    )
+
+
+def checks(study: Study, job: Job | None) -> list[CheckResult]:
+    """Of each cell, whether it ran; of each layout, whether its stages train alike; whether what was predicted is what
+    was trained.
+    """
+    found = [_check(row) for row in study.rows.values()]
+    found += [
+        CheckResult(id=f"{PREFIX}{cell.key}", status="skip", expected="every step of every round", found=reason)
+        for cell, reason in study.fitted.left_out
+    ]
+    found += _losses(study)
+    if study.first is not None and job is not None:
+        found.append(_same_model(study, job))
+    return found
+
+
+def _check(row: Row) -> CheckResult:
+    name, expected = f"{PREFIX}{row.cell.key}", "every step of every round"
+    if row.failed is not None:
+        return CheckResult(id=name, status="unknown", expected=expected, found=row.failed)
+    if not row.samples:
+        return CheckResult(id=name, status="unknown", expected=expected, found="it was not run")
+    if not all(math.isfinite(loss) for sample in row.samples for loss in sample.losses):
+        remedy = "lower `--learning-rate`; with weights of your own, look for infinite values in them"
+        return CheckResult(id=name, status="fail", expected=expected, found="a loss was no number", remedy=remedy)
+    return CheckResult(id=name, status="pass", expected=expected, found=f"{len(row.samples)} round(s)")
+
+
+def _losses(study: Study) -> Iterator[CheckResult]:
+    """Stages differ in where numbers lie, not in what is computed."""
+    by_layout: dict[Layout, list[Row]] = {}
+    for row in study.rows.values():
+        if row.samples:
+            by_layout.setdefault(row.cell.layout, []).append(row)
+    for layout, rows in by_layout.items():
+        for row in rows[1:]:
+            pairs = zip(rows[0].samples[0].losses, row.samples[0].losses, strict=False)
+            worst = max((abs(a - b) / max(abs(a), 1e-9) for a, b in pairs), default=0.0)
+            good = worst <= _LOSS_TOLERANCE
+            yield CheckResult(
+                id=f"{PREFIX}{row.cell.key}.losses",
+                status="pass" if good else "fail",
+                expected=f"the losses of {rows[0].cell} on the same samples, within {_LOSS_TOLERANCE:.0%}",
+                found=f"they differ by up to {worst:.3%}",
+                remedy=""
+                if good
+                else f"do not train with ZeRO-{row.cell.stage} on {layout}: it computes something else",
+            )
+
+
+def _same_model(study: Study, job: Job) -> CheckResult:
+    assert study.first is not None  # noqa: S101  (asked for by the caller)
+    predicted = (sum(each.numel for each in parameters(job.modules)), sum(each.numel for each in trained(job.modules)))
+    real = (study.first.parameters, study.first.trainable)
+    same = predicted == real
+    return CheckResult(
+        id=f"{PREFIX}model",
+        status="pass" if same else "unknown",
+        expected=f"{predicted[0]:,} parameters, {predicted[1]:,} of them trained, as the predictions have it",
+        found="the same" if same else f"predictions are of another model: {real[0]:,}, {real[1]:,} of them trained",
+        remedy="" if same else "its config.json says other sizes than its weights have",
+    )
+
+
+def verdict(study: Study) -> Verdict:
+    """That every cell trains, and alike, is judged; a speed is a figure, and a prediction one more."""
+    found = checks(study, None)
+    wrong = [f"{check.id}: {check.found}" for check in found if check.status == "fail"]
+    unknown = [f"{check.id}: {check.found}" for check in found if check.status == "unknown"]
+    reasons = [*wrong, *study.errors, *unknown]
+    return Verdict(status="fail" if wrong else "error" if reasons else "pass", reasons=reasons)

@@ -1,0 +1,42 @@
+"""From a model's configuration and the ranks' ds_config to what each step must move. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunetool.bench.finetune.architecture import is_tied, tensors
+from tunetool.bench.finetune.loop import LORA_TARGETS
+from tunetool.bench.finetune.workload import Workload
+from tunetool.bench.finetune.zero import ds_config
+from tunetool.bench.strategies.predict import Job
+from tunetool.plan.communication import Backend, Zero
+from tunetool.plan.modules import in_full, modules_of, with_lora
+
+_STAGES = range(4)
+_DEFAULTS = Zero(0)
+
+
+def job(workload: Workload, configuration: Mapping[str, Any], cuda: bool) -> Job:
+    """What is trained, and what DeepSpeed is told at each stage."""
+    found = tensors(configuration, f"{workload.model}/config.json")
+    parts = in_full(found) if workload.full else with_lora(found, workload.lora_rank, LORA_TARGETS)
+    backend: Backend = "nccl" if cuda else "gloo"
+    settings = {stage: zero(stage, workload, cuda) for stage in _STAGES}
+    return Job(modules_of(parts, is_tied(configuration)), settings, 2 if cuda else 4, backend)
+
+
+def zero(stage: int, workload: Workload, cuda: bool) -> Zero:
+    """What of the ds_config decides about traffic; DeepSpeed's defaults where it says nothing."""
+    told = ds_config(Workload(**{**workload.__dict__, "zero_stage": stage}), 1, cuda)
+    found = told["zero_optimization"]
+    return Zero(
+        stage=stage,
+        reduce_bucket=int(found.get("reduce_bucket_size", _DEFAULTS.reduce_bucket)),
+        prefetch_bucket=int(found.get("stage3_prefetch_bucket_size", _DEFAULTS.prefetch_bucket)),
+        persistence=int(found.get("stage3_param_persistence_threshold", _DEFAULTS.persistence)),
+        live=int(found.get("stage3_max_live_parameters", _DEFAULTS.live)),
+        reuse=int(found.get("stage3_max_reuse_distance", _DEFAULTS.reuse)),
+        clip=bool(told.get("gradient_clipping")),
+        overlap=bool(found.get("overlap_comm", stage == 3)),
+    )

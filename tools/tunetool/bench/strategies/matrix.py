@@ -1,0 +1,104 @@
+"""The cells of an experiment, nodes x ranks of a node : ZeRO stage, and what of them fits. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tunetool.errors import UsageProblem
+
+DEFAULT = "1x1:z2,1x8:z2,2x8:z2,2x8:z3,1x8:z3"
+"""One GPU, one node, two nodes; the last tells whether it was the network between the nodes."""
+_CELL = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,3}):z([0-3])")
+
+
+@dataclass(frozen=True, order=True)
+class Layout:
+    """Where ranks are."""
+
+    nodes: int
+    ranks: int
+    """Of each node."""
+
+    @property
+    def world(self) -> int:
+        """All ranks."""
+        return self.nodes * self.ranks
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.ranks}"
+
+
+ALONE = Layout(1, 1)
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One strategy on one layout."""
+
+    layout: Layout
+    stage: int
+
+    def __str__(self) -> str:
+        return f"{self.layout}:z{self.stage}"
+
+    @property
+    def key(self) -> str:
+        """As names of measurements have it."""
+        return f"{self.layout}.z{self.stage}"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What is run, and what became of the cells that were asked for, a line for each that was changed."""
+
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...]
+    left_out: tuple[tuple[Cell, str], ...]
+    """With the reason."""
+
+
+def parse(text: str) -> list[Cell]:
+    """From ``1x1:z2,2x8:z3``. Raises ``UsageProblem`` naming the bad cell, also one that stands there twice."""
+    found: list[Cell] = []
+    for part in text.split(","):
+        match = _CELL.fullmatch(part.strip())
+        if match is None:
+            raise UsageProblem(
+                f"`{part.strip()}` in `--matrix` is no cell",
+                "NODESxGPUS:zSTAGE, such as `2x8:z3` for ZeRO-3 on 2 nodes with 8 GPUs each; stages 0 to 3",
+            )
+        cell = Cell(Layout(int(match[1]), int(match[2])), int(match[3]))
+        if cell in found:
+            raise UsageProblem(f"`{cell}` stands twice in `--matrix`", "leave out one; `--rounds` repeats every cell")
+        found.append(cell)
+    return found
+
+
+def fit(asked: Sequence[Cell], nodes: int, ranks: int) -> Fitted:
+    """The cells that ``nodes`` with ``ranks`` each can run.
+
+    Fewer GPUs or nodes than asked: the cell is scaled down. One node where several are asked: it is left out, since
+    what it would show, the network between nodes, is not there.
+    """
+    cells: list[Cell] = []
+    notes: list[str] = []
+    left_out: list[tuple[Cell, str]] = []
+    for cell in asked:
+        if cell.layout.nodes > 1 and nodes == 1:
+            left_out.append((cell, f"it needs {cell.layout.nodes} nodes, and there is one"))
+            continue
+        scaled = Cell(Layout(min(cell.layout.nodes, nodes), min(cell.layout.ranks, ranks)), cell.stage)
+        if scaled != cell and (scaled in cells or scaled in asked):
+            left_out.append((cell, f"scaled to what there is, it is `{scaled}`, which is run anyway"))
+            continue
+        if scaled != cell:
+            notes.append(f"{cell} -> {scaled}: there are {nodes} node(s) with {ranks} each")
+        cells.append(scaled)
+    return Fitted(tuple(cells), tuple(notes), tuple(left_out))
+
+
+def layouts(cells: Sequence[Cell]) -> list[Layout]:
+    """Each once, in order; one rank alone first, against which all others are held."""
+    return list(dict.fromkeys([ALONE, *(cell.layout for cell in cells)]))

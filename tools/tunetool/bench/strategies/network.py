@@ -1,0 +1,44 @@
+"""What a measurement of the network is asked, and what each rank tells. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MODULE = "tunetool.bench.strategies.network_rank"
+FILE = "network.json"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the ranks are told."""
+
+    model: str
+    """A directory on the node, whose config.json is brought back."""
+    device: str
+    hidden: int
+    """Width of the small computation."""
+    seconds: float
+    """For all collectives together, about."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one rank tells. ``points``: by collective, pairs of bytes and seconds of each run, the slowest rank's."""
+
+    rank: int
+    host: str
+    backend: str
+    device: str
+    work: list[float]
+    """Seconds of the small computation, each rank's own."""
+    memory_bytes: int
+    """That a rank can have: its GPU's, or its share of what is free on the node."""
+    points: dict[str, list[tuple[int, list[float]]]] = field(default_factory=dict)
+    queued: list[float] = field(default_factory=list)
+    latency: list[float] = field(default_factory=list)
+    """Of the smallest all-reduce: one number."""
+    configuration: dict[str, Any] | None = None
+    """Rank 0's config.json."""
+    communicator: float = 0.0
+    """Seconds from the ranks' meeting to the end of their first collective."""

@@ -1,0 +1,41 @@
+"""What `bench strategies` is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunetool.bench.finetune.request import Cluster, Material, Settings
+from tunetool.bench.strategies.matrix import Cell
+from tunetool.errors import UsageProblem
+
+KIND = "bench.strategies"
+STEPS, ROUNDS = 8, 2
+NETWORK_SECONDS = 12.0
+WARM_UP = 2
+"""Steps that are left out: the first makes buffers, and in the first two stage 3 learns the order of the modules."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """All of it."""
+
+    material: Material
+    matrix: Sequence[Cell]
+    cluster: Cluster = field(default_factory=Cluster)
+    settings: Settings = field(default_factory=lambda: Settings(steps=STEPS))
+    rounds: int = ROUNDS
+    network_seconds: float = NETWORK_SECONDS
+    """For the collectives of one layout."""
+    runs_dir: Path | None = None
+    allow_busy: bool = False
+    dry_run: bool = False
+    command: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.settings.steps is None or self.settings.steps <= WARM_UP:
+            raise UsageProblem(
+                f"`--steps {self.settings.steps}` leaves none to measure",
+                f"the first {WARM_UP} are left out: ask for {WARM_UP + 1} or more",
+            )

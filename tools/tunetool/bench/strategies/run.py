@@ -1,0 +1,256 @@
+"""``tunetool bench strategies``: the network of each layout, then every cell: predicted, run, put beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from tunetool import record as records
+from tunetool.bench.finetune import models
+from tunetool.bench.finetune.place import Place, find_place, need_gpus, ranks_here, ranks_per_host
+from tunetool.bench.finetune.preflight import need_memory
+from tunetool.bench.finetune.preparing import Ready, prepare_here, prepare_on_hosts
+from tunetool.bench.finetune.request import Result
+from tunetool.bench.finetune.run import locked, temporary
+from tunetool.bench.finetune.train import explained, run_workload
+from tunetool.bench.finetune.workload import Workload, as_environment, rank_directory
+from tunetool.bench.strategies import figures, network
+from tunetool.bench.strategies.job import job as job_of
+from tunetool.bench.strategies.matrix import ALONE, Fitted, Layout, fit, layouts
+from tunetool.bench.strategies.predict import Job, Prediction, predict
+from tunetool.bench.strategies.request import KIND, Request
+from tunetool.bench.strategies.samples import Row, Study, sample
+from tunetool.errors import CannotJudge, ExitCode
+from tunetool.launch import job as launching
+from tunetool.launch.local import RankFailed
+from tunetool.measure import busy
+from tunetool.measure.facts import node_facts
+from tunetool.measure.progress import MovingProgress
+from tunetool.node.drives import read_drives
+from tunetool.node.units import format_size
+from tunetool.record import Record
+from tunetool.verdict import exit_code
+
+_START = 20.0
+"""Seconds that a progress bar expects ranks to take until their first step."""
+
+
+def bench(request: Request, progress: MovingProgress, environment: Mapping[str, str] | None = None) -> Result:
+    """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
+    environment = os.environ if environment is None else environment
+    started = records.utc_now()
+    need_gpus(request.cluster, environment)
+    request.settings.workload("", "", request.cluster.device, request.material.seed)
+    place = find_place(request.cluster, progress)
+    progress.say(_announcement(request, place))
+    guess = fit(request.matrix, place.nodes, _guess_ranks(request, place, environment))
+    if not place.hosts and ranks_here(request.cluster, environment)[1]:
+        most = max((cell.layout.ranks for cell in guess.cells), default=1)
+        need_memory(models.describe(request.material.model).parameters, request.settings.full, most)
+    if request.dry_run:
+        _say_plan(guess, request, progress)
+        return Result(None, None, ExitCode.OK)
+    runs_dir = request.runs_dir or records.default_runs_dir()
+    records.prepare_runs_dir(runs_dir)
+    with temporary() as directory:
+        run = _Run(request, place, progress, directory)
+        run.prepare()
+        with ExitStack() as held:
+            if not place.hosts:
+                held.enter_context(locked(run.ready, environment))
+            run.run()
+        first = run.study.first
+        verdict = figures.verdict(run.study)
+        record = Record(
+            kind=KIND,
+            id=records.new_id(),
+            started=started,
+            finished=records.utc_now(),
+            node=node_facts(read_drives(), None),
+            command=list(request.command),
+            target=run.ready[0].model,
+            measurements=figures.measurements(run.study, run.job, run.conditions()) if first and run.job else [],
+            checks=figures.checks(run.study, run.job),
+            verdict=verdict,
+        )
+        path = records.write(record, runs_dir, run.raw)
+    return Result(record, path, exit_code([verdict.status]))
+
+
+def _announcement(request: Request, place: Place) -> str:
+    where = f"{place.nodes} hosts by `{place.launcher.name}`" if place.hosts else "this machine"
+    tuning = "all parameters" if request.settings.full else f"LoRA of rank {request.settings.lora_rank}"
+    return (
+        f"trains `{request.material.model}` ({tuning}) on {where}: {request.rounds} round(s) of "
+        f"{request.settings.steps} steps in each cell"
+    )
+
+
+def _guess_ranks(request: Request, place: Place, environment: Mapping[str, str]) -> int:
+    """Before anybody was asked: what is wanted, what the inventory says, what this machine has."""
+    cluster = request.cluster
+    slots = [host.slots for host in place.hosts if host.slots is not None]
+    here = 1 if place.hosts else ranks_here(cluster, environment)[0]
+    return cluster.ranks_per_node or min(slots, default=max(1, here))
+
+
+def _say_plan(fitted: Fitted, request: Request, progress: MovingProgress) -> None:
+    for note in fitted.notes:
+        progress.say(note)
+    for cell, reason in fitted.left_out:
+        progress.say(f"{cell} is left out: {reason}")
+    told = ", ".join(map(str, fitted.cells))
+    progress.say(f"cells: {told}; networks: {', '.join(map(str, layouts(fitted.cells)))}; {request.rounds} round(s)")
+
+
+@dataclass
+class _Run:
+    request: Request
+    place: Place
+    progress: MovingProgress
+    directory: Path
+    ready: list[Ready] = field(default_factory=list)
+    study: Study = field(default_factory=lambda: Study(Fitted((), (), ()), {}))
+    job: Job | None = None
+    raw: dict[str, str | bytes] = field(default_factory=dict)
+    _number: int = 0
+
+    def prepare(self) -> None:
+        """Model and data on every node, and the cells that fit. Raises ``TunetoolError``."""
+        request, material = self.request, self.request.material
+        look = not request.allow_busy
+        if self.place.hosts:
+            size = models.describe(material.model).bytes if material.model in models.SIZES else 0
+            job = self.place.job(1, self._own(), size)
+            self.ready = prepare_on_hosts(material, self.place.launcher, job, self.progress, look)
+        else:
+            self.ready = [prepare_here(material, socket.gethostname(), self.progress, look)]
+        for each in self.ready:
+            busy.refuse([f"{each.host}: {line}" if self.place.hosts else line for line in each.busy])
+        ranks = ranks_per_host(request.cluster, self.place.hosts, self.ready)
+        fitted = fit(request.matrix, self.place.nodes, ranks)
+        _say_plan(fitted, request, self.progress)
+        if not fitted.cells:
+            raise CannotJudge(
+                "no cell of the matrix can be run here", "add hosts with `-i`, or a cell such as `1x1:z2`"
+            )
+        self.study = Study(fitted, {cell: Row(cell) for cell in fitted.cells})
+
+    def run(self) -> None:
+        """The networks, then all rounds. A cell that fails is told and left; the others go on."""
+        try:
+            for layout in layouts(self.study.fitted.cells):
+                self.study.found[layout] = self._network(layout)
+        except CannotJudge as error:
+            self._failed(error, "network")
+            self.study.errors.append(f"the network could not be measured: {error.message}")
+            return
+        told = self.study.found[ALONE][0]
+        assert told.configuration is not None  # noqa: S101  (rank 0's)
+        self.job = job_of(self._workload(2), told.configuration, told.backend == "nccl")
+        for number in range(self.request.rounds):
+            # Every other round backwards: what drifts falls on all alike. The first in order: predictions build on it.
+            for row in list(self.study.rows.values())[:: 1 if number % 2 == 0 else -1]:
+                if row.failed is None:
+                    self._cell(row, number)
+
+    def conditions(self) -> dict[str, str | int | float | bool]:
+        """What all cells have in common."""
+        first, settings = self.study.first, self.request.settings
+        assert first is not None  # noqa: S101  (asked after a cell was run)
+        tuning = "all parameters" if settings.full else f"LoRA, rank {settings.lora_rank}"
+        return {
+            "model": self.ready[0].model,
+            "tuning": tuning,
+            "batch_size": settings.batch_size,
+            "steps": settings.steps or 0,
+            "launcher": self.place.launcher.name,
+            "seed": self.request.material.seed,
+            "compute": first.device,
+            **{f"{name}_version": version for name, version in first.versions.items()},
+        }
+
+    def _network(self, layout: Layout) -> list[network.Found]:
+        order = network.Order(
+            model=self.ready[0].model,
+            device=self.request.cluster.device,
+            hidden=models.describe(self.request.material.model).hidden
+            if self.request.material.model in models.SIZES or not self.place.hosts
+            else 1024,
+            seconds=self.request.network_seconds,
+        )
+        job = self._job(layout)
+        told = ("-m", network.MODULE, "--order", json.dumps(asdict(order)))
+        environment = as_environment(self._workload(2), job.environment)
+        job = replace(job, program=told, environment=environment)
+        seconds = _START / 2 + (self.request.network_seconds if layout.world > 1 else 0)
+        what = f"network of {layout}" if layout.world > 1 else "one rank alone computes"
+        with self.progress.step(what, seconds) as tick:
+            try:
+                self.place.launcher.run(job, tick)
+            except RankFailed as error:
+                raise explained(error, job) from error
+        try:
+            files = [rank_directory(job.directory, rank) / network.FILE for rank in range(layout.world)]
+            return [network.Found(**json.loads(file.read_text())) for file in files]
+        except (OSError, ValueError, TypeError) as error:
+            raise CannotJudge(f"a rank of {layout} did not say what it measured: {error}") from None
+
+    def _cell(self, row: Row, number: int) -> None:
+        """Predict, where that was not done, and run."""
+        assert self.job is not None  # noqa: S101  (made before any cell)
+        cell = row.cell
+        if row.prediction is None and not row.samples:
+            row.prediction = predict(cell, self.job, self.study.layouts(), self.study.measured)
+            self.progress.say(f"{cell}: {_told(row.prediction)}")
+        steps = (self.request.settings.steps or 0) * (row.prediction.step if row.prediction else 1.0)
+        try:
+            results = run_workload(
+                self._workload(cell.stage),
+                self.place.launcher,
+                self._job(cell.layout),
+                self.progress,
+                f"{cell}, round {number + 1} of {self.request.rounds}",
+                _START + steps,
+            )
+            row.samples.append(sample(results))
+        except CannotJudge as error:
+            self._failed(error, cell.key)
+            row.failed = f"{error.message}; {error.hint}" if error.hint else error.message
+            self.progress.say(f"{cell} failed: {error.message}")
+            return
+        self.study.first = self.study.first or results[0]
+        self.progress.say(f"{cell}: a step takes {row.samples[-1].step:.3g} s")
+
+    def _failed(self, error: CannotJudge, name: str) -> None:
+        if isinstance(error, RankFailed) and error.raw:
+            self.raw[f"ranks/{name}.txt"] = error.raw
+
+    def _workload(self, stage: int) -> Workload:
+        settings = replace(self.request.settings, zero_stage=stage, curves=None)
+        ready = self.ready[0]
+        return settings.workload(ready.model, ready.dataset, self.request.cluster.device, self.request.material.seed)
+
+    def _job(self, layout: Layout) -> launching.Job:
+        job = self.place.job(layout.ranks, self._own(), self.ready[0].model_bytes)
+        return replace(job, hosts=tuple(job.hosts)[: layout.nodes])
+
+    def _own(self) -> Path:
+        """A directory for one launch."""
+        self._number += 1
+        return self.directory / f"launch-{self._number}"
+
+
+def _told(prediction: Prediction | None) -> str:
+    if prediction is None:
+        return "measured first; what follows is predicted from it"
+    return (
+        f"predicted {prediction.step:.3g} s for a step ({prediction.compute:.3g} s of computation, "
+        f"{prediction.exposed:.3g} s of waiting for {prediction.collectives} collectives that send "
+        f"{format_size(round(prediction.sent))} from each rank)"
+    )

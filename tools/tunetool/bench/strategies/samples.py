@@ -1,0 +1,88 @@
+"""What was found, cell by cell and round by round. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from tunetool.bench.finetune.figures import STARTS
+from tunetool.bench.finetune.workload import RankResult
+from tunetool.bench.strategies.link import Network, fit
+from tunetool.bench.strategies.matrix import Cell, Fitted, Layout
+from tunetool.bench.strategies.network import Found
+from tunetool.bench.strategies.predict import Layouts, Prediction
+from tunetool.bench.strategies.request import WARM_UP
+from tunetool.errors import CannotJudge
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of a cell. Seconds."""
+
+    step: float
+    """Median over the steps, of the slowest rank in each."""
+    data: float
+    """Median wait for a batch, of the slowest rank."""
+    start: Mapping[str, float]
+    """By phase, of the slowest rank: rendezvous, imports, communicator, model_load, engine."""
+    losses: Sequence[float]
+    """Mean over the ranks at each step."""
+
+
+@dataclass
+class Row:
+    """One cell."""
+
+    cell: Cell
+    prediction: Prediction | None = None
+    samples: list[Sample] = field(default_factory=list)
+    failed: str | None = None
+
+    @property
+    def step(self) -> float:
+        """Median over the rounds."""
+        return median(sample.step for sample in self.samples)
+
+
+@dataclass
+class Study:
+    """All of it."""
+
+    fitted: Fitted
+    rows: dict[Cell, Row]
+    """In the order in which they run."""
+    found: dict[Layout, list[Found]] = field(default_factory=dict)
+    """By layout, each rank's."""
+    errors: list[str] = field(default_factory=list)
+    first: RankResult | None = None
+    """For what is the same in all cells: parameters, versions, device."""
+
+    @property
+    def measured(self) -> dict[Cell, float]:
+        """Steps of the cells that were run."""
+        return {cell: row.step for cell, row in self.rows.items() if row.samples}
+
+    def layouts(self) -> Layouts:
+        """For predictions."""
+        networks = {layout: network(found) for layout, found in self.found.items() if layout.world > 1}
+        work = {layout: max(median(each.work) for each in found) for layout, found in self.found.items()}
+        return Layouts(networks, work)
+
+
+def sample(results: Sequence[RankResult]) -> Sample:
+    """Of one run. Raises ``CannotJudge`` where a rank made too few steps."""
+    if min(len(result.step_seconds) for result in results) <= WARM_UP:
+        raise CannotJudge(f"a rank made no more than {WARM_UP} steps", "look at the ranks' logs beside the record")
+    steps = [max(each) for each in zip(*(result.step_seconds[WARM_UP:] for result in results), strict=True)]
+    waits = [max(each) for each in zip(*(result.data_seconds[WARM_UP:] for result in results), strict=True)]
+    losses = [fmean(each) for each in zip(*(result.losses for result in results), strict=True)]
+    start = {name: max(result.seconds.get(name, 0.0) for result in results) for name in STARTS}
+    return Sample(median(steps), median(waits), start, losses)
+
+
+def network(found: Sequence[Found]) -> Network:
+    """What the ranks of a layout reach; every rank has the slowest one's times."""
+    told = found[0]
+    fits = {kind: fit([(size, median(taken)) for size, taken in points]) for kind, points in told.points.items()}
+    return Network(fits, median(told.queued))  # type: ignore[arg-type]
