@@ -93,6 +93,7 @@ def _text(record: object, path: Path) -> str:
     from tunetool.report.finetune import print_finetune
     from tunetool.report.page import WIDTH
     from tunetool.report.stage import print_stage
+    from tunetool.report.staging import print_staging
     from tunetool.report.strategies import print_strategies
     from tunetool.report.table import print_fleet_verdict, print_hosts, print_verdict
     from tunetool.report.tune import print_tune
@@ -112,6 +113,8 @@ def _text(record: object, path: Path) -> str:
         print_checkpoint(record, path, console)
     elif record.kind == "bench.finetune":
         print_finetune(record, path, console)
+    elif record.kind == "bench.staging":
+        print_staging(record, path, console)
     elif record.kind == "bench.strategies":
         print_strategies(record, path, console)
     elif record.kind == "stage":

@@ -1,0 +1,252 @@
+"""`tunetool bench staging` as it is called: both paths for real, a slow disk, and what interrupts it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import whole_disk
+from tunetool.bench.finetune.pictures import make
+from tunetool.record import Record, read
+
+SHM = Path("/dev/shm")
+SLOW = 50 * 10**6
+
+
+def call(*arguments: object, group: Path | None = None) -> subprocess.Popen[str]:
+    """`tunetool bench staging` as a process of its own; in the control group ``group`` with all that it starts."""
+
+    def enter() -> None:
+        # A shell that runs the tests in the background has them ignore Ctrl-C.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "tunetool", "bench", "staging", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=enter,  # noqa: PLW1509  (tests run no threads)
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 120) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=timeout)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def staged() -> set[str]:
+    """What runs of this benchmark have in memory now."""
+    return {path.name for path in SHM.glob(".tunetool-*")}
+
+
+@contextlib.contextmanager
+def slow_disk(path: Path) -> Iterator[Path]:
+    """A control group whose processes read the disk under ``path`` at ``SLOW`` bytes per second."""
+    disk = whole_disk(path)
+    for parent, file, limit in (
+        (Path("/sys/fs/cgroup/blkio"), "blkio.throttle.read_bps_device", f"{disk} {SLOW}"),
+        (Path("/sys/fs/cgroup"), "io.max", f"{disk} rbps={SLOW}"),
+    ):
+        group = parent / f"tunetool-staging-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            if file == "io.max":
+                (parent / "cgroup.subtree_control").write_text("+io")
+            group.mkdir()
+            try:
+                (group / file).write_text(limit)
+            except OSError:
+                group.rmdir()
+                continue
+            break
+    else:
+        pytest.skip("no cgroup of this machine limits the disk: neither blkio (v1) nor io (v2)")
+    try:
+        yield group
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text().strip(), "the group's processes to be gone")
+        group.rmdir()
+
+
+def until(holds: Callable[[], object], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 pictures, small ones to decode, each with 4 MB of a camera's own segments, which a reader must pass."""
+    place = tmp_path_factory.mktemp("bulk") / "photos"
+    make(place, images=60, width=56, height=56)
+    marker = b"\xff\xef" + (65535).to_bytes(2, "big")
+    for path in sorted((place / "images").iterdir()):
+        picture = path.read_bytes()
+        path.write_bytes(picture[:2] + b"".join(marker + os.urandom(65533) for _ in range(61)) + picture[2:])
+    return place
+
+
+def test_a_slow_disk_is_worth_staging_from(photos: Path, tmp_path: Path) -> None:
+    before = staged()
+    with slow_disk(photos) as group:
+        process = call(
+            *("--model", "tiny", "--dataset", photos, "--target", photos.parent, "--scenarios", "single,nodes"),
+            # Few steps, so that other work on this machine's CPUs weighs less than the disk. With this seed path B goes
+            # first: it finds the files in the cache of who wrote them, and path A in its own.
+            *(
+                "--batch-size",
+                12,
+                "--seed",
+                1,
+                "--rounds",
+                1,
+                "--device",
+                "cpu",
+                "--allow-busy",
+                "--runs-dir",
+                tmp_path,
+            ),
+            group=group,
+        )
+        out, err = finish(process)
+    assert process.returncode == 0, out + err
+    record = read(next(tmp_path.glob("*-bench.staging-*")))
+    value = {each.name: each.value for each in record.measurements}
+    size = sum(path.stat().st_size for path in photos.rglob("*") if path.is_file())
+    # The disk is as slow as it was made, whoever reads it.
+    assert value["staging.single.bulk.first_epoch"] >= 0.9 * size / SLOW
+    assert value["staging.single.memory.stage"] >= 0.9 * size / SLOW
+    assert value["staging.single.speedup.first_epoch"] >= 1.5
+    # Staging counts, and here it costs what it saves: nothing is won by reading everything once.
+    assert value["staging.single.memory.end_to_end"] > value["staging.single.memory.stage"]
+    status = {check.id: check.status for check in record.checks}
+    assert status["staging.single.losses"] == status["staging.single.cold"] == "pass"
+    assert status["staging.nodes"] == "skip"
+    checks_of_memory(record, size)
+    assert "losses: PASS, equal to the last bit, over 5 steps" in out
+    assert "stage: " in out
+    assert (tmp_path / next(tmp_path.glob("*-bench.staging-*")).name / "report.html").is_file()
+    assert staged() == before
+
+
+def checks_of_memory(record: Record, size: int) -> None:
+    """Path A read from memory what path B read from the disk."""
+    by_path = {each.name.split(".")[2]: each for each in record.measurements if each.name.endswith("rank_model_load")}
+    # Not 0: a rank that loads a library in that moment reads it from the disk.
+    assert float(by_path["memory"].parameters["data_storage_bytes"]) <= 0.05 * size
+    assert float(by_path["bulk"].parameters["data_storage_bytes"]) >= 0.95 * size
+    end = {each.name.split(".")[2]: each for each in record.measurements if each.name.endswith("end_to_end")}
+    assert end["memory"].evidence is not None
+    assert end["bulk"].evidence is not None
+    assert (end["memory"].medium, end["memory"].evidence.kind) == ("tmpfs", "memory")
+    assert (end["bulk"].evidence.kind, end["bulk"].medium != "tmpfs") == ("block", True)
+
+
+def test_ctrl_c_gives_the_memory_back(photos: Path, tmp_path: Path) -> None:
+    before = staged()
+    process = call(
+        *("--model", "tiny", "--dataset", photos, "--target", tmp_path / "bulk", "--scenarios", "single"),
+        *("--device", "cpu", "--allow-busy", "--seed", 0, "--rounds", 9, "--runs-dir", tmp_path),
+    )
+    try:
+        # Path A is first in one of the rounds: a whole copy lies in memory.
+        until(lambda: [path for name in staged() - before for path in (SHM / name).glob("staged/dataset")], "a copy")
+        process.send_signal(signal.SIGINT)
+    finally:
+        out, err = finish(process)
+    assert process.returncode == 130, out + err
+    assert staged() == before
+    assert not list(tmp_path.glob("*-bench.staging-*"))
+
+
+def test_memory_that_is_too_small_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    dataset = tmp_path / "dataset"
+    make(dataset, images=1, width=56, height=56)
+    with (dataset / "huge.bin").open("wb") as stream:
+        stream.truncate(10 * 10**12)
+    target = tmp_path / "bulk"
+    process = call(
+        "--model", "tiny", "--dataset", dataset, "--target", target, "--device", "cpu", "--scenarios", "single"
+    )
+    out, err = finish(process)
+    assert process.returncode == 2, out + err
+    assert "`/dev/shm` is too small: 10 TB are needed" in err
+    assert "`/dev/shm` has" in err
+    assert "the machine's RAM has" in err or "the memory limit of" in err
+    assert "hint: stage less" in err
+    assert not target.exists()
+
+
+def test_memory_is_memory_and_bulk_is_said(tmp_path: Path) -> None:
+    for arguments, message in (
+        (("--memory", tmp_path, "--target", tmp_path), "not in memory"),
+        ((), "must be made somewhere"),
+        (("--target", tmp_path, "--scenarios", "two"), "`two` is not a scenario"),
+        (("--target", tmp_path, "--device", "cuda"), "has no GPU"),
+    ):
+        if "cuda" in arguments and list(Path("/dev").glob("nvidia[0-9]*")):
+            continue
+        process = call("--model", "tiny", *arguments)
+        out, err = finish(process)
+        assert process.returncode in (2, 3), out + err
+        assert message in err
+
+
+def test_dry_run_makes_nothing(tmp_path: Path) -> None:
+    process = call("--model", "tiny", "--device", "cpu", "--target", tmp_path / "bulk", "--images", 8, "--dry-run")
+    out, err = finish(process)
+    assert process.returncode == 0, out + err
+    assert f"made first: `{tmp_path}/bulk/qwen2.5-vl-tiny` and `{tmp_path}/bulk/colours-8x448x280`" in err
+    assert "left out: many nodes: one machine alone" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_ranks_of_one_node_share_the_page_cache(tmp_path: Path) -> None:
+    process = call(
+        *("--model", "tiny", "--images", 40, "--target", tmp_path / "bulk", "--scenarios", "node", "--rounds", 2),
+        *("--ranks-per-node", 2, "--device", "cpu", "--steps", 5, "--allow-busy", "--runs-dir", tmp_path / "runs"),
+    )
+    out, err = finish(process, 300)
+    assert process.returncode == 0, out + err
+    record = read(next((tmp_path / "runs").glob("*-bench.staging-*")))
+    ranks = [each for each in record.measurements if each.name == "staging.node.bulk.rank_model_load"]
+    assert sorted(each.rank or 0 for each in ranks) == [0, 1]
+    model = float(ranks[0].parameters["model_bytes"])
+    assert all(float(each.parameters["model_read_bytes"]) >= 0.9 * model for each in ranks)
+    assert "is refuted here: no card reads less" in " ".join(out.split())
+    kept = next((tmp_path / "runs").glob("*-bench.staging-*"))
+    assert json.loads(next(kept.glob("stage/node-1-node-0-model.json")).read_text())["kind"] == "stage"
+    assert {each.rank for each in record.series} == {0, 1}
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_leaves_the_others_and_gives_the_memory_back(photos: Path, tmp_path: Path) -> None:
+    before = staged()
+    dataset = tmp_path / "dataset"
+    make(dataset, images=8, width=56, height=56)
+    victim = sorted((dataset / "images").iterdir())[3]
+    victim.write_bytes(b"no picture")
+    process = call(
+        *("--model", "tiny", "--dataset", dataset, "--target", tmp_path, "--scenarios", "single", "--rounds", 2),
+        *("--device", "cpu", "--allow-busy", "--runs-dir", tmp_path / "runs"),
+    )
+    out, err = finish(process)
+    assert process.returncode == 3, out + err
+    assert victim.name in " ".join(out.split())
+    assert staged() == before

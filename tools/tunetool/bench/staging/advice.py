@@ -1,0 +1,153 @@
+"""Stage or not: from sizes, limits and what was measured, one plain sentence. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tunetool.bench.staging.published import Pair
+from tunetool.node.units import format_bandwidth, format_size
+from tunetool.stage.room import Limit
+
+NEAR = 0.95
+"""Of the time from bulk storage: what takes longer with the files in memory is as fast from where they are."""
+LaterFrom = Literal["measured", "page cache", "as the first"]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What staging needs and what memory offers, the tightest limit first."""
+
+    needed: int
+    """Bytes of model and data."""
+    limits: Sequence[Limit]
+
+    @property
+    def fits(self) -> bool:
+        """Whether all of it goes into memory."""
+        return not self.limits or self.needed <= self.limits[0].left
+
+    def told(self) -> str:
+        """What every limit leaves."""
+        return ", ".join(f"{limit.what} {format_size(limit.left)}" for limit in self.limits)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds that were measured, model load and epochs on the slowest rank."""
+
+    stage: float
+    load: Pair
+    first: Pair
+    """The first epoch, from a cold cache."""
+    later: Pair
+    """Each epoch after it."""
+    later_from: LaterFrom
+    epochs: int
+    """For how many the advice is asked."""
+    bulk_rate: float | None = None
+    """Bytes per second at which bulk storage was read."""
+    rounds: int = 1
+    apart: bool = True
+    """Whether model load and first epoch took longer from bulk storage, or shorter, in every round."""
+
+    def total(self, epochs: int) -> Pair:
+        """Load and epochs; with the staging where the files are in memory."""
+        more = epochs - 1
+        return Pair(
+            self.stage + self.load.staged + self.first.staged + more * self.later.staged,
+            self.load.bulk + self.first.bulk + more * self.later.bulk,
+        )
+
+    def break_even(self) -> int | None:
+        """The first epoch at whose end staging has cost nothing any more; None: there is none."""
+        once = self.total(1)
+        missing = once.staged - once.bulk
+        if missing <= 0:
+            return 1
+        gained = self.later.bulk - self.later.staged
+        if gained <= (1 - NEAR) * self.later.bulk:
+            return None
+        return 1 + math.ceil(missing / gained)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """``stage``: None where nothing was measured that could decide."""
+
+    stage: bool | None
+    sentence: str
+    break_even: int | None = None
+
+
+def refusal(room: Room) -> str:
+    """Why it cannot be staged: how much is needed, what is free, what the control group allows."""
+    return f"{format_size(room.needed)} are needed, {room.told()}"
+
+
+def advise(room: Room, times: Times | None) -> Advice:
+    """One sentence. ``times`` is None where both paths could not be measured."""
+    if not room.fits:
+        return Advice(
+            False,
+            f"do not stage: {refusal(room)}; a larger /dev/shm (`mount -o remount,size=`), a higher memory limit or a "
+            "smaller data set would make it possible",
+        )
+    fits = f"{format_size(room.needed)} fit ({room.told()})" if room.limits else f"{format_size(room.needed)} fit"
+    if times is None:
+        return Advice(None, f"stage or not is undecided: {fits}, but not both paths were measured")
+    if times.bulk_rate is not None:
+        fits += f", bulk storage was read at {format_bandwidth(times.bulk_rate)}"
+    read = Pair(times.load.staged + times.first.staged, times.load.bulk + times.first.bulk)
+    took = f"model load and first epoch take {read.bulk:.1f} s from bulk storage and {read.staged:.1f} s from memory"
+    if read.staged >= NEAR * read.bulk:
+        return Advice(False, f"do not stage: {fits}; {took}, so bulk storage is as fast here{_chance(times)}")
+    if not times.apart:
+        return Advice(
+            None,
+            f"stage or not is undecided: {fits}; {took}, but not in every round the same way: more `--rounds` decide",
+        )
+    return _by_epochs(times, fits)
+
+
+def _by_epochs(times: Times, fits: str) -> Advice:
+    """When it pays, where memory is faster."""
+    epochs = f"{times.epochs} epoch{'s' if times.epochs != 1 else ''}"
+    even, total = times.break_even(), times.total(times.epochs)
+    if even is None:
+        once = times.total(1)
+        back = once.bulk - once.staged + times.stage
+        return Advice(
+            False,
+            f"do not stage: {fits}; staging takes {times.stage:.1f} s and the first epoch gives back {back:.1f} s of "
+            f"them, a later one nothing ({_later(times)})",
+        )
+    if even > times.epochs:
+        return Advice(
+            False,
+            f"do not stage for {epochs}: {fits}; staging takes {times.stage:.1f} s, which come back in epoch {even} "
+            f"({_later(times)})",
+            even,
+        )
+    saved = (total.bulk - total.staged) / total.bulk
+    return Advice(
+        True,
+        f"stage: {fits}; the {times.stage:.1f} s of staging come back in epoch {even}, and {epochs} take "
+        f"{total.staged:.1f} s instead of {total.bulk:.1f} s ({saved:.0%} less; {_later(times)})",
+        even,
+    )
+
+
+def _later(times: Times) -> str:
+    told = {
+        "measured": "later epochs as measured",
+        "page cache": "later epochs taken to be as fast from bulk storage, since the page cache can hold the data",
+        "as the first": "later epochs taken to be as the first, since the page cache cannot hold the data",
+    }[times.later_from]
+    return told + _chance(times)
+
+
+def _chance(times: Times) -> str:
+    return "; one round, which says nothing of chance" if times.rounds < 2 else ""

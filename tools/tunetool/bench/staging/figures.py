@@ -1,0 +1,252 @@
+"""From samples to the record's measurements, its checks and its verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+
+from tunetool.bench.staging.advice import Advice
+from tunetool.bench.staging.published import TITLES
+from tunetool.bench.staging.reading import Explanation, explain
+from tunetool.bench.staging.samples import FIGURES, PATHS, Path, Row, Sample, compare_losses
+from tunetool.measure.statistics import estimate
+from tunetool.node.units import format_size
+from tunetool.record import CheckResult, Confidence, Evidence, Measurement, Scalar, Verdict
+
+PREFIX = "staging."
+SAME_START, SAME = 1e-5, 1e-2
+"""Relative difference of the first loss, which weights and data alone decide, and of any later one, into which the
+order of a GPU's additions goes as well."""
+_COLD = 0.9
+"""Of the files that a node must have fetched from storage, for its cache to have been cold."""
+
+
+def measurements(row: Row, media: Mapping[Path, str], conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
+    """Every figure of one scenario."""
+    told: dict[str, Scalar] = {
+        **conditions,
+        "scenario": row.name,
+        "nodes": row.nodes,
+        "ranks": row.ranks,
+        "model_bytes": row.model_bytes,
+        "data_bytes": row.data_bytes,
+    }
+    for path in PATHS:
+        samples = list(row.samples[path].values())
+        if not samples:
+            continue
+        engine = _engine(samples[0])
+        shape: dict[str, Scalar] = {**told, "path": path, **_shape(samples[0])}
+        for figure in FIGURES:
+            values = list(row.seconds(path, figure).values())
+            if values:
+                evidence = _evidence(samples, media[path]) if figure == "end_to_end" else None
+                yield _figure(_name(row, path, figure), values, media[path], engine, shape, evidence)
+        rates = [sample.staged.rate for sample in samples if sample.staged]
+        if rates:
+            yield _figure(_name(row, path, "stage_rate"), rates, media[path], "tunetool stage", shape, unit="B/s")
+        yield from _by_rank(row, path, samples, media[path], engine, shape)
+    yield from _ratios(row, media["bulk"], told)
+
+
+def _by_rank(
+    row: Row, path: Path, samples: Sequence[Sample], medium: str, engine: str, told: Mapping[str, Scalar]
+) -> Iterator[Measurement]:
+    """Model load of each rank, with the bytes that it read in the last round."""
+    for place, read in enumerate(samples[-1].reads()):
+        loads = [sample.ranks[place].seconds["model_load"] for sample in samples]
+        bytes_read: dict[str, Scalar] = {
+            "model_read_bytes": read.model,
+            "model_storage_bytes": read.model_storage,
+            "data_read_bytes": read.data,
+            "data_storage_bytes": read.data_storage,
+        }
+        figure = _figure(_name(row, path, "rank_model_load"), loads, medium, engine, {**told, **bytes_read})
+        yield figure.model_copy(update={"rank": read.rank, "host": read.host})
+
+
+def _ratios(row: Row, medium: str, told: Mapping[str, Scalar]) -> Iterator[Measurement]:
+    for figure in ("model_load", "data_per_batch", "first_epoch", "fine_tune", "end_to_end"):
+        ours, theirs = row.seconds("memory", figure), row.seconds("bulk", figure)
+        shared = sorted(ours.keys() & theirs.keys())
+        if shared and all(ours[number] > 0 for number in shared):
+            ratios = [theirs[number] / ours[number] for number in shared]
+            yield _figure(f"{PREFIX}{row.name}.speedup.{figure}", ratios, medium, "tunetool", told, unit="1")
+
+
+def _name(row: Row, path: Path, figure: str) -> str:
+    return f"{PREFIX}{row.name}.{path}.{figure}"
+
+
+def _engine(sample: Sample) -> str:
+    versions = sample.ranks[0].versions
+    return " ".join(f"{name} {versions[name]}" for name in ("deepspeed", "torch") if name in versions) or "torch"
+
+
+def _shape(sample: Sample) -> dict[str, Scalar]:
+    return {
+        "device": sample.ranks[0].device,
+        "steps": sample.steps,
+        "steps_per_epoch": sample.steps_per_epoch,
+        "extrapolated": sample.extrapolated,
+        "batch_size": sample.batch_size,
+        "images": sample.images,
+    }
+
+
+def _evidence(samples: Sequence[Sample], medium: str) -> Evidence:
+    """What the ranks asked for, and what storage delivered to them: less where they share a page cache."""
+    reads = [read for sample in samples for read in sample.reads()]
+    asked = sum(read.model + read.data for read in reads)
+    delivered = sum(read.model_storage + read.data_storage for read in reads)
+    ratio = delivered / asked if asked else 0.0
+    kind = "memory" if medium in ("tmpfs", "ramfs") else "block"
+    return Evidence(kind=kind, claimed_bytes=asked, counted_bytes=delivered, ratio=ratio)
+
+
+_QUANTITIES = {"s": ("duration", "lower"), "B/s": ("bandwidth", "higher"), "1": ("ratio", "higher")}
+
+
+def _figure(
+    name: str,
+    samples: Sequence[float],
+    medium: str,
+    engine: str,
+    parameters: Mapping[str, Scalar],
+    evidence: Evidence | None = None,
+    unit: str = "s",
+) -> Measurement:
+    found = estimate(samples)
+    quantity, better = _QUANTITIES[unit]
+    return Measurement(
+        name=name,
+        layer="filesystem",
+        engine=engine,
+        medium=medium,
+        quantity=quantity,
+        unit=unit,
+        better=better,
+        value=found.value,
+        samples=list(samples),
+        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
+        parameters=dict(parameters),
+        evidence=evidence,
+    )
+
+
+def checks(row: Row, bulk_in_memory: bool) -> list[CheckResult]:
+    """Whether the scenario ran, both paths trained the same thing, and the cache was cold."""
+    expected = "path A and path B, each to its end"
+    if row.left_out is not None:
+        return [CheckResult(id=f"{PREFIX}{row.name}", status="skip", expected=expected, found=row.left_out)]
+    ran: list[CheckResult] = []
+    if row.failed is not None:
+        ran.append(CheckResult(id=f"{PREFIX}{row.name}", status="unknown", expected=expected, found=row.failed))
+    if not row.complete:
+        return ran
+    return [*ran, _losses(row), _cold(row, bulk_in_memory), *_explained(row), *_notes(row)]
+
+
+def _losses(row: Row) -> CheckResult:
+    name = f"{PREFIX}{row.name}.losses"
+    expected = f"the same losses on both paths: the first within {SAME_START:g}, each later one within {SAME:.0%}"
+    found = compare_losses(row)
+    if found is None:
+        return CheckResult(id=name, status="unknown", expected=expected, found="no round has both paths")
+    if found.first <= SAME_START and found.largest <= SAME:
+        told = "equal to the last bit" if found.largest == 0 else f"they differ by {found.largest:.2g} at most"
+        return CheckResult(id=name, status="pass", expected=expected, found=f"{told}, over {found.steps} steps")
+    told = (
+        "one path has other steps, or a loss that is no number"
+        if found.largest == inf
+        else (f"the first differs by {found.first:.2g}, the most different by {found.largest:.2g}")
+    )
+    remedy = "the two paths did not read the same bytes: `tunetool stage --verify` holds a copy against its manifest"
+    return CheckResult(id=name, status="fail", expected=expected, found=told, remedy=remedy)
+
+
+def _cold(row: Row, bulk_in_memory: bool) -> CheckResult:
+    """Every node of path B must have fetched its files from storage, or its cache was warm."""
+    name = f"{PREFIX}{row.name}.cold"
+    expected = f"on path B at least {_COLD:.0%} of the files that a node needed came from storage"
+    if bulk_in_memory:
+        return CheckResult(id=name, status="skip", expected=expected, found="bulk storage is in memory itself")
+    share, fetched, needed = min(_fetched(row, sample) for sample in row.samples["bulk"].values())
+    found = f"{format_size(fetched)} of {format_size(needed)}"
+    if share >= _COLD:
+        return CheckResult(id=name, status="pass", expected=expected, found=found)
+    remedy = "the page cache kept the files, or this file system's reads are not counted (`/proc/self/io`, read_bytes)"
+    return CheckResult(id=name, status="unknown", expected=expected, found=found, remedy=remedy)
+
+
+def _fetched(row: Row, sample: Sample) -> tuple[float, int, int]:
+    """Of the node with the least: share, bytes from storage, bytes of distinct files that its ranks needed.
+
+    Ranks of one node need the same model, and each its own pictures: in the first epoch none twice.
+    """
+    worst = (inf, 0, 0)
+    reads = sample.reads()
+    for host in {read.host for read in reads}:
+        here = [read for read in reads if read.host == host]
+        seen = len(here) * sample.batch_size * min(sample.steps, sample.steps_per_epoch)
+        needed = row.model_bytes + round(row.data_bytes * min(1.0, seen / sample.images))
+        fetched = sum(read.model_storage + read.data_storage for read in here)
+        worst = min(worst, (fetched / needed if needed else 0.0, fetched, needed))
+    return worst
+
+
+def explanation(row: Row) -> Explanation | None:
+    """Of path B's last round; None where there is none."""
+    samples = row.samples["bulk"]
+    return explain(row.model_bytes, samples[max(samples)].reads()) if samples else None
+
+
+def _explained(row: Row) -> list[CheckResult]:
+    found = explanation(row)
+    if found is None or found.finding == "undecided":
+        return []
+    # What somebody else published is told, never judged: whichever way it comes out, nothing here is wrong.
+    name = f"{PREFIX}{row.name}.sharding"
+    return [CheckResult(id=name, status="pass", expected="confirmed or refuted by bytes", found=found.sentence)]
+
+
+def _notes(row: Row) -> list[CheckResult]:
+    """What went otherwise than asked, and so may have gone otherwise on one path alone."""
+    found = [
+        f"{'path A' if path == 'memory' else 'path B'}: {note}"
+        for path in PATHS
+        for note in dict.fromkeys(note for sample in row.samples[path].values() for note in sample.notes)
+    ]
+    if not found:
+        return []
+    name, expected = f"{PREFIX}{row.name}.notes", "both paths as asked"
+    return [CheckResult(id=name, status="skip", expected=expected, found="; ".join(found))]
+
+
+def told(advice: Mapping[str, Advice]) -> list[CheckResult]:
+    """The advice of every scenario, kept in the record so that it can be shown again."""
+    return [
+        CheckResult(
+            id=f"{PREFIX}{name}.advice",
+            status="skip" if found.stage is None else "pass",
+            expected="stage, or do not",
+            found=found.sentence,
+        )
+        for name, found in advice.items()
+    ]
+
+
+def verdict(rows: Sequence[Row], found: Sequence[CheckResult], errors: Sequence[str]) -> Verdict:
+    """Equal losses alone are judged: a speed is a figure, not a promise."""
+    wrong = [f"{check.id}: {check.found}: {check.remedy}" for check in found if check.status == "fail"]
+    failed = [f"{TITLES[row.name]} could not be measured: {row.failed}" for row in rows if row.failed]
+    unproven = [
+        f"{check.id}: {check.found}: {check.remedy}" for check in found if check.status == "unknown" and check.remedy
+    ]
+    nothing = [] if any(row.complete for row in rows) or errors or failed else ["no scenario could run here"]
+    reasons = list(dict.fromkeys([*wrong, *errors, *failed, *unproven, *nothing]))
+    if wrong:
+        return Verdict(status="fail", reasons=reasons)
+    if errors or failed:
+        return Verdict(status="error", reasons=reasons)
+    return Verdict(status="unproven" if unproven or nothing else "pass", reasons=reasons)

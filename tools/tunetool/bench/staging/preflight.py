@@ -1,0 +1,63 @@
+"""What will run on these nodes, and what a person must know before it starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tunetool.bench.finetune.place import Place, ranks_per_host
+from tunetool.bench.staging.node import Answer, Task
+from tunetool.bench.staging.published import TITLES
+from tunetool.bench.staging.request import Request
+from tunetool.bench.staging.scenarios import LeftOut, Planned, scale
+from tunetool.errors import UsageProblem
+from tunetool.node.units import format_size
+
+
+@dataclass(frozen=True)
+class Site:
+    """The nodes as they are, and what will run on them."""
+
+    request: Request
+    answers: Sequence[Answer]
+    planned: Sequence[Planned]
+    left_out: Sequence[LeftOut]
+
+    @property
+    def first(self) -> Answer:
+        """The node that every scenario uses."""
+        return self.answers[0]
+
+    def announcement(self) -> Iterator[str]:
+        """How many bytes, and where."""
+        request, first = self.request, self.first
+        yield (
+            f"path A: model {format_size(first.model_bytes)} and data {format_size(first.data_bytes)} staged from "
+            f"`{first.model}` and `{first.dataset}` ({first.bulk}) to `{request.memory}` ({first.memory}; "
+            f"{first.room.told()}); path B: read where they lie"
+        )
+        if first.missing:
+            yield f"made first: {' and '.join(f'`{each}`' for each in first.missing)}"
+        names = ", ".join(f"{TITLES[each.name]} ({each.ranks} rank(s))" for each in self.planned)
+        runs = 2 * request.rounds * len(self.planned)
+        yield f"{request.rounds} round(s) of {names}: {runs} fine-tunes; what is staged is evicted after each"
+        for each in self.left_out:
+            yield f"left out: {TITLES[each.name]}: {each.reason}"
+
+
+def first_task(request: Request) -> Task:
+    """What every node is asked before anything is done."""
+    return Task("look", request.material, str(request.memory))
+
+
+def survey(request: Request, place: Place, answers: Sequence[Answer]) -> Site:
+    """What runs on these nodes. Raises ``UsageProblem``, ``CannotJudge`` where GPUs are missing."""
+    ranks = ranks_per_host(request.cluster, place.hosts, [answer.ready for answer in answers])
+    on_gpu = request.cluster.device != "cpu" and all(answer.gpus for answer in answers)
+    planned, left_out = scale(request.scenarios, len(answers), ranks, on_gpu)
+    if not planned:
+        raise UsageProblem(
+            f"no scenario can run here: {'; '.join(f'{each.name}: {each.reason}' for each in left_out)}",
+            "`--scenarios single` runs on any machine",
+        )
+    return Site(request, answers, planned, left_out)

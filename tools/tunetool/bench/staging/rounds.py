@@ -1,0 +1,124 @@
+"""The work itself: in every round each scenario on both paths, in an order drawn anew, from a cold cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tunetool.bench.finetune.request import Material
+from tunetool.bench.finetune.series import gather
+from tunetool.bench.finetune.train import run_workload
+from tunetool.bench.finetune.workload import Workload
+from tunetool.bench.staging import samples
+from tunetool.bench.staging.node import DATASET, MODEL, Task
+from tunetool.bench.staging.nodes import Nodes
+from tunetool.bench.staging.published import TITLES
+from tunetool.bench.staging.samples import PATHS, Row, Sample, Staged
+from tunetool.bench.staging.scenarios import Planned
+from tunetool.errors import TunetoolError
+from tunetool.launch.local import RankFailed
+from tunetool.measure.progress import MovingProgress
+from tunetool.record import CheckResult, Series
+
+
+def order_of(number: int, seed: int, name: str) -> list[samples.Path]:
+    """Which path goes first in a round: drawn, so that neither always finds the node as the other left it."""
+    drawn = list(PATHS)
+    random.Random(f"{seed}/{number}/{name}").shuffle(drawn)  # noqa: S311  (an order, no secret)
+    return drawn
+
+
+@dataclass
+class Rounds:
+    """``workload`` names model and data set on bulk storage; ``place`` is the run's own directory in memory."""
+
+    nodes: Nodes
+    workload: Workload
+    images: int
+    model_bytes: int
+    memory: Path
+    place: Path
+    seed: int
+    progress: MovingProgress
+    rows: list[Row]
+    planned: Sequence[Planned]
+    raw: dict[str, str | bytes] = field(default_factory=dict)
+    series: list[Series] = field(default_factory=list)
+    curves: list[CheckResult] = field(default_factory=list)
+    left_behind: list[str] = field(default_factory=list)
+
+    def run(self, rounds: int) -> None:
+        """All rounds. A scenario that fails is left at what it has, and the others go on."""
+        by_name = {row.name: row for row in self.rows}
+        for number in range(1, rounds + 1):
+            for plan in self.planned:
+                row = by_name[plan.name]
+                if row.failed is not None:
+                    continue
+                for path in order_of(number, self.seed, plan.name):
+                    try:
+                        row.samples[path][number] = self._sample(plan, path, number)
+                    except TunetoolError as error:
+                        row.failed = f"{error.message}; {error.hint}" if error.hint else error.message
+                        if isinstance(error, RankFailed) and error.raw:
+                            self.raw[f"{plan.name}-{path}-{number}.txt"] = error.raw
+                        break
+                    except OSError as error:
+                        row.failed = f"`{error.filename or 'system call'}`: {error.strerror or error}"
+                        break
+
+    def _sample(self, plan: Planned, path: samples.Path, number: int) -> Sample:
+        title = f"{TITLES[plan.name]}, round {number}"
+        if path == "bulk":
+            return self._train(
+                plan, path, number, replace(self.workload, cold=True), None, f"{title}: from bulk storage"
+            )
+        with self._staged(plan, title, number) as staged:
+            model, dataset = (str(self.place / name) for name in (MODEL, DATASET))
+            workload = replace(self.workload, model=model, dataset=dataset, cold=False)
+            return self._train(plan, path, number, workload, staged, f"{title}: from memory")
+
+    @contextmanager
+    def _staged(self, plan: Planned, title: str, number: int) -> Iterator[Staged]:
+        """Model and data lie in the memory of every node; afterwards they are gone."""
+        material = Material(self.workload.model, Path(self.workload.dataset))
+        task = Task("stage", material, str(self.memory), str(self.place))
+        try:
+            answers = self.nodes.ask(task, f"{title}: staging", plan.nodes)
+            for node, told in enumerate(answers):
+                for name, text in zip((MODEL, DATASET), told.records, strict=True):
+                    self.raw[f"stage/{plan.name}-{number}-node-{node}-{name}.json"] = text
+            yield Staged(max(told.seconds for told in answers), max(told.staged for told in answers))
+        finally:
+            self._evict(task, plan, title)
+
+    def _evict(self, task: Task, plan: Planned, title: str) -> None:
+        # A second Ctrl-C must not leave a model in the memory of every node; it counts once that is gone.
+        interrupted: KeyboardInterrupt | None = None
+        for _ in range(3):
+            try:
+                self.nodes.ask(replace(task, do="evict"), f"{title}: eviction", plan.nodes)
+                break
+            except KeyboardInterrupt as error:
+                interrupted = error
+            except (TunetoolError, OSError) as error:
+                # What went wrong before this is worth more than that it could not be tidied up.
+                self.left_behind.append(f"`{self.place}` may still be in memory: {error}; remove it on every node")
+                break
+        if interrupted is not None:
+            raise interrupted
+
+    def _train(
+        self, plan: Planned, path: samples.Path, number: int, workload: Workload, staged: Staged | None, title: str
+    ) -> Sample:
+        name = f"{plan.name}-{path}-{number}"
+        job = self.nodes.job(plan.nodes, plan.ranks_per_node, name, self.model_bytes)
+        results = run_workload(workload, self.nodes.place.launcher, job, self.progress, title)
+        found = gather(job.directory, prefix=f"{name}/")
+        self.raw |= found.raw
+        self.series += found.series
+        self.curves += found.checks
+        return Sample(results, self.images, workload.batch_size, staged, mapped=workload.loader == "transformers")

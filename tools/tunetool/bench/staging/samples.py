@@ -1,0 +1,222 @@
+"""One run of the fine-tune on one path, and what it comes to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from statistics import median
+from typing import Literal
+
+from tunetool.bench.finetune.workload import RankResult
+from tunetool.bench.staging.published import Pair, Scenario
+from tunetool.bench.staging.reading import Read
+
+Path = Literal["memory", "bulk"]
+PATHS: tuple[Path, Path] = ("memory", "bulk")
+"""Path A: staged to memory and read there. Path B: read from bulk storage."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Model and data were brought into the memory of every node; seconds are the slowest node's."""
+
+    seconds: float
+    bytes: int
+    """On each node."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.bytes / max(self.seconds, 1e-6)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run: all of its ranks, and the staging before it on path A."""
+
+    ranks: Sequence[RankResult]
+    images: int
+    """Of the data set."""
+    batch_size: int
+    staged: Staged | None = None
+    mapped: bool = False
+    """The model's files are mapped, so that no read call counts what a rank takes of them."""
+
+    @property
+    def steps(self) -> int:
+        """How many each rank made."""
+        return min(len(rank.step_seconds) for rank in self.ranks)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches for every rank; what is left over is not seen."""
+        return max(1, self.images // (self.batch_size * len(self.ranks)))
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether the run ended within its first epoch, so that an epoch's time is a multiple of what was measured."""
+        return self.steps < self.steps_per_epoch
+
+    @property
+    def load(self) -> float:
+        """Seconds until the slowest rank had the model."""
+        return max(rank.seconds["model_load"] for rank in self.ranks)
+
+    @property
+    def data_per_batch(self) -> float:
+        """Seconds to read and decode one batch, waited for or not: the mean on the slowest rank."""
+        return max(_mean(rank.load_seconds or rank.data_seconds) for rank in self.ranks)
+
+    @property
+    def waited_per_batch(self) -> float:
+        """Seconds for which a step waited for its batch: the mean on the slowest rank."""
+        return max(_mean(rank.data_seconds) for rank in self.ranks)
+
+    @property
+    def first_epoch(self) -> float:
+        """Seconds of the slowest rank, from its first batch on."""
+        count = min(self.steps, self.steps_per_epoch)
+        return max(_spent(rank, 0, count) for rank in self.ranks) * self.steps_per_epoch / count
+
+    @property
+    def later_epoch(self) -> float | None:
+        """Seconds of the median later epoch of the slowest rank; None where none was complete."""
+        whole = self.steps // self.steps_per_epoch
+        if whole < 2:
+            return None
+        size = self.steps_per_epoch
+        return max(
+            median(_spent(rank, number * size, (number + 1) * size) for number in range(1, whole))
+            for rank in self.ranks
+        )
+
+    @property
+    def fine_tune(self) -> float:
+        """Seconds of all steps and the waiting for their data, on the slowest rank."""
+        return max(_spent(rank, 0, self.steps) for rank in self.ranks)
+
+    @property
+    def end_to_end(self) -> float:
+        """Seconds from the start of the ranks to their end; staging included on path A."""
+        return max(rank.seconds["end_to_end"] for rank in self.ranks) + (self.staged.seconds if self.staged else 0.0)
+
+    @property
+    def losses(self) -> list[float]:
+        """Of rank 0, by step."""
+        return list(min(self.ranks, key=lambda rank: rank.rank).losses)
+
+    @property
+    def notes(self) -> list[str]:
+        """What went otherwise than asked, on any rank."""
+        return list(dict.fromkeys(note for rank in self.ranks for note in rank.notes))
+
+    def reads(self) -> list[Read]:
+        """What every rank read. Where no call counts it (mapped files, kernels without /proc/self/io), all that it made
+        tensors of."""
+        found = []
+        for rank in self.ranks:
+            model, data = rank.read_bytes.get("model", {}), rank.read_bytes.get("data", {})
+            asked = max(model.get("logical", 0), model.get("storage", 0))
+            found.append(
+                Read(
+                    rank.rank,
+                    rank.host,
+                    rank.model_bytes if self.mapped or not asked else asked,
+                    model.get("storage", 0),
+                    max(data.get("logical", 0), data.get("storage", 0)),
+                    data.get("storage", 0),
+                )
+            )
+        return found
+
+
+FIGURES: Mapping[str, Callable[[Sample], float | None]] = {
+    "stage": lambda sample: sample.staged.seconds if sample.staged else None,
+    "model_load": lambda sample: sample.load,
+    "data_per_batch": lambda sample: sample.data_per_batch,
+    "data_wait_per_batch": lambda sample: sample.waited_per_batch,
+    "first_epoch": lambda sample: sample.first_epoch,
+    "later_epoch": lambda sample: sample.later_epoch,
+    "fine_tune": lambda sample: sample.fine_tune,
+    "end_to_end": lambda sample: sample.end_to_end,
+}
+"""Every duration, in seconds, by its name."""
+
+
+@dataclass
+class Row:
+    """One scenario, round by round."""
+
+    name: Scenario
+    nodes: int
+    ranks: int
+    model_bytes: int
+    data_bytes: int
+    samples: dict[Path, dict[int, Sample]] = field(default_factory=lambda: {"memory": {}, "bulk": {}})
+    failed: str | None = None
+    left_out: str | None = None
+
+    def seconds(self, path: Path, figure: str) -> dict[int, float]:
+        """A figure by round."""
+        found = {number: FIGURES[figure](sample) for number, sample in self.samples[path].items()}
+        return {number: value for number, value in found.items() if value is not None}
+
+    def pair(self, figure: str) -> Pair | None:
+        """The medians of both paths; None where one has none."""
+        both = [list(self.seconds(path, figure).values()) for path in PATHS]
+        return Pair(median(both[0]), median(both[1])) if all(both) else None
+
+    def apart(self) -> bool:
+        """Whether model load and first epoch differ the same way in every round that has both paths."""
+        shared = self.samples["memory"].keys() & self.samples["bulk"].keys()
+        longer = [
+            self.samples["bulk"][number].load + self.samples["bulk"][number].first_epoch
+            > self.samples["memory"][number].load + self.samples["memory"][number].first_epoch
+            for number in shared
+        ]
+        return all(longer) or not any(longer)
+
+    @property
+    def complete(self) -> bool:
+        """Whether both paths were measured."""
+        return bool(self.samples["memory"] and self.samples["bulk"])
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Whether both paths trained the same thing: the relative difference of the first loss, and the largest."""
+
+    steps: int
+    first: float
+    largest: float
+
+
+def compare_losses(row: Row) -> Losses | None:
+    """Over every round that has both paths, step by step. None where there is none."""
+    shared = sorted(row.samples["memory"].keys() & row.samples["bulk"].keys())
+    if not shared:
+        return None
+    firsts, largest, steps = [], 0.0, 0
+    for number in shared:
+        ours, theirs = row.samples["memory"][number].losses, row.samples["bulk"][number].losses
+        if len(ours) != len(theirs) or not ours:
+            return Losses(max(len(ours), len(theirs)), inf, inf)
+        apart = [_apart(one, other) for one, other in zip(ours, theirs, strict=True)]
+        firsts.append(apart[0])
+        largest, steps = max(largest, *apart), steps + len(apart)
+    return Losses(steps, max(firsts), largest)
+
+
+def _apart(one: float, other: float) -> float:
+    if not (isfinite(one) and isfinite(other)):
+        return inf
+    return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _spent(rank: RankResult, start: int, end: int) -> float:
+    return sum(rank.data_seconds[start:end]) + sum(rank.step_seconds[start:end])
