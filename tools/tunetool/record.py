@@ -203,6 +203,16 @@ class FleetHost(_Model):
     reasons: list[str] = Field(default_factory=list)
 
 
+class Part(_Model):
+    """One part of a chain of benchmarks; ``record_id`` and ``run`` are left out where it made no record."""
+
+    name: str
+    record_id: str | None = None
+    run: str | None = Field(None, description="Its record's directory, beside this one's")
+    status: Status | Literal["skip"]
+    reasons: list[str] = Field(default_factory=list)
+
+
 class Record(_Model):
     """What one run found."""
 
@@ -221,6 +231,7 @@ class Record(_Model):
     checks: list[CheckResult] = Field(default_factory=list)
     ladder: Ladder | None = Field(None, description="Of level full")
     hosts: list[FleetHost] | None = None
+    parts: list[Part] | None = Field(None, description="Of bench.reference")
     verdict: Verdict | None = None
     sha256: str | None = None
 

@@ -92,6 +92,7 @@ def _text(record: object, path: Path) -> str:
     from tunetool.report.ds_io import print_ds_io
     from tunetool.report.finetune import print_finetune
     from tunetool.report.page import WIDTH
+    from tunetool.report.reference import print_reference
     from tunetool.report.stage import print_stage
     from tunetool.report.staging import print_staging
     from tunetool.report.strategies import print_strategies
@@ -113,6 +114,8 @@ def _text(record: object, path: Path) -> str:
         print_checkpoint(record, path, console)
     elif record.kind == "bench.finetune":
         print_finetune(record, path, console)
+    elif record.kind == "bench.reference":
+        print_reference(record, path, console)
     elif record.kind == "bench.staging":
         print_staging(record, path, console)
     elif record.kind == "bench.strategies":

@@ -1,0 +1,64 @@
+"""`tunetool bench reference` on this machine: the parts for real, and what a FAIL of the first does to the others."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if not find_spec("deepspeed") or not find_spec("peft"):
+    pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
+
+from tunetool.record import read
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed"),
+]
+
+
+def reference(target: Path, runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    target.mkdir(exist_ok=True)
+    small = ["--model", "tiny", "--images", "16", "--steps", "3", "--state-bytes", "20MB", "--device", "cpu"]
+    common = ["--rounds", "1", "--duration", "1s", "--allow-busy", "--target", str(target), "--runs-dir", str(runs)]
+    return subprocess.run(
+        [sys.executable, "-m", "tunetool", "bench", "reference", *small, *common, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+
+
+def test_every_part_has_its_record_and_one_is_over_all(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    done = reference(tmp_path / "bulk", runs, "--expect", "1MBps", "--skip", "strategies")
+    record = read(next(runs.glob("*-bench.reference-*")))
+    parts = {part.name: part for part in record.parts or []}
+    assert {name: part.status for name, part in parts.items()} == {
+        "verify": "pass",
+        "checkpoint": "pass",
+        "staging": "pass",
+        "strategies": "skip",
+    }, done.stdout + done.stderr
+    assert done.returncode == 0
+    for part in parts.values():
+        if part.run is not None:
+            assert read(runs / part.run).id == part.record_id
+    names = {each.name for each in record.measurements}
+    assert {"sequential.read", "sequential.write", "staging.single.bulk.end_to_end"} <= names
+    assert any(name.startswith("checkpoint.") and name.endswith(".durable") for name in names)
+
+
+def test_after_a_fail_nothing_else_is_measured(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    done = reference(tmp_path / "bulk", runs, "--expect", "5000GBps")
+    assert done.returncode == 1, done.stdout + done.stderr
+    record = read(next(runs.glob("*-bench.reference-*")))
+    assert [part.status for part in record.parts or []] == ["fail", "skip", "skip", "skip"]
+    assert len(list(runs.iterdir())) == 2
+    assert "not run after the FAIL of verify" in " ".join(done.stdout.split())

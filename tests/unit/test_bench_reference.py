@@ -1,0 +1,276 @@
+"""`bench reference`: what stops the chain and what does not, one record over its parts, and the ways in."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from staged import Quiet
+from tunetool import record as records
+from tunetool.bench.finetune.request import Cluster, Material
+from tunetool.bench.reference import headlines
+from tunetool.bench.reference.chain import Outcome, Step
+from tunetool.bench.reference.parts import checkpoint_arguments, steps
+from tunetool.bench.reference.request import Request
+from tunetool.bench.reference.run import follow
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.measure.facts import node_facts
+from tunetool.record import Measurement, Record, Status, Verdict
+from tunetool.report.page import WIDTH
+from tunetool.report.reference import print_reference
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+def figure(name: str, value: float, host: str | None = None) -> Measurement:
+    return Measurement(
+        name=name,
+        layer="filesystem",
+        engine="fio",
+        medium="disk",
+        quantity="bandwidth",
+        unit="B/s",
+        better="higher",
+        value=value,
+        host=host,
+    )
+
+
+def made(runs: Path, name: str, status: Status, *figures: Measurement) -> Callable[[], Outcome]:
+    """A part that leaves a real record."""
+
+    def run() -> Outcome:
+        record = Record(
+            kind=name if name == "verify" else f"bench.{name}",
+            id=records.new_id(),
+            started=records.utc_now(),
+            finished=records.utc_now(),
+            node=node_facts([], None),
+            command=["tunetool"],
+            measurements=list(figures),
+            verdict=Verdict(status=status, reasons=[] if status == "pass" else [f"{name} is {status}"]),
+        )
+        return record, records.write(record, runs)
+
+    return run
+
+
+def raising(error: Exception) -> Callable[[], Outcome]:
+    def run() -> Outcome:
+        raise error
+
+    return run
+
+
+def request(tmp_path: Path, **more: object) -> Request:
+    material = Material("tiny", target=tmp_path)
+    return replace(Request(material, tmp_path, runs_dir=tmp_path / "runs", command=["tunetool"]), **more)  # type: ignore[arg-type]
+
+
+def test_a_pass_of_every_part_is_one_record_with_their_ids(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    read, write = figure("sequential.read", 5e9), figure("sequential.write", 2e9)
+    wanted = [
+        Step("verify", made(runs, "verify", "pass", read, write, figure("ceiling.link", 9e9)), headlines.verify),
+        Step("checkpoint", made(runs, "checkpoint", "pass")),
+    ]
+    result = follow(request(tmp_path, skip=("staging", "strategies")), wanted, Quiet())
+    assert result.code == ExitCode.OK
+    assert result.path is not None
+    record = records.read(result.path)
+    assert [(part.name, part.status) for part in record.parts or []] == [
+        ("verify", "pass"),
+        ("checkpoint", "pass"),
+        ("staging", "skip"),
+        ("strategies", "skip"),
+    ]
+    assert [each.name for each in record.measurements] == ["sequential.read", "sequential.write"]
+    for part in record.parts or []:
+        if part.run is not None:
+            assert records.read(runs / part.run).id == part.record_id
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code", "verdict"),
+    [
+        (["pass", "unproven", "pass"], 3, "unproven"),
+        (["pass", "error", "fail"], 1, "fail"),
+        (["unstable", "pass", "pass"], 3, "unstable"),
+        (["pass", "pass", "pass"], 0, "pass"),
+    ],
+)
+def test_precedence_over_parts(tmp_path: Path, statuses: list[Status], code: int, verdict: str) -> None:
+    names = ("verify", "checkpoint", "staging")
+    wanted = [Step(name, made(tmp_path / "runs", name, each)) for name, each in zip(names, statuses, strict=True)]
+    result = follow(request(tmp_path), wanted, Quiet())
+    assert result.code == code
+    assert result.record is not None
+    assert result.record.verdict is not None
+    assert result.record.verdict.status == verdict
+
+
+def test_after_a_fail_of_verify_nothing_is_measured(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    called = []
+    wanted = [
+        Step("verify", made(runs, "verify", "fail")),
+        Step("checkpoint", lambda: called.append("checkpoint") or made(runs, "checkpoint", "pass")()),  # type: ignore[func-returns-value]
+    ]
+    result = follow(request(tmp_path), wanted, Quiet())
+    assert result.code == ExitCode.FALLS_SHORT
+    assert not called
+    assert result.record is not None
+    assert [part.status for part in result.record.parts or []] == ["fail", "skip"]
+    assert "--anyway" in (result.record.parts or [])[1].reasons[0]
+    result = follow(request(tmp_path, anyway=True), wanted, Quiet())
+    assert called == ["checkpoint"]
+    # What fell short still does.
+    assert result.code == ExitCode.FALLS_SHORT
+
+
+def test_a_verify_that_could_not_judge_stops_nothing(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    wanted = [Step("verify", made(runs, "verify", "unproven")), Step("checkpoint", made(runs, "checkpoint", "pass"))]
+    result = follow(request(tmp_path), wanted, Quiet())
+    assert [part.status for part in (result.record.parts if result.record else None) or []] == ["unproven", "pass"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UsageProblem("`/dev/shm` is too small: 17 GB are needed", "stage less"),
+        CannotJudge("busy: somebody is at work"),
+        OSError(5, "Input/output error", "/mnt/x"),
+    ],
+)
+def test_a_part_that_cannot_run_is_a_line_and_the_others_go_on(tmp_path: Path, error: Exception) -> None:
+    runs = tmp_path / "runs"
+    wanted = [
+        Step("verify", made(runs, "verify", "pass")),
+        Step("staging", raising(error)),
+        Step("strategies", made(runs, "strategies", "pass")),
+    ]
+    result = follow(request(tmp_path), wanted, Quiet())
+    assert result.code == ExitCode.NOT_JUDGED
+    assert result.record is not None
+    assert result.path is not None
+    assert [part.status for part in result.record.parts or []] == ["pass", "error", "pass"]
+    stream = io.StringIO()
+    print_reference(result.record, result.path, Console(file=stream, width=WIDTH, highlight=False))
+    shown = stream.getvalue()
+    assert all(len(line) <= WIDTH for line in shown.splitlines())
+    told = str(error) if not isinstance(error, OSError) else "`/mnt/x`: Input/output error"
+    assert told[:30] in " ".join(shown.split())
+    assert shown.rstrip().endswith("ERROR")
+
+
+def test_a_wrong_call_ends_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="nothing to measure"):
+        follow(request(tmp_path), [Step("verify", raising(UsageProblem("nothing to measure")))], Quiet())
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_ctrl_c_ends_the_chain_and_says_what_is_done(tmp_path: Path) -> None:
+    runs, progress = tmp_path / "runs", Quiet()
+    called: list[str] = []
+
+    def interrupted() -> Outcome:
+        raise KeyboardInterrupt
+
+    wanted = [
+        Step("verify", made(runs, "verify", "pass")),
+        Step("checkpoint", interrupted),
+        Step("staging", lambda: called.append("staging") or (None, None)),  # type: ignore[func-returns-value]
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        follow(request(tmp_path), wanted, progress)
+    assert not called
+    assert [path.name.split("-")[1] for path in runs.iterdir()] == ["verify"]
+    assert progress.lines[-1].startswith("interrupted; done: verify (")
+
+
+def test_the_best_checkpoint_of_every_host_is_the_headline(tmp_path: Path) -> None:
+    figures = [
+        figure(f"checkpoint.{engine}.{kind}", value, host)
+        for host in ("a", "b")
+        for engine, kind, value in (("ours", "durable", 3e9), ("ours", "restore", 4e9), ("dcp", "durable", 1e9))
+    ]
+    record, _ = made(tmp_path, "checkpoint", "pass", *figures)()
+    assert record is not None
+    found = headlines.checkpoint(record)
+    assert [(each.host, each.name) for each in found] == [
+        (host, f"checkpoint.ours.{kind}") for host in ("a", "b") for kind in ("durable", "restore")
+    ]
+
+
+def test_parts_are_chosen_by_name(tmp_path: Path) -> None:
+    asked = request(tmp_path, skip=("verify", "staging"))
+    assert [step.name for step in steps(asked, Quiet())] == ["checkpoint", "strategies"]
+    with pytest.raises(UsageProblem, match="`--skip stagging` is no part"):
+        steps(request(tmp_path, skip=("stagging",)), Quiet())
+    with pytest.raises(UsageProblem, match="leaves nothing"):
+        steps(request(tmp_path, skip=("verify", "checkpoint", "staging", "strategies")), Quiet())
+
+
+def test_hosts_are_asked_for_the_same_checkpoints(tmp_path: Path) -> None:
+    from tunetool.cli.bench_checkpoint import checkpoint
+
+    asked = request(tmp_path, cluster=Cluster(device="cpu", ranks_per_node=2), state_bytes=10**8, allow_busy=True)
+    argv = checkpoint_arguments(asked)
+    assert argv[:2] == ["bench", "checkpoint"]
+    told = checkpoint.make_context("checkpoint", argv[2:]).params
+    assert (told["target"], told["state_bytes"], told["ranks"], told["allow_busy"]) == (
+        str(tmp_path),
+        "100000000B",
+        2,
+        True,
+    )
+
+
+def ansible(*arguments: object) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
+    return subprocess.run(
+        [str(BIN / "ansible-playbook"), *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.skipif(not (BIN / "tunetool").exists(), reason="tunetool is not installed as a program here")
+def test_the_playbook_is_the_command(tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text("all: {hosts: {n1: {}}}\n")
+    done = ansible("playbooks/bench.yml", "-i", inventory)
+    assert done.returncode == 2
+    assert "give `-e bench_target=DIR`" in " ".join(done.stdout.split())
+    options = '{"bench_target": "/mnt/x", "bench_options": ["--skip", "stagging"]}'
+    done = ansible("playbooks/bench.yml", "-i", inventory, "-e", options)
+    assert done.returncode == 2
+    assert "`--skip stagging` is no part" in " ".join(done.stdout.split())
+
+
+@pytest.mark.skipif(not (BIN / "tunetool").exists(), reason="tunetool is not installed as a program here")
+def test_a_record_comes_back_from_every_host(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "data").write_bytes(b"x" * 5000)
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(
+        f"all: {{vars: {{ansible_connection: local, ansible_python_interpreter: {sys.executable}, ansible_become: false, "
+        f"tunetool_prefix: {BIN.parent}}}, hosts: {{n1: {{}}}}}}\n"
+    )
+    argv = f'["stage", "--runs-dir", "{tmp_path / "runs"}", "{source}", "{tmp_path / "copy"}"]'
+    done = ansible("playbooks/bench_node.yml", "-i", inventory, "-e", f'{{"bench_node_arguments": {argv}}}')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "copy/data").read_bytes() == b"x" * 5000

@@ -1,0 +1,90 @@
+"""One part after another: what stops the chain, what only stops a part, and what becomes of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunetool.bench.reference.request import VERIFY
+from tunetool.errors import TunetoolError, UsageProblem
+from tunetool.record import Measurement, Part, Record, Status, Verdict
+from tunetool.verdict import worst
+
+Outcome = tuple[Record | None, Path | None]
+"""A part's own record, and where it lies; none for a dry run."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part that is to be run. ``headline`` picks those of its figures that the whole record repeats."""
+
+    name: str
+    run: Callable[[], Outcome]
+    headline: Callable[[Record], Sequence[Measurement]] = lambda _: ()
+
+
+@dataclass
+class Chain:
+    """What became of every part so far."""
+
+    parts: list[Part] = field(default_factory=list)
+    headlines: list[Measurement] = field(default_factory=list)
+
+    def run(self, steps: Sequence[Step], anyway: bool, say: Callable[[str], None]) -> None:
+        """All of them, but none after a FAIL of ``verify`` unless ``anyway``. A part that cannot run stops no other.
+
+        Raises ``UsageProblem`` when the very first one says that the call is wrong: nothing was done yet.
+        """
+        for number, step in enumerate(steps):
+            if self._refused(anyway):
+                reason = f"not run after the FAIL of {VERIFY}: mend that first, or pass `--anyway`"
+                self.parts.append(Part(name=step.name, status="skip", reasons=[reason]))
+                continue
+            say(f"{step.name}: part {number + 1} of {len(steps)}")
+            try:
+                record, path = step.run()
+            except TunetoolError as error:
+                if isinstance(error, UsageProblem) and not self.parts:
+                    raise
+                self._failed(step, f"{error.message}; {error.hint}" if error.hint else error.message)
+            except OSError as error:
+                self._failed(step, f"`{error.filename or 'system call'}`: {error.strerror or error}")
+            else:
+                self._done(step, record, path)
+            if self.parts:
+                last = self.parts[-1]
+                say(f"{last.name}: {last.status.upper()}{f' ({path_of(last)})' if last.run else ''}")
+
+    def _refused(self, anyway: bool) -> bool:
+        return not anyway and any(part.name == VERIFY and part.status == "fail" for part in self.parts)
+
+    def _failed(self, step: Step, reason: str) -> None:
+        self.parts.append(Part(name=step.name, status="error", reasons=[reason]))
+
+    def _done(self, step: Step, record: Record | None, path: Path | None) -> None:
+        if record is None or path is None:
+            return  # a dry run
+        verdict = record.verdict
+        status: Status = verdict.status if verdict else "error"
+        reasons = verdict.reasons if verdict else ["its record has no verdict"]
+        self.parts.append(
+            Part(name=step.name, record_id=record.id, run=path.parent.name, status=status, reasons=reasons)
+        )
+        self.headlines += step.headline(record)
+
+    def verdict(self) -> Verdict:
+        """Over all parts that ran: the worst of theirs."""
+        statuses: list[Status] = [part.status for part in self.parts if part.status != "skip"]
+        reasons = [
+            f"{part.name}: {reason}"
+            for part in self.parts
+            if part.status != "pass"
+            for reason in part.reasons[:1] or [part.status]
+        ]
+        return Verdict(status=worst(statuses), reasons=reasons)
+
+
+def path_of(part: Part) -> str:
+    """What `tunetool report show` takes."""
+    return part.run or "no record"

@@ -1,0 +1,174 @@
+"""The parts of the chain, as the functions behind `verify` and the other benchmarks: here, or on every host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from tunetool.bench.checkpoint.request import KIND as CHECKPOINT
+from tunetool.bench.reference import headlines
+from tunetool.bench.reference.chain import Outcome, Step
+from tunetool.bench.reference.request import PARTS, Request
+from tunetool.errors import UsageProblem
+from tunetool.fleet_play import keep, prepare, record_over, run
+from tunetool.measure.progress import MovingProgress
+from tunetool.record import Record, default_runs_dir, prepare_runs_dir, utc_now
+
+_CHECKPOINT_SECONDS = 300.0
+"""What the bar over all hosts is drawn for."""
+
+
+def steps(request: Request, progress: MovingProgress) -> list[Step]:
+    """Those that were not left out. Raises ``UsageProblem``."""
+    for name in request.skip:
+        if name not in PARTS:
+            raise UsageProblem(f"`--skip {name}` is no part", f"the parts are {', '.join(PARTS)}")
+    chosen = [name for name in PARTS if name not in request.skip]
+    if not chosen:
+        raise UsageProblem("`--skip` leaves nothing", f"the parts are {', '.join(PARTS)}")
+    return [Step(name, partial(_RUN[name], request, progress), _HEADLINES[name]) for name in chosen]
+
+
+def _verify(request: Request, progress: MovingProgress) -> Outcome:
+    from tunetool.fleet import FleetRequest, verify_fleet  # noqa: PLC0415  (each part loads its own)
+    from tunetool.verify import Request as Verify  # noqa: PLC0415
+    from tunetool.verify import verify  # noqa: PLC0415
+
+    target, cluster = request.verify_target, request.cluster
+    if cluster.inventory is not None:
+        fleet = verify_fleet(
+            FleetRequest(
+                inventory=cluster.inventory,
+                limit=cluster.limit,
+                expect=request.expect,
+                duration=request.duration,
+                target=str(target) if target is not None else None,
+                allow_busy=request.allow_busy,
+                runs_dir=request.runs_dir,
+                dry_run=request.dry_run,
+                command=request.command,
+            ),
+            progress,
+        )
+        return fleet.record, fleet.path
+    alone = verify(
+        Verify(
+            expect=request.expect,
+            duration=request.duration,
+            target=target,
+            runs_dir=request.runs_dir,
+            allow_busy=request.allow_busy,
+            dry_run=request.dry_run,
+            command=request.command,
+        ),
+        progress,
+    )
+    return alone.record, alone.path
+
+
+def _checkpoint(request: Request, progress: MovingProgress) -> Outcome:
+    from tunetool.bench.checkpoint.request import Request as Checkpoint  # noqa: PLC0415
+    from tunetool.bench.checkpoint.run import bench  # noqa: PLC0415
+
+    if request.cluster.inventory is not None:
+        return _checkpoint_on_hosts(request, request.cluster.inventory, progress)
+    result = bench(
+        Checkpoint(
+            model=request.checkpoint_model,
+            target=request.target,
+            state_bytes=request.state_bytes,
+            device=request.cluster.device,
+            ranks=request.cluster.ranks_per_node or 1,
+            rounds=request.rounds,
+            runs_dir=request.runs_dir,
+            allow_busy=request.allow_busy,
+            dry_run=request.dry_run,
+            seed=request.material.seed,
+            command=request.command,
+        ),
+        progress,
+    )
+    return result.record, result.path
+
+
+def checkpoint_arguments(request: Request) -> list[str]:
+    """The same as a command line, for the hosts of an inventory."""
+    argv = ["bench", "checkpoint", "--target", str(request.target), "--model", request.checkpoint_model]
+    argv += ["--state-bytes", f"{request.state_bytes}B"] if request.state_bytes is not None else []
+    argv += ["--device", request.cluster.device, "--ranks", str(request.cluster.ranks_per_node or 1)]
+    argv += ["--rounds", str(request.rounds), "--seed", str(request.material.seed)]
+    return argv + (["--allow-busy"] if request.allow_busy else [])
+
+
+def _checkpoint_on_hosts(request: Request, inventory: Path, progress: MovingProgress) -> Outcome:
+    started = utc_now()
+    play = prepare("bench_node", inventory, request.cluster.limit, None, progress)
+    if request.dry_run:
+        progress.say("`tunetool bench checkpoint --dry-run` on a host says what would be written there")
+        return None, None
+    runs_dir = request.runs_dir or default_runs_dir()
+    prepare_runs_dir(runs_dir)
+    variables = {"bench_node_arguments": checkpoint_arguments(request), "bench_node_judge": False}
+    hosts = run(play, variables, _CHECKPOINT_SECONDS, progress, _told)
+    record = record_over(request.command, str(request.target), started, hosts)
+    # A fleet's record is what it is a fleet of, so that it is shown and compared as such.
+    fleet = keep(record, hosts, runs_dir)
+    return fleet.record, fleet.path
+
+
+def _told(record: Record) -> list[str]:
+    return [CHECKPOINT] if record.kind == CHECKPOINT else []
+
+
+def _staging(request: Request, progress: MovingProgress) -> Outcome:
+    from tunetool.bench.staging.request import Request as Staging  # noqa: PLC0415
+    from tunetool.bench.staging.run import bench  # noqa: PLC0415
+
+    result = bench(
+        Staging(
+            material=request.material,
+            cluster=request.cluster,
+            settings=request.settings,
+            memory=request.memory,
+            rounds=request.rounds,
+            runs_dir=request.runs_dir,
+            allow_busy=request.allow_busy,
+            dry_run=request.dry_run,
+            command=request.command,
+        ),
+        progress,
+    )
+    return result.record, result.path
+
+
+def _strategies(request: Request, progress: MovingProgress) -> Outcome:
+    from tunetool.bench.strategies.matrix import parse  # noqa: PLC0415
+    from tunetool.bench.strategies.request import STEPS  # noqa: PLC0415
+    from tunetool.bench.strategies.request import Request as Strategies  # noqa: PLC0415
+    from tunetool.bench.strategies.run import bench  # noqa: PLC0415
+
+    result = bench(
+        Strategies(
+            material=request.material,
+            matrix=parse(request.matrix),
+            cluster=request.cluster,
+            settings=replace(request.settings, steps=request.settings.steps or STEPS),
+            rounds=request.rounds,
+            runs_dir=request.runs_dir,
+            allow_busy=request.allow_busy,
+            dry_run=request.dry_run,
+            command=request.command,
+        ),
+        progress,
+    )
+    return result.record, result.path
+
+
+_RUN = {"verify": _verify, "checkpoint": _checkpoint, "staging": _staging, "strategies": _strategies}
+_HEADLINES = {
+    "verify": headlines.verify,
+    "checkpoint": headlines.checkpoint,
+    "staging": headlines.staging,
+    "strategies": headlines.strategies,
+}

@@ -1,0 +1,58 @@
+"""What `bench reference` is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunetool.bench.finetune.request import Cluster, Material, Settings
+from tunetool.bench.staging.request import ROUNDS, SHM
+from tunetool.errors import ExitCode
+from tunetool.record import Record
+
+KIND = "bench.reference"
+VERIFY = "verify"
+PARTS = (VERIFY, "checkpoint", "staging", "strategies")
+"""In their order: no benchmark means anything on storage that is not what it should be."""
+CHECKPOINT_MODEL = "phi3-mini"
+STATE_BYTES = 8 * 10**9
+MATRIX = "1x1:z2,1x8:z2,2x8:z2,2x8:z3,1x8:z3"
+"""Nodes x GPUs : ZeRO stage; scaled to what there is."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller asked for. ``target`` is the storage on every node: verified, saved to, and bulk storage."""
+
+    material: Material
+    target: Path
+    verify_target: Path | None = None
+    """None: the manifest's mount point."""
+    expect: Mapping[str, float] = field(default_factory=dict)
+    duration: float = 4.0
+    """Seconds of one sample of ``verify``."""
+    cluster: Cluster = field(default_factory=Cluster)
+    settings: Settings = field(default_factory=Settings)
+    memory: Path = SHM
+    rounds: int = ROUNDS
+    checkpoint_model: str = CHECKPOINT_MODEL
+    state_bytes: int | None = STATE_BYTES
+    matrix: str = MATRIX
+    skip: Sequence[str] = ()
+    """Parts that are left out."""
+    anyway: bool = False
+    """Go on after a FAIL of ``verify``."""
+    runs_dir: Path | None = None
+    allow_busy: bool = False
+    dry_run: bool = False
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The record over all parts, where it lies, and what the process ends with. No record for a dry run."""
+
+    record: Record | None
+    path: Path | None
+    code: ExitCode

@@ -1,0 +1,57 @@
+"""What `bench reference` found, for people: one line for each part, its first figures, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tunetool.node.units import format_figure
+from tunetool.record import Measurement, Record
+from tunetool.report.page import WIDTH, line_of, number, print_block, print_verdict_line, word
+
+
+def print_reference(record: Record, path: Path | None, console: Console) -> None:
+    """The parts, then what was measured, then the verdict."""
+    console.print(line_of(f"{record.node.host}: `{record.target}`"))
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("part")
+    table.add_column("verdict")
+    table.add_column("record", overflow="fold")
+    table.add_column("reason", ratio=1, overflow="fold")
+    for part in record.parts or []:
+        shown = "not run" if part.status == "skip" else part.status.upper()
+        cells = (Text(part.run or "-"), Text(next(iter(part.reasons), "")))
+        table.add_row(Text(part.name), word(shown), *cells)
+    console.print(table)
+    if record.measurements:
+        console.print(_figures(record))
+    kept = next((part.run for part in record.parts or [] if part.run), None)
+    if kept is not None:
+        print_block(console, f"each part's own table: `tunetool report show {kept}`", 2)
+    print_verdict_line(record, path, console)
+
+
+def _figures(record: Record) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("figure", overflow="fold")
+    table.add_column("median", justify="right")
+    table.add_column("medium", overflow="fold")
+    table.add_column("host", overflow="fold")
+    for cells in figures(record):
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def figures(record: Record) -> Iterator[tuple[str, str, str, str]]:
+    """Name, median, medium, host."""
+    for each in record.measurements:
+        yield each.name, _value(each), each.medium, each.host or ""
+
+
+def _value(figure: Measurement) -> str:
+    return f"{number(figure.value)} s" if figure.unit == "s" else format_figure(figure.value, figure.unit)
