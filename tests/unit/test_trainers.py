@@ -14,7 +14,7 @@ import yaml
 
 from tunetool.bench.finetune.trainers.lightning_settings import configuration
 from tunetool.bench.finetune.trainers.llamafactory_files import DEEPSPEED, SETTINGS, Place, real, render, write
-from tunetool.bench.finetune.trainers.llamafactory_results import outcome
+from tunetool.bench.finetune.trainers.llamafactory_results import last_error, outcome
 from tunetool.bench.finetune.workload import Workload
 from tunetool.bench.finetune.zero import ds_config
 from tunetool.errors import CannotJudge
@@ -170,3 +170,30 @@ def test_what_llamafactory_says_of_a_run() -> None:
 def test_results_with_something_missing(state: Any, results: Any, points: Any, said: str) -> None:
     with pytest.raises(CannotJudge, match=said):
         outcome(state, results, 1000.5, points, LOG)
+
+
+FAILED = """\
+[INFO|2026-11-22 04:05:40] llamafactory.launcher:144 >> Initializing 2 distributed tasks at: localhost:52087
+[rank0]: Traceback (most recent call last):
+[rank0]:     raise ValueError("Video processor was not found, please check and update your model file.")
+[rank0]: ValueError: Video processor was not found, please check and update your model file.
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n\
+============================================================
+  exitcode  : 1 (pid: 21899)
+subprocess.CalledProcessError: Command '['torchrun', '--nnodes', '1']' returned non-zero exit status 1.
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        (FAILED, "ValueError: Video processor was not found, please check and update your model file."),
+        ("a\nFileNotFoundError: [Errno 2] No such file or directory: 'torchrun'\n", "FileNotFoundError: [Errno 2] No such file or directory: 'torchrun'"),
+        ("llamafactory-cli: not found\n\n", "llamafactory-cli: not found"),
+        ("", "it said nothing"),
+    ],
+)  # fmt: skip
+def test_the_error_is_the_rank_s_and_not_that_of_who_started_it(log: str, found: str) -> None:
+    # As version 0.9.5 under torchrun prints it: the reason is followed by two reports that a process failed.
+    assert last_error(log) == found

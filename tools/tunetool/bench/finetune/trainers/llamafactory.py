@@ -24,7 +24,7 @@ from tunetool.bench.finetune.loop import Trainer
 from tunetool.bench.finetune.recorder import Recorder
 from tunetool.bench.finetune.trainers import llamafactory_files as files
 from tunetool.bench.finetune.trainers.group import Group
-from tunetool.bench.finetune.trainers.llamafactory_results import Outcome, read_outcome
+from tunetool.bench.finetune.trainers.llamafactory_results import Outcome, last_error, read_outcome
 from tunetool.bench.finetune.workload import Workload
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch import rank as launched
@@ -141,7 +141,8 @@ class LlamaFactory:
             if moved:
                 self.recorder.beat()
             if failed:
-                mine = (f"LLaMA-Factory ended with status {status}: {self._last()}", _hint(self._said()))
+                said = self._said()
+                mine = (f"LLaMA-Factory ended with status {status}: {last_error(said)}", _hint(said))
                 # Which rank dies first is chance: each says the same.
                 raise CannotJudge(*next(each for each in group.all(mine if status else None) if each))
             if not running:
@@ -167,12 +168,6 @@ class LlamaFactory:
     def _said(self) -> str:
         path = self.own / _LOG
         return path.read_text(errors="replace") if path.is_file() else ""
-
-    def _last(self) -> str:
-        """The last error in its log, which torchrun's own report follows."""
-        lines = [line.rpartition("]:")[2].strip() for line in self._said().splitlines()]
-        errors = [line for line in lines if "Error: " in line and "ChildFailedError" not in line]
-        return (errors or [line for line in lines if line] or ["it said nothing"])[-1]
 
     def _note(self, outcome: Outcome, libraries: Mapping[str, str]) -> None:
         recorder = self.recorder

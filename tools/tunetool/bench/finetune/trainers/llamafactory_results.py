@@ -14,6 +14,9 @@ from tunetool.bench.finetune.events import NoTensorBoard, read_scalars
 from tunetool.bench.finetune.trainers.llamafactory_files import EVENTS, OUTPUT
 from tunetool.errors import CannotJudge
 
+_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b:.*)$", re.MULTILINE)
+_REPORTS = ("ChildFailedError", "CalledProcessError")
+"""What those say who started the process that failed."""
 _PARAMETERS = re.compile(r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)")
 
 
@@ -86,6 +89,13 @@ def outcome(
         parameters=parameters,
         trainable=trainable,
     )
+
+
+def last_error(log: str) -> str:
+    """Why it failed, in one line."""
+    errors = [line for line in _ERROR.findall(log) if not line.partition(":")[0].endswith(_REPORTS)]
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return str((errors or lines or ["it said nothing"])[-1])
 
 
 def _json(path: Path) -> Mapping[str, Any]:
