@@ -211,6 +211,10 @@ def test_an_epoch_is_what_its_steps_took_or_a_multiple_of_them() -> None:
     part = sample("bulk", 10, 2.0, images=80)
     assert part.extrapolated
     assert part.first_epoch == pytest.approx(40 * 2.5)
+    part.ranks[0].step_seconds[0] += 7.0
+    assert part.first_step == pytest.approx(7.0)
+    assert part.first_epoch == pytest.approx(40 * 2.5)
+    assert part.fine_tune == pytest.approx(4 * 2.5 + 7.0)
     two = sample("bulk", 10, 2.0, images=4)
     assert two.later_epoch == pytest.approx(2 * 2.5)
     assert whole.later_epoch is None

@@ -146,6 +146,7 @@ def rows(found: Found) -> Iterator[tuple[str, Sequence[str]]]:
     if found.pair("later_epoch"):
         yield "Later epoch", _cells(None, found.pair("later_epoch"))
     yield "Fine-tune time", _cells(published.FINE_TUNE.get(found.name), found.pair("fine_tune"))
+    yield "  of which the first step's start-up", _cells(None, found.pair("first_step"))
     stage = found.value("memory", "stage")
     yield "Staging", ("", "", _seconds(stage), "-", "")
     yield "End to end, staging included", _cells(None, found.pair("end_to_end"))

@@ -75,9 +75,18 @@ class Sample:
 
     @property
     def first_epoch(self) -> float:
-        """Seconds of the slowest rank, from its first batch on."""
+        """Seconds of the slowest rank, from its first batch on, without the start-up of its first step."""
         count = min(self.steps, self.steps_per_epoch)
-        return max(_spent(rank, 0, count) for rank in self.ranks) * self.steps_per_epoch / count
+        return max(_spent(rank, 0, count) - _start_up(rank) for rank in self.ranks) * self.steps_per_epoch / count
+
+    @property
+    def first_step(self) -> float:
+        """Seconds that the first step took over a later one, on the slowest rank: kernels are loaded, buffers made.
+
+        Once for each run, more for the first on a machine, and none of it the storage's: an epoch that was extrapolated
+        from a few steps would hold it many times.
+        """
+        return max(_start_up(rank) for rank in self.ranks)
 
     @property
     def later_epoch(self) -> float | None:
@@ -139,6 +148,7 @@ FIGURES: Mapping[str, Callable[[Sample], float | None]] = {
     "first_epoch": lambda sample: sample.first_epoch,
     "later_epoch": lambda sample: sample.later_epoch,
     "fine_tune": lambda sample: sample.fine_tune,
+    "first_step": lambda sample: sample.first_step,
     "end_to_end": lambda sample: sample.end_to_end,
 }
 """Every duration, in seconds, by its name."""
@@ -220,3 +230,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def _spent(rank: RankResult, start: int, end: int) -> float:
     return sum(rank.data_seconds[start:end]) + sum(rank.step_seconds[start:end])
+
+
+def _start_up(rank: RankResult) -> float:
+    first, *later = rank.step_seconds
+    return max(0.0, first - median(later)) if later else 0.0
