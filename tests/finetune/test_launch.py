@@ -200,11 +200,13 @@ def test_of_two_runs_on_the_same_nodes_one_is_interrupted_and_the_other_ends_wit
 @pytest.mark.slow
 def test_killed_outright_nothing_is_left_on_any_node_nor_of_ansible(cluster: Cluster, directory: Path) -> None:
     directory.mkdir()
+    before = set(Path("/tmp").glob("tunetool-fleet-*"))
     with _over_ssh(cluster, directory, "1") as one:
         assert soon(lambda: all(_marks(cluster, name) for name in NODES), 60), _logs(directory)
         one.kill()
     assert soon(lambda: all(_left(cluster, name) == "" for name in NODES)), [_left(cluster, name) for name in NODES]
     assert running(str(cluster.inventory)) == []
+    assert soon(lambda: set(Path("/tmp").glob("tunetool-fleet-*")) <= before)
 
 
 def _over_ssh(

@@ -355,7 +355,7 @@ def test_processes_are_known_by_their_mark_over_sessions_and_no_other_is_ended()
 SWEPT = """
 import subprocess, sys, time
 from tunetool.marked import swept_away
-with swept_away("TUNETOOL_TESTS", sys.argv[1]):
+with swept_away("TUNETOOL_TESTS", sys.argv[1], sys.argv[3]):
     child = subprocess.Popen(["sleep", "600"], start_new_session=True, env={"TUNETOOL_TESTS": sys.argv[1], "PATH": "/bin:/usr/bin"})
     print(child.pid, flush=True)
     if sys.argv[2] == "raise":
@@ -365,15 +365,20 @@ with swept_away("TUNETOOL_TESTS", sys.argv[1]):
 
 
 @pytest.mark.parametrize("how", ["raise", "kill"])
-def test_what_was_started_is_swept_away_when_its_starter_is_killed_outright(how: str) -> None:
+def test_what_was_started_is_swept_away_when_its_starter_is_killed_outright(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
     mark = f"{how}-{os.getpid()}"
-    with subprocess.Popen([sys.executable, "-c", SWEPT, mark, how], stdout=subprocess.PIPE, text=True) as starter:
+    with subprocess.Popen(
+        [sys.executable, "-c", SWEPT, mark, how, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())
         if how == "kill":
             starter.kill()
         starter.wait()
     deadline = time.monotonic() + 5
-    while has_mark(pid, "TUNETOOL_TESTS", mark) and time.monotonic() < deadline:
+    while (has_mark(pid, "TUNETOOL_TESTS", mark) or folder.exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not has_mark(pid, "TUNETOOL_TESTS", mark)
+    assert not folder.exists()

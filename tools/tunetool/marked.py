@@ -1,12 +1,14 @@
 """Processes known by a mark in their environment, which children inherit, even those in sessions of their own.
 
-Run by path, ``marked.py NAME VALUE`` ends them once its standard input does: for when whoever started them is gone.
+Run by path, ``marked.py NAME VALUE DIR...`` ends them once its standard input does, and removes what they worked in:
+for when whoever started them is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,11 +57,11 @@ def end_all(find: Callable[[], list[int]]) -> list[int]:
 
 
 @contextlib.contextmanager
-def swept_away(name: str, value: str) -> Iterator[None]:
-    """What is started inside with ``name=value`` is gone afterwards, even when this process is killed outright."""
-    with subprocess.Popen(
-        [sys.executable, __file__, name, value], stdin=subprocess.PIPE, start_new_session=True
-    ) as sweeper:
+def swept_away(name: str, value: str, *directories: str | Path) -> Iterator[None]:
+    """What is started inside with ``name=value`` is gone afterwards, and the ``directories`` with all that is in them,
+    even when this process is killed outright."""
+    argv = [sys.executable, __file__, name, value, *map(str, directories)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as sweeper:
         assert sweeper.stdin is not None  # noqa: S101  (a pipe, as asked for above)
         try:
             yield
@@ -97,3 +99,5 @@ if __name__ == "__main__":
     while os.read(0, 4096):
         pass
     end_marked(sys.argv[1], sys.argv[2], _shared)
+    for directory in sys.argv[3:]:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -159,42 +159,39 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
             on_event(kind, data)
 
     private = tempfile.mkdtemp(prefix="tunetool-fleet-")
-    try:
-        # Ansible's workers lead sessions of their own, so that neither ansible-runner, which kills one process group,
-        # nor the end of this process would end them.
-        with swept_away(_MARK, token := secrets.token_hex(16)):
-            thread, runner = ansible_runner.run_async(
-                private_data_dir=private,
-                playbook=run.playbook.name,
-                inventory=str(run.inventory.resolve()),
-                limit=run.limit,
-                forks=run.forks,
-                extravars=dict(run.variables),
-                envvars={**_environment(run.playbook), **run.environment, _MARK: token},
-                cmdline="--check --diff" if run.check else None,
-                settings={"pexpect_timeout": 1},
-                event_handler=hand_over,
-                cancel_callback=cancelled.is_set,
-                quiet=True,
-            )
-            try:
-                # Not join(): interrupted by Ctrl-C it takes a running thread for an ended one (Python before 3.13).
-                while thread.is_alive():
-                    time.sleep(0.2)
-                    drain()
-                    tick()
+    # Ansible's workers lead sessions of their own, so that neither ansible-runner, which kills one process group,
+    # nor the end of this process would end them.
+    with swept_away(_MARK, token := secrets.token_hex(16), private):
+        thread, runner = ansible_runner.run_async(
+            private_data_dir=private,
+            playbook=run.playbook.name,
+            inventory=str(run.inventory.resolve()),
+            limit=run.limit,
+            forks=run.forks,
+            extravars=dict(run.variables),
+            envvars={**_environment(run.playbook), **run.environment, _MARK: token},
+            cmdline="--check --diff" if run.check else None,
+            settings={"pexpect_timeout": 1},
+            event_handler=hand_over,
+            cancel_callback=cancelled.is_set,
+            quiet=True,
+        )
+        try:
+            # Not join(): interrupted by Ctrl-C it takes a running thread for an ended one (Python before 3.13).
+            while thread.is_alive():
+                time.sleep(0.2)
                 drain()
-            except BaseException:
-                cancelled.set()
-                deadline = time.monotonic() + 30
-                while thread.is_alive() and time.monotonic() < deadline:
-                    time.sleep(0.1)
-                raise
+                tick()
+            drain()
+        except BaseException:
+            cancelled.set()
+            deadline = time.monotonic() + 30
+            while thread.is_alive() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            raise
         if not heard and runner.rc != 0:
             raise CannotJudge(f"Ansible could not start: {_last_error(runner)}", "see `make setup`")
         return int(runner.rc)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
 
 
 def _last_error(runner: Any) -> str:

@@ -66,7 +66,7 @@ class DeepspeedLauncher:
             config, arguments = ssh_settings(hosts, variables)
             (here / "ssh_config").write_text(config)
             guards = Guards(self._inventory, job, hosts, "other")
-            with swept_away(_MARK, token := secrets.token_hex(16)):
+            with swept_away(_MARK, token := secrets.token_hex(16), here):
                 environment = {**os.environ, _MARK: token}
                 environment["PDSH_SSH_ARGS_APPEND"] = shlex.join([*arguments, "-F", str(here / "ssh_config")])
                 started = _Deepspeed(guards, python, hosts, here, environment)

@@ -75,7 +75,7 @@ class Guards:
         """Until the run ended on all hosts; outputs are brought. Raises ``RankFailed`` where hosts have no verdict and
         no other host's names the cause."""
         self._job.directory.mkdir(parents=True, exist_ok=True)
-        fetched = Path(tempfile.mkdtemp(prefix="tunetool-launch-"))
+        fetched = Path(tempfile.mkdtemp(prefix=".fetched-", dir=self._job.directory.resolve()))
         try:
             self._play(tick, {"launch_fetch": str(fetched)})
         except BaseException:
