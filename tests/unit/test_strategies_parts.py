@@ -170,6 +170,9 @@ def test_two_stages_are_ranked_as_the_published_experiment_found_them() -> None:
 def test_what_a_stage_costs_by_itself_and_what_shared_cores_cost_are_told_apart() -> None:
     job = tiny()
     layouts_ = Layouts({cell("1x2:z2").layout: net(1e9)}, {ALONE: 1.0, cell("1x2:z2").layout: 1.5})
+    guess = predict(cell("1x2:z3"), job, layouts_, {cell("1x2:z2"): 0.4})
+    assert guess is not None
+    assert "a cell `1x1:z3` before it would tell" in guess.basis
     alone = predict(cell("1x2:z3"), job, layouts_, {cell("1x1:z3"): 0.4})
     assert alone is not None
     assert alone.compute == pytest.approx(0.6)

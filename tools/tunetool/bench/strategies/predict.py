@@ -136,13 +136,21 @@ def _compute(cell: Cell, layouts: Layouts, computes: Mapping[Cell, float]) -> tu
     if alone in computes:
         return computes[alone] * layouts.contention(cell.layout, ALONE), _shared(alone, cell, layouts)
     if beside:
-        return computes[beside[0]], f"{beside[0]} less its communication"
+        return computes[beside[0]], f"{beside[0]} less its communication{_hooks(beside[0], cell)}"
     smallest = min(
         computes, key=lambda each: (each.layout.world, each.layout.nodes, abs(each.stage - cell.stage)), default=None
     )
     if smallest is None:
         return None
-    return computes[smallest] * layouts.contention(cell.layout, smallest.layout), _shared(smallest, cell, layouts)
+    told = _shared(smallest, cell, layouts) + _hooks(smallest, cell)
+    return computes[smallest] * layouts.contention(cell.layout, smallest.layout), told
+
+
+def _hooks(source: Cell, cell: Cell) -> str:
+    """What is missing from such a time."""
+    if cell.stage != 3 or source.stage == 3:
+        return ""
+    return ", without what stage 3's own hooks cost: a cell `1x1:z3` before it would tell"
 
 
 def _shared(source: Cell, cell: Cell, layouts: Layouts) -> str:
