@@ -113,7 +113,8 @@ class Guards:
             self._unreachable.setdefault(host, _last_line(str(told.get("msg") or "it does not answer")))
         elif "verdict" in told:
             self._verdicts[host] = verdict_of(told["verdict"])
-        elif kind == "runner_on_failed":
+        elif kind == "runner_on_failed" or (told.get("failed_when_result") is False and "ports" not in told):
+            # A task that failed, whose host goes on to be cleaned.
             self._refused.setdefault(host, one_line(str(told.get("msg") or "Ansible failed")))
         elif "ports" in told:
             self.prepared[host] = list(told["ports"])
