@@ -133,7 +133,8 @@ def test_a_script_for_several_nodes_asks_which_it_is(tmp_path: Path) -> None:
     assert "NODE_RANK: the number of this node, from 0" in done.stderr
 
 
-# As LLaMA-Factory 0.9.5 wrote them for 3 steps of 2 ranks with 2 samples each.
+# In the form that the source of LLaMA-Factory 0.9.5 gives them, for 3 steps of 2 ranks with 2 samples each: no run of it
+# has ended here yet (its image library has no build without CUDA).
 STATE: dict[str, Any] = {
     "global_step": 3,
     "num_input_tokens_seen": 1200,
