@@ -180,6 +180,9 @@ def test_what_a_stage_costs_by_itself_and_what_shared_cores_cost_are_told_apart(
     pair = predict(cell("1x2:z3"), job, layouts_, {cell("1x1:z2"): 0.2, cell("1x1:z3"): 0.4, cell("1x2:z2"): 0.5})
     assert pair is not None
     assert pair.compute == pytest.approx(2 * compute_of(job.events(cell("1x2:z2")), net(1e9), 0.5), rel=1e-6)
+    disturbed = predict(cell("1x2:z3"), job, layouts_, {cell("1x1:z2"): 9.0, cell("1x1:z3"): 0.4, cell("1x2:z2"): 0.5})
+    assert disturbed is not None
+    assert disturbed.compute == pytest.approx(pair.compute / 2, rel=1e-6)
     assert pair.basis == "1x2:z2 less its communication, times 1x1:z3 / 1x1:z2"
 
 

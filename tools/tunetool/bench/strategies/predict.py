@@ -132,6 +132,8 @@ def _compute(cell: Cell, layouts: Layouts, computes: Mapping[Cell, float]) -> tu
         link = Cell(ALONE, each.stage)
         if alone in computes and computes.get(link, 0.0) > 0:
             ratio = computes[alone] / computes[link]
+            if cell.stage == 3 and each.stage < 3:
+                ratio = max(1.0, ratio)  # hooks only add: less is a disturbed measurement
             return computes[each] * ratio, f"{each} less its communication, times {alone} / {link}"
     if alone in computes:
         return computes[alone] * layouts.contention(cell.layout, ALONE), _shared(alone, cell, layouts)
