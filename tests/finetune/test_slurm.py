@@ -6,13 +6,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cluster import CONTROL, NODES, Cluster
-from cluster_slurm import COMMANDS, start_slurm
 from staged import Quiet
 from tunetool.errors import UsageProblem
 from tunetool.launch.hosts import Host
@@ -23,14 +22,6 @@ from tunetool.launch.slurm_script import SlurmOptions
 
 _LONGEST = 90
 _RANK = Path(__file__).with_name("slurm_rank.py")
-
-
-@pytest.fixture(scope="module")
-def slurm(cluster: Cluster) -> Iterator[Cluster]:
-    start_slurm(cluster)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{cluster.commands(CONTROL, COMMANDS)}{os.pathsep}{os.environ['PATH']}")
-        yield cluster
 
 
 def _job(directory: Path, what: str, *nodes: str) -> Job:
