@@ -170,6 +170,7 @@ def test_ranks_of_two_nodes_meet_over_ssh_and_the_one_that_dies_is_named_with_it
     assert [_left(cluster, node) for node in NODES] == ["", ""]
 
 
+@pytest.mark.slow
 def test_of_two_runs_on_the_same_nodes_one_is_interrupted_and_the_other_ends_with_the_name_of_a_node_that_it_lost(
     cluster: Cluster, directory: Path
 ) -> None:

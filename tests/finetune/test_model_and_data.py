@@ -275,6 +275,7 @@ def test_a_dataset_by_llamafactorys_defaults_is_read(made: Made, copy: Path) -> 
 
 # peft asks transformers by a name that transformers gives up.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.slow
 def test_the_answer_is_learned_from_the_picture(made: Made, samples: Samples) -> None:
     """With LoRA on the language model alone: the vision tower stays random, and still tells colours apart."""
     from peft import LoraConfig, get_peft_model

@@ -135,10 +135,12 @@ STAND_IN = textwrap.dedent("""
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("venv")
     (directory / "bin").mkdir()
-    (directory / "bin/python").symlink_to(sys.executable)
-    program = directory / "bin/llamafactory-cli"
-    program.write_text(STAND_IN.format(python=sys.executable))
-    program.chmod(0o755)
+    for name, text in (
+        ("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n'),
+        ("llamafactory-cli", STAND_IN.format(python=sys.executable)),
+    ):
+        (directory / "bin" / name).write_text(text)
+        (directory / "bin" / name).chmod(0o755)
     return directory
 
 
@@ -149,7 +151,7 @@ def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tm
     for each in results(tmp_path):
         assert each.losses == [1.0, 1 / 2, 1 / 3, 1 / 4]
         assert each.learning_rates == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4])
-        assert each.step_seconds == pytest.approx([0.2] * 4, abs=0.15)
+        assert all(0.19 < took < 2 for took in each.step_seconds), each.step_seconds
         # Nobody says how long it waited for data, so nobody is told that it did not.
         assert (each.data_seconds, each.load_seconds) == ([], [])
         assert (each.tokens, each.images) == (300, 8)
@@ -165,6 +167,7 @@ def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tm
     assert ("data_time", 0) not in series
 
 
+@pytest.mark.slow
 def test_llamafactory_s_own_error_is_what_is_said(material: Path, tmp_path: Path, stand_in: Path) -> None:
     told = workload(material, trainer="llamafactory", steps=13)
     environment = {**os.environ, "TUNETOOL_LLAMAFACTORY": str(stand_in), "TUNETOOL_OUT": str(tmp_path)}
