@@ -18,7 +18,7 @@ import peft
 import torch
 from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 
-from tunetool.bench.finetune.loop import LORA_TARGETS
+from tunetool.bench.finetune.architecture import LORA_TARGETS
 from tunetool.bench.finetune.workload import Workload
 from tunetool.bench.finetune.zero import ds_config
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunetool.bench.finetune.architecture import CONFIGURATIONS, is_tied, tensors
-from tunetool.bench.finetune.loop import LORA_TARGETS
+from tunetool.bench.finetune.architecture import CONFIGURATIONS, LORA_TARGETS, is_tied, tensors
 from tunetool.plan.communication import Backend, Module, Parameter, Zero, buckets, bus_factor, sent_share
 from tunetool.plan.modules import in_full, modules_of, with_lora
 from tunetool.plan.zero_memory import state_bytes

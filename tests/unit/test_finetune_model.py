@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("numpy")
+
 from tunetool.bench.finetune import models, shards, weights
 from tunetool.bench.finetune.architecture import CONFIGURATIONS, published_name
 from tunetool.bench.finetune.making import need_room

@@ -15,6 +15,9 @@ from tunetool.errors import UsageProblem
 from tunetool.plan.shapes import Decoder, Tensor
 
 MODEL_TYPE = "qwen2_5_vl"
+LORA_TARGETS = r".*\.layers\.\d+\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj"
+"""Every linear layer of the language model; the vision tower stays as it is, as LLaMA-Factory's `lora_target: all` has
+it for this family."""
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",

@@ -12,6 +12,7 @@ from typing import Any
 
 from tunetool.bench.checkpoint import cold
 from tunetool.bench.finetune import batches
+from tunetool.bench.finetune.architecture import LORA_TARGETS
 from tunetool.bench.finetune.dataset import Samples, collate
 from tunetool.bench.finetune.load import load
 from tunetool.bench.finetune.models import describe
@@ -21,9 +22,6 @@ from tunetool.bench.finetune.workload import Workload
 from tunetool.bench.finetune.zero import ds_config
 from tunetool.errors import CannotJudge, UsageProblem
 
-LORA_TARGETS = r".*\.layers\.\d+\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj"
-"""Every linear layer of the language model; the vision tower stays as it is, as LLaMA-Factory's `lora_target: all` has
-it for this family."""
 ALPHA = 2
 """lora_alpha for each rank of LoRA, LLaMA-Factory's default."""
 WARM_UP = 0.1

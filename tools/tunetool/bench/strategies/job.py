@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunetool.bench.finetune.architecture import is_tied, tensors
-from tunetool.bench.finetune.loop import LORA_TARGETS
+from tunetool.bench.finetune.architecture import LORA_TARGETS, is_tied, tensors
 from tunetool.bench.finetune.workload import Workload
 from tunetool.bench.finetune.zero import ds_config
 from tunetool.bench.strategies.predict import Job
