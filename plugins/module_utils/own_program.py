@@ -7,6 +7,8 @@ import os
 from typing import Any, Mapping, Sequence
 
 TAIL_LINES = 20
+MARK = "TUNETOOL_PLAY"
+"""By it tunetool knows what is Ansible's on its own machine, and kills that when the play is interrupted."""
 
 
 def ask(module: Any, arguments: Sequence[str]) -> dict[str, Any]:
@@ -22,6 +24,9 @@ def ask(module: Any, arguments: Sequence[str]) -> dict[str, Any]:
                 rc=3,
                 stderr_tail=[],
             )
+    # On a host that is the control machine itself the program would be killed with the play, and the janitor of its
+    # files too. Without the mark it notices that nobody reads it any more, and cleans up.
+    os.environ.pop(MARK, None)
     rc, stdout, stderr = module.run_command([program, *arguments])
     tail = stderr.strip().splitlines()[-TAIL_LINES:]
     record = read_record(stdout)

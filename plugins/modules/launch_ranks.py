@@ -94,6 +94,8 @@ from typing import Any, Sequence  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
+from ..module_utils.own_program import MARK  # noqa: E402
+
 GUARD = "tunetool.launch.node"
 PID = "guard.pid"
 HAVE = "import importlib.util as u; print(' '.join(n for n in ('torch', 'tunetool.launch') if not u.find_spec(n)))"
@@ -153,6 +155,8 @@ def run(module: Any) -> None:
         guard = subprocess.Popen(
             [given["python"], "-m", GUARD, directory],
             cwd="/",
+            # It ends by its input, in order, also where this host is the control machine itself.
+            env={name: value for name, value in os.environ.items() if name != MARK},
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=subprocess.STDOUT,

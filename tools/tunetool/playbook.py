@@ -20,12 +20,12 @@ import tunetool
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.marked import swept_away
 from tunetool.measure.progress import Progress
+from tunetool.node.own_program import MARK
 from tunetool.node.summary import one_line
 
 MOST_FORKS = 100
 _CONTROL_HINT = "run `pip install 'tunetool[control]'` on this machine (Python 3.11 or newer)"
 _HOST_LIST_TIMEOUT = 300
-_MARK = "TUNETOOL_PLAY"
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
     private = tempfile.mkdtemp(prefix="tunetool-fleet-")
     # Ansible's workers lead sessions of their own, so that neither ansible-runner, which kills one process group,
     # nor the end of this process would end them.
-    with swept_away(_MARK, token := secrets.token_hex(16), private):
+    with swept_away(MARK, token := secrets.token_hex(16), private):
         thread, runner = ansible_runner.run_async(
             private_data_dir=private,
             playbook=run.playbook.name,
@@ -169,7 +169,7 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
             limit=run.limit,
             forks=run.forks,
             extravars=dict(run.variables),
-            envvars={**_environment(run.playbook), **run.environment, _MARK: token},
+            envvars={**_environment(run.playbook), **run.environment, MARK: token},
             cmdline="--check --diff" if run.check else None,
             settings={"pexpect_timeout": 1},
             event_handler=hand_over,
