@@ -161,6 +161,7 @@ def test_zero_3_sees_the_same_samples_and_computes_the_same(
         assert three[:6] == pytest.approx(one[:6], rel=1e-3), "same samples in the same order, same arithmetic"
 
 
+@pytest.mark.slow
 def test_a_picture_that_cannot_be_read_is_named(target: Path, tmp_path: Path) -> None:
     (pictures,) = target.glob("colours-*")
     copy = tmp_path / "data"

@@ -144,6 +144,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tmp_path: Path, stand_in: Path) -> None:
     told = workload(material, trainer="llamafactory", steps=4, curves=0.5)
     environment = {**os.environ, "TUNETOOL_LLAMAFACTORY": str(stand_in), "TUNETOOL_OUT": str(tmp_path)}
