@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import wide_model  # noqa: E402
+import wide_model  # noqa: E402  (found by the path above)
 from cluster import cluster_of_two  # noqa: E402
 from tunetool.record import parse  # noqa: E402
 
