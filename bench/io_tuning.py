@@ -24,7 +24,7 @@ from tunetool.bench.io_settings import CHOSEN, Options, run
 from tunetool.bench.put_back import orderly_end, restore
 from tunetool.errors import TunetoolError
 from tunetool.measure.comparison import METHOD
-from tunetool.node.blockstack import CountersChanged
+from tunetool.node.machine.block_stack import CountersChanged
 
 
 def markdown(document: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.measure import aio, rundir
-from tunetool.node.blockstack import read_stack
+from tunetool.node.machine.block_stack import read_stack
 from tunetool.tune.pairs import interval_of
 from tunetool.tune.pool import Pool
 from tunetool.tune.run import janitor

@@ -10,7 +10,7 @@ import pytest
 
 from tunetool.measure.aio import Missing, Probe, need, probe
 from tunetool.measure.evidence import obstacles
-from tunetool.node.blockstack import read_stack
+from tunetool.node.machine.block_stack import read_stack
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tunetool.node import recording
+from tunetool.node.machine import recording
 
 RECORDED = Path(__file__).parent / "data/machines"
 

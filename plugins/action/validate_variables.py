@@ -14,9 +14,9 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 
-from ..module_utils.plan import PROVISION, REPLACE, PlanError, load
-from ..module_utils.refusal import Refusal
-from ..module_utils.tuning import ARGUMENTS, normal_form
+from ..module_utils.common.refusal import Refusal
+from ..module_utils.plan.plan_file import PROVISION, REPLACE, PlanError, load
+from ..module_utils.tuning.settings import ARGUMENTS, normal_form
 
 COLLECTION = Path(__file__).resolve().parents[2]
 SIZE = re.compile(r"^([1-9]\d*|([1-9]\d?|100)%)$")

@@ -11,8 +11,8 @@ from typing import Any
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 
-from ..module_utils.files import replace_file
-from ..module_utils.plan import PROVISION, REPLACE, TEARDOWN, document, dump
+from ..module_utils.common.files import replace_file
+from ..module_utils.plan.plan_file import PROVISION, REPLACE, TEARDOWN, document, dump
 
 COLLECTION = Path(__file__).resolve().parents[2]
 RESULTS = {PROVISION: "nvme_drives_result", TEARDOWN: "teardown_result", REPLACE: "replace_drive_result"}

@@ -14,8 +14,8 @@ from ansible import constants, context
 from ansible.plugins.callback import CallbackBase
 from ansible.template import Templar
 
-from ..module_utils.files import replace_file
-from ..module_utils.summary import BUILD, Summary, Trips, Way, document, lines
+from ..module_utils.common.files import replace_file
+from ..module_utils.play.host_summary import BUILD, Summary, Trips, Way, document, lines
 
 DOCUMENTATION = """
 name: host_summary

@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from ..module_utils.plan import PROVISION, PlanError, load, volume
+from ..module_utils.plan.plan_file import PROVISION, PlanError, load, volume
 
 DOCUMENTATION = r"""
 name: plan_volume

@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from ..module_utils.plan import PROVISION, PlanError, load, wipes
+from ..module_utils.plan.plan_file import PROVISION, PlanError, load, wipes
 
 DOCUMENTATION = r"""
 name: plan_wipes

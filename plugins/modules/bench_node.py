@@ -59,7 +59,7 @@ stderr_tail:
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.own_program import ask  # noqa: E402
+from ..module_utils.play.tunetool_command import ask  # noqa: E402
 
 
 def main() -> None:

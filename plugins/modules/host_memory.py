@@ -96,12 +96,12 @@ from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils.commands import CommandError  # noqa: E402
-from ..module_utils.drift import Drifted, Ledger, built_manifest, message, settle, told  # noqa: E402
-from ..module_utils.lock import Locked, only_one  # noqa: E402
-from ..module_utils.memory import memory_total  # noqa: E402
-from ..module_utils.memory_job import ARGUMENTS, MemoryJob  # noqa: E402
-from ..module_utils.refusal import Refusal  # noqa: E402
+from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
+from ..module_utils.common.commands import CommandError  # noqa: E402
+from ..module_utils.common.drift import Drifted, Ledger, built_manifest, message, settle, told  # noqa: E402
+from ..module_utils.common.refusal import Refusal  # noqa: E402
+from ..module_utils.machine.memory import memory_total  # noqa: E402
+from ..module_utils.memory.apply import ARGUMENTS, MemoryJob  # noqa: E402
 from ..module_utils.units import UnitError  # noqa: E402
 
 

@@ -94,7 +94,7 @@ from typing import Any, Sequence  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils.own_program import MARK  # noqa: E402
+from ..module_utils.play.tunetool_command import MARK  # noqa: E402
 
 GUARD = "tunetool.launch.node"
 PID = "guard.pid"

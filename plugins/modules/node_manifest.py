@@ -120,21 +120,13 @@ from typing import Any  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils.answers import FAIL  # noqa: E402
-from ..module_utils.checks import run_checks  # noqa: E402
-from ..module_utils.drift import Difference, built_manifest, told  # noqa: E402
-from ..module_utils.files import content, replace_file  # noqa: E402
-from ..module_utils.health import HEALTH_CHECKS  # noqa: E402
-from ..module_utils.manifest import (  # noqa: E402
-    MANIFEST_PATH,
-    SCHEMA_NAME,
-    ManifestError,
-    dump,
-    load,
-    refuse_newer,
-    write,
-)
-from ..module_utils.tuned import TUNED_PATH, VARIABLE, TunedError, choose, render  # noqa: E402
+from ..module_utils.audit.manifest_checks import run_checks  # noqa: E402
+from ..module_utils.common.check_result import FAIL  # noqa: E402
+from ..module_utils.common.drift import Difference, built_manifest, told  # noqa: E402
+from ..module_utils.common.files import content, replace_file  # noqa: E402
+from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, load, refuse_newer, write  # noqa: E402
+from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
+from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, TunedError, choose, render  # noqa: E402
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
 
 

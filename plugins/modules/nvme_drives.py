@@ -152,12 +152,20 @@ from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils import bootunit, gds_job, memory_job, volume  # noqa: E402
-from ..module_utils.array_drift import Asked  # noqa: E402
-from ..module_utils.arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
-from ..module_utils.commands import CommandError  # noqa: E402
-from ..module_utils.consent import Consent, Foreign, plain_uuid  # noqa: E402
-from ..module_utils.contents import (  # noqa: E402
+from ..module_utils.array.adopt_or_wipe import Consent, Foreign, plain_uuid  # noqa: E402
+from ..module_utils.array.drift import Asked  # noqa: E402
+from ..module_utils.array.drive_decisions import ADOPT, KEEP, WIPE, Criteria, table, wipeable  # noqa: E402
+from ..module_utils.array.drive_selection import Selection, select  # noqa: E402
+from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
+from ..module_utils.audit.before_changes import in_the_way, overview  # noqa: E402
+from ..module_utils.common.commands import CommandError  # noqa: E402
+from ..module_utils.common.drift import Drifted  # noqa: E402
+from ..module_utils.common.drift import told as as_told  # noqa: E402
+from ..module_utils.common.manifest import ManifestError, load, refuse_newer  # noqa: E402
+from ..module_utils.ephemeral import boot_unit  # noqa: E402
+from ..module_utils.gds import apply as gds_apply  # noqa: E402
+from ..module_utils.gds.facts import read_gpus  # noqa: E402
+from ..module_utils.machine.drive_contents import (  # noqa: E402
     RAID_MEMBER,
     Contents,
     UnreadableDevice,
@@ -166,19 +174,14 @@ from ..module_utils.contents import (  # noqa: E402
     read_contents,
     read_signatures,
 )
-from ..module_utils.decisions import ADOPT, KEEP, WIPE, Criteria, table, wipeable  # noqa: E402
-from ..module_utils.drift import Drifted  # noqa: E402
-from ..module_utils.drift import told as as_told  # noqa: E402
-from ..module_utils.drives import Drive, disks_under, read_drives  # noqa: E402
-from ..module_utils.gds_facts import read_gpus  # noqa: E402
-from ..module_utils.lba_formats import Formats, try_formats, with_capacity  # noqa: E402
-from ..module_utils.manifest import ManifestError, load, refuse_newer  # noqa: E402
-from ..module_utils.overview import in_the_way, overview  # noqa: E402
-from ..module_utils.plan import host_part  # noqa: E402
-from ..module_utils.selection import Selection, select  # noqa: E402
-from ..module_utils.tuning_files import anything_of_ours  # noqa: E402
+from ..module_utils.machine.drives import Drive, disks_under, read_drives  # noqa: E402
+from ..module_utils.machine.lba_formats import Formats, try_formats, with_capacity  # noqa: E402
+from ..module_utils.memory import apply as memory_apply  # noqa: E402
+from ..module_utils.plan.plan_file import host_part  # noqa: E402
+from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
+from ..module_utils.tuning.persistent_files import anything_of_ours  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-from ..module_utils.wiping import WIPES  # noqa: E402
+from ..module_utils.volume import apply as volume_apply  # noqa: E402
 
 OBSTACLE_HINT = "remove that line, or choose another `scratch_filesystem_mount_point`; nothing was changed"
 
@@ -287,8 +290,8 @@ def main() -> None:
                 "type": "dict",
                 "default": {},
                 "options": {
-                    "filesystem": {"type": "dict", "options": volume.ARGUMENTS},
-                    "memory": {"type": "dict", "options": memory_job.ARGUMENTS},
+                    "filesystem": {"type": "dict", "options": volume_apply.ARGUMENTS},
+                    "memory": {"type": "dict", "options": memory_apply.ARGUMENTS},
                 },
             },
         },
@@ -380,8 +383,8 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         )
     module.exit_json(
         changed=False,
-        boot_unit=bool(bootunit.changes({})),
-        gds={"gpus": bool(read_gpus()), "traces": gds_job.traces()},
+        boot_unit=bool(boot_unit.changes({})),
+        gds={"gpus": bool(read_gpus()), "traces": gds_apply.traces()},
         tuned=anything_of_ours(),
         wipes=[{"serial": drive.serial, "hash": allowed[drive.serial]} for drive in wipeable(selection.decisions)],
         selected=[

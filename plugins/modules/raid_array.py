@@ -109,8 +109,10 @@ from typing import Mapping  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils.array_drift import Asked, array_differences  # noqa: E402
-from ..module_utils.arrays import (  # noqa: E402
+from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
+from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
+from ..module_utils.array.initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images  # noqa: E402
+from ..module_utils.array.md_arrays import (  # noqa: E402
     Array,
     Step,
     Superblock,
@@ -121,23 +123,15 @@ from ..module_utils.arrays import (  # noqa: E402
     examine,
     read_arrays,
 )
-from ..module_utils.building import (  # noqa: E402
-    assemble,
-    create,
-    members_by_serial,
-    refuse_unless_blank,
-    settled,
-)
-from ..module_utils.commands import CommandError, run  # noqa: E402
-from ..module_utils.contents import UnreadableDevice  # noqa: E402
-from ..module_utils.drift import Difference, Drifted, built_manifest, forget, told  # noqa: E402
-from ..module_utils.drives import Drive, read_drives  # noqa: E402
-from ..module_utils.files import content, replace_file  # noqa: E402
-from ..module_utils.initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images  # noqa: E402
-from ..module_utils.lock import Locked, only_one  # noqa: E402
-from ..module_utils.refusal import Refusal  # noqa: E402
+from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
+from ..module_utils.common.commands import CommandError, run  # noqa: E402
+from ..module_utils.common.drift import Difference, Drifted, built_manifest, forget, told  # noqa: E402
+from ..module_utils.common.files import content, replace_file  # noqa: E402
+from ..module_utils.common.refusal import Refusal  # noqa: E402
+from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
+from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
+from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-from ..module_utils.wiping import WIPES, contents_text, refuse_unless_wipeable, wipe  # noqa: E402
 
 CHUNK_MIN = 4096
 """md wants whole pages, and a power of two for RAID0 on older kernels (md(4))."""

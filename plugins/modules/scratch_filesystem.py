@@ -130,16 +130,16 @@ from typing import Any  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils.arrays import read_arrays  # noqa: E402
-from ..module_utils.checks import shown_options  # noqa: E402
-from ..module_utils.commands import CommandError  # noqa: E402
-from ..module_utils.contents import UnreadableDevice  # noqa: E402
-from ..module_utils.drift import Drifted, Ledger, built_manifest, message, settle, told  # noqa: E402
-from ..module_utils.dropins import units_problem  # noqa: E402
-from ..module_utils.geometry import LABEL_MAX, wanted_geometry  # noqa: E402
-from ..module_utils.lock import Locked, only_one  # noqa: E402
-from ..module_utils.refusal import Refusal  # noqa: E402
-from ..module_utils.volume import ARGUMENTS, Volume  # noqa: E402
+from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
+from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
+from ..module_utils.common.commands import CommandError  # noqa: E402
+from ..module_utils.common.drift import Drifted, Ledger, built_manifest, message, settle, told  # noqa: E402
+from ..module_utils.common.refusal import Refusal  # noqa: E402
+from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
+from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
+from ..module_utils.volume.mount_options import shown_options  # noqa: E402
+from ..module_utils.volume.unit_dropins import units_problem  # noqa: E402
+from ..module_utils.volume.xfs_geometry import LABEL_MAX, wanted_geometry  # noqa: E402
 
 
 def problem_with(wanted: dict[str, Any], log_su_bytes: int) -> str | None:

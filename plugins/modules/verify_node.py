@@ -110,7 +110,7 @@ from typing import Any, Mapping  # noqa: E402  (Ansible wants the documentation 
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils.own_program import ask  # noqa: E402
+from ..module_utils.play.tunetool_command import ask  # noqa: E402
 
 
 def arguments(wanted: Mapping[str, Any], check_mode: bool) -> list[str]:

@@ -25,7 +25,7 @@ from tunetool.bench.checkpoint.samples import Matrix
 from tunetool.bench.checkpoint.session import Session
 from tunetool.bench.checkpoint.site import Site, order_of
 from tunetool.launch.local import RankFailed
-from tunetool.node.blockstack import read_stack
+from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse
 
 pytest_plugins = ["disks"]

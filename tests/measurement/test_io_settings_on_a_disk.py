@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tunetool.bench.put_back import STATE
-from tunetool.node.blockstack import read_stack
+from tunetool.node.machine.block_stack import read_stack
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, str(ROOT / "bench/io_tuning.py")]

@@ -22,7 +22,7 @@ from tunetool.measure.ladder.rungs import Scene, Wish
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import Span
 from tunetool.measure.sequential import Plan
-from tunetool.node.blockstack import read_stack
+from tunetool.node.machine.block_stack import read_stack
 from tunetool.report.progress import PlainProgress
 from tunetool.verify import Request, verify
 

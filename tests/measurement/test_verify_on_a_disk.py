@@ -17,7 +17,7 @@ import pytest
 from pythons import bare_python
 from tunetool.measure.aio import Missing, need, probe
 from tunetool.measure.evidence import obstacles
-from tunetool.node.blockstack import read_stack
+from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse, read
 
 TUNETOOL = [sys.executable, "-m", "tunetool", "verify"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.arrays import Array, Superblock, Wanted, conf_with_array, decide, parse_examine
+from tunetool.node.array.md_arrays import Array, Superblock, Wanted, conf_with_array, decide, parse_examine
 
 UUID = "2d1e0b40:129b6514:c5540f43:066bc3a1"
 NAMES = tuple(f"nvme{number}n1" for number in range(1, 9))

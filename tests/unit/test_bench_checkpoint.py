@@ -24,7 +24,7 @@ from tunetool.bench.checkpoint.site import order_of
 from tunetool.errors import UsageProblem
 from tunetool.launch.local import rank_environment
 from tunetool.measure.evidence import Counted
-from tunetool.node.blockstack import BlockStack, Leaf
+from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Node, Record
 from tunetool.report.checkpoint import advice, media, print_checkpoint
 from tunetool.report.checkpoint_page import Bar, bars, page, write_page

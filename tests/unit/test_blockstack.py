@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.node.blockstack import Counters, CountersChanged, difference, read_counters, read_stack, snapshot
+from tunetool.node.machine.block_stack import Counters, CountersChanged, difference, read_counters, read_stack, snapshot
 
 STAT = "100 0 2048 50 10 0 4096 20 0 60 70 0 0 0 0 3 1\n"
 

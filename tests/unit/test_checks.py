@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from machines import RECORDED, lay_out
-from tunetool.node import manifest as manifests
-from tunetool.node.arrays import read_arrays
-from tunetool.node.checks import Check, run_checks
-from tunetool.node.drives import read_drives
-from tunetool.node.hardware import hardware_hash
-from tunetool.node.health import Health
-from tunetool.node.locking import Attempt
-from tunetool.node.tuned import TunedError, choose, facts_of, render
+from tunetool.node.array.md_arrays import read_arrays
+from tunetool.node.audit.manifest_checks import run_checks
+from tunetool.node.common import manifest as manifests
+from tunetool.node.common.check_result import Check
+from tunetool.node.machine.drive_health import Health
+from tunetool.node.machine.drives import read_drives
+from tunetool.node.machine.hardware_hash import hardware_hash
+from tunetool.node.memory.memlock_checks import Attempt
+from tunetool.node.tuning.deepspeed_aio import TunedError, choose, facts_of, render
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 HEALTHY = Health(0, 40, 100, 10, 3, 0, 0, 0, 0, 70)
@@ -134,7 +135,9 @@ def test_each_difference_is_found_by_name(
 def test_a_bare_mount_point_says_whether_it_can_be_written(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(built, "proc/self/mountinfo", without_line(POINT))
     assert "lands on the root" in failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"].found
-    monkeypatch.setattr("tunetool.node.checks.is_immutable", lambda path: path == str(built / POINT.lstrip("/")))
+    monkeypatch.setattr(
+        "tunetool.node.audit.manifest_checks.is_immutable", lambda path: path == str(built / POINT.lstrip("/"))
+    )
     assert "it is immutable" in failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"].found
 
 

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.cufile_config import ABORTS, IGNORED, REFUSED, TAKEN, ConfigError, check_config, flatten, read_config
-from tunetool.node.cufile_keys import BY_PATH, KEYS, NEWEST, OLDEST, TABLE
+from tunetool.node.gds.cufile_check import (
+    ABORTS,
+    IGNORED,
+    REFUSED,
+    TAKEN,
+    ConfigError,
+    check_config,
+    flatten,
+    read_config,
+)
+from tunetool.node.gds.cufile_keys import BY_PATH, KEYS, NEWEST, OLDEST, TABLE
 
 LIKE_SHIPPED = """{
     // NOTE : an application can take another file: export CUFILE_ENV_PATH_JSON="/home/x/cufile.json"

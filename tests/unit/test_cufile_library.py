@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tunetool.node.cufile_config import ABORTS, IGNORED, REFUSED, TAKEN, check_config, parse_version
-from tunetool.node.cufile_keys import BOOL, COUNT, COUNTS, HEX, INTEGER, KEYS, TABLE, TEXT, TEXTS, Key
+from tunetool.node.gds.cufile_check import ABORTS, IGNORED, REFUSED, TAKEN, check_config, parse_version
+from tunetool.node.gds.cufile_keys import BOOL, COUNT, COUNTS, HEX, INTEGER, KEYS, TABLE, TEXT, TEXTS, Key
 
 WRONG: dict[str, Any] = {BOOL: "x", COUNT: "x", INTEGER: "x", TEXT: 5, HEX: 5, TEXTS: "x", COUNTS: "x", TABLE: "x"}
 RIGHT: dict[str, Any] = {BOOL: True, COUNT: 8, INTEGER: 8, TEXT: "x", HEX: "0x1f", TEXTS: [], COUNTS: [], TABLE: {}}

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tunetool.node.distribution import parse_os_release, read_distribution
-from tunetool.node.initramfs import images, mdadm_conf_path, rebuild_command, stale_images
+from tunetool.node.array.initramfs import images, mdadm_conf_path, rebuild_command, stale_images
+from tunetool.node.machine.distribution import parse_os_release, read_distribution
 
 ROOT = Path(__file__).parents[2]
 MADE = ROOT / "tests/data/distributions"

@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from machines import RECORDED, lay_out
-from tunetool.node import bootunit, ephemeral
-from tunetool.node import manifest as manifests
-from tunetool.node.arrays import read_arrays
-from tunetool.node.bootunit import UNIT, carry_out, changes, escape
-from tunetool.node.building import half_made
-from tunetool.node.contents import Signature
-from tunetool.node.drives import Drive, Link, read_drives
-from tunetool.node.dropins import ForeignDropIn
-from tunetool.node.ephemeral import BUILD, LEAVE, NOTHING, RESUME, ConfigError, Finding, Scene, decide
+from tunetool.node.array.md_arrays import read_arrays
+from tunetool.node.common import manifest as manifests
+from tunetool.node.ephemeral import boot_decision, boot_unit
+from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, RESUME, ConfigError, Finding, Scene, decide
+from tunetool.node.ephemeral.boot_unit import UNIT, carry_out, changes, escape
+from tunetool.node.machine.drive_contents import Signature
+from tunetool.node.machine.drives import Drive, Link, read_drives
+from tunetool.node.volume.make_xfs import half_made
+from tunetool.node.volume.unit_dropins import ForeignDropIn
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 UUID = MANIFEST["array"]["uuid"]
@@ -186,7 +186,7 @@ def drive(number: int) -> Drive:
 
 
 def test_the_manifest_gets_new_members_and_nothing_else(blank: Scene) -> None:
-    after = ephemeral.with_members(MANIFEST, look(blank).members)
+    after = boot_decision.with_members(MANIFEST, look(blank).members)
     assert manifests.validate(after) == []
     assert [one["serial"] for one in after["array"]["members"]] == [f"LAB1NEW{number}" for number in range(1, 9)]
     after["array"]["members"] = MANIFEST["array"]["members"]
@@ -195,15 +195,15 @@ def test_the_manifest_gets_new_members_and_nothing_else(blank: Scene) -> None:
 
 def test_the_same_drives_are_the_same_manifest(recorded: Scene) -> None:
     members = [one for one in recorded.drives if one.arrays]
-    assert manifests.dump(ephemeral.with_members(MANIFEST, members)) == manifests.dump(MANIFEST)
+    assert manifests.dump(boot_decision.with_members(MANIFEST, members)) == manifests.dump(MANIFEST)
 
 
 def test_the_configuration_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "ephemeral.json"
-    path.write_text(ephemeral.dump(CONFIG))
-    assert ephemeral.load(str(path)) == CONFIG
-    path.write_text(ephemeral.dump({**CONFIG, "offload": None}))
-    assert ephemeral.load(str(path))["offload"] is None
+    path.write_text(boot_decision.dump(CONFIG))
+    assert boot_decision.load(str(path)) == CONFIG
+    path.write_text(boot_decision.dump({**CONFIG, "offload": None}))
+    assert boot_decision.load(str(path))["offload"] is None
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_a_configuration_of_another_shape_is_refused(tmp_path: Path, place: str,
     path = tmp_path / "ephemeral.json"
     path.write_text(json.dumps(document))
     with pytest.raises(ConfigError, match=r"hint: "):
-        ephemeral.load(str(path))
+        boot_decision.load(str(path))
     with pytest.raises(ConfigError):
-        ephemeral.dump(document)
+        boot_decision.dump(document)
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]"])
@@ -233,7 +233,7 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, text: st
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=r"hint: "):
-        ephemeral.load(str(path))
+        boot_decision.load(str(path))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_units_are_named_as_systemd_names_them(path: str) -> None:
 
 def files(*services: str, **filesystem: str) -> dict[str, str]:
     manifest = {**MANIFEST, "filesystem": {**MANIFEST["filesystem"], **filesystem}}
-    return bootunit.files(manifest, "/opt/tunetool/bin/tunetool", services, ephemeral.dump(CONFIG))
+    return boot_unit.files(manifest, "/opt/tunetool/bin/tunetool", services, boot_decision.dump(CONFIG))
 
 
 UNIT_PATH = f"/etc/systemd/system/{UNIT}"
@@ -321,7 +321,7 @@ def test_a_unit_of_our_name_that_is_not_ours_stays(tmp_path: Path) -> None:
 
 
 def test_the_program_says_that_it_is_off_and_imports_nothing_heavy() -> None:
-    if Path(ephemeral.CONFIG_PATH).exists():
+    if Path(boot_decision.CONFIG_PATH).exists():
         pytest.skip("this machine is in ephemeral mode")
     code = (
         "import sys; sys.argv = ['tunetool', 'rebuild', '--dry-run']\n"

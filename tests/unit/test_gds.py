@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from machines import RECORDED, lay_out
-from tunetool.node import gds_packages
-from tunetool.node.acs import redirecting_ports, redirects
-from tunetool.node.checks import run_checks
-from tunetool.node.cufile_config import check_config
-from tunetool.node.drift import Ledger
-from tunetool.node.gds import MODES, Impossible, choose, current
-from tunetool.node.gds_facts import GdsFacts, read_gds_facts
-from tunetool.node.gds_job import CONFIG_HEADER, SAVED, GdsJob, traces
-from tunetool.node.gds_rule import PATH as RULE
-from tunetool.node.gds_rule import distributions_rule, outdated, wanted_override
-from tunetool.node.gds_rules import ANY, DIRECT, RULES
-from tunetool.node.refusal import Refusal
+from tunetool.node.audit.manifest_checks import run_checks
+from tunetool.node.common.drift import Ledger
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.gds import packages as gds_packages
+from tunetool.node.gds.apply import CONFIG_HEADER, SAVED, GdsJob, traces
+from tunetool.node.gds.cufile_check import check_config
+from tunetool.node.gds.facts import GdsFacts, read_gds_facts
+from tunetool.node.gds.md_udev_override import PATH as RULE
+from tunetool.node.gds.md_udev_override import distributions_rule, outdated, wanted_override
+from tunetool.node.gds.path_choice import MODES, Impossible, choose, current
+from tunetool.node.gds.requirements import ANY, DIRECT, RULES
+from tunetool.node.machine.pcie_acs import redirecting_ports, redirects
 
 READY = GdsFacts(
     kernel="6.8.0-1051-nvidia",

@@ -26,10 +26,10 @@ from tunetool.measure.gds.counters import Counts, parse, version_of
 from tunetool.measure.gds.driver import start
 from tunetool.measure.gds.judge import Moved, proven, way_of
 from tunetool.measure.gds.spec import SMALLEST, TASK, Mode, io_bytes
-from tunetool.node.blockstack import BlockStack, read_stack
-from tunetool.node.cufile_config import read_config
-from tunetool.node.gds import current
-from tunetool.node.gds_facts import GdsFacts
+from tunetool.node.gds.cufile_check import read_config
+from tunetool.node.gds.facts import GdsFacts
+from tunetool.node.gds.path_choice import current
+from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.record import Measurement, Node, Record, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.progress import PlainProgress

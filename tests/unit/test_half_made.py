@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.node.building import half_made
+from tunetool.node.volume.make_xfs import half_made
 
 # The start of the superblock as mkfs.xfs 6.1.0 left it, killed half-way. Byte 126 is its mark.
 KILLED = bytes.fromhex(

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from machines import RECORDED, lay_out
-from tunetool.node import health, nvme_admin
-from tunetool.node.answers import Check
-from tunetool.node.checks import run_checks
-from tunetool.node.drives import read_drives
-from tunetool.node.health import Health, parse_health
-from tunetool.node.nvme_admin import NotOffered, Refused, Silent
+from tunetool.node.audit.manifest_checks import run_checks
+from tunetool.node.common.check_result import Check
+from tunetool.node.machine import drive_health, nvme_admin
+from tunetool.node.machine.drive_health import Health, parse_health
+from tunetool.node.machine.drives import read_drives
+from tunetool.node.machine.nvme_admin import NotOffered, Refused, Silent
 
 RAW = json.loads((RECORDED.parent / "nvme/qemu.json").read_text())
 LOG, IDENTITY = bytes.fromhex(RAW["smart"]), bytes.fromhex(RAW["identify"])
@@ -54,7 +54,7 @@ def test_another_length_is_no_log(size: int) -> None:
 def test_the_command_is_the_kernel_s() -> None:
     # struct nvme_admin_cmd is 72 bytes; strace shows this number for `nvme smart-log`.
     assert nvme_admin.NVME_IOCTL_ADMIN_CMD == 0xC0484E41
-    command = nvme_admin.encode_command(2, 0xFFFFFFFF, 0x1122334455667788, 512, health.health_log_dword10(512))
+    command = nvme_admin.encode_command(2, 0xFFFFFFFF, 0x1122334455667788, 512, drive_health.health_log_dword10(512))
     assert len(command) == 72
     assert struct.unpack_from("=I", command, 4)[0] == 0xFFFFFFFF
     assert struct.unpack_from("=Q", command, 24)[0] == 0x1122334455667788
@@ -72,7 +72,7 @@ def answers(root: Path, **sick: Health) -> dict[str, Check]:
         return sick.get(serials[controller], GOOD)
 
     checks = run_checks(MANIFEST, str(root), health=reader)
-    return {check.id: check for check in checks if check.id in health.HEALTH_CHECKS}
+    return {check.id: check for check in checks if check.id in drive_health.HEALTH_CHECKS}
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def built(tmp_path: Path) -> Path:
 
 def test_well_drives_pass(built: Path) -> None:
     found = answers(built)
-    assert tuple(found) == health.HEALTH_CHECKS
+    assert tuple(found) == drive_health.HEALTH_CHECKS
     assert {check.status for check in found.values()} == {"pass"}
     assert found["drives.thermal"].found == "at most 40 C"
     assert found["drives.wear"].found == "at most 3 % used"
@@ -137,8 +137,10 @@ def test_who_may_not_ask_is_told_so(built: Path) -> None:
     def refuse(controller: str) -> Health:
         raise Refused("only root may ask the drives")
 
-    checks = [check for check in run_checks(MANIFEST, str(built), health=refuse) if check.id in health.HEALTH_CHECKS]
-    assert {(check.status, check.found) for check in checks if check.id != health.LINK} == {
+    checks = [
+        check for check in run_checks(MANIFEST, str(built), health=refuse) if check.id in drive_health.HEALTH_CHECKS
+    ]
+    assert {(check.status, check.found) for check in checks if check.id != drive_health.LINK} == {
         ("skip", "only root may ask the drives")
     }
 
@@ -193,12 +195,12 @@ def test_permission_is_asked_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(nvme_admin.os, "open", refuse)
     with pytest.raises(Refused, match="root"):
-        health.read_health("nvme99")
+        drive_health.read_health("nvme99")
 
 
 def test_a_controller_that_is_not_there_is_silent() -> None:
     with pytest.raises(Silent, match="No such file"):
-        health.read_health("nvme99")
+        drive_health.read_health("nvme99")
 
 
 @pytest.mark.parametrize(
@@ -257,5 +259,5 @@ def test_the_guide_s_script_drains_with_the_first_reason(tmp_path: Path, code: i
 
 
 def test_no_drive_is_no_judgement(tmp_path: Path) -> None:
-    checks = [check for check in run_checks(MANIFEST, str(tmp_path)) if check.id in health.HEALTH_CHECKS]
+    checks = [check for check in run_checks(MANIFEST, str(tmp_path)) if check.id in drive_health.HEALTH_CHECKS]
     assert {check.status for check in checks} == {"skip"}

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.files import content, replace_file
-from tunetool.node.fstab import FstabConflict, escape, foreign_entry, with_entry
-from tunetool.node.geometry import Geometry, apart, geometry_of_mount, parse_xfs_info, wanted_geometry
-from tunetool.node.initramfs import stale_images
-from tunetool.node.lock import Locked, only_one
-from tunetool.node.memory import HugePages, render_limits, render_systemd, render_tmpfiles
-from tunetool.node.mounts import mount_at, mount_holding, parse_fstab, parse_mountinfo, unescape
-from tunetool.node.overview import in_the_way
+from tunetool.node.array.initramfs import stale_images
+from tunetool.node.audit.before_changes import in_the_way
+from tunetool.node.common.change_lock import Locked, only_one
+from tunetool.node.common.files import content, replace_file
+from tunetool.node.machine.fstab import FstabConflict, escape, foreign_entry, with_entry
+from tunetool.node.machine.memory import HugePages
+from tunetool.node.machine.mounts import mount_at, mount_holding, parse_fstab, parse_mountinfo, unescape
+from tunetool.node.memory.persistent_files import render_limits, render_systemd, render_tmpfiles
+from tunetool.node.volume.xfs_geometry import Geometry, apart, geometry_of_mount, parse_xfs_info, wanted_geometry
 
 XFS_INFO = """meta-data=/dev/md127               isize=512    agcount=16, agsize=523776 blks
          =                       sectsz=512   attr=2, projid32bit=1

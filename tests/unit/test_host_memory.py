@@ -12,9 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node import bootloader, jobs, memory_job
-from tunetool.node.bootloader import DROPIN_PATH, Grub, Grubby
-from tunetool.node.cmdline import (
+from tunetool.node.common.commands import CommandError, Result
+from tunetool.node.common.drift import Difference, Ledger, settle
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.machine import busy
+from tunetool.node.machine.memory import HugePages
+from tunetool.node.memory import apply as memory_apply
+from tunetool.node.memory import boot_loader
+from tunetool.node.memory.apply import MemoryJob
+from tunetool.node.memory.boot_loader import DROPIN_PATH, Grub, Grubby
+from tunetool.node.memory.hugepage_limits import refuse_impossible
+from tunetool.node.memory.kernel_parameters import (
     carries,
     grubby_lines,
     knows_nodes,
@@ -26,13 +34,14 @@ from tunetool.node.cmdline import (
     render_dropin,
     without,
 )
-from tunetool.node.commands import CommandError, Result
-from tunetool.node.drift import Difference, Ledger, settle
-from tunetool.node.locking import DEFAULT_LIMIT, LOCK_BYTES, Attempt, child_command, lock_checks, parse_attempt
-from tunetool.node.memory import HugePages
-from tunetool.node.memory_job import MemoryJob
-from tunetool.node.memory_share import refuse_impossible
-from tunetool.node.refusal import Refusal
+from tunetool.node.memory.memlock_checks import (
+    DEFAULT_LIMIT,
+    LOCK_BYTES,
+    Attempt,
+    child_command,
+    lock_checks,
+    parse_attempt,
+)
 
 GIB = 2**20
 """In KiB, as page sizes are."""
@@ -128,7 +137,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
         return write(job, replace(pool, count=min(pool.count, found.can_find)) if pool.gigantic else pool)
 
     monkeypatch.setattr(MemoryJob, "write_pool", as_many_as_there_are)
-    monkeypatch.setattr(bootloader, "run", found.grub_mkconfig)
+    monkeypatch.setattr(boot_loader, "run", found.grub_mkconfig)
     return found
 
 
@@ -277,7 +286,7 @@ def test_an_old_kernel_cannot_reserve_by_numa_node(kernel: Kernel) -> None:
 
 
 def test_other_pages_never_touch_the_boot_loader(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootloader, "find", lambda root: pytest.fail("the boot loader was looked at"))
+    monkeypatch.setattr(boot_loader, "find", lambda root: pytest.fail("the boot loader was looked at"))
     kernel.run([{"size": "2MiB", "count": 64}])
 
 
@@ -309,7 +318,7 @@ SHM = "30 22 0:25 / /dev/shm rw,nosuid,nodev - tmpfs tmpfs rw,size=33554432k\n"
 
 def test_shm_beyond_the_ram_or_below_what_is_used_is_refused(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.write("proc/self/mountinfo", SHM)
-    monkeypatch.setattr(memory_job, "shm_used", lambda root: 5 * 2**30)
+    monkeypatch.setattr(memory_apply, "shm_used", lambda root: 5 * 2**30)
     with pytest.raises(Refusal, match="`/dev/shm` of 65 GiB is more than the node's RAM of 64 GiB"):
         kernel.run([], shm_size="65GiB")
     with pytest.raises(Refusal, match="beside huge pages of 30 GiB"):
@@ -375,7 +384,7 @@ class FakeGrubby:
 
 def test_grubby_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeGrubby("hugepagesz=1G hugepages=4")
-    monkeypatch.setattr(bootloader, "run", fake.run)
+    monkeypatch.setattr(boot_loader, "run", fake.run)
     assert [line[-2:] for line in grubby_lines(fake.run(["grubby", "--info=ALL"]).stdout)] == [
         ["hugepagesz=1G", "hugepages=4"]
     ] * 2
@@ -388,7 +397,7 @@ def test_grubby_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_grubby_that_makes_something_else_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeGrubby("hugepagesz=1G hugepages=4", loses="hugepages=8")
-    monkeypatch.setattr(bootloader, "run", fake.run)
+    monkeypatch.setattr(boot_loader, "run", fake.run)
     with pytest.raises(Refusal, match=r"`hugepagesz=1G hugepages=8` is missing from .* was put back"):
         Grubby().put(["hugepagesz=1G", "hugepages=8"], ["hugepagesz=1G", "hugepages=4"])
     assert fake.words == ["hugepagesz=1G", "hugepages=4"]
@@ -396,18 +405,18 @@ def test_grubby_that_makes_something_else_is_undone(monkeypatch: pytest.MonkeyPa
 
 def test_grubby_would_mix_up_somebody_elses_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeGrubby("hugepages=512")
-    monkeypatch.setattr(bootloader, "run", fake.run)
+    monkeypatch.setattr(boot_loader, "run", fake.run)
     with pytest.raises(Refusal, match="`hugepages=512` is on the kernel's command line, and grubby cannot keep"):
         Grubby().put(["hugepagesz=1G", "hugepages=8"], [])
     assert fake.ran == []
 
 
 def test_the_boot_loader_is_found_by_its_own_files(kernel: Kernel) -> None:
-    assert isinstance(bootloader.find(str(kernel.root)), Grub)
+    assert isinstance(boot_loader.find(str(kernel.root)), Grub)
     kernel.write("usr/sbin/grub-mkconfig", "upstream's reads /etc/default/grub alone\n")
-    assert bootloader.find(str(kernel.root)) is None
+    assert boot_loader.find(str(kernel.root)) is None
     kernel.write("usr/sbin/grubby", "")
-    assert isinstance(bootloader.find(str(kernel.root)), Grubby)
+    assert isinstance(boot_loader.find(str(kernel.root)), Grubby)
 
 
 def attempt(**changes: Any) -> Attempt:
@@ -476,6 +485,6 @@ def test_what_a_reboot_would_end(tmp_path: Path) -> None:
     for pid, number, target in ((71, 3, "/dev/nvidia0"), (71, 4, "/dev/nvidia1"), (72, 3, "/dev/nvidia0")):
         (tmp_path / f"proc/{pid}/fd/{number}").symlink_to(target)
     (tmp_path / "proc/70/fd/3").symlink_to("/dev/nvidiactl")
-    found = jobs.killed_by_a_reboot("", {}, str(tmp_path))
+    found = busy.killed_by_a_reboot("", {}, str(tmp_path))
     assert found == ["Slurm job 614 runs on this node", "process 71 (`python3`) has a GPU open"]
-    assert jobs.killed_by_a_reboot("", {"SLURM_JOB_ID": "614"}, str(tmp_path)) == found[1:]
+    assert busy.killed_by_a_reboot("", {"SLURM_JOB_ID": "614"}, str(tmp_path)) == found[1:]

@@ -22,7 +22,7 @@ from tunetool.cli.main import cli
 from tunetool.inspect import model
 from tunetool.inspect.capture import capture
 from tunetool.inspect.source import Source
-from tunetool.node import recording
+from tunetool.node.machine import recording
 
 ROOT = Path(__file__).parents[2]
 H100 = ROOT / "docs/machines/h100-made.json"

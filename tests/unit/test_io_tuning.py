@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from machines import RECORDED, lay_out
-from tunetool.node import manifest as manifests
-from tunetool.node import tuning_job
-from tunetool.node.checks import run_checks
-from tunetool.node.commands import Result
-from tunetool.node.drift import Ledger, settle
-from tunetool.node.refusal import Refusal
-from tunetool.node.tuning import ARGUMENTS, DRIVE_SETTINGS, FSTRIM, Machine, normal_form
-from tunetool.node.tuning_checks import tuning_checks
-from tunetool.node.tuning_conflicts import rivals
-from tunetool.node.tuning_files import (
+from tunetool.node.audit.manifest_checks import run_checks
+from tunetool.node.common import manifest as manifests
+from tunetool.node.common.commands import Result
+from tunetool.node.common.drift import Ledger, settle
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.tuning import apply as tuning_apply
+from tunetool.node.tuning.apply import TuningJob, fstrim_state
+from tunetool.node.tuning.checks import tuning_checks
+from tunetool.node.tuning.conflicts import rivals
+from tunetool.node.tuning.persistent_files import (
     STATE_PATH,
     SYSCTL_PATH,
     TMPFILES_PATH,
@@ -30,7 +30,7 @@ from tunetool.node.tuning_files import (
     tuned_profile,
     udev_rules,
 )
-from tunetool.node.tuning_job import TuningJob, fstrim_state
+from tunetool.node.tuning.settings import ARGUMENTS, DRIVE_SETTINGS, FSTRIM, Machine, normal_form
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 SERIALS = [member["serial"] for member in MANIFEST["array"]["members"]]
@@ -128,7 +128,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
         found.written(machine, setting, place, value)
 
     monkeypatch.setattr(Machine, "write", write)
-    monkeypatch.setattr(tuning_job, "run", found.run)
+    monkeypatch.setattr(tuning_apply, "run", found.run)
     return found
 
 

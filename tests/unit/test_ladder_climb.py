@@ -20,10 +20,10 @@ from tunetool.measure.ladder.rungs import Scene, Skip, Wish
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import Span
 from tunetool.measure.sequential import Plan, Results
-from tunetool.node.blockstack import BlockStack, Leaf, read_stack
-from tunetool.node.drives import read_drives
-from tunetool.node.mounts import Mount
-from tunetool.node.pcie import ports_above, shared_ports
+from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
+from tunetool.node.machine.drives import read_drives
+from tunetool.node.machine.mounts import Mount
+from tunetool.node.machine.pcie_links import ports_above, shared_ports
 from tunetool.node.units import UnitError, format_figure, parse_rate
 from tunetool.report.progress import PlainProgress
 

@@ -21,10 +21,10 @@ from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import Outcome
 from tunetool.measure.ladder.figures import Label, figure
 from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, Sample, file_bytes, plan
-from tunetool.node import jobs
-from tunetool.node.blockstack import BlockStack, Counters, Leaf
-from tunetool.node.drives import Drive, Link
-from tunetool.node.pcie import link_bandwidth
+from tunetool.node.machine import busy as jobs
+from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
+from tunetool.node.machine.drives import Drive, Link
+from tunetool.node.machine.pcie_links import link_bandwidth
 
 
 def stack(members: int = 8, iostats: bool = True) -> BlockStack:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.arrays import Superblock, Wanted, adopted, decide
-from tunetool.node.consent import Consent, Foreign
-from tunetool.node.contents import Signature, UnreadableDevice, ends_digest
-from tunetool.node.decisions import ADOPT, IGNORE, REFUSE, TAKE, WIPE, Criteria, wipeable
-from tunetool.node.drives import Drive, Link, disks_under, read_drives
-from tunetool.node.plan import PlanError, document, dump, host_part, load, parse, seal, wipes
-from tunetool.node.selection import ADOPT_HINT, Selection, select
+from tunetool.node.array.adopt_or_wipe import Consent, Foreign
+from tunetool.node.array.drive_decisions import ADOPT, IGNORE, REFUSE, TAKE, WIPE, Criteria, wipeable
+from tunetool.node.array.drive_selection import ADOPT_HINT, Selection, select
+from tunetool.node.array.md_arrays import Superblock, Wanted, adopted, decide
+from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, ends_digest
+from tunetool.node.machine.drives import Drive, Link, disks_under, read_drives
+from tunetool.node.plan.plan_file import PlanError, document, dump, host_part, load, parse, seal, wipes
 
 CRITERIA = Criteria(count=4)
 NAME = "nvme_raid0"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.node.blockstack import BlockStack, Leaf
+from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.plan import zero
 from tunetool.plan.ds_config import KINDS, Job, Node, plan
 from tunetool.plan.shapes import PRESETS, Decoder, Model, preset

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from tunetool.cli.provision import command
 from tunetool.errors import ExitCode, UsageProblem
-from tunetool.node.plan import document, dump
-from tunetool.node.summary import BUILT, CHECKED, NOT_REACHED, PLANNED, REFUSED, UNCHANGED, UNREACHABLE, Host
-from tunetool.node.summary import document as document_of_hosts
+from tunetool.node.plan.plan_file import document, dump
+from tunetool.node.play.host_summary import BUILT, CHECKED, NOT_REACHED, PLANNED, REFUSED, UNCHANGED, UNREACHABLE, Host
+from tunetool.node.play.host_summary import document as document_of_hosts
 from tunetool.provision import (
     Listener,
     ProvisionRequest,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from machines import lay_out
-from tunetool.node import recording
+from tunetool.node.machine import recording
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,7 +92,7 @@ def test_it_runs_alone_as_a_script() -> None:
     """So that a node without tunetool can be recorded through a pipe."""
     done = subprocess.run(
         [sys.executable, "-"],
-        input=(ROOT / "plugins/module_utils/recording.py").read_text(),
+        input=(ROOT / "plugins/module_utils/machine/recording.py").read_text(),
         capture_output=True,
         text=True,
         check=False,

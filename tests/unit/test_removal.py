@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from machines import RECORDED, lay_out
-from tunetool.node.arrays import Superblock, conf_with_array, conf_without_array, read_arrays
-from tunetool.node.contents import Signature
-from tunetool.node.decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria
-from tunetool.node.drives import disks_under, read_drives
-from tunetool.node.fstab import with_entry, without_entry
-from tunetool.node.occupants import occupants
-from tunetool.node.plan import REPLACE, TEARDOWN, PlanError, document, dump, parse, removal_part, seal, volume, wipes
-from tunetool.node.removal import Machine, Removal, consent_problem, plan_removal
-from tunetool.node.replacing import Swap, plan_replacement
+from tunetool.node.array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria
+from tunetool.node.array.md_arrays import Superblock, conf_with_array, conf_without_array, read_arrays
+from tunetool.node.machine.drive_contents import Signature
+from tunetool.node.machine.drives import disks_under, read_drives
+from tunetool.node.machine.fstab import with_entry, without_entry
+from tunetool.node.machine.volume_users import occupants
+from tunetool.node.plan.plan_file import REPLACE, TEARDOWN, PlanError, document, dump, parse, seal, volume, wipes
+from tunetool.node.removal.decision import Machine, Removal, consent_problem, plan_removal
+from tunetool.node.removal.plan_part import removal_part
+from tunetool.node.removal.replacement import Swap, plan_replacement
 
 NAME, POINT = "nvme_raid0", "/mnt/nvme_raid0"
 OTHER = "11111111:22222222:33333333:44444444"

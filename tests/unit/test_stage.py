@@ -19,7 +19,7 @@ from staged import Quiet, beside, evict, stage, verify, view
 from tunetool import record as records
 from tunetool.cli.stage import command
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.node.memory_left import memory_left
+from tunetool.node.machine.memory_left import memory_left
 from tunetool.report.table import table_console
 from tunetool.stage.moving import Moved, Tally, cpu_times
 from tunetool.stage.outcome import binds

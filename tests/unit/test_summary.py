@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunetool.node.summary import (
+from tunetool.node.play.host_summary import (
     BUILD,
     BUILT,
     CHANGED,

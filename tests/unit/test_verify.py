@@ -19,9 +19,9 @@ from tunetool.cli.main import main
 from tunetool.cli.verify import parse_duration, parse_expectations, parse_tolerance
 from tunetool.errors import UsageProblem
 from tunetool.measure import busy, sequential
-from tunetool.node.blockstack import BlockStack, Counters, Leaf
-from tunetool.node.checks import Check
-from tunetool.node.mounts import Mount
+from tunetool.node.common.check_result import Check
+from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
+from tunetool.node.machine.mounts import Mount
 from tunetool.record import Record, read
 from tunetool.report.progress import PlainProgress
 from tunetool.verify import Request, Result, verify

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tunetool import __version__
-from tunetool.node.plan import TEARDOWN, document, dump
+from tunetool.node.plan.plan_file import TEARDOWN, document, dump
 
 pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
 yaml = pytest.importorskip("yaml")
@@ -132,7 +132,7 @@ def test_the_built_collection_works_in_an_empty_path(tmp_path: Path) -> None:
     assert installed.returncode == 0, installed.stderr
     tree = place / "ansible_collections/tunetool/node"
     # The role `tunetool` builds the package from the collection's own files.
-    assert (tree / "tools/tunetool/node/drives.py").is_file()
+    assert (tree / "tools/tunetool/node/machine/drives.py").is_file()
     assert (tree / "constraints.txt").is_file()
     assert not (tree / "tests").exists()
     assert not (tree / ".venv").exists()

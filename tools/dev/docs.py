@@ -84,7 +84,7 @@ def schema(document: dict[str, Any]) -> str:
 def pages() -> dict[str, str]:
     from tunetool import record
     from tunetool.inspect import model
-    from tunetool.node import manifest
+    from tunetool.node.common import manifest
 
     return {
         "roles.md": roles(),

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tunetool.node.gds_facts import GdsFacts
-from tunetool.node.health import Health
-from tunetool.node.recording import SCHEMA_NAME
+from tunetool.node.gds.facts import GdsFacts
+from tunetool.node.machine.drive_health import Health
+from tunetool.node.machine.recording import SCHEMA_NAME
 
 PLACE = Path(__file__).resolve().parents[2] / "docs/machines"
 GEN4, GEN5 = "16.0 GT/s PCIe", "32.0 GT/s PCIe"

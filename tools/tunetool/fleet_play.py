@@ -14,7 +14,7 @@ from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import Progress
-from tunetool.node.summary import one_line
+from tunetool.node.play.host_summary import one_line
 from tunetool.playbook import (
     MOST_FORKS,
     Playbook,

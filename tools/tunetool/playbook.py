@@ -20,8 +20,8 @@ import tunetool
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.marked import swept_away
 from tunetool.measure.progress import Progress
-from tunetool.node.own_program import MARK
-from tunetool.node.summary import one_line
+from tunetool.node.play.host_summary import one_line
+from tunetool.node.play.tunetool_command import MARK
 
 MOST_FORKS = 100
 _CONTROL_HINT = "run `pip install 'tunetool[control]'` on this machine (Python 3.11 or newer)"

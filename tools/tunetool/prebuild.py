@@ -20,7 +20,7 @@ from tunetool.measure.aio.ops import LOCK, Probe, builders, need_deepspeed, prob
 from tunetool.measure.aio.process import Child, describe_end, script
 from tunetool.measure.fio import die_with_parent, preloads
 from tunetool.measure.progress import Progress
-from tunetool.node.memory import memory_total
+from tunetool.node.machine.memory import memory_total
 
 OPS = ("async_io", "gds", "utils", "cpu_adam")
 GIB = 2**30

@@ -11,8 +11,8 @@ from typing import Any
 
 from tunetool.errors import ExitCode, UsageProblem
 from tunetool.measure.progress import Progress
-from tunetool.node.plan import PlanError, load
-from tunetool.node.summary import BUILD, FAILED, NOT_REACHED, PLAN, REFUSED, UNREACHABLE, Host, Summary
+from tunetool.node.plan.plan_file import PlanError, load
+from tunetool.node.play.host_summary import BUILD, FAILED, NOT_REACHED, PLAN, REFUSED, UNREACHABLE, Host, Summary
 from tunetool.playbook import (
     MOST_FORKS,
     Run,

@@ -14,24 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.node import ephemeral, manifest
-from tunetool.node.arrays import Array, read_arrays
-from tunetool.node.building import (
-    create,
-    discard_half_made,
-    half_made,
-    make_xfs,
-    refuse_unless_blank,
-    settled,
-)
-from tunetool.node.commands import CommandError, run
-from tunetool.node.contents import UnreadableDevice, read_contents, read_signatures
-from tunetool.node.drives import read_drives
-from tunetool.node.ephemeral import BUILD, LEAVE, NOTHING, Finding, Scene
-from tunetool.node.files import read_text, replace_file
-from tunetool.node.geometry import Geometry, apart, parse_xfs_info
-from tunetool.node.lock import Locked, only_one
-from tunetool.node.refusal import Refusal
+from tunetool.node.array.create import create, refuse_unless_blank, settled
+from tunetool.node.array.md_arrays import Array, read_arrays
+from tunetool.node.common import manifest
+from tunetool.node.common.change_lock import Locked, only_one
+from tunetool.node.common.commands import CommandError, run
+from tunetool.node.common.files import read_text, replace_file
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.ephemeral import boot_decision
+from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, Finding, Scene
+from tunetool.node.machine.drive_contents import UnreadableDevice, read_contents, read_signatures
+from tunetool.node.machine.drives import read_drives
+from tunetool.node.volume.make_xfs import discard_half_made, half_made, make_xfs
+from tunetool.node.volume.xfs_geometry import Geometry, apart, parse_xfs_info
 
 Say = Callable[[str], None]
 LOCK_SECONDS = 60.0
@@ -47,9 +42,9 @@ def rebuild(dry_run: bool, say: Say, unless: str | None = None) -> ExitCode:
     if unless and _present(unless):
         return _leave_present(unless, say)
     try:
-        config = ephemeral.load()
+        config = boot_decision.load()
         built = manifest.load()
-    except (ephemeral.ConfigError, manifest.ManifestError, FileNotFoundError) as error:
+    except (boot_decision.ConfigError, manifest.ManifestError, FileNotFoundError) as error:
         if unless:
             # Where udev is only just assembling it, the volume is none the worse for a damaged file of ours.
             run(["udevadm", "settle", f"--timeout={SETTLE_SECONDS}"], accept=(0, 1))
@@ -76,12 +71,12 @@ def rebuild(dry_run: bool, say: Say, unless: str | None = None) -> ExitCode:
         message, _, hint = str(error).partition(". hint: ")
         raise CannotJudge(message, hint or None) from None
     except (CommandError, UnreadableDevice) as error:
-        raise CannotJudge(str(error), ephemeral.ADVICE) from error
+        raise CannotJudge(str(error), boot_decision.ADVICE) from error
     return ExitCode.OK
 
 
 def _present(uuid: str) -> bool:
-    return Path("/dev/disk/by-uuid", uuid).exists() and not Path(ephemeral.BEGUN_PATH).exists()
+    return Path("/dev/disk/by-uuid", uuid).exists() and not Path(boot_decision.BEGUN_PATH).exists()
 
 
 def _leave_present(uuid: str, say: Say) -> ExitCode:
@@ -95,15 +90,15 @@ def _watch(built: Mapping[str, Any], config: Mapping[str, Any], patience: float)
     link = _link(built)
     while True:
         arrays = read_arrays()
-        if ephemeral.assembled(built, arrays) is None or not link.exists():
+        if boot_decision.assembled(built, arrays) is None or not link.exists():
             left = max(1, int(deadline - time.monotonic()))
             run(["udevadm", "settle", f"--timeout={left}"], accept=(0, 1))
             arrays = read_arrays()
         drives = read_drives()
-        contents, unreadable = ({}, {}) if ephemeral.assembled(built, arrays) else read_contents(drives)
-        begun = read_text(ephemeral.BEGUN_PATH) or ""
+        contents, unreadable = ({}, {}) if boot_decision.assembled(built, arrays) else read_contents(drives)
+        begun = read_text(boot_decision.BEGUN_PATH) or ""
         scene = Scene(drives, contents, unreadable, arrays, link.exists(), begun)
-        finding = ephemeral.decide(built, config, scene)
+        finding = boot_decision.decide(built, config, scene)
         if finding.action != LEAVE or time.monotonic() >= deadline:
             return finding
         time.sleep(0.5)
@@ -115,10 +110,10 @@ def _link(built: Mapping[str, Any]) -> Path:
 
 def _carry_out(finding: Finding, built: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     wanted, members = built["array"], list(finding.members)
-    begun = Path(ephemeral.BEGUN_PATH)
+    begun = Path(boot_decision.BEGUN_PATH)
     if finding.action == BUILD:
         refuse_unless_blank(members)
-        replace_file(ephemeral.BEGUN_PATH, wanted["uuid"] + "\n")
+        replace_file(boot_decision.BEGUN_PATH, wanted["uuid"] + "\n")
         create(wanted["name"], wanted["chunk_bytes"], members, wanted["uuid"])
     array = _as_wanted(settled(wanted["uuid"]), wanted, [drive.name for drive in members])
     try:
@@ -129,7 +124,7 @@ def _carry_out(finding: Finding, built: Mapping[str, Any], config: Mapping[str, 
         raise
     if built["offload_dir"] is not None and config["offload"] is not None:
         _furnish(array, os.path.relpath(built["offload_dir"], built["filesystem"]["mount_point"]), config["offload"])
-    after = ephemeral.with_members(built, members)
+    after = boot_decision.with_members(built, members)
     if after != built:
         manifest.write(after)
     begun.unlink(missing_ok=True)
@@ -164,7 +159,7 @@ def _make_filesystem(array: Array, wanted: Mapping[str, Any], label: str, *, fre
     wrong = apart(geometry, parse_xfs_info(run(["xfs_info", array.path]).stdout))
     if wrong:
         told = "; ".join(f"{name}: expected {expected}, found {found}" for name, expected, found in wrong)
-        raise Refusal(f"the file system came out otherwise: {told}. hint: {ephemeral.ADVICE}")
+        raise Refusal(f"the file system came out otherwise: {told}. hint: {boot_decision.ADVICE}")
 
 
 def _furnish(array: Array, place: str, offload: Mapping[str, Any]) -> None:

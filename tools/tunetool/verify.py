@@ -31,10 +31,10 @@ from tunetool.measure.ladder.rungs import Wish
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import Plan, Results, Sequential, free_bytes
 from tunetool.measure.sequential import plan as plan_sequential
-from tunetool.node.blockstack import BlockStack, read_stack
-from tunetool.node.checks import run_checks
-from tunetool.node.drives import read_drives
-from tunetool.node.manifest import MANIFEST_PATH, ManifestError, load
+from tunetool.node.audit.manifest_checks import run_checks
+from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load
+from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.node.machine.drives import read_drives
 from tunetool.record import CheckResult, Expectation, Measurement, Record
 from tunetool.verdict import Case, exit_code, judge, judged_expectations, limit_of
 

@@ -19,8 +19,8 @@ from tunetool.measure.evidence import obstacles
 from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import Direction, preloads
 from tunetool.measure.progress import Progress
-from tunetool.node.blockstack import BlockStack, read_stack
-from tunetool.node.drives import read_drives
+from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.node.machine.drives import read_drives
 from tunetool.node.units import UnitError, format_size, parse_size
 from tunetool.record import Measurement, Record, Verdict
 from tunetool.verdict import exit_code

@@ -24,10 +24,19 @@ from tunetool.measure.fio import Fio, Job, arguments, execute, find_fio, parse
 from tunetool.measure.ladder.budget import RANDOM_READS
 from tunetool.measure.ladder.calls import random_reads
 from tunetool.measure.statistics import estimate
-from tunetool.node.blockstack import BlockStack, read_stack, snapshot
-from tunetool.node.blockstack import difference as counted_since
-from tunetool.node.refusal import Refusal
-from tunetool.node.tuning import ARGUMENTS, SETTINGS, Machine, impossible, normal_form, read_cpus, shown, wanted
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.machine.block_stack import BlockStack, read_stack, snapshot
+from tunetool.node.machine.block_stack import difference as counted_since
+from tunetool.node.tuning.settings import (
+    ARGUMENTS,
+    SETTINGS,
+    Machine,
+    impossible,
+    normal_form,
+    read_cpus,
+    shown,
+    wanted,
+)
 
 CHOSEN = (
     "scheduler=none",

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType
 
 from tunetool.errors import CannotJudge
-from tunetool.node.files import replace_file
-from tunetool.node.tuning import Machine
+from tunetool.node.common.files import replace_file
+from tunetool.node.tuning.settings import Machine
 
 STATE = Path("/run/tunetool-bench-io-tuning.json")
 """Gone after a boot, as the settings are."""

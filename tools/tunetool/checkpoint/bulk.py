@@ -23,7 +23,7 @@ from typing import Any
 from tunetool.checkpoint.steps import fsync_directory, remove_step, steps_in
 from tunetool.checkpoint.transfer import PART, Filed, Gone, digest_of, remove_parts
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.node.files import replace_file
+from tunetool.node.common.files import replace_file
 
 METADATA = ".metadata"
 MARKER = ".tunetool-drained.json"

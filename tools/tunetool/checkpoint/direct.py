@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tunetool.checkpoint.items import BLOCK
 from tunetool.errors import CannotJudge
-from tunetool.node.blockstack import read_stack
+from tunetool.node.machine.block_stack import read_stack
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

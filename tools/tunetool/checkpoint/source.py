@@ -14,7 +14,7 @@ from pathlib import Path
 from tunetool.checkpoint.direct import pages
 from tunetool.checkpoint.items import BLOCK
 from tunetool.errors import CannotJudge
-from tunetool.node.blockstack import read_stack
+from tunetool.node.machine.block_stack import read_stack
 
 _HINTS = {
     errno.ENOENT: "a file of the checkpoint is missing; load another one, or drain's copy of this one",

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.node.memory_left import memory_left
-from tunetool.node.mounts import mount_holding, read_mounts
+from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.node.units import format_size
 
 _IN_MEMORY = ("tmpfs", "ramfs")

@@ -58,7 +58,7 @@ def command(gds_in_full: bool, json_to: str | None, root: str | None, capture_to
 def _show(source: Source, json_to: str | None, gds_in_full: bool) -> int:
     from tunetool.inspect.collect import inspect
     from tunetool.inspect.model import dumps
-    from tunetool.node.files import replace_file
+    from tunetool.node.common.files import replace_file
     from tunetool.report.inspection import screen
 
     shown = inspect(source)

@@ -49,7 +49,7 @@ def checkpoint(json_to: str | None, **asked: Any) -> None:
     Young, Daly    least time lost to checkpoints, rework and restarts together (need --mtbf)
     """
     from tunetool.cli.verify import check_json, no_empty_paths
-    from tunetool.node.files import replace_file
+    from tunetool.node.common.files import replace_file
     from tunetool.node.units import format_bandwidth
     from tunetool.plan.checkpoint import Job, plan
     from tunetool.plan.measured import told

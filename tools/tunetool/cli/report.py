@@ -130,7 +130,7 @@ def _text(record: object, path: Path) -> str:
 
 
 def _put(text: str, output: str | None) -> None:
-    from tunetool.node.files import replace_file
+    from tunetool.node.common.files import replace_file
 
     if output is None:
         sys.stdout.write(text)

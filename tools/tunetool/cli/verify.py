@@ -337,7 +337,7 @@ def _fleet(
 
 
 def write_json(record: Record, json_to: str | None) -> None:
-    from tunetool.node.files import replace_file
+    from tunetool.node.common.files import replace_file
     from tunetool.record import dumps
 
     if json_to == "-":

@@ -13,11 +13,11 @@ from tunetool import __version__
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.inspect.collect import filesystems, volume
 from tunetool.inspect.source import Source
-from tunetool.node.arrays import read_arrays
-from tunetool.node.drives import read_drives
-from tunetool.node.files import replace_file
-from tunetool.node.nvme_admin import NotOffered, Refused, Silent
-from tunetool.node.recording import anonymous, lay_out, record
+from tunetool.node.array.md_arrays import read_arrays
+from tunetool.node.common.files import replace_file
+from tunetool.node.machine.drives import read_drives
+from tunetool.node.machine.nvme_admin import NotOffered, Refused, Silent
+from tunetool.node.machine.recording import anonymous, lay_out, record
 
 
 def check_destination(path: Path) -> None:

@@ -13,25 +13,25 @@ from tunetool.inspect.ceilings import ceilings
 from tunetool.inspect.findings import Facts, findings
 from tunetool.inspect.pci import link_of, tree
 from tunetool.inspect.source import Source
-from tunetool.node import gds
-from tunetool.node.answers import FAIL
-from tunetool.node.arrays import Array, read_arrays
-from tunetool.node.blockstack import read_stack
-from tunetool.node.container import Container, device_nodes, read_container
-from tunetool.node.cufile_config import Problem, check_config
-from tunetool.node.drift import built_manifest
-from tunetool.node.drives import Drive, read_drives
-from tunetool.node.files import read_text
-from tunetool.node.gds_facts import GdsFacts
-from tunetool.node.gds_modules import read_driver
-from tunetool.node.geometry import geometry_of_mount
-from tunetool.node.gpus import read_gpus
-from tunetool.node.health import Health, Reader, judge_health
-from tunetool.node.host_facts import read_host, read_memory
-from tunetool.node.manifest import MANIFEST_PATH
-from tunetool.node.mounts import read_mounts
-from tunetool.node.nvme_admin import NotOffered, Refused, Silent
-from tunetool.node.pci_tree import read_pci
+from tunetool.node.array.md_arrays import Array, read_arrays
+from tunetool.node.common.check_result import FAIL
+from tunetool.node.common.drift import built_manifest
+from tunetool.node.common.files import read_text
+from tunetool.node.common.manifest import MANIFEST_PATH
+from tunetool.node.gds import path_choice
+from tunetool.node.gds.cufile_check import Problem, check_config
+from tunetool.node.gds.facts import GdsFacts
+from tunetool.node.gds.kernel_modules import read_driver
+from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.container import Container, device_nodes, read_container
+from tunetool.node.machine.drive_health import Health, Reader, judge_health
+from tunetool.node.machine.drives import Drive, read_drives
+from tunetool.node.machine.gpus import read_gpus
+from tunetool.node.machine.host import read_host, read_memory
+from tunetool.node.machine.mounts import read_mounts
+from tunetool.node.machine.nvme_admin import NotOffered, Refused, Silent
+from tunetool.node.machine.pci_tree import read_pci
+from tunetool.node.volume.xfs_geometry import geometry_of_mount
 
 
 def inspect(source: Source) -> model.Inspection:
@@ -53,7 +53,7 @@ def inspect(source: Source) -> model.Inspection:
     manifest = _manifest(root)
     memory = _memory(root)
     gds_facts = source.gds_facts(volume(mounted, arrays))
-    decision = gds.current(gds_facts)
+    decision = path_choice.current(gds_facts)
     limits = ceilings(drives, gpus, nodes)
     host = _host(root, container)
     shown = model.Inspection(
@@ -263,7 +263,7 @@ def _host(root: str, container: Container | None) -> model.Host:
     )
 
 
-def _gds(decision: gds.Decision) -> model.Gds:
+def _gds(decision: path_choice.Decision) -> model.Gds:
     return model.Gds.model_validate(
         {
             "mode": decision.mode,

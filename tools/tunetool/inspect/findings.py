@@ -9,9 +9,9 @@ from typing import Any
 from tunetool.inspect.ceilings import spoken, words
 from tunetool.inspect.container_advice import container_findings
 from tunetool.inspect.model import Drive, Finding, Inspection, Link
-from tunetool.node.answers import FAIL, UNKNOWN, Check
-from tunetool.node.cufile_config import Problem
-from tunetool.node.pcie import bandwidth
+from tunetool.node.common.check_result import FAIL, UNKNOWN, Check
+from tunetool.node.gds.cufile_check import Problem
+from tunetool.node.machine.pcie_links import bandwidth
 from tunetool.node.units import format_size, format_size_binary
 
 

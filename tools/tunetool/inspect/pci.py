@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tunetool.inspect.model import Drive, Gpu, Link, PciNode
-from tunetool.node import pci_tree
-from tunetool.node.drives import Link as NodeLink
-from tunetool.node.health import possible_link
-from tunetool.node.pci_tree import PciDevice
-from tunetool.node.pcie import link_bandwidth
+from tunetool.node.machine import pci_tree
+from tunetool.node.machine.drive_health import possible_link
+from tunetool.node.machine.drives import Link as NodeLink
+from tunetool.node.machine.pci_tree import PciDevice
+from tunetool.node.machine.pcie_links import link_bandwidth
 
 VENDORS = {0x1D0F: "Amazon", 0x15B3: "Mellanox", 0x8086: "Intel", 0x14E4: "Broadcom", 0x1AF4: "virtio"}
 """pci.ids of the PCI ID Project: of cards that have no interface to be named by."""

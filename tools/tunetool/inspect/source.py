@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import UsageProblem
-from tunetool.node.gds_facts import GdsFacts, read_gds_facts
-from tunetool.node.health import Health, read_health
-from tunetool.node.nvme_admin import NotOffered, Refused
-from tunetool.node.recording import BESIDE, SCHEMA_NAME, lay_out
+from tunetool.node.gds.facts import GdsFacts, read_gds_facts
+from tunetool.node.machine.drive_health import Health, read_health
+from tunetool.node.machine.nvme_admin import NotOffered, Refused
+from tunetool.node.machine.recording import BESIDE, SCHEMA_NAME, lay_out
 
 _HINT = "`--root` takes what `--capture` wrote"
 

@@ -19,7 +19,7 @@ from tunetool.launch.slurm_state import JobState, down_nodes
 from tunetool.launch.spec import SPEC, NodeSpec, Verdict, read_verdict, write
 from tunetool.launch.this_machine import judge
 from tunetool.measure.progress import Progress
-from tunetool.node.summary import one_line
+from tunetool.node.play.host_summary import one_line
 
 SCRIPT, LOG = "job.sbatch", "slurm.log"
 _NEEDED = ("sbatch", "scontrol", "scancel")

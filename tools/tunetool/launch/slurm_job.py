@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch.slurm_state import SACCT_FORMAT, UNREACHABLE, JobState, parse_sacct, parse_scontrol
-from tunetool.node.summary import one_line
+from tunetool.node.play.host_summary import one_line
 
 _TICK = 0.2
 _CALL_SECONDS = 60.0

@@ -21,7 +21,7 @@ from tunetool.launch.local import RankFailed
 from tunetool.launch.spec import NodeSpec, Verdict, verdict_of
 from tunetool.launch.this_machine import judge
 from tunetool.measure.progress import Progress
-from tunetool.node.summary import one_line
+from tunetool.node.play.host_summary import one_line
 from tunetool.playbook import Run, find_playbook, play
 
 _ALIVE = "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import Direction
-from tunetool.node.blockstack import BlockStack
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import CheckResult
 
 SLOW_FACTOR = 3.0

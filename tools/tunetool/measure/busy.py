@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.node.blockstack import BlockStack, Counters, CountersChanged, difference, snapshot
-from tunetool.node.jobs import gpu_processes, scheduler_jobs
+from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
+from tunetool.node.machine.busy import gpu_processes, scheduler_jobs
 from tunetool.node.units import format_size
 
 LOOK_SECONDS = 1.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tunetool.node.blockstack import BlockStack
-from tunetool.node.drives import Drive
-from tunetool.node.pcie import link_bandwidth
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.drives import Drive
+from tunetool.node.machine.pcie_links import link_bandwidth
 
 
 def ceiling(stack: BlockStack, drives: Sequence[Drive]) -> float | None:

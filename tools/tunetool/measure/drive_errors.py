@@ -7,7 +7,7 @@ import os
 import re
 from types import TracebackType
 
-from tunetool.node.blockstack import BlockStack, CountersChanged, Leaf, read_counters
+from tunetool.node.machine.block_stack import BlockStack, CountersChanged, Leaf, read_counters
 from tunetool.record import CheckResult
 
 CHECK_ID = "drives.errors"

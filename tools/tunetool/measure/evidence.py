@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tunetool.measure.fio import Direction
-from tunetool.node.blockstack import BlockStack, Counters
+from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.units import format_size
 from tunetool.record import Evidence
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 
-from tunetool.node.blockstack import BlockStack
-from tunetool.node.drives import Drive
-from tunetool.node.files import read_text
-from tunetool.node.hardware import hardware, hardware_hash
+from tunetool.node.common.files import read_text
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.drives import Drive
+from tunetool.node.machine.hardware_hash import hardware, hardware_hash
 from tunetool.record import DriveFacts, Link, Node
 
 

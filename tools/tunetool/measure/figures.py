@@ -9,7 +9,7 @@ from tunetool.measure.evidence import Counted, explain, summed, worst, wrong_clo
 from tunetool.measure.fio import Direction, Fio
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
 from tunetool.measure.statistics import drift, estimate
-from tunetool.node.blockstack import BlockStack
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Confidence, Measurement, Scalar, Trend
 
 NAMES: dict[Direction, str] = {"read": "sequential.read", "write": "sequential.write"}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.fio_result import INSTALL_HINT, Direction, Fio, FioFailed, Outcome, first_line, shares
-from tunetool.node.files import read_text
+from tunetool.node.common.files import read_text
 
 __all__ = [
     "DATA_FILE",

@@ -14,7 +14,7 @@ from tunetool.measure.fio import DATA_FILE, Direction, Fio, FioFailed, Job, Outc
 from tunetool.measure.progress import Progress
 from tunetool.measure.statistics import LOOKS, estimate, next_look
 from tunetool.measure.stored import incomplete
-from tunetool.node.blockstack import BlockStack, CountersChanged, difference, snapshot
+from tunetool.node.machine.block_stack import BlockStack, CountersChanged, difference, snapshot
 from tunetool.node.units import format_bandwidth, format_size
 
 MIB = 2**20

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tunetool.node.files import replace_file
+from tunetool.node.common.files import replace_file
 from tunetool.record import Measurement, Record
 from tunetool.report.checkpoint import Engine, Medium, advice, media
 from tunetool.report.page import number

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tunetool.bench.finetune.series import finite, read_curve
-from tunetool.node.files import replace_file
+from tunetool.node.common.files import replace_file
 from tunetool.record import Record, Series
 from tunetool.report.svg_curves import Line, Points, colour, dashes, plot, spoken
 

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tunetool.bench.staging.published import TITLES
-from tunetool.node.files import replace_file
+from tunetool.node.common.files import replace_file
 from tunetool.record import Record
 from tunetool.report.checkpoint_page import TEMPLATES, Bar, bars
 from tunetool.report.staging import Found, closing, head, notes, rows, scenarios, summary

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tunetool.node.files import replace_file
+from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size
 from tunetool.record import Measurement, Record
 from tunetool.report.checkpoint_page import TEMPLATES, Bar, bars

@@ -16,7 +16,7 @@ from tunetool.measure.figures import CEILING, NAMES
 from tunetool.measure.gds.config import CHECK_ID as GDS_CONFIG
 from tunetool.measure.gds.judge import CHECK_ID as GDS
 from tunetool.measure.outliers import OUTLIER
-from tunetool.node.summary import lines
+from tunetool.node.play.host_summary import lines
 from tunetool.node.units import format_bandwidth, format_figure
 from tunetool.provision import ProvisionResult
 from tunetool.record import Expectation, FleetHost, Measurement, Record

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.node.files import content, replace_file
+from tunetool.node.common.files import content, replace_file
 from tunetool.record import utc_now
 from tunetool.stage import manifest as manifests
 from tunetool.stage import remote

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from tunetool import __version__
 from tunetool.errors import UsageProblem
-from tunetool.node.files import replace_file
+from tunetool.node.common.files import replace_file
 from tunetool.stage.checksums import Checksum
 from tunetool.stage.tree import Entry, Kind
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool.node.files import read_text
+from tunetool.node.common.files import read_text
 from tunetool.stage.checksums import Checksum, hasher, piece_bytes
 from tunetool.stage.ends import Sink, Source, create, writing
 from tunetool.stage.pieces import Piece, cut

@@ -9,7 +9,7 @@ from datetime import datetime
 from tunetool import __version__
 from tunetool import record as records
 from tunetool.measure.facts import node_facts
-from tunetool.node.blockstack import BlockStack
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
 from tunetool.stage.build import Built, Job

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.node.mounts import mount_at, read_mounts
+from tunetool.node.machine.mounts import mount_at, read_mounts
 from tunetool.stage import manifest as manifests
 from tunetool.stage.manifest import Manifest
 from tunetool.stage.system import exchange

@@ -11,8 +11,8 @@ from typing import Literal
 from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
 from tunetool.measure.progress import MovingProgress
-from tunetool.node.blockstack import read_stack
-from tunetool.node.mounts import mount_holding, read_mounts
+from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.node.units import format_size
 from tunetool.record import Record
 from tunetool.stage import manifest as manifests

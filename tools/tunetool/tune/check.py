@@ -21,7 +21,7 @@ from tunetool.measure.aio.process import Child
 from tunetool.measure.aio.spec import granule
 from tunetool.measure.progress import Progress
 from tunetool.measure.rundir import remove_stale, run_directory, stale_directories
-from tunetool.node.blockstack import read_stack
+from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.units import format_size_binary
 
 START_SECONDS = 180.0

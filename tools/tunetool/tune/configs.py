@@ -16,9 +16,9 @@ from tunetool.errors import UsageProblem
 from tunetool.measure.aio.driver import memlock
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import free_bytes
-from tunetool.node.blockstack import BlockStack, read_stack
-from tunetool.node.files import read_int, read_text, replace_file
-from tunetool.node.memory import memory_total
+from tunetool.node.common.files import read_int, read_text, replace_file
+from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size, format_size_binary
 from tunetool.plan import zero
 from tunetool.plan.ds_config import Job, Node, Plan, plan

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 from tunetool.errors import UsageProblem
 from tunetool.measure.fio import Direction
-from tunetool.node.files import replace_file
+from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size_binary
 from tunetool.record import Measurement, Record
 from tunetool.tune.settings import DEFAULTS

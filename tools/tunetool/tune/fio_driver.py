@@ -16,7 +16,7 @@ from tunetool.measure.fio import Direction, Fio, FioFailed, execute
 from tunetool.measure.fio_result import Outcome, shares
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.stored import incomplete
-from tunetool.node.memory import memory_total
+from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size
 from tunetool.tune.pool import PASS_SECONDS, largest, unit_of
 from tunetool.tune.samples import Move

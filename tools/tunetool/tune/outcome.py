@@ -8,8 +8,8 @@ from datetime import datetime
 
 from tunetool import record as records
 from tunetool.measure.facts import node_facts
-from tunetool.node.blockstack import BlockStack
-from tunetool.node.drives import read_drives
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.drives import read_drives
 from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
 from tunetool.tune.pairs import Choice
 from tunetool.tune.request import Request

@@ -27,9 +27,9 @@ from tunetool.measure.aio.spec import (
 from tunetool.measure.fio import Direction
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.stored import incomplete
-from tunetool.node.blockstack import BlockStack
-from tunetool.node.files import read_int
-from tunetool.node.memory import memory_total
+from tunetool.node.common.files import read_int
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.memory import memory_total
 from tunetool.tune.samples import Move
 from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings

@@ -18,9 +18,9 @@ from tunetool.measure.aio.spec import Device
 from tunetool.measure.evidence import obstacles
 from tunetool.measure.fio import find_fio, preloads
 from tunetool.measure.sequential import free_bytes
-from tunetool.node.blockstack import BlockStack, read_stack
-from tunetool.node.files import replace_file
-from tunetool.node.memory import memory_total
+from tunetool.node.common.files import replace_file
+from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size_binary
 from tunetool.record import CheckResult
 from tunetool.tune.check import check_block

@@ -10,7 +10,7 @@ from tunetool.errors import CannotJudge
 from tunetool.measure.evidence import REPEATS, Counted, count, explain, summed
 from tunetool.measure.fio import Direction
 from tunetool.measure.statistics import drift, estimate
-from tunetool.node.blockstack import BlockStack, Counters, CountersChanged, difference, snapshot
+from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
 from tunetool.record import Confidence, Measurement, Scalar, Trend
 from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import UsageProblem
-from tunetool.node.files import replace_file
-from tunetool.node.tuned import VARIABLE, TunedError, check_variable
+from tunetool.node.common.files import replace_file
+from tunetool.node.tuning.deepspeed_aio import VARIABLE, TunedError, check_variable
 from tunetool.record import Record
 
 FILE = "tunetool_tuned.json"

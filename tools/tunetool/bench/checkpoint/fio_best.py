@@ -9,7 +9,7 @@ from pathlib import Path
 from tunetool.measure.evidence import Counted, count
 from tunetool.measure.fio import DATA_FILE, Direction, Fio, Job, run
 from tunetool.measure.sequential import MIB
-from tunetool.node.blockstack import BlockStack, difference, snapshot
+from tunetool.node.machine.block_stack import BlockStack, difference, snapshot
 
 COUNTS: Sequence[int] = (1, 2, 4, 8, 16)
 """Files, each with a job of its own, that are searched."""

@@ -25,8 +25,8 @@ from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import Fio, find_fio, preloads
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import takes_direct_io
-from tunetool.node.blockstack import BlockStack
-from tunetool.node.drives import read_drives
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.drives import read_drives
 from tunetool.record import Record, Scalar
 from tunetool.verdict import exit_code
 

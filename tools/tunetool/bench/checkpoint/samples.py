@@ -9,7 +9,7 @@ from typing import Literal
 from tunetool.bench.checkpoint.fio_best import FioSample
 from tunetool.measure.evidence import HIGHEST, LOWEST, Counted
 from tunetool.measure.fio import Direction
-from tunetool.node.blockstack import BlockStack
+from tunetool.node.machine.block_stack import BlockStack
 
 SLACK_BYTES = 8 * 2**20
 """A journal, a superblock and the system's own log write so much besides any save."""

@@ -21,7 +21,7 @@ from tunetool.launch.local import RankFailed
 from tunetool.measure.evidence import REPEATS, Counted, count
 from tunetool.measure.fio import Direction, FioFailed
 from tunetool.measure.progress import Progress
-from tunetool.node.blockstack import CountersChanged, difference, snapshot
+from tunetool.node.machine.block_stack import CountersChanged, difference, snapshot
 
 FIO = "fio"
 GUESS = 1e9

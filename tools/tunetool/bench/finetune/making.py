@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.node.blockstack import read_stack
-from tunetool.node.mounts import mount_holding, read_mounts
+from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.node.units import format_size
 from tunetool.stage.place import Place, find_place, inode_of, only_one, put, remove_tree
 from tunetool.stage.room import limits

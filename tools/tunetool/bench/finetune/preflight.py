@@ -7,7 +7,7 @@ from pathlib import Path
 from tunetool.bench.finetune import models
 from tunetool.bench.finetune.request import Request
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.node.memory_left import memory_left
+from tunetool.node.machine.memory_left import memory_left
 from tunetool.node.units import format_size
 
 _FLOAT = 4

@@ -25,8 +25,8 @@ from tunetool.launch.job import Job, Launcher
 from tunetool.launch.local import RankFailed
 from tunetool.measure import busy
 from tunetool.measure.progress import MovingProgress, Progress
-from tunetool.node.blockstack import read_stack
-from tunetool.node.container import device_nodes
+from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.container import device_nodes
 
 _MODULE = "tunetool.bench.finetune.preparing"
 _PREPARED = "prepared.json"

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tunetool.node.blockstack import CountersChanged, read_counters
-from tunetool.node.files import read_int, read_text
-from tunetool.node.memory_left import groups_usage
+from tunetool.node.common.files import read_int, read_text
+from tunetool.node.machine.block_stack import CountersChanged, read_counters
+from tunetool.node.machine.memory_left import groups_usage
 
 Counters = Mapping[str, float]
 """By name. What is missing could not be read."""

@@ -26,8 +26,8 @@ from tunetool.launch.local import RankFailed
 from tunetool.measure import busy, rundir
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import MovingProgress
-from tunetool.node.blockstack import read_stack
-from tunetool.node.drives import read_drives
+from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.drives import read_drives
 from tunetool.record import CheckResult, Measurement, Record, Series
 from tunetool.verdict import exit_code
 

@@ -29,9 +29,9 @@ from tunetool.bench.staging.advice import Room, refusal
 from tunetool.errors import TunetoolError, UsageProblem
 from tunetool.launch import rank as launched
 from tunetool.measure.progress import MovingProgress
-from tunetool.node.blockstack import read_stack
-from tunetool.node.memory_left import memory_left
-from tunetool.node.mounts import mount_holding, read_mounts
+from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.stage.room import Limit, limits, space_needed
 from tunetool.stage.run import Request as Stage
 from tunetool.stage.run import run as stage

@@ -29,9 +29,9 @@ from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure import busy, rundir
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import MovingProgress
-from tunetool.node.blockstack import read_stack
-from tunetool.node.drives import read_drives
-from tunetool.node.memory_left import memory_left
+from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.drives import read_drives
+from tunetool.node.machine.memory_left import memory_left
 from tunetool.record import Record, Scalar
 from tunetool.verdict import exit_code
 

@@ -31,7 +31,7 @@ from tunetool.launch.local import RankFailed
 from tunetool.measure import busy
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import MovingProgress
-from tunetool.node.drives import read_drives
+from tunetool.node.machine.drives import read_drives
 from tunetool.node.units import format_size
 from tunetool.record import Record
 from tunetool.verdict import exit_code

@@ -21,8 +21,8 @@ from tunetool.measure.fio import Direction, die_with_parent
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.stored import incomplete
-from tunetool.node.blockstack import BlockStack, CountersChanged, difference, snapshot
-from tunetool.node.files import read_int, read_text
+from tunetool.node.common.files import read_int, read_text
+from tunetool.node.machine.block_stack import BlockStack, CountersChanged, difference, snapshot
 from tunetool.node.units import format_size
 
 START_SECONDS = 180.0

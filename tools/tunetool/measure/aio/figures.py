@@ -9,7 +9,7 @@ from tunetool.measure.aio.spec import Device, Spec
 from tunetool.measure.evidence import explain, summed, worst
 from tunetool.measure.fio import Direction
 from tunetool.measure.statistics import drift, estimate
-from tunetool.node.blockstack import BlockStack
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Confidence, Measurement, Scalar, Trend
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from tunetool.measure.aio.process import Child, script
 from tunetool.measure.aio.spec import Failed, Missing
-from tunetool.node.files import read_text
+from tunetool.node.common.files import read_text
 
 LOCK = "lock"
 STAMP = "tunetool.json"

@@ -14,8 +14,8 @@ from tunetool.measure.aio.ops import Probe, need, probe
 from tunetool.measure.aio.spec import Missing, Spec, default_io_bytes, default_parallelism
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import FEWEST, free_bytes
-from tunetool.node.blockstack import BlockStack
-from tunetool.node.memory import memory_total
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, CheckStatus, Measurement
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunetool.node.cufile_config import check_config, flatten, read_config
+from tunetool.node.gds.cufile_check import check_config, flatten, read_config
 from tunetool.record import CheckResult
 
 CHECK_ID = "gds.config"

@@ -18,7 +18,7 @@ from tunetool.measure.gds.judge import Moved
 from tunetool.measure.gds.spec import Spec
 from tunetool.measure.progress import Progress
 from tunetool.measure.stored import incomplete
-from tunetool.node.blockstack import BlockStack
+from tunetool.node.machine.block_stack import BlockStack
 
 START_SECONDS = 60.0
 """CUDA's start, the buffer, cuFile's look at the machine. Without a driver libcufile 1.20 never comes back at all."""

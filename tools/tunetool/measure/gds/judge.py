@@ -9,7 +9,7 @@ from tunetool.measure.evidence import LOWEST
 from tunetool.measure.fio import Direction
 from tunetool.measure.gds.counters import Counts
 from tunetool.measure.gds.spec import Mode, Way
-from tunetool.node.gds import Decision
+from tunetool.node.gds.path_choice import Decision
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, CheckStatus
 

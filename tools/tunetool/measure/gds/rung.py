@@ -21,9 +21,9 @@ from tunetool.measure.gds.driver import START_SECONDS, Outcome, Run, start
 from tunetool.measure.gds.spec import SMALLEST, Mode, Spec, Way, io_bytes
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import free_bytes
-from tunetool.node.blockstack import BlockStack
-from tunetool.node.gds import Decision, current
-from tunetool.node.gds_facts import read_gds_facts
+from tunetool.node.gds.facts import read_gds_facts
+from tunetool.node.gds.path_choice import Decision, current
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, Measurement, Scalar
 

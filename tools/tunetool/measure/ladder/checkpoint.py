@@ -16,7 +16,7 @@ from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, CHECKPOINT_SHARE, M
 from tunetool.measure.ladder.figures import Found, Label, figure
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.sequential import Plan, Sample, free_bytes
-from tunetool.node.blockstack import CountersChanged, difference, snapshot
+from tunetool.node.machine.block_stack import CountersChanged, difference, snapshot
 from tunetool.record import Scalar
 
 SAVE, LOAD = "checkpoint.save", "checkpoint.load"

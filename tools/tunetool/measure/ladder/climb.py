@@ -20,9 +20,9 @@ from tunetool.measure.ladder.rungs import Rung, Scene, Skip, Wish
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import Plan, Results
-from tunetool.node.blockstack import BlockStack
-from tunetool.node.drives import Drive
-from tunetool.node.stripe import NoStripe, read_stripe
+from tunetool.node.array.stripe import NoStripe, read_stripe
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.drives import Drive
 from tunetool.node.units import format_size
 from tunetool.record import Ladder, Measurement
 

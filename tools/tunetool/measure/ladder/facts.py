@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from tunetool.measure.ladder.causes import DriveFacts, Facts, SharedLink, Step
 from tunetool.measure.ladder.raw import ALONE
-from tunetool.node.blockstack import BlockStack
-from tunetool.node.drives import Drive
-from tunetool.node.geometry import geometry_of_mount
-from tunetool.node.health import possible_link
-from tunetool.node.pcie import link_bandwidth, shared_ports
-from tunetool.node.queues import active_scheduler
-from tunetool.node.stripe import NoStripe, read_stripe
+from tunetool.node.array.stripe import NoStripe, read_stripe
+from tunetool.node.machine.block_queue import active_scheduler
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.drive_health import possible_link
+from tunetool.node.machine.drives import Drive
+from tunetool.node.machine.pcie_links import link_bandwidth, shared_ports
+from tunetool.node.volume.xfs_geometry import geometry_of_mount
 from tunetool.record import Measurement, Rung
 
 

@@ -10,7 +10,7 @@ from tunetool.measure.evidence import explain, summed, worst, wrong_clocks
 from tunetool.measure.fio import Direction, Outcome
 from tunetool.measure.sequential import Sample
 from tunetool.measure.statistics import drift, estimate
-from tunetool.node.blockstack import BlockStack
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Confidence, Measurement, Scalar, Trend
 
 

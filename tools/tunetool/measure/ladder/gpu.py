@@ -16,9 +16,9 @@ from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.ladder.figures import Found
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.sequential import Plan, free_bytes
-from tunetool.node.gds import current
-from tunetool.node.gds_facts import read_gds_facts
-from tunetool.node.memory import memory_total
+from tunetool.node.gds.facts import read_gds_facts
+from tunetool.node.gds.path_choice import current
+from tunetool.node.machine.memory import memory_total
 
 DEVICES: dict[aio.Device, str] = {
     "cpu": "aio_handle pinned",

@@ -12,7 +12,7 @@ from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.ladder.shots import Call, Part
 from tunetool.measure.ladder.source import RawData
 from tunetool.measure.sequential import Plan
-from tunetool.node.blockstack import BlockStack
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Scalar
 
 ALONE = "drive.read"

@@ -13,8 +13,8 @@ from tunetool.measure.ladder.figures import Found
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import RawData
 from tunetool.measure.sequential import Plan
-from tunetool.node.blockstack import BlockStack
-from tunetool.node.drives import Drive
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.drives import Drive
 
 
 class Skip(Exception):

@@ -17,7 +17,7 @@ from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import FEWEST, Sample
 from tunetool.measure.statistics import estimate, next_look
-from tunetool.node.blockstack import BlockStack, Counters, CountersChanged, difference, snapshot
+from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
 
 
 @dataclass(frozen=True)

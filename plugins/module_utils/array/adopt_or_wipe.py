@@ -1,0 +1,165 @@
+"""Beyond blank drives: what an owner allows to be adopted with its data, or to be wiped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping, Sequence
+
+from ..machine.drive_contents import RAID_MEMBER, Signature
+from ..machine.drives import Drive
+from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """An array of another name over drives of ours, as far as adopting it needs to know."""
+
+    uuid: str
+    """Hexadecimal digits alone: wipefs, mdadm and sysfs group them each in its way."""
+    name: str
+    level: str
+    chunk_bytes: int
+    raid_disks: int
+    version: str = "1.2"
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What the owner allows beyond blank drives. Nothing, unless said."""
+
+    plan: bool = False
+    """True: nothing will be done; say what a plan would have to allow."""
+    wipes: Mapping[str, str] = field(default_factory=dict)
+    """Hashes by serial, from the applied plan."""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """Hashes by kernel name, of the drives as they are now."""
+    adopt: bool = False
+    chunk_bytes: int = 0
+    foreign: tuple[Foreign, ...] = ()
+    disks_under: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Kernel names of the disks under each idle array."""
+
+
+def adopt(
+    rows: list[Decision],
+    signatures: Mapping[str, Sequence[Signature]],
+    unreadable: Mapping[str, str],
+    criteria: Criteria,
+    consent: Consent,
+) -> tuple[list[Decision], bool]:
+    """Rows with the members of an array that fits but for its name; exactly one such array, or none."""
+    if sum(row.verdict == TAKE for row in rows) == criteria.count and not consent.adopt:
+        return rows, False  # blank drives suffice
+    if any(row.verdict == KEEP for row in rows):
+        return rows, False
+    fitting = [array for array in consent.foreign if _fits(array, rows, signatures, unreadable, criteria, consent)]
+    if len(fitting) != 1:
+        return rows, False
+    array = fitting[0]
+    what = "member of array `%s` with level and chunk as asked" % array.name
+    marked = []
+    for row in rows:
+        if row.verdict == IGNORE or not _is_member(signatures.get(row.drive.name, ()), array):
+            marked.append(row)
+        elif consent.adopt:
+            marked.append(Decision(row.drive, ADOPT, what))
+        elif consent.plan:
+            marked.append(Decision(row.drive, ADOPT, what + "; needs `raid_array_adopt: true`"))
+        else:
+            marked.append(Decision(row.drive, REFUSE, "%s; %s" % (row.reason, what)))
+    return marked, True
+
+
+def _fits(
+    array: Foreign,
+    rows: list[Decision],
+    signatures: Mapping[str, Sequence[Signature]],
+    unreadable: Mapping[str, str],
+    criteria: Criteria,
+    consent: Consent,
+) -> bool:
+    members = [row.drive for row in rows if _is_member(signatures.get(row.drive.name, ()), array)]
+    refused = {row.drive.name for row in rows if row.verdict == REFUSE}
+    serials = {drive.serial for drive in members}
+    return (
+        bool(array.name)
+        and array.version == "1.2"
+        and array.level == "raid0"
+        and array.chunk_bytes == consent.chunk_bytes
+        and array.raid_disks == len(members) == len(serials) == criteria.count
+        and all(
+            drive.name in refused
+            and drive.name not in unreadable
+            and drive.serial
+            and not drive.partitions
+            and not drive.metadata_bytes
+            and len(signatures.get(drive.name, ())) == 1
+            and len(drive.arrays) == (1 if drive.uses else 0)
+            for drive in members
+        )
+    )
+
+
+def _is_member(signatures: Sequence[Signature], array: Foreign) -> bool:
+    return any(one.type == RAID_MEMBER and plain_uuid(one.uuid) == array.uuid for one in signatures)
+
+
+def plain_uuid(uuid: str | None) -> str:
+    """The hexadecimal digits of a UUID."""
+    return "".join(letter for letter in (uuid or "").lower() if letter in "0123456789abcdef")
+
+
+def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: Consent) -> list[Decision]:
+    """Rows with the drives that are to be wiped: in a plan those that are needed, else those that a plan named.
+
+    Never more than the count needs, never a guess among several, and never to mend an array that lost a member:
+    RAID0 cannot be mended.
+    """
+    needed = criteria.count - sum(row.verdict == TAKE for row in rows)
+    if needed <= 0 or any(row.verdict == KEEP for row in rows):
+        return rows
+    if consent.plan:
+        names = holding
+    else:
+        names = {row.drive.name for row in rows if row.drive.name in holding and row.drive.serial in consent.wipes}
+    problems = _problems([row.drive for row in rows if row.drive.name in names], consent)
+    checked = []
+    for row in rows:
+        problem = problems.get(row.drive.name)
+        if row.drive.name not in names:
+            checked.append(row)
+        elif problem:
+            checked.append(Decision(row.drive, REFUSE, "%s; %s" % (row.reason, problem)))
+        else:
+            checked.append(Decision(row.drive, WIPE, row.reason))
+    if sum(row.verdict == WIPE for row in checked) == needed:
+        return checked
+    # Too few or too many: nothing is given up. What is wrong with each drive stays said.
+    return [
+        Decision(row.drive, REFUSE, row.reason) if row.verdict == WIPE and row.drive.name in names else row
+        for row in checked
+    ]
+
+
+def _problems(drives: Sequence[Drive], consent: Consent) -> dict[str, str]:
+    """Why drives that are named may not be wiped, by name.
+
+    An idle array goes whole or not at all: what spares one member spares the others.
+    """
+    problems = {}
+    for drive in drives:
+        if consent.hashes.get(drive.name) is None:
+            problems[drive.name] = "its contents could not be hashed"
+        elif not consent.plan and consent.hashes[drive.name] != consent.wipes[drive.serial]:
+            problems[drive.name] = "not what the plan saw: its contents changed since"
+    while True:
+        doomed = {drive.name for drive in drives} - set(problems)
+        spared = {}
+        for drive in drives:
+            under = {other for array in drive.idle_arrays for other in consent.disks_under.get(array, ())}
+            strangers = sorted(under - doomed - {drive.name})
+            if drive.name in doomed and strangers:
+                spared[drive.name] = "its array has other members that may not be wiped: %s" % ", ".join(strangers)
+        if not spared:
+            return problems
+        problems.update(spared)

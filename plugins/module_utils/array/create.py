@@ -1,0 +1,59 @@
+"""Making or assembling the array: every step looks once more before it writes."""
+
+from __future__ import annotations
+
+from ..common.commands import run
+from ..common.refusal import Refusal
+from ..machine.drive_contents import claim_problem, read_signatures
+from ..machine.drives import Drive, read_drives
+from .md_arrays import Array, find, read_arrays
+
+
+def members_by_serial(serials: list[str]) -> list[Drive]:
+    """The drives in the order asked for; the run ends here when one is absent or a serial is not unique."""
+    drives = read_drives()
+    chosen = []
+    for serial in serials:
+        found = [drive for drive in drives if drive.serial == serial]
+        if len(found) != 1:
+            raise Refusal("serial `%s` is on %d drives. hint: every member needs its own" % (serial, len(found)))
+        chosen.append(found[0])
+    return chosen
+
+
+def refuse_unless_blank(members: list[Drive]) -> None:
+    """The last look before md writes to the drives: whatever was true earlier in the run may no longer be."""
+    for drive in members:
+        problem = "; ".join(drive.uses) or claim_problem(drive.path)
+        if drive.partitions:
+            problem = "has partitions " + ", ".join(drive.partitions)
+        if problem:
+            raise Refusal("drive `%s` (%s) %s. hint: nothing was changed" % (drive.serial, drive.name, problem))
+    signatures = read_signatures([drive.name for drive in members])
+    if signatures:
+        serial = {drive.name: drive.serial for drive in members}[signatures[0].device]
+        raise Refusal(
+            "drive `%s` (%s) holds %s. hint: nothing was changed" % (serial, signatures[0].device, signatures[0])
+        )
+
+
+def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None) -> None:
+    """Create the array. Without --run: should mdadm itself see something on a drive, it asks, and nobody answers."""
+    run(
+        ["mdadm", "--create", "/dev/md/" + name, "--level=0", "--metadata=1.2", "--name=" + name]
+        + ["--chunk=%dK" % (chunk // 1024), "--raid-devices=%d" % len(members)]
+        + (["--uuid=" + uuid] if uuid else [])
+        + [drive.path for drive in members]
+    )
+
+
+def assemble(name: str, uuid: str, members: list[Drive]) -> None:
+    """Assemble an array whose members are all there; md itself refuses members that do not fit."""
+    run(["mdadm", "--assemble", "/dev/md/" + name, "--uuid=" + uuid] + [drive.path for drive in members])
+
+
+def settled(uuid_or_member: str) -> Array | None:
+    """The array once udev has named it: found by UUID, or by a member's kernel name right after creation."""
+    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+    arrays = read_arrays()
+    return find(arrays, uuid_or_member) or next((array for array in arrays if uuid_or_member in array.members), None)

@@ -1,0 +1,159 @@
+"""Drift of the array: what its manifest and the inventory expect of it, against what the drives carry."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+from ..common.drift import Difference, lines_only_in
+from ..common.files import content
+from ..units import format_size_binary
+from .initramfs import images, mdadm_conf_path, rebuild_command, stale_images
+from .md_arrays import DEAD_STATES, Array, Superblock, conf_with_array, find
+
+ANEW = "save the data, `playbooks/teardown.yml`, then `site.yml`; or ask for what is there"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The array that the inventory asks for, by serial."""
+
+    name: str
+    level: str
+    chunk_bytes: int
+    members: tuple[str, ...]
+    """Empty where the drives that are there do not add up to a choice."""
+    count: int
+    adopt: bool = False
+
+
+def built_array(
+    manifest: Mapping[str, Any],
+    arrays: Sequence[Array],
+    superblocks: Mapping[str, Superblock],
+    serials: Mapping[str, str],
+) -> Array | None:
+    """The manifest's array, assembled or not; else the one that lies over its drives now; else None.
+
+    ``serials`` are the drives' by kernel name.
+    """
+    uuid = manifest["array"]["uuid"]
+    known = {member["serial"] for member in manifest["array"]["members"]}
+    pieces = [*arrays, *_unassembled(arrays, superblocks)]
+    same = find(pieces, uuid)
+    if same is not None:
+        return same
+    over = (one for one in pieces if {serials.get(name or "") for name in one.members} & known)
+    return next(over, None)
+
+
+def _unassembled(arrays: Sequence[Array], superblocks: Mapping[str, Superblock]) -> list[Array]:
+    """Arrays that the drives carry and the kernel does not run."""
+    running = {array.uuid for array in arrays}
+    found = []
+    for uuid in sorted({block.uuid for block in superblocks.values()} - running):
+        blocks = [block for block in superblocks.values() if block.uuid == uuid]
+        roles = {block.role: block.device for block in blocks}
+        one = blocks[0]
+        members = tuple(roles.get(slot) for slot in range(one.raid_disks))
+        found.append(Array("", uuid, one.name, one.level, one.chunk_bytes, one.raid_disks, "inactive", members))
+    return found
+
+
+def complete(array: Array) -> bool:
+    """Whether every member is there."""
+    return bool(array.members) and None not in array.members
+
+
+def compare_array(
+    manifest: Mapping[str, Any], asked: Asked, array: Array, serials: Mapping[str, str]
+) -> list[Difference]:
+    """Each difference of the array, those that can be mended (it is assembled) and those that cannot."""
+    left = []
+
+    def cannot(name: str, expected: str, found: str, hint: str) -> None:
+        if expected != found:
+            left.append(Difference(name, expected, found, mended=False, hint=hint))
+
+    if array.uuid != manifest["array"]["uuid"]:
+        left.append(
+            Difference(
+                "array.uuid",
+                manifest["array"]["uuid"],
+                str(array.uuid),
+                asked.adopt,
+                ""
+                if asked.adopt
+                else "somebody made it anew. `raid_array_adopt: true` takes it as it is, with what it holds",
+            )
+        )
+    if not asked.adopt:
+        cannot("array.name", asked.name, str(array.name), "`raid_array_name: %s` asks for what is there" % array.name)
+    cannot("array.level", asked.level, array.level, ANEW)
+    cannot("array.chunk", format_size_binary(asked.chunk_bytes), format_size_binary(array.chunk_bytes), ANEW)
+    left += _members(manifest, asked, array, serials)
+    if array.device and array.state in DEAD_STATES and array.state != "inactive":
+        cannot("array.state", "active", array.state, "a RAID0 cannot lose a drive: `playbooks/replace_drive.yml`")
+    if (not array.device or array.state == "inactive") and complete(array):
+        left.append(Difference("array.assembled", "array `%s`" % array.name, "not assembled"))
+    return left
+
+
+def _members(manifest: Mapping[str, Any], asked: Asked, array: Array, serials: Mapping[str, str]) -> list[Difference]:
+    found = {serials[name] for name in array.members if name is not None and name in serials}
+    built = [member["serial"] for member in manifest["array"]["members"]]
+    parts = ["%d of %d members" % (len(found), array.raid_disks)]
+    for word, some in (
+        ("missing", [serial for serial in built if serial not in found]),
+        ("not the manifest's", sorted(found - set(built))),
+        ("asked for and no member", [one for one in asked.members if one not in found and one not in built]),
+        ("member and not asked for", sorted(found - set(asked.members)) if asked.members else []),
+    ):
+        if some:
+            parts.append("%s: %s" % (word, ", ".join("`%s`" % serial for serial in some)))
+    if len(parts) == 1 and array.raid_disks == asked.count == len(found):
+        return []
+    hint = (
+        "put back what is missing. A drive that is lost takes the data with it: `playbooks/replace_drive.yml` rebuilds "
+        "the scratch over another one"
+        if len(found) < array.raid_disks
+        else "a RAID0 keeps its members: ask for these %d, or %s" % (array.raid_disks, ANEW)
+    )
+    expected = "%d members by serial" % asked.count
+    # An adopted array may have come with other drives; that it has as many as are asked for, all there, is enough.
+    if asked.adopt and len(found) == array.raid_disks == asked.count and set(asked.members) == found:
+        return [Difference("array.members", expected, "; ".join(parts))]
+    return [Difference("array.members", expected, "; ".join(parts), mended=False, hint=hint)]
+
+
+def compare_memory_of_it(name: str, uuid: str, root: str = "/") -> list[Difference]:
+    """What the next boot would make of the array: mdadm.conf and the images that carry it."""
+    conf = mdadm_conf_path(root)
+    before = content(os.path.join(root, conf.lstrip("/")))
+    after = conf_with_array(before, name, uuid)
+    found = []
+    if after != before:
+        found.append(Difference("mdadm.conf", lines_only_in(after, before), lines_only_in(before, after)))
+    stale = images(root) if after != before else stale_images(conf, root)
+    if stale and rebuild_command(root) is not None:
+        found.append(Difference("initramfs", "newer than mdadm.conf", "older: %s" % ", ".join(stale)))
+    return found
+
+
+def array_differences(
+    manifest: Mapping[str, Any],
+    asked: Asked,
+    arrays: Sequence[Array],
+    superblocks: Mapping[str, Superblock],
+    serials: Mapping[str, str],
+    root: str = "/",
+) -> list[Difference]:
+    """Every difference of the array and of what a boot knows of it. None where the drives carry no array at all."""
+    array = built_array(manifest, arrays, superblocks, serials)
+    if array is None:
+        return []
+    found = compare_array(manifest, asked, array, serials)
+    ours = array.uuid == manifest["array"]["uuid"] or asked.adopt
+    name = str(array.name) if asked.adopt else asked.name
+    return found + compare_memory_of_it(name, str(array.uuid) if ours else manifest["array"]["uuid"], root)

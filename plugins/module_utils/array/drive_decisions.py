@@ -1,0 +1,65 @@
+"""A decision about every drive: what the owner asks for, the verdicts, and the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+from ..machine.drives import Drive
+from ..units import format_size, format_size_binary
+
+TAKE, KEEP, REFUSE, IGNORE = "take", "keep", "refuse", "ignore"
+WIPE, ADOPT = "wipe", "adopt"
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """What the owner asks for. ``serials`` and the rest may be combined; all that is given must hold."""
+
+    count: int
+    model: str | None = None
+    """Glob over the model string, case-sensitive: ``SAMSUNG MZWLO3T8*``."""
+    size_bytes: int | None = None
+    transport: str | None = None
+    serials: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One drive's row in the table."""
+
+    drive: Drive
+    verdict: str
+    """take (blank), keep (member of our own array), refuse (asked for, but not safe), ignore (not asked for),
+    wipe (holds something that a plan may give up), adopt (member of an array that is as asked but for its name)."""
+    reason: str
+
+
+def wipeable(decisions: Sequence[Decision]) -> list[Drive]:
+    """The drives that are to be wiped."""
+    return [row.drive for row in decisions if row.verdict == WIPE]
+
+
+def shown_size(count: int) -> str:
+    """Decimal as drives are sold, unless the binary figure is the round one."""
+    return format_size_binary(count) if count % 2**30 == 0 else format_size(count)
+
+
+def table(decisions: Sequence[Decision]) -> str:
+    """The rows as fixed-width text, one drive a line."""
+    header = ("drive", "serial", "model", "size", "verdict", "reason")
+    lines = [header] + [
+        (
+            row.drive.name,
+            row.drive.serial or "(none)",
+            row.drive.model,
+            shown_size(row.drive.size_bytes),
+            row.verdict,
+            row.reason,
+        )
+        for row in decisions
+    ]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header) - 1)]
+    return "\n".join(
+        "  ".join([cell.ljust(width) for cell, width in zip(line, widths)] + [line[-1]]).rstrip() for line in lines
+    )

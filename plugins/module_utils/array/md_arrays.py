@@ -1,0 +1,295 @@
+"""md arrays: what is assembled, what member superblocks say, and what must happen to reach the wanted array."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import Mapping, Sequence
+
+from ..common.commands import run
+from ..common.files import read_int, read_text
+
+DEAD_STATES = ("broken", "inactive", "clear")
+"""``md/array_state`` values under which a RAID0 cannot serve I/O (kernel: Documentation/admin-guide/md.rst)."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """An assembled md device, from sysfs and the links of udev: no process, no root needed."""
+
+    device: str
+    """Kernel name, such as ``md127``: valid now, not after a reboot."""
+    uuid: str | None
+    name: str | None
+    """Without the host prefix that md puts before it."""
+    level: str
+    chunk_bytes: int
+    raid_disks: int
+    state: str
+    members: tuple[str | None, ...]
+    """Kernel names of the members by slot; None where the slot's device is gone."""
+    device_number: str = ""
+
+    @property
+    def path(self) -> str:
+        """Device node, valid now."""
+        return "/dev/" + self.device
+
+    @property
+    def serves(self) -> bool:
+        """False where it would answer with errors: a RAID0 whose drive was pulled still calls itself clean."""
+        return self.state not in DEAD_STATES and not (self.level == "raid0" and None in self.members)
+
+
+@dataclass(frozen=True)
+class Superblock:
+    """What ``mdadm --examine`` reads from one member."""
+
+    device: str
+    uuid: str
+    name: str
+    level: str
+    raid_disks: int
+    chunk_bytes: int
+    role: int | None
+    version: str = "1.2"
+    created: str = ""
+    """When the array was made, as mdadm prints it: two arrays may share a UUID, made one after the other."""
+    data_offset_bytes: int | None = None
+    """Where the array's data begin on this member."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The array that the inventory asks for."""
+
+    name: str
+    level: str
+    chunk_bytes: int
+    members: tuple[str, ...]
+    """Kernel names, in the order in which they are to become slots."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to do: ``keep``, ``assemble``, ``create`` or ``refuse``; the reasons say what differs."""
+
+    action: str
+    uuid: str | None = None
+    reasons: tuple[str, ...] = ()
+
+
+def read_arrays(root: str = "/") -> list[Array]:
+    """Every md device that the kernel has, whatever its state."""
+    arrays = []
+    for base in sorted(glob.glob(os.path.join(root, "sys/block/md*/md"))):
+        device = os.path.basename(os.path.dirname(base))
+        raid_disks = read_int(os.path.join(base, "raid_disks")) or 0
+        arrays.append(
+            Array(
+                device=device,
+                uuid=_link_value(root, "md-uuid-", device),
+                name=_unprefixed(_link_value(root, "md-name-", device)),
+                level=read_text(os.path.join(base, "level")) or "",
+                chunk_bytes=read_int(os.path.join(base, "chunk_size")) or 0,
+                raid_disks=raid_disks,
+                state=read_text(os.path.join(base, "array_state")) or "unknown",
+                members=tuple(_member(base, slot) for slot in range(raid_disks)),
+                device_number=read_text(os.path.join(root, "sys/block", device, "dev")) or "",
+            )
+        )
+    return arrays
+
+
+def _member(base: str, slot: int) -> str | None:
+    # The link md/rdN -> dev-nvme1n1, and in it block -> the device: dangling once the drive is gone.
+    link = os.path.join(base, "rd%d" % slot)
+    try:
+        target = os.path.basename(os.readlink(link))
+    except OSError:
+        return None
+    if not os.path.exists(os.path.join(link, "block")):
+        return None
+    return target[len("dev-") :] if target.startswith("dev-") else target
+
+
+def _link_value(root: str, prefix: str, device: str) -> str | None:
+    directory = os.path.join(root, "dev/disk/by-id")
+    for path in sorted(glob.glob(os.path.join(directory, prefix + "*"))):
+        try:
+            if os.path.basename(os.readlink(path)) == device:
+                return os.path.basename(path)[len(prefix) :]
+        except OSError:
+            continue
+    return None
+
+
+def _unprefixed(name: str | None) -> str | None:
+    return name.split(":")[-1] if name else None
+
+
+def examine(devices: Sequence[str]) -> dict[str, Superblock]:
+    """Superblocks of the devices ``/dev/NAME`` that carry one, by kernel name. Reads only; needs root."""
+    if not devices:
+        return {}
+    # mdadm ends with 1 when any device carries no superblock: not an error here.
+    text = run(["mdadm", "--examine"] + ["/dev/" + device for device in devices], accept=(0, 1)).stdout
+    return parse_examine(text)
+
+
+def parse_examine(text: str) -> dict[str, Superblock]:
+    """Sections of ``mdadm --examine`` (1.x metadata), one per device; anything else is left out."""
+    found = {}
+    for section in re.split(r"^(?=/dev/\S+:$)", text, flags=re.MULTILINE):
+        device = re.match(r"/dev/(\S+):", section)
+        uuid = _field(section, "Array UUID")
+        if not device or not uuid:
+            continue
+        role = re.match(r"Active device (\d+)", _field(section, "Device Role") or "")
+        found[device.group(1)] = Superblock(
+            device=device.group(1),
+            uuid=uuid,
+            # "node1:nvme_raid0  (local to host node1)"
+            name=(_field(section, "Name") or "").split()[0].split(":")[-1] if _field(section, "Name") else "",
+            level=_field(section, "Raid Level") or "",
+            raid_disks=int(_field(section, "Raid Devices") or 0),
+            chunk_bytes=_chunk(_field(section, "Chunk Size")),
+            role=int(role.group(1)) if role else None,
+            version=_field(section, "Version") or "",
+            created=_field(section, "Creation Time") or "",
+            data_offset_bytes=_sectors(_field(section, "Data Offset")),
+        )
+    return found
+
+
+def _field(section: str, name: str) -> str | None:
+    match = re.search(r"^\s*%s : (.+)$" % re.escape(name), section, flags=re.MULTILINE)
+    return match.group(1).strip() if match else None
+
+
+def _sectors(text: str | None) -> int | None:
+    match = re.match(r"(\d+) sectors", text or "")
+    return int(match.group(1)) * 512 if match else None
+
+
+def _chunk(text: str | None) -> int:
+    match = re.match(r"(\d+)([KMG]?)$", text or "")
+    if not match:
+        return 0
+    return int(match.group(1)) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[match.group(2)]
+
+
+def adopted(wanted: Wanted, superblocks: Mapping[str, Superblock]) -> Wanted:
+    """``wanted`` under the name that all its members already carry, where they carry one; else as it was.
+
+    Level, chunk and members stay as asked: ``decide`` refuses an array that differs in them.
+    """
+    names = {superblocks[member].name if member in superblocks else "" for member in wanted.members}
+    versions = {superblock.version for superblock in superblocks.values()}
+    if len(names) != 1 or "" in names or versions != {"1.2"}:
+        return wanted
+    return replace(wanted, name=names.pop())
+
+
+def decide(wanted: Wanted, superblocks: Mapping[str, Superblock], arrays: Sequence[Array]) -> Step:
+    """What must happen for ``wanted`` to exist.
+
+    All members without a superblock: create. All of them members of one array of the wanted name, level, chunk
+    and size: keep it, or assemble it. Anything between is refused, with every difference named: RAID0 has no
+    repair in place, and which drives hold data worth keeping is for their owner to say.
+    """
+    named = [superblocks[member] for member in wanted.members if member in superblocks]
+    if not named:
+        return _decide_blank(wanted, arrays)
+    reasons = []
+    uuids = sorted({superblock.uuid for superblock in named})
+    if len(uuids) > 1:
+        reasons.append("the members belong to %d different arrays: %s" % (len(uuids), ", ".join(uuids)))
+    blank = [member for member in wanted.members if member not in superblocks]
+    if blank:
+        reasons.append("%s: no superblock, while the others have one" % ", ".join(blank))
+    reasons += _differences(wanted, named[0])
+    if reasons:
+        return Step("refuse", uuids[0], tuple(reasons))
+    for array in arrays:
+        if array.uuid == uuids[0] or set(wanted.members) & {name for name in array.members if name}:
+            return _decide_assembled(wanted, array, uuids[0])
+    return Step("assemble", uuids[0])
+
+
+def _differences(wanted: Wanted, found: Superblock) -> list[str]:
+    reasons = []
+    if found.name != wanted.name:
+        reasons.append("name: expected `%s`, found `%s`" % (wanted.name, found.name))
+    if found.level != wanted.level:
+        reasons.append("level: expected %s, found %s" % (wanted.level, found.level))
+    if found.chunk_bytes != wanted.chunk_bytes:
+        reasons.append("chunk: expected %d bytes, found %d" % (wanted.chunk_bytes, found.chunk_bytes))
+    if found.raid_disks != len(wanted.members):
+        reasons.append("members: expected %d, found %d" % (len(wanted.members), found.raid_disks))
+    return reasons
+
+
+def _decide_blank(wanted: Wanted, arrays: Sequence[Array]) -> Step:
+    for array in arrays:
+        if array.name == wanted.name:
+            return Step(
+                "refuse",
+                array.uuid,
+                ("an array named `%s` (%s) exists on other drives" % (wanted.name, array.device),),
+            )
+    return Step("create")
+
+
+def _decide_assembled(wanted: Wanted, array: Array, uuid: str) -> Step:
+    if array.state in DEAD_STATES and array.state != "inactive":
+        return Step("refuse", uuid, ("the array `%s` is in state `%s`" % (array.device, array.state),))
+    if array.state == "inactive":
+        # Udev assembles drive by drive: an inactive array is one whose members were not all there at that time.
+        return Step("assemble", uuid)
+    if set(array.members) != set(wanted.members):
+        return Step(
+            "refuse",
+            uuid,
+            ("assembled `%s` has other members: %s" % (array.device, ", ".join(str(m) for m in array.members)),),
+        )
+    return Step("keep", uuid)
+
+
+def find(arrays: Sequence[Array], uuid: str | None) -> Array | None:
+    """The assembled array of that UUID."""
+    return next((array for array in arrays if uuid and array.uuid == uuid), None)
+
+
+_ARRAY_LINE = re.compile(r"^\s*ARRAY\s", re.IGNORECASE)
+
+
+def conf_with_array(text: str, name: str, uuid: str) -> str:
+    """mdadm.conf with exactly one line for this array, other lines untouched.
+
+    Lines that name the same UUID, or the same ``/dev/md/NAME``, are replaced: two of them are how an array comes
+    back under another name.
+    """
+    wanted = "ARRAY /dev/md/%s metadata=1.2 UUID=%s" % (name, uuid)
+    kept, placed = [], False
+    for line in text.splitlines():
+        fields = line.split()
+        ours = bool(_ARRAY_LINE.match(line)) and (
+            "UUID=%s" % uuid in fields or (len(fields) > 1 and fields[1] == "/dev/md/%s" % name)
+        )
+        if not ours:
+            kept.append(line)
+        elif not placed:
+            kept.append(wanted)
+            placed = True
+    if not placed:
+        kept.append(wanted)
+    return "\n".join(kept) + "\n"
+
+
+def conf_without_array(text: str, uuid: str) -> str:
+    """mdadm.conf without the ARRAY lines of this UUID, all other lines as they are."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not (_ARRAY_LINE.match(line) and "UUID=%s" % uuid in line.split()))

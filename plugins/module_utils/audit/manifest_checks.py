@@ -1,0 +1,290 @@
+"""Is the node still what its manifest says, and are its drives well?
+
+Reads /proc and /sys, and as root asks the drives for their health log: no I/O on the media. The only processes are
+those that lock memory as an ordinary user.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Mapping
+
+from ..array.md_arrays import DEAD_STATES, Array, find, read_arrays
+from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
+from ..gds.facts import read_gds_facts
+from ..gds.md_udev_override import outdated
+from ..gds.path_choice import MODES, OFF, current
+from ..machine.drive_health import Reader, judge_health, judge_links, read_health
+from ..machine.drives import Drive, read_drives
+from ..machine.memory import HugePages, memlock_limit, read_hugepages, shm_bytes
+from ..machine.mounts import Mount, mount_at, read_mounts
+from ..memory.memlock_checks import Locker, kinds, lock_checks, lock_memory
+from ..tuning.checks import tuning_checks
+from ..tuning.deepspeed_aio import check_tuned
+from ..units import format_size_binary
+from ..volume.immutable_flag import Unsupported, is_immutable
+from ..volume.xfs_geometry import geometry_of_mount
+
+
+def run_checks(
+    manifest: Mapping[str, Any], root: str = "/", health: Reader | None = None, locker: Locker | None = None
+) -> list[Check]:
+    """Every configuration check, in the order in which one thing rests on another.
+
+    ``health`` asks a controller for its health; by default this machine's drives are asked, a recorded one's are not.
+    ``locker`` locks memory; by default that is tried on this machine, and not for a recorded one.
+    """
+    drives = {drive.name: drive for drive in read_drives(root)}
+    array = find(read_arrays(root), manifest["array"]["uuid"])
+    mounts = read_mounts(root)
+    mount = mount_at(manifest["filesystem"]["mount_point"], mounts)
+    serials = [member["serial"] for member in manifest["array"]["members"]]
+    members = [drive for drive in drives.values() if drive.serial in serials]
+    checks = _array_checks(manifest["array"], array, drives)
+    reader = health or (read_health if root == "/" else None)
+    checks += [*judge_health(members, reader), judge_links(members)]
+    checks += _filesystem_checks(manifest["filesystem"], array, mount, root)
+    checks += _memory_checks(manifest["memory"], root)
+    checks += tuning_checks(manifest, root)
+    tries = locker or (lock_memory if root == "/" else None)
+    if tries and manifest["memory"]["memlock"] is not None:
+        checks += lock_checks(manifest["memory"]["memlock"], kinds(os.geteuid() == 0, root), tries, root)
+    checks.append(_offload_check(manifest, mount, root))
+    checks += _gds_checks(manifest, root)
+    if manifest.get("aio"):
+        checks.append(check_tuned(manifest["aio"], manifest["filesystem"]["mount_point"], root))
+    pending = manifest["reboot_required"]
+    checks.append(
+        _check(
+            "node.reboot",
+            not pending,
+            "no reboot pending",
+            "something that was asked for waits for a reboot" if pending else "no reboot pending",
+            "reboot the node, then run `site.yml` again; `host_memory_reboot_ok: true` lets it reboot by itself",
+        )
+    )
+    return checks
+
+
+def _check(identity: str, holds: bool, expected: str, found: str, remedy: str) -> Check:
+    return Check(identity, PASS if holds else FAIL, expected, found, "" if holds else remedy)
+
+
+def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mapping[str, Drive]) -> list[Check]:
+    name = "array `%s`" % wanted["name"]
+    if array is None:
+        present = {drive.serial for drive in drives.values()}
+        gone = [member["serial"] for member in wanted["members"] if member["serial"] not in present]
+        remedy = (
+            "drives missing: %s; reseat or replace them" % ", ".join("`%s`" % serial for serial in gone)
+            if gone
+            else "run `mdadm --assemble --scan`, then `site.yml`"
+        )
+        return [Check("array.assembled", FAIL, "%s with UUID %s" % (name, wanted["uuid"]), "not assembled", remedy)]
+    checks = [
+        _check("array.assembled", True, "%s with UUID %s" % (name, wanted["uuid"]), "`%s`" % array.device, ""),
+        _check(
+            "array.state",
+            array.state not in DEAD_STATES,
+            "an active array",
+            "state `%s`" % array.state,
+            "a RAID0 cannot lose a drive: replace it, then run `playbooks/replace_drive.yml`",
+        ),
+        _check(
+            "array.name",
+            array.name == wanted["name"],
+            wanted["name"],
+            str(array.name),
+            "rebuild the initramfs after mdadm.conf: run `site.yml`, then reboot",
+        ),
+        _check("array.level", array.level == wanted["level"], wanted["level"], array.level, "run `site.yml`"),
+        _check(
+            "array.chunk",
+            array.chunk_bytes == wanted["chunk_bytes"],
+            format_size_binary(wanted["chunk_bytes"]),
+            format_size_binary(array.chunk_bytes),
+            "the array was made anew with another chunk: run `site.yml`",
+        ),
+    ]
+    return checks + [_members_check(wanted, array, drives)]
+
+
+def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str, Drive]) -> Check:
+    expected = [member["serial"] for member in wanted["members"]]
+    found = [drives[name].serial for name in array.members if name is not None and name in drives]
+    gone = [serial for serial in expected if serial not in found]
+    strange = [serial for serial in found if serial not in expected]
+    text = "%d of %d members" % (len(expected) - len(gone), len(expected))
+    if gone:
+        text += "; missing %s" % ", ".join("`%s`" % serial for serial in gone)
+    if strange:
+        text += "; unknown %s" % ", ".join("`%s`" % serial for serial in strange)
+    return _check(
+        "array.members",
+        not gone and not strange,
+        "%d members by serial" % len(expected),
+        text,
+        "reseat the drive named and reboot, or replace it and run `playbooks/replace_drive.yml`; its data is lost",
+    )
+
+
+def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mount | None, root: str) -> list[Check]:
+    point = wanted["mount_point"]
+    expected = "UUID %s at `%s`" % (wanted["uuid"], point)
+    if mount is None:
+        return [
+            Check(
+                "filesystem.mounted",
+                FAIL,
+                expected,
+                "`%s` is not a mount point%s" % (point, _bare(point, root)),
+                "run `mount %s`; if it fails, look at the array first" % point,
+            )
+        ]
+    same = array is not None and mount.device_number == array.device_number
+    uuid_ok = _uuid_is(wanted["uuid"], array, root) if same else False
+    checks = [
+        _check(
+            "filesystem.mounted",
+            same and uuid_ok and mount.fs_type == wanted["type"],
+            expected,
+            "%s from `%s`" % (mount.fs_type, mount.source) + ("" if uuid_ok else ", another file system"),
+            "unmount what hides `%s`, then run `mount %s`" % (point, point),
+        ),
+    ]
+    missing = [option for option in wanted["mount_options"] if not _has_option(mount, option)]
+    checks.append(
+        _check(
+            "filesystem.options",
+            not missing,
+            ",".join(wanted["mount_options"]),
+            "missing %s" % ", ".join("`%s`" % option for option in missing) if missing else "all set",
+            "run `site.yml`, or unmount and mount `%s`" % point,
+        )
+    )
+    geometry = geometry_of_mount(mount.options)
+    stripe = (wanted["data_su_bytes"], wanted["data_su_bytes"] * wanted["data_sw"])
+    checks.append(
+        _check(
+            "filesystem.geometry",
+            geometry == stripe,
+            "stripe unit %s, width %s" % tuple(format_size_binary(value) for value in stripe),
+            "stripe unit %s, width %s" % tuple(format_size_binary(value) for value in geometry)
+            if geometry
+            else "no stripe geometry",
+            "the file system does not fit the array: its data must move, then rebuild the scratch",
+        )
+    )
+    return checks
+
+
+def _bare(point: str, root: str) -> str:
+    """What becomes of a write to the bare mount point, where that can be read."""
+    try:
+        if is_immutable(os.path.join(root, point.lstrip("/"))):
+            return "; it is immutable, so nothing is written to the root file system in its place"
+    except (OSError, Unsupported):
+        pass
+    return ": what is written there lands on the root file system"
+
+
+def _uuid_is(uuid: str, array: Array | None, root: str) -> bool:
+    try:
+        return (
+            array is not None
+            and os.path.basename(os.readlink(os.path.join(root, "dev/disk/by-uuid", uuid))) == array.device
+        )
+    except OSError:
+        return False
+
+
+def _has_option(mount: Mount, option: str) -> bool:
+    return option in mount.options
+
+
+def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:
+    checks = []
+    for entry in wanted["hugepages"]:
+        pool = HugePages(entry["size_kib"], entry["count"], entry["numa_node"])
+        found = read_hugepages(pool, root)
+        where = "" if pool.numa_node is None else " on NUMA node %d" % pool.numa_node
+        checks.append(
+            _check(
+                "memory.hugepages",
+                found is not None and found >= pool.count,
+                "%d pages of %s%s" % (pool.count, format_size_binary(pool.size_kib * 1024), where),
+                "%s pages" % found,
+                "memory is fragmented or taken: reboot the node, then run `site.yml` again",
+            )
+        )
+    if wanted["shm_bytes"] is not None:
+        size = shm_bytes(root)
+        checks.append(
+            _check(
+                "memory.shm",
+                size is not None and size >= wanted["shm_bytes"],
+                format_size_binary(wanted["shm_bytes"]),
+                format_size_binary(size) if size is not None else "no tmpfs at /dev/shm",
+                "run `mount -o remount /dev/shm`",
+            )
+        )
+    if wanted["memlock"] is not None:
+        checks.append(_memlock_check(wanted["memlock"], root))
+    return checks
+
+
+def _memlock_check(wanted: str, root: str) -> Check:
+    found = memlock_limit(root)
+    expected = "unlimited" if wanted == "unlimited" else format_size_binary(int(wanted) * 1024)
+    if found is None:
+        return Check("memory.memlock", UNKNOWN, expected, "no limit shown", "is /proc mounted?")
+    enough = found == "unlimited" or (wanted != "unlimited" and int(found) >= int(wanted) * 1024)
+    return _check(
+        "memory.memlock",
+        enough,
+        expected,
+        "unlimited" if found == "unlimited" else format_size_binary(int(found)),
+        "log in again, or restart the service: limits reach new sessions only",
+    )
+
+
+def _offload_check(manifest: Mapping[str, Any], mount: Mount | None, root: str) -> Check:
+    path = manifest["offload_dir"]
+    if path is None:
+        return Check("offload.directory", SKIP, "none asked for", "none")
+    if mount is None:
+        return Check("offload.directory", UNKNOWN, "`%s`" % path, "its file system is not mounted", "mount it first")
+    exists = os.path.isdir(os.path.join(root, path.lstrip("/")))
+    return _check("offload.directory", exists, "`%s`" % path, "a directory" if exists else "missing", "run `site.yml`")
+
+
+def _gds_checks(manifest: Mapping[str, Any], root: str) -> list[Check]:
+    """The path that I/O takes now against the one that was set up."""
+    mode = manifest["gds"]["mode"]
+    if mode == OFF:
+        return [Check("gds.mode", SKIP, "nothing was set up", "off")]
+    now = current(read_gds_facts(root, manifest["filesystem"]["mount_point"]))
+    blockers = now.path(mode).blockers
+    found = now.mode
+    if blockers:
+        found += ": " + "; ".join("%s (`%s`)" % (blocker.found, blocker.id) for blocker in blockers)
+    checks = [
+        _check(
+            "gds.mode",
+            MODES.index(now.mode) <= MODES.index(mode),
+            mode,
+            found,
+            "; ".join(dict.fromkeys(blocker.remedy for blocker in blockers)) or "run `site.yml`",
+        )
+    ]
+    if outdated(root):
+        checks.append(
+            Check(
+                "gds.md_rule",
+                FAIL,
+                "the udev rule for arrays made from the distribution's own",
+                "the distribution has changed its rule since",
+                "run `site.yml`",
+            )
+        )
+    return checks

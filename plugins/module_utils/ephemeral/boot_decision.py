@@ -1,0 +1,193 @@
+"""Ephemeral mode: what a boot does about local drives that may have come back blank. Decided from facts alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Sequence
+
+from ..array.drive_decisions import KEEP, REFUSE, Criteria, Decision
+from ..array.drive_selection import select
+from ..array.md_arrays import DEAD_STATES, Array, Wanted, find
+from ..array.md_arrays import decide as decide_array
+from ..common.manifest import validate
+from ..machine.drive_contents import Signature
+from ..machine.drives import Drive
+
+CONFIG_PATH = "/etc/tunetool/ephemeral.json"
+BEGUN_PATH = "/etc/tunetool/ephemeral.begun"
+"""There from before the array is made until the volume is whole; it holds the array's UUID.
+
+Without it, an array without a file system is somebody's doing and none of ours; with it, it is our own half work.
+"""
+
+SCHEMA_NAME = "tunetool.ephemeral/1"
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_ID = {"type": "integer", "minimum": 0}
+
+
+def _object(properties: dict[str, Any], kind: Any = "object") -> dict[str, Any]:
+    return {"type": kind, "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+SCHEMA: dict[str, Any] = _object(
+    {
+        "schema": {"const": SCHEMA_NAME, "type": "string"},
+        "drives": _object(
+            {
+                "model": _TEXT_OR_NULL,
+                "size_bytes": {"type": ["integer", "null"], "minimum": 1},
+                "transport": _TEXT_OR_NULL,
+                "serials": {"type": "array", "items": {"type": "string"}},
+            }
+        ),
+        "label": {"type": "string"},
+        # Numbers: at this point of a boot no directory service knows a name.
+        "offload": _object({"uid": _ID, "gid": _ID, "mode": {"type": "string"}}, ["object", "null"]),
+        "wait_seconds": {"type": "integer", "minimum": 0},
+    }
+)
+"""What the manifest does not hold: how drives are recognised, and how the volume is furnished."""
+
+ADVICE = "run `site.yml` for this node, with a plan if a drive may lose what it holds"
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. The message is one line with its hint."""
+
+
+def load(path: str = CONFIG_PATH) -> dict[str, Any]:
+    """The configuration, checked. Raises ``ConfigError``."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            document = json.load(stream)
+    except FileNotFoundError:
+        raise ConfigError(
+            "`%s` is not there: ephemeral mode is off. hint: set `ephemeral_enabled: true`, then run `site.yml`" % path
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError("`%s` cannot be read: %s. hint: run `site.yml` on this node" % (path, error)) from None
+    problems = _problems(document)
+    if problems:
+        raise ConfigError("`%s`: %s. hint: run `site.yml` on this node" % (path, problems[0]))
+    return dict(document)
+
+
+def dump(document: Mapping[str, Any]) -> str:
+    """The configuration as text. Raises ``ConfigError`` rather than write what ``load`` would refuse."""
+    problems = _problems(document)
+    if problems:
+        raise ConfigError("the configuration would be invalid: %s. hint: this is a fault of tunetool" % problems[0])
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _problems(document: Any) -> list[str]:
+    problems = validate(document, SCHEMA, "configuration")
+    if not problems and document["offload"] and not re.fullmatch("[0-7]{3,4}", document["offload"]["mode"]):
+        problems = ["configuration.offload.mode is not three or four octal digits"]
+    return problems
+
+
+NOTHING, BUILD, RESUME, LEAVE = "nothing", "build", "resume", "leave"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The node as it is at this moment of the boot."""
+
+    drives: Sequence[Drive]
+    contents: Mapping[str, Sequence[Signature]] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    arrays: Sequence[Array] = ()
+    filesystem: bool = False
+    """Whether the manifest's file system is seen anywhere, by its UUID."""
+    begun: str = ""
+    """The array's UUID in ``BEGUN_PATH``, or empty."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What to do: ``nothing`` (the array is there), ``build``, ``resume`` or ``leave`` (not ours to touch)."""
+
+    action: str
+    line: str
+    members: tuple[Drive, ...] = ()
+    """In the order of the slots, for ``build`` and ``resume``."""
+
+
+def assembled(manifest: Mapping[str, Any], arrays: Sequence[Array]) -> Array | None:
+    """The manifest's array, if it is assembled with all its members and can serve."""
+    array = find(arrays, manifest["array"]["uuid"])
+    whole = array is not None and array.state not in DEAD_STATES and array.members and None not in array.members
+    return array if whole else None
+
+
+def decide(manifest: Mapping[str, Any], config: Mapping[str, Any], scene: Scene) -> Finding:
+    """Build only where every drive that is asked for is blank and there are exactly as many as the array has."""
+    wanted = manifest["array"]
+    array = assembled(manifest, scene.arrays)
+    if array is not None:
+        return _decide_assembled(array, wanted, scene)
+    name = wanted["name"]
+    count = len(wanted["members"])
+    asked = config["drives"]
+    chosen = select(
+        scene.drives,
+        scene.contents,
+        Criteria(count, asked["model"], asked["size_bytes"], asked["transport"], tuple(asked["serials"])),
+        name,
+        scene.unreadable,
+    )
+    kept = [row for row in chosen.decisions if row.verdict == KEEP]
+    if kept:
+        return _leave(
+            "%d of %d drives are members of an array `%s` that is not assembled: %s"
+            % (len(kept), count, name, ", ".join("`%s`" % row.drive.serial for row in kept)),
+            "drives went missing or came back blank beside them, and RAID0 keeps nothing then; " + ADVICE,
+        )
+    if chosen.problem:
+        return _leave("; ".join([chosen.problem, *_reasons(chosen.decisions)]), ADVICE)
+    target = Wanted(name, wanted["level"], wanted["chunk_bytes"], tuple(drive.name for drive in chosen.selected))
+    step = decide_array(target, {}, scene.arrays)
+    if step.action != "create":
+        return _leave("; ".join(step.reasons), ADVICE)
+    return Finding(BUILD, "all %d drives are blank" % count, chosen.selected)
+
+
+def _decide_assembled(array: Array, wanted: Mapping[str, Any], scene: Scene) -> Finding:
+    name = wanted["name"]
+    if scene.begun == wanted["uuid"]:
+        by_name = {drive.name: drive for drive in scene.drives}
+        members = tuple(by_name[str(member)] for member in array.members if member in by_name)
+        return Finding(RESUME, "array `%s` is there, a rebuild of it was cut off: going on" % name, members)
+    if not scene.filesystem:
+        return _leave("array `%s` is there without the file system of the manifest" % name, ADVICE)
+    return Finding(NOTHING, "array `%s` and its file system are there: nothing to do" % name)
+
+
+def _leave(what: str, hint: str) -> Finding:
+    return Finding(LEAVE, "nothing was written: %s. hint: %s" % (what, hint))
+
+
+def _reasons(decisions: Sequence[Decision]) -> list[str]:
+    """Each refused drive with its reason; those in use elsewhere (a boot drive of the same kind) only if alone."""
+    refused = [row for row in decisions if row.verdict == REFUSE]
+    idle = [row for row in refused if not row.drive.claims]
+    return ["`%s` (%s) %s" % (row.drive.serial, row.drive.name, row.reason) for row in idle or refused]
+
+
+def with_members(manifest: Mapping[str, Any], members: Sequence[Drive]) -> dict[str, Any]:
+    """The manifest with these members by slot, and not a letter else changed."""
+    rows = [
+        {
+            "serial": drive.serial,
+            "model": drive.model,
+            "by_id": drive.by_id,
+            "size_bytes": drive.size_bytes,
+            "pci_address": drive.pci_address,
+            "numa_node": drive.numa_node,
+        }
+        for drive in members
+    ]
+    return dict(manifest, array=dict(manifest["array"], members=rows))

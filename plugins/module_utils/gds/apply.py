@@ -1,0 +1,213 @@
+"""GPUDirect Storage brought to the path that was chosen: files, the udev rule, nvidia-fs. Packages are the role's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from typing import Any, Mapping
+
+from ..common.commands import CommandError, run
+from ..common.drift import Ledger
+from ..common.files import content, replace_file
+from ..common.refusal import Refusal
+from ..machine.distribution import DEBIAN, read_distribution
+from . import md_udev_override
+from .cufile_check import check_config
+from .facts import GdsFacts, read_gds_facts
+from .kernel_modules import NVFS_STALE
+from .packages import available, differing, installed, pinned
+from .path_choice import COMPAT, NVIDIA_FS, OFF, Decision, choose
+
+CONFIG = "/etc/cufile.json"
+SAVED = CONFIG + ".before-tunetool"
+"""What lay at ``CONFIG`` before: NVIDIA's packages put a link to their own there. It comes back when ours goes."""
+CONFIG_HEADER = "// Written by tunetool (role gpudirect_storage)"
+HEADER = "# Written by tunetool (role gpudirect_storage); it goes when nvidia-fs is no longer the path.\n"
+LOAD = "/etc/modules-load.d/60-tunetool-gds.conf"
+MODPROBE = "/etc/modprobe.d/60-tunetool-gds.conf"
+MODULE_FILES = {
+    LOAD: HEADER + "nvidia-fs\n",
+    # nvidia-fs takes the NVMe driver's hooks when it is loaded, so that driver has to be there first.
+    MODPROBE: HEADER + "softdep nvidia-fs pre: nvme nvidia\n",
+}
+PATCHED_NVME = ("mlnx-nvme", "kmod-mlnx-nvme", "linux-image-nvidia", "linux-nvidia")
+"""Beginnings of names of packages that bring an NVMe driver with the hooks."""
+
+BROUGHT_BY_PACKAGES = {"libcufile", "nvidia_fs.installed", "nvme.hooks"}
+
+AFTER_REBOOT = {
+    "nvme.hooks": "the NVMe driver with hooks for nvidia-fs is used from the next boot on",
+    "nvme.registered": "nvidia-fs is in use and could not be loaded anew after the NVMe driver",
+    "nvidia_fs.build": "nvidia-fs was built anew, and its former build is in use",
+    "nvidia_fs.devices": "nvidia-fs is in use and could not be loaded anew",
+}
+
+
+def traces(root: str = "/") -> bool:
+    """Whether anything of this role lies on the machine."""
+    starts = {CONFIG: CONFIG_HEADER, md_udev_override.PATH: md_udev_override.HEADER, LOAD: HEADER, MODPROBE: HEADER}
+    return any(content(os.path.join(root, path.lstrip("/"))).startswith(start) for path, start in starts.items())
+
+
+def refuse_keyless(files: Mapping[str, str]) -> None:
+    """Raises ``Refusal`` for a repository whose key is missing or in a form that apt would not take."""
+    for path, text in files.items():
+        if path.endswith(".asc") and not text.startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----"):
+            raise Refusal(
+                "`gpudirect_storage_repository_key` is no ASCII-armoured public key. hint: its text, its path on the "
+                "control machine or its URL; `gpg --armor --export` writes one"
+            )
+
+
+class GdsJob:
+    """One run over a machine. ``wanted`` is what M(tunetool.node.gpudirect_storage) takes."""
+
+    def __init__(self, wanted: Mapping[str, Any], ledger: Ledger, root: str = "/") -> None:
+        self.wanted = wanted
+        self.ledger = ledger
+        self.root = root
+        self.packages: list[str] = []
+        """To be installed before anything else; nothing but the repository's files was written then."""
+        self.reboot_reasons: list[str] = []
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self.root, path.lstrip("/"))
+
+    def facts(self) -> GdsFacts:
+        """What is there now, and what this run could still bring."""
+        facts = read_gds_facts(self.root, self.wanted["mount_point"] or None)
+        names = self.wanted["packages"]
+        if self.wanted["mode"] == OFF or not facts.gpus or not names:
+            return facts
+        patched = [name for name in names if name.startswith(PATCHED_NVME)]
+        coming = bool(patched) and not set(patched) <= set(installed())
+        return replace(
+            facts,
+            installable=bool(self.wanted["repository_files"]) or available(names),
+            nvme_patched_on_disk=facts.nvme_patched_on_disk or coming,
+        )
+
+    def all(self) -> Decision:
+        """Decide, look at everything that could refuse, then act; decides again over what is there then."""
+        facts = self.facts()
+        decision = choose(facts, self.wanted["mode"])
+        on = decision.mode != OFF
+        if on:
+            self.packages = self._to_install(decision)
+            refuse_keyless(self.wanted["repository_files"])
+            for path, text in {**self.wanted["repository_files"], **self.wanted["pins"]}.items():
+                self.put(path, text.rstrip("\n") + "\n")
+        if self.packages:
+            return decision
+        config = "" if not on or self._leaves_config(decision) else self._config(decision.mode, facts.libcufile)
+        override = md_udev_override.wanted_override(self.root, on and decision.mode != COMPAT and bool(facts.md_levels))
+        self.put_config(config)
+        self.put_rule(override, facts, decision)
+        for path, text in MODULE_FILES.items():
+            self.put(path, text if decision.mode == NVIDIA_FS else "", HEADER)
+        if decision.mode == NVIDIA_FS:
+            self.bring_up(decision, facts)
+        if self.ledger.acting:
+            decision = choose(self.facts(), self.wanted["mode"])
+        self.reboot_reasons += [
+            AFTER_REBOOT[one.id] for one in decision.path().blockers if one.id in AFTER_REBOOT and self.ledger.acting
+        ]
+        return decision
+
+    def _to_install(self, decision: Decision) -> list[str]:
+        """What is missing for this path, and pins that do not hold. libcufile may have come from elsewhere."""
+        versions = self.wanted["versions"]
+        lacks = {blocker.id for blocker in decision.path().blockers} & BROUGHT_BY_PACKAGES
+        if not lacks and not versions:
+            return []
+        names = differing(self.wanted["packages"] if lacks else [], versions, installed())
+        return pinned(names, versions, read_distribution(self.root).family == DEBIAN)
+
+    def put(self, path: str, text: str, ours: str = "") -> None:
+        """A file with exactly this text; none where it is empty, if what is there begins with ``ours``."""
+        before = content(self._path(path))
+        if not text and not (ours and before.startswith(ours)):
+            return
+        if self.ledger.file_differs("gds[%s]" % path, path, before, text):
+            if text:
+                replace_file(self._path(path), text)
+            else:
+                os.unlink(self._path(path))
+
+    def _leaves_config(self, decision: Decision) -> bool:
+        """Bounce buffers need no file of ours: without settings to write, what serves them is left alone."""
+        wrong = {blocker.id for blocker in decision.path().blockers} & {"cufile.json", "cufile.compat"}
+        return decision.mode == COMPAT and bool(self.wanted["keep_config"]) and not wrong
+
+    def _config(self, mode: str, libcufile: str | None) -> str:
+        text = str(self.wanted["configs"][mode])
+        problems = check_config(text, libcufile)
+        if problems:
+            raise Refusal(
+                "cufile.json would not be taken as meant: %s. hint: see `gpudirect_storage_cufile`"
+                % "; ".join("%s: %s" % (one.message, one.remedy) for one in problems)
+            )
+        return text
+
+    def put_config(self, text: str) -> None:
+        """Ours in place of what was there, which is kept; without ours, what was kept comes back."""
+        path, saved = self._path(CONFIG), self._path(SAVED)
+        before = content(path)
+        ours = before.startswith(CONFIG_HEADER)
+        if not text and not ours:
+            return
+        after = text or (content(saved) if os.path.lexists(saved) else "")
+        if not self.ledger.file_differs("gds[%s]" % CONFIG, CONFIG, before, after):
+            return
+        if text:
+            if not ours and os.path.lexists(path):
+                os.rename(path, saved)
+            replace_file(path, text)
+        elif os.path.lexists(saved):
+            os.replace(saved, path)
+        else:
+            os.unlink(path)
+
+    def put_rule(self, override: md_udev_override.Override, facts: GdsFacts, decision: Decision) -> None:
+        """The override in place, and udev's entry of the array made anew by it."""
+        self.put(md_udev_override.PATH, override.after, md_udev_override.HEADER)
+        stale = any(one.id == "md.udev" for one in decision.path().blockers)
+        if override.before == override.after and not stale:
+            return
+        if not self.ledger.note("udev's entry of `%s`" % facts.device, "", "made anew\n"):
+            return
+        if os.path.exists(self._path("run/udev/control")):
+            run(["udevadm", "control", "--reload"])
+            if facts.device:
+                run(["udevadm", "trigger", "--action=change", "--settle", "--name-match=/dev/%s" % facts.device])
+
+    def bring_up(self, decision: Decision, facts: GdsFacts) -> None:
+        """nvidia-fs built for the driver that is loaded, and loaded after the NVMe driver."""
+        missing = {blocker.id for blocker in decision.path().blockers}
+        built = facts.nvfs_built_for or ("something" if facts.nvfs_installed else "nothing")
+        absent = not facts.nvfs_loaded and not facts.nvfs_installed
+        wrong = absent or facts.nvfs_built_for not in (None, facts.driver)
+        if facts.nvfs_source and wrong and self.ledger.note("nvidia-fs built for", built + "\n", "%s\n" % facts.driver):
+            for step in ("build", "install"):
+                which = ["-m", "nvidia-fs", "-v", facts.nvfs_source, "-k", facts.kernel]
+                run(["dkms", step, *which, "--force"], timeout=1800)
+        anew = missing & {"nvidia_fs.build", "nvme.registered", "nvidia_fs.devices"}
+        if not facts.nvfs_loaded:
+            if self.ledger.note("nvidia-fs", "not loaded\n", "loaded\n"):
+                run(["modprobe", "nvidia-fs"])
+        elif anew and (self._load_anew() if self.ledger.acting else not facts.nvfs_stale):
+            self.ledger.note("nvidia-fs", "loaded\n", "loaded anew\n")
+
+    def _load_anew(self) -> bool:
+        stale = self._path(NVFS_STALE)
+        try:
+            run(["modprobe", "-r", "nvidia-fs"])
+        except CommandError:
+            # Somebody uses it: the next boot does it. /run forgets this by then.
+            replace_file(stale, "the former build of nvidia-fs is still loaded\n")
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(stale)
+        run(["modprobe", "nvidia-fs"])
+        return True

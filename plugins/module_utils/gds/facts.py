@@ -1,0 +1,275 @@
+"""What decides which path I/O between files and GPU memory takes: read from a machine's /proc, /sys and files.
+
+Nothing here judges; ``path_choice`` does. ``None`` is "could not be read" and never "no".
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from ..common.files import read_text
+from ..machine.container import read_container
+from ..machine.distribution import read_distribution
+from ..machine.pcie_acs import redirecting_ports
+from .installed_cufile import allows_p2pdma, read_config, setting, version_key
+from .kernel_modules import Symbols, nvme_patched_on_disk, read_driver, read_driver_p2pdma, read_nvidia_fs, read_symbols
+from .volume_facts import drive_addresses, kernel_version, read_md_rule, read_volume
+
+IOMMU_OFF = "off"
+IOMMU_PASSTHROUGH = "passthrough"
+IOMMU_TRANSLATED = "translated"
+
+
+@dataclass(frozen=True)
+class GdsFacts:
+    """A machine, and the volume at ``mount_point``, as far as GPUDirect Storage is concerned."""
+
+    kernel: str = ""
+    """Release of the running kernel, as `uname -r` says it; empty where it could not be read."""
+    architecture: str = ""
+    """``x86_64``, ``aarch64``; empty where it could not be read."""
+    distribution: str = ""
+    """Its id and version, such as ``ubuntu 24.04``."""
+    secure_boot: Optional[bool] = False
+    gpus: tuple[str, ...] = ()
+    """PCI addresses of NVIDIA GPUs."""
+    driver: Optional[str] = None
+    """Version of the NVIDIA kernel driver that is loaded; None when none is."""
+    driver_open: Optional[bool] = None
+    cuda: Optional[str] = None
+    """Newest CUDA toolkit on the machine; cuFile needs none beside its own library."""
+    libcufile: Optional[str] = None
+    """Version of the library, such as ``1.15.0``; None when none is installed where the loader looks."""
+    nvfs_loaded: bool = False
+    nvfs_version: Optional[str] = None
+    """Of the module that is loaded, else of the one on disk for this kernel."""
+    nvfs_installed: bool = False
+    """nvidia-fs is on disk for this kernel."""
+    nvfs_source: Optional[str] = None
+    """Version of its DKMS source, so that it can be built anew; None where there is none."""
+    nvfs_built_for: Optional[str] = None
+    """NVIDIA driver that the module on disk was built against; None where nothing says so."""
+    nvfs_stale: bool = False
+    """The module was built anew and its former build is still loaded."""
+    nvfs_devices: bool = False
+    """/dev/nvidia-fs0 and its like are visible: a container may hide them."""
+    nvme_patched: Optional[bool] = None
+    """The running NVMe driver offers nvidia-fs its hooks."""
+    nvme_patched_on_disk: bool = False
+    """A driver that does lies on disk, for the next boot."""
+    nvme_registered: Optional[bool] = None
+    """nvidia-fs has taken the hooks; None while it is not loaded."""
+    nvme_multipath: Optional[bool] = None
+    mount_point: Optional[str] = None
+    fs_type: Optional[str] = None
+    fs_options: tuple[str, ...] = ()
+    device: Optional[str] = None
+    """Kernel name of what is mounted."""
+    md_levels: tuple[str, ...] = ()
+    """Levels of the md arrays under the file system."""
+    dm: tuple[str, ...] = ()
+    """Device-mapper devices under the file system."""
+    drives: tuple[str, ...] = ()
+    """Kernel names of the drives at the bottom."""
+    drives_nvme: bool = True
+    """All of them are NVMe."""
+    iommu: Optional[str] = IOMMU_OFF
+    """``off``, ``passthrough``, ``translated``."""
+    acs: Optional[tuple[str, ...]] = ()
+    """PCI addresses of the ports between GPUs and drives that send peer traffic up to the root (ACS redirect)."""
+    p2pdma_kernel: Optional[bool] = None
+    """CONFIG_PCI_P2PDMA."""
+    p2pdma_device: Optional[bool] = None
+    """What is mounted accepts peer pages (BLK_FEAT_PCI_P2PDMA), through md too."""
+    p2pdma_driver: Optional[bool] = None
+    """The NVIDIA driver was loaded with the settings that x86 needs for it."""
+    udev: bool = True
+    """A udev database that cuFile can ask (/run/udev)."""
+    md_members_in_udev: Optional[bool] = None
+    """udev's entry of the array names its members, as cuFile needs; None where there is no entry."""
+    md_rule: Optional[str] = None
+    """Path of the udev rule in force for arrays."""
+    md_rule_lists_members: Optional[bool] = None
+    """That rule asks mdadm for the members; None where there is no such rule."""
+    container: bool = False
+    config_path: Optional[str] = None
+    """The cufile.json in force; None when there is none."""
+    config_valid: Optional[bool] = None
+    """It can be read as JSON with comments; cuFile opens no driver with one that cannot."""
+    config_p2pdma: Optional[bool] = None
+    """It allows P2PDMA."""
+    config_compat: Optional[bool] = None
+    """It allows the fallback through memory of the host. cuFile's own default is true."""
+    installable: bool = False
+    """The role can install packages of GPUDirect Storage here. Only the role knows: no reader sets it."""
+
+    @property
+    def kernel_version(self) -> tuple[int, int]:
+        """Major and minor; (0, 0) where they are not known."""
+        return kernel_version(self.kernel)
+
+
+_SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+
+
+def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFacts:
+    """The facts of the machine under ``root``; those of a volume where ``mount_point`` is given.
+
+    The kernel's symbols, a fifth of a second, are read only where there is an NVIDIA GPU.
+    """
+    kernel = read_text(os.path.join(root, "proc/sys/kernel/osrelease")) or ""
+    distribution = read_distribution(root)
+    gpus = read_gpus(root)
+    common: dict[str, Any] = {
+        "kernel": kernel,
+        "distribution": ("%s %s" % (distribution.id, distribution.version)).strip(),
+        "gpus": gpus,
+        "mount_point": mount_point,
+    }
+    driver, is_open = read_driver(root)
+    nvfs = read_nvidia_fs(kernel, root)
+    symbols = read_symbols(root) if gpus else Symbols()
+    p2pdma = symbols.p2pdma if symbols.p2pdma is not None else _configured(kernel, root)
+    config_path, config = read_config(root)
+    libcufile = read_libcufile(root)
+    volume = read_volume(mount_point, kernel, p2pdma, root) if mount_point else {}
+    drives = drive_addresses(volume.get("drives", ()), root)
+    return GdsFacts(
+        architecture=read_text(os.path.join(root, "proc/sys/kernel/arch"))
+        or (os.uname().machine if root == "/" else ""),
+        secure_boot=read_secure_boot(root),
+        driver=driver,
+        driver_open=is_open,
+        cuda=_read_cuda(root),
+        libcufile=libcufile,
+        nvfs_loaded=nvfs.loaded,
+        nvfs_version=nvfs.version,
+        nvfs_installed=nvfs.installed,
+        nvfs_source=nvfs.source,
+        nvfs_built_for=nvfs.built_for,
+        nvfs_stale=nvfs.stale,
+        nvfs_devices=nvfs.devices,
+        nvme_patched=symbols.nvme_hooks,
+        nvme_patched_on_disk=nvme_patched_on_disk(kernel, root),
+        nvme_registered=nvfs.nvme_registered,
+        nvme_multipath=_read_multipath(root),
+        iommu=read_iommu(gpus + drives, root),
+        p2pdma_kernel=p2pdma,
+        p2pdma_driver=read_driver_p2pdma(gpus, root),
+        udev=_read_udev(root),
+        container=read_container(root) is not None,
+        config_path=config_path,
+        config_valid=None if config_path is None else config is not None,
+        config_p2pdma=allows_p2pdma(config, bool(volume.get("md_levels")), libcufile),
+        config_compat=setting(config, "properties", "allow_compat_mode"),
+        **read_md_rule(root),
+        **volume,
+        **common,
+        acs=redirecting_ports(gpus, drives, root),
+    )
+
+
+def read_gpus(root: str = "/") -> tuple[str, ...]:
+    """PCI addresses of NVIDIA display controllers (class 03)."""
+    found = []
+    for device in sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*"))):
+        vendor = read_text(os.path.join(device, "vendor"))
+        kind = read_text(os.path.join(device, "class")) or ""
+        if vendor == "0x10de" and kind.startswith("0x03"):
+            found.append(os.path.basename(device))
+    return tuple(found)
+
+
+def read_secure_boot(root: str = "/") -> Optional[bool]:
+    """False on a machine that did not boot by EFI; None where EFI does not say."""
+    if not os.path.isdir(os.path.join(root, "sys/firmware/efi")):
+        return False
+    try:
+        with open(os.path.join(root, _SECURE_BOOT), "rb") as stream:
+            data = stream.read()
+    except OSError:
+        return None
+    # efivarfs: four bytes of attributes, then the value.
+    return data[4] == 1 if len(data) == 5 else None
+
+
+def read_libcufile(root: str = "/") -> Optional[str]:
+    """Newest version among the libraries of the system, the CUDA toolkits and the system Pythons' wheels."""
+    versions = []
+    for place in (
+        "usr/lib",
+        "usr/lib64",
+        "usr/lib/*-linux-gnu",
+        "usr/local/cuda*/lib64",
+        "usr/local/cuda*/targets/*/lib",
+    ):
+        for path in glob.glob(os.path.join(root, place, "libcufile.so.*.*")):
+            versions.append(os.path.basename(path)[len("libcufile.so.") :])
+    for place in ("usr/lib/python3*", "usr/local/lib/python3*"):
+        # A wheel's library is called libcufile.so.0: its version is the wheel's.
+        for path in glob.glob(os.path.join(root, place, "*-packages/nvidia_cufile*-*.dist-info")):
+            versions.append(os.path.basename(path)[: -len(".dist-info")].rpartition("-")[2])
+    return max(versions, key=version_key) if versions else None
+
+
+def read_iommu(addresses: tuple[str, ...], root: str = "/") -> Optional[str]:
+    """How the IOMMU treats these devices (any device where none is named): the strictest of their groups."""
+    try:
+        groups = os.listdir(os.path.join(root, "sys/kernel/iommu_groups"))
+    except OSError:
+        words = (read_text(os.path.join(root, "proc/cmdline")) or "").split()
+        return IOMMU_OFF if {"iommu=off", "intel_iommu=off", "amd_iommu=off"} & set(words) else None
+    kinds = set()
+    for group in groups:
+        base = os.path.join(root, "sys/kernel/iommu_groups", group)
+        if not addresses or any(os.path.lexists(os.path.join(base, "devices", address)) for address in addresses):
+            kinds.add(read_text(os.path.join(base, "type")))
+    if not kinds:
+        return IOMMU_OFF
+    if None in kinds:
+        return None
+    return IOMMU_PASSTHROUGH if kinds == {"identity"} else IOMMU_TRANSLATED
+
+
+def _configured(kernel: str, root: str) -> Optional[bool]:
+    line = "CONFIG_PCI_P2PDMA=y"
+    for place in ("boot/config-%s" % kernel, "lib/modules/%s/config" % kernel, "usr/lib/modules/%s/config" % kernel):
+        text = read_text(os.path.join(root, place))
+        if text:
+            return line in text.splitlines()
+    try:
+        with gzip.open(os.path.join(root, "proc/config.gz"), "rt", encoding="ascii", errors="replace") as stream:
+            return line in stream.read().splitlines()
+    except (OSError, EOFError):
+        return None
+
+
+def _read_cuda(root: str) -> Optional[str]:
+    versions = []
+    for path in glob.glob(os.path.join(root, "usr/local/cuda-*/version.json")):
+        try:
+            versions.append(str(json.loads(read_text(path) or "")["cuda"]["version"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return max(versions, key=version_key) if versions else None
+
+
+def _read_multipath(root: str) -> Optional[bool]:
+    base = os.path.join(root, "sys/module/nvme_core")
+    answer = read_text(os.path.join(base, "parameters/multipath"))
+    if answer is None:
+        # A kernel built without it has the module and no such parameter.
+        return False if os.path.isdir(base) else None
+    return answer == "Y"
+
+
+def _read_udev(root: str) -> bool:
+    try:
+        return bool(os.listdir(os.path.join(root, "run/udev/data")))
+    except OSError:
+        return False

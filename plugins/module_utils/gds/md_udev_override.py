@@ -1,0 +1,76 @@
+"""The override of the distribution's udev rule for md arrays (GDS troubleshooting guide, 5.15).
+
+udev takes the file of one name in /etc before that in /usr/lib, so a copy without `--no-devices` is enough, and the
+distribution's own file stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import Optional
+
+from ..common.files import content
+from ..common.refusal import Refusal
+from .volume_facts import MD_RULE, UDEV_PLACES, lists_members
+
+PATH = "/etc/udev/rules.d/" + MD_RULE
+HEADER = "# Written by tunetool (role gpudirect_storage) from the distribution's own rule, without --no-devices."
+_MARK = "# sha256 of that rule: "
+
+
+@dataclass(frozen=True)
+class Override:
+    """The file as it is and as it must be; empty where there is none, or must be none."""
+
+    before: str
+    after: str
+
+
+def wanted_override(root: str = "/", asked: bool = True) -> Override:
+    """What the override must be now. Raises ``Refusal`` where somebody else has one that hides the members."""
+    before = content(os.path.join(root, PATH.lstrip("/")))
+    if before and not before.startswith(HEADER):
+        if asked and lists_members(before) is False:
+            raise Refusal(
+                "`%s` is somebody else's and calls mdadm with --no-devices. hint: take that out, or remove the file"
+                % PATH
+            )
+        return Override(before, before)
+    source = distributions_rule(root)
+    if not asked or source is None or lists_members(source) is not False:
+        return Override(before, "")
+    return Override(before, render(source))
+
+
+def render(source: str) -> str:
+    """The distribution's rule with the members listed, and the word of what it was made from."""
+    kept = [
+        line if line.lstrip().startswith("#") else line.replace(" --no-devices", "") for line in source.splitlines()
+    ]
+    return "%s\n%s%s\n%s\n" % (HEADER, _MARK, _hash(source), "\n".join(kept))
+
+
+def outdated(root: str = "/") -> bool:
+    """Whether the distribution has changed its rule since ours was made from it."""
+    ours = content(os.path.join(root, PATH.lstrip("/")))
+    source = distributions_rule(root)
+    return ours.startswith(HEADER) and (source is None or _MARK + _hash(source) not in ours.splitlines())
+
+
+def distributions_rule(root: str = "/") -> Optional[str]:
+    """The rule that would be in force without one in /etc."""
+    for place in UDEV_PLACES:
+        path = os.path.join(root, place, MD_RULE)
+        if place not in ("etc/udev/rules.d", "run/udev/rules.d") and os.path.isfile(path):
+            return content(path)
+    return None
+
+
+def _listing(line: str) -> str:
+    return line.replace(" --no-devices", "")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,59 @@
+"""Packages of GPUDirect Storage: which are missing or of another version, and whether they can be had here."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+from ..common.commands import CommandError, run
+
+
+def installed() -> dict[str, str]:
+    """Version by name of every installed package; empty where neither dpkg nor rpm answers."""
+    for argv in (
+        ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"],
+        ["rpm", "-qa", "--qf", "installed %{NAME} %{VERSION}-%{RELEASE}\n"],
+    ):
+        try:
+            lines = run(argv).stdout.splitlines()
+        except CommandError:
+            continue
+        fields = [line.split() for line in lines]
+        return {field[1]: field[2] for field in fields if len(field) == 3 and field[0] == "installed"}
+    return {}
+
+
+def differing(names: Sequence[str], versions: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+    """Those of ``names``, and of what is pinned and installed, that are not there in the version asked for."""
+    found = [name for name in names if name not in there]
+    found += [name for name, version in versions.items() if name in there and not matches(there[name], version)]
+    return list(dict.fromkeys(found))
+
+
+def pinned(names: Sequence[str], versions: Mapping[str, str], debian: bool) -> list[str]:
+    """The same as apt or dnf take them."""
+    between = "=" if debian else "-"
+    return [name + between + versions[name] if name in versions else name for name in names]
+
+
+def matches(found: str, asked: str) -> bool:
+    """Whether a version is the one that was asked for; rpm's release may be left out."""
+    return found == asked or found.startswith(asked + "-")
+
+
+def available(names: Sequence[str]) -> bool:
+    """Whether the node's own repositories offer all of ``names``, as far as their lists on the node tell."""
+    if not names:
+        return False
+    try:
+        text = run(["apt-cache", "policy", *names]).stdout
+    except CommandError:
+        pass
+    else:
+        candidates = [line.split()[1] for line in text.splitlines() if line.strip().startswith("Candidate:")]
+        return len(candidates) == len(names) and "(none)" not in candidates
+    try:
+        # -C: what is cached; a node does not go to the network to be looked at.
+        text = run(["dnf", "-C", "-q", "repoquery", "--qf", "%{name}\n", *names]).stdout
+    except CommandError:
+        return False
+    return set(names) <= set(text.split())

@@ -1,0 +1,102 @@
+"""The volume under a mount point as GPUDirect Storage sees it: file system, md, device mapper, drives, udev's word."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Optional
+
+from ..common.files import read_text
+from ..machine.block_stack import device_directory, devices_under, read_stack
+
+MD_RULE = "63-md-raid-arrays.rules"
+UDEV_PLACES = (
+    "etc/udev/rules.d",
+    "run/udev/rules.d",
+    "usr/local/lib/udev/rules.d",
+    "usr/lib/udev/rules.d",
+    "lib/udev/rules.d",
+)
+"""In the order in which udev takes a file of one name (udev(7))."""
+
+PEER_PAGES_SINCE = (6, 2)
+"""Kernel from which a direct request may carry peer pages (GDS troubleshooting guide, 14.1)."""
+PEER_PAGES_STACKED_SINCE = (7, 2)
+"""Kernel from which md and NVMe multipath pass that on (commits 02666132403a and fb0eeeed91f3, block tree for 7.2)."""
+
+
+def kernel_version(release: str) -> tuple[int, int]:
+    """Major and minor of a kernel's release; (0, 0) where it is not known."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+
+
+def read_md_rule(root: str = "/") -> dict[str, Any]:
+    for place in UDEV_PLACES:
+        path = os.path.join(root, place, MD_RULE)
+        text = read_text(path)
+        if text is not None:
+            return {"md_rule": "/%s/%s" % (place, MD_RULE), "md_rule_lists_members": lists_members(text)}
+    return {}
+
+
+def lists_members(rule: str) -> Optional[bool]:
+    """Whether an md rule asks mdadm for the members too; None for a rule that does not ask mdadm for details at all."""
+    asks = [line for line in rule.splitlines() if not line.lstrip().startswith("#") and "--detail" in line]
+    return not any("--no-devices" in line for line in asks) if asks else None
+
+
+def read_volume(mount_point: str, kernel: str, p2pdma: Optional[bool], root: str = "/") -> dict[str, Any]:
+    stack = read_stack(mount_point, root)
+    found: dict[str, Any] = {
+        "fs_type": stack.fs_type,
+        "fs_options": stack.mount.options if stack.mount else (),
+        "device": stack.device,
+        "drives": tuple(leaf.name for leaf in stack.leaves),
+        "drives_nvme": bool(stack.leaves) and all(leaf.kind == "nvme" for leaf in stack.leaves),
+    }
+    if stack.device is None:
+        return found
+    levels, mapped, listed = [], [], None
+    for name in devices_under(stack.device, root):
+        base = device_directory(name, root)
+        level = read_text(os.path.join(base, "md/level"))
+        if level:
+            levels.append(level)
+            entry = read_text(
+                os.path.join(root, "run/udev/data", "b%s" % (read_text(os.path.join(base, "dev")) or "none"))
+            )
+            if entry is not None:
+                listed = listed is not False and "MD_DEVICE_" in entry
+        if os.path.isdir(os.path.join(base, "dm")):
+            mapped.append(name)
+    found.update(md_levels=tuple(levels), dm=tuple(mapped), md_members_in_udev=listed)
+    found["p2pdma_device"] = _takes_peer_pages(found, kernel_version(kernel), p2pdma)
+    return found
+
+
+def _takes_peer_pages(volume: dict[str, Any], kernel: tuple[int, int], p2pdma: Optional[bool]) -> Optional[bool]:
+    """Whether what is mounted accepts GPU pages in a direct request.
+
+    The kernel shows that flag nowhere, so it follows from what is known: local NVMe drives take them, device mapper
+    does not pass it on, md does in new kernels. A distribution's older kernel may carry that change: not known.
+    """
+    if not volume["drives_nvme"] or volume["dm"] or p2pdma is False:
+        return False
+    if p2pdma is None:
+        return None
+    if kernel < PEER_PAGES_SINCE:
+        return False
+    if not volume["md_levels"] or kernel >= PEER_PAGES_STACKED_SINCE:
+        return True
+    return None
+
+
+def drive_addresses(drives: tuple[str, ...], root: str = "/") -> tuple[str, ...]:
+    found = []
+    for name in drives:
+        place = os.path.realpath(device_directory(name, root))
+        addresses = re.findall(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", place)
+        if addresses:
+            found.append(addresses[-1])
+    return tuple(found)

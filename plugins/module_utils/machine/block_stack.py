@@ -1,0 +1,363 @@
+"""What lies under a directory: mount, block device, the drives beneath, and what those have counted.
+
+The counters are the proof that bytes moved: a program may claim anything, a drive counts what it was sent.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from dataclasses import dataclass
+
+from ..common.files import read_int, read_text
+from .mounts import Mount, mount_holding, read_mounts
+
+SECTOR = 512
+"""/sys counts sectors of 512 bytes, whatever the drive's logical block is."""
+
+_MILLISECONDS_WRAP = 2**32
+"""The kernel prints its millisecond counters as 32 bits: at queue depth 512 they wrap within three hours."""
+
+_NVME = re.compile(r"^nvme(\d+)n(\d+)$")
+_MEMORY_DISK = re.compile(r"^(zram|ram|nullb)\d+$")
+
+
+class CountersChanged(Exception):
+    """A drive went away, came back or was reset between two readings: their difference says nothing."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a block device has done since it appeared."""
+
+    read_ios: int
+    read_sectors: int
+    read_ms: int
+    """Summed over requests, so more than the wall clock when several are in flight."""
+    write_ios: int
+    write_sectors: int
+    write_ms: int
+    busy_ms: int
+    """Wall clock with at least one request in flight."""
+
+    def since(self, before: Counters) -> Counters:
+        """What was done after ``before``. Raises ``CountersChanged`` when a counter ran backwards."""
+        pairs = [
+            (self.read_ios, before.read_ios),
+            (self.read_sectors, before.read_sectors),
+            (self.write_ios, before.write_ios),
+            (self.write_sectors, before.write_sectors),
+        ]
+        if any(now < then for now, then in pairs):
+            raise CountersChanged("the counters ran backwards")
+        return Counters(
+            read_ios=self.read_ios - before.read_ios,
+            read_sectors=self.read_sectors - before.read_sectors,
+            read_ms=(self.read_ms - before.read_ms) % _MILLISECONDS_WRAP,
+            write_ios=self.write_ios - before.write_ios,
+            write_sectors=self.write_sectors - before.write_sectors,
+            write_ms=(self.write_ms - before.write_ms) % _MILLISECONDS_WRAP,
+            busy_ms=(self.busy_ms - before.busy_ms) % _MILLISECONDS_WRAP,
+        )
+
+    def plus(self, other: Counters) -> Counters:
+        """The sum of two devices."""
+        return Counters(
+            self.read_ios + other.read_ios,
+            self.read_sectors + other.read_sectors,
+            self.read_ms + other.read_ms,
+            self.write_ios + other.write_ios,
+            self.write_sectors + other.write_sectors,
+            self.write_ms + other.write_ms,
+            self.busy_ms + other.busy_ms,
+        )
+
+    def moved_bytes(self, direction: str) -> int:
+        """Bytes in one direction, ``read`` or ``write``."""
+        return (self.read_sectors if direction == "read" else self.write_sectors) * SECTOR
+
+    def ios(self, direction: str) -> int:
+        """Requests completed in one direction."""
+        return self.read_ios if direction == "read" else self.write_ios
+
+    def service_seconds(self, direction: str) -> float | None:
+        """Mean time of one request, queueing in the drive included; None when there was none."""
+        ios = self.ios(direction)
+        spent = self.read_ms if direction == "read" else self.write_ms
+        return spent / 1000 / ios if ios else None
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A drive at the bottom of the stack."""
+
+    name: str
+    kind: str
+    """``nvme`` or ``disk``."""
+    serial: str | None
+    iostats: bool
+    """False when ``queue/iostats`` is 0: such a device counts nothing."""
+    counted_by: tuple[str, ...]
+    """Kernel names whose counters are summed: the hidden paths of a multipath NVMe namespace, else itself."""
+
+    @property
+    def label(self) -> str:
+        """What a person can find in the chassis: the serial, else the kernel name."""
+        return self.serial or self.name
+
+
+@dataclass(frozen=True)
+class BlockStack:
+    """Everything between a directory and its drives."""
+
+    directory: str
+    mount: Mount | None
+    fs_type: str
+    device: str | None
+    """Kernel name of the device that is mounted, such as ``md127``; None for tmpfs, overlay, NFS."""
+    device_number: str | None
+    medium: str
+    """For people and records: ``md RAID0 (8 x nvme)``, ``disk``, ``tmpfs``."""
+    leaves: tuple[Leaf, ...]
+    redundant: bool
+    """True where a layer writes more, or reads elsewhere, than it is asked (mirrors, parity)."""
+    in_memory: bool
+    """True for zram, brd and null_blk: they count bytes that reach no medium."""
+    device_iostats: bool = True
+    """False when ``queue/iostats`` of the mounted device is 0."""
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """Kernel names of the devices whose bytes are held against a program's claim."""
+        if self.redundant and self.device:
+            return (self.device,)
+        return tuple(leaf.name for leaf in self.leaves)
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Those of them that count nothing, by the kernel names whose switch is off."""
+        if self.redundant and self.device:
+            return () if self.device_iostats else (self.device,)
+        return tuple(leaf.name for leaf in self.leaves if not leaf.iostats)
+
+
+def read_stack(directory: str, root: str = "/") -> BlockStack:
+    """The stack under ``directory`` (as seen inside ``root``; links are resolved here)."""
+    real = os.path.realpath(directory) if os.path.normpath(root) == "/" else os.path.normpath(directory)
+    mount = mount_holding(real, read_mounts(root))
+    name = _mounted_device(mount, root) if mount else None
+    if mount is None or name is None:
+        medium = mount.fs_type if mount else "unknown"
+        return BlockStack(real, mount, medium, None, None, medium, (), redundant=False, in_memory=medium == "tmpfs")
+    walk = _Walk(root)
+    medium = walk.descend(name)
+    return BlockStack(
+        directory=real,
+        mount=mount,
+        fs_type=mount.fs_type,
+        device=name,
+        device_number=read_text(os.path.join(root, "sys/class/block", name, "dev")) or mount.device_number,
+        medium=medium,
+        leaves=tuple(walk.leaves),
+        redundant=walk.redundant,
+        in_memory=walk.in_memory,
+        device_iostats=read_int(os.path.join(device_directory(name, root), "queue/iostats")) != 0,
+    )
+
+
+def devices_under(name: str, root: str = "/") -> list[str]:
+    """Kernel names from ``name`` down to the drives, each once: partitions lead to their disk, arrays to members."""
+    found: list[str] = []
+    waiting = [name]
+    while waiting:
+        one = waiting.pop(0)
+        if one in found:
+            continue
+        found.append(one)
+        base = device_directory(one, root)
+        if os.path.exists(os.path.join(base, "partition")):
+            waiting.append(os.path.basename(os.path.dirname(os.path.realpath(base))))
+        else:
+            waiting += _slaves(base)
+    return found
+
+
+def snapshot(stack: BlockStack, root: str = "/") -> dict[str, Counters]:
+    """Counters now, by kernel name: of every leaf, and of the mounted device. Raises ``CountersChanged``."""
+    found = {leaf.name: _sum([read_counters(name, root) for name in leaf.counted_by]) for leaf in stack.leaves}
+    if stack.device and stack.device not in found:
+        found[stack.device] = read_counters(stack.device, root)
+    return found
+
+
+def difference(after: dict[str, Counters], before: dict[str, Counters]) -> dict[str, Counters]:
+    """What each device did between two snapshots. Raises ``CountersChanged``."""
+    if set(after) != set(before):
+        raise CountersChanged("the devices are not the same")
+    changes = {}
+    for name, counters in after.items():
+        try:
+            changes[name] = counters.since(before[name])
+        except CountersChanged:
+            raise CountersChanged("the counters of `%s` ran backwards" % name) from None
+    return changes
+
+
+def read_counters(name: str, root: str = "/") -> Counters:
+    """Counters of one device. Raises ``CountersChanged`` when it is gone."""
+    fields = (read_text(os.path.join(device_directory(name, root), "stat")) or "").split()
+    if len(fields) < 10 or not all(field.isdigit() for field in fields):
+        raise CountersChanged("`%s` has no counters" % name)
+    read_ios, _, read_sectors, read_ms, write_ios, _, write_sectors, write_ms, _, busy_ms = map(int, fields[:10])
+    return Counters(read_ios, read_sectors, read_ms, write_ios, write_sectors, write_ms, busy_ms)
+
+
+def _sum(counters: list[Counters]) -> Counters:
+    total = counters[0]
+    for other in counters[1:]:
+        total = total.plus(other)
+    return total
+
+
+def device_directory(name: str, root: str) -> str:
+    """sysfs directory of a device: by number, because hidden devices aside that is the kernel's own index."""
+    number = read_text(os.path.join(root, "sys/class/block", name, "dev"))
+    if number:
+        by_number = os.path.join(root, "sys/dev/block", number)
+        if os.path.isdir(by_number):
+            return by_number
+    for place in ("sys/class/block", "sys/block"):
+        path = os.path.join(root, place, name)
+        if os.path.isdir(path):
+            return path
+    return os.path.join(root, "sys/class/block", name)
+
+
+def _mounted_device(mount: Mount, root: str) -> str | None:
+    by_number = os.path.join(root, "sys/dev/block", mount.device_number)
+    if os.path.isdir(by_number):
+        return os.path.basename(os.path.realpath(by_number))
+    # btrfs mounts under an anonymous number: only the source names the device.
+    if mount.source.startswith("/dev/"):
+        node = os.path.join(root, mount.source.lstrip("/"))
+        name = os.path.basename(os.path.realpath(node))
+        if os.path.isdir(device_directory(name, root)):
+            return name
+    return None
+
+
+def _slaves(base: str) -> list[str]:
+    try:
+        return sorted(os.listdir(os.path.join(base, "slaves")))
+    except OSError:
+        return []
+
+
+class _Walk:
+    """Down through partitions, md, dm and loop devices to the drives."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.leaves: list[Leaf] = []
+        self.redundant = False
+        self.in_memory = False
+        self._seen: set[str] = set()
+
+    def descend(self, name: str) -> str:
+        """Collect the leaves under ``name``; return what to call it."""
+        base = device_directory(name, self.root)
+        if name in self._seen:
+            return "disk"
+        self._seen.add(name)
+        if os.path.exists(os.path.join(base, "partition")):
+            return self.descend(os.path.basename(os.path.dirname(os.path.realpath(base))))
+        backing = read_text(os.path.join(base, "loop/backing_file"))
+        if backing:
+            return "loop device on " + self._backing(backing)
+        below = _slaves(base)
+        if not below:
+            return self._leaf(name, base)
+        first = len(self.leaves)
+        for slave in below:
+            self.descend(slave)
+        return "%s (%s)" % (self._layer(base), _kinds(self.leaves[first:]))
+
+    def _layer(self, base: str) -> str:
+        level = read_text(os.path.join(base, "md/level"))
+        if level:
+            if level not in ("raid0", "linear"):
+                self.redundant = True
+            return "md " + level.upper().replace("LINEAR", "linear")
+        uuid = read_text(os.path.join(base, "dm/uuid")) or ""
+        kind = uuid.split("-", 1)[0].lower()
+        if kind not in ("crypt", "lvm"):
+            self.redundant = True
+        return "dm " + kind if kind else "dm"
+
+    def _backing(self, path: str) -> str:
+        # The bytes of a loop device may stop in the page cache: what counts is what its file lies on.
+        stack = read_stack(path, self.root)
+        known = {leaf.name for leaf in self.leaves}
+        self.leaves += [leaf for leaf in stack.leaves if leaf.name not in known]
+        self.redundant = self.redundant or stack.redundant
+        self.in_memory = self.in_memory or stack.in_memory
+        return stack.medium
+
+    def _leaf(self, name: str, base: str) -> str:
+        paths = _hidden_paths(name, self.root)
+        kind = "nvme" if _NVME.match(name) else "disk"
+        flags = [read_int(os.path.join(device_directory(path, self.root), "queue/iostats")) for path in paths]
+        if name not in [leaf.name for leaf in self.leaves]:
+            self.leaves.append(
+                Leaf(
+                    name=name,
+                    kind=kind,
+                    serial=_serial(name, base, self.root),
+                    iostats=all(flag != 0 for flag in flags),
+                    counted_by=tuple(paths),
+                )
+            )
+        if _MEMORY_DISK.match(name):
+            self.in_memory = True
+            return re.sub(r"\d+$", "", name) + " (memory)"
+        return "nvme disk" if kind == "nvme" else "disk"
+
+
+def _kinds(leaves: list[Leaf]) -> str:
+    kinds = sorted({leaf.kind for leaf in leaves})
+    return ", ".join("%d x %s" % (sum(leaf.kind == kind for leaf in leaves), kind) for kind in kinds)
+
+
+def _hidden_paths(name: str, root: str) -> list[str]:
+    """Devices that count for ``name``. Before Linux 6.4 a multipath NVMe head counts nothing, its paths do."""
+    match = _NVME.match(name)
+    if match:
+        pattern = os.path.join(root, "sys/block", "nvme%sc*n%s" % match.groups())
+        hidden = sorted(path for path in glob.glob(pattern) if os.path.exists(os.path.join(path, "stat")))
+        if hidden:
+            return [os.path.basename(path) for path in hidden]
+    return [name]
+
+
+def _serial(name: str, base: str, root: str) -> str | None:
+    # `device` of an NVMe namespace is its controller or, under multipath, its subsystem: both say the serial.
+    candidates = [os.path.join(base, "device/serial"), os.path.join(base, "serial")]
+    match = _NVME.match(name)
+    if match:
+        candidates.append(os.path.join(root, "sys/class/nvme/nvme%s/serial" % match.group(1)))
+    for path in candidates:
+        serial = read_text(path)
+        if serial:
+            return serial
+    return _scsi_serial(os.path.join(base, "device/vpd_pg80"))
+
+
+def _scsi_serial(path: str) -> str | None:
+    # SCSI's unit serial number page: four bytes of header, then the text.
+    try:
+        with open(path, "rb") as stream:
+            page = stream.read()
+    except OSError:
+        return None
+    return page[4:].decode("ascii", "replace").strip("\0 ") or None

@@ -1,0 +1,90 @@
+"""Other people's work on a node: programs on its GPUs, jobs of its scheduler, users of its volume."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from typing import Mapping
+
+from ..common.commands import CommandError, run
+from ..common.files import read_text
+from .mounts import mount_at, read_mounts
+from .volume_users import occupants
+
+_SLURM_STEP = re.compile(rb"slurmstepd: \[(\d+)[.\]]")
+_GPU = re.compile(r"^/dev/nvidia\d+$")
+_DAEMONS = (
+    "nvidia-persiste",
+    "nv-hostengine",
+    "nv-fabricmanage",
+    "dcgm-exporter",
+    "nvsm",
+    "nvidia-smi",
+    "nvidia-power",
+)
+"""Names, cut off at 15 characters as the kernel does, of what holds GPUs open on a node where nobody works."""
+
+
+def gpu_processes() -> list[str]:
+    """Processes that compute on a GPU of this node; none where there is no working nvidia-smi."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
+    try:
+        shown = run(query, timeout=20).stdout
+    except CommandError:
+        return []
+    lines = [line.split(",", 1) for line in shown.splitlines() if re.match(r"\s*\d+\s*,", line)]
+    return ["process %s (`%s`) uses a GPU" % (pid.strip(), name.strip()) for pid, name in lines]
+
+
+def gpu_holders(root: str = "/") -> list[str]:
+    """Processes that have a GPU open, by /proc: true also where nvidia-smi and the loaded driver no longer agree."""
+    found = {}
+    for path in glob.glob(os.path.join(root, "proc/[0-9]*/fd/*")):
+        try:
+            target = os.readlink(path)
+        except OSError:  # It ended meanwhile.
+            continue
+        if _GPU.match(target):
+            pid = int(path.split(os.sep)[-3])
+            found[pid] = read_text(os.path.join(root, "proc/%d/comm" % pid)) or "?"
+    return [
+        "process %d (`%s`) has a GPU open" % (pid, name)
+        for pid, name in sorted(found.items())
+        if not name.startswith(_DAEMONS)
+    ]
+
+
+def scheduler_jobs(environment: Mapping[str, str], root: str = "/") -> list[str]:
+    """Slurm jobs on this node, but for the one that this process belongs to: a job that computes now will write next.
+
+    Slurm's own step daemon names them, in the title of its process: `slurmstepd: [4711.batch]`.
+    """
+    jobs = set()
+    for path in glob.glob(os.path.join(root, "proc/[0-9]*/cmdline")):
+        try:
+            with open(path, "rb") as stream:
+                match = _SLURM_STEP.match(stream.read())
+        except OSError:  # It ended meanwhile.
+            continue
+        if match and match[1].decode() != environment.get("SLURM_JOB_ID"):
+            jobs.add(int(match[1]))
+    return ["Slurm job %d runs on this node" % job for job in sorted(jobs)]
+
+
+def volume_users(mount_point: str, root: str = "/") -> list[str]:
+    """Who works on the volume at ``mount_point``; nobody where it is not mounted."""
+    mount = mount_at(mount_point, read_mounts(root))
+    if mount is None:
+        return []
+    device = os.path.basename(os.path.realpath(os.path.join(root, "sys/dev/block", mount.device_number)))
+    return ["`%s`: %s" % (mount_point, line) for line in occupants(mount.device_number, device, mount_point, root)]
+
+
+def killed_by_a_reboot(mount_point: str, environment: Mapping[str, str], root: str = "/") -> list[str]:
+    """A line for everything that a reboot would end under somebody's hands."""
+    found = scheduler_jobs(environment, root) + (gpu_processes() if root == "/" else [])
+    seen = " ".join(found)
+    # One process once: nvidia-smi names it too.
+    found += [line for line in gpu_holders(root) if " ".join(line.split()[:2]) + " " not in seen + " "]
+    return found + (volume_users(mount_point, root) if mount_point else [])

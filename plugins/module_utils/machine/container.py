@@ -1,0 +1,79 @@
+"""Whether this is a container, told from what its runtime left, and what was not given to it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from dataclasses import dataclass
+
+from ..common.files import read_text
+from .mounts import Mount, mount_at, read_mounts
+
+_CGROUP_WORDS = (
+    ("kubepods", "kubernetes"),
+    ("libpod", "podman"),
+    ("docker", "docker"),
+    ("containerd", "containerd"),
+    ("lxc", "lxc"),
+)
+
+_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class Container:
+    """``runtime``: docker, podman, kubernetes ... or ``unknown``; ``evidence`` is where that was read."""
+
+    runtime: str
+    evidence: str
+
+
+def read_container(root: str = "/") -> Container | None:
+    """None on a machine, also on one that was made from a container's image and still carries its marks."""
+    mounts = read_mounts(root)
+    if any("/secrets/kubernetes.io/" in mount.mount_point + "/" for mount in mounts):
+        return Container("kubernetes", "its secrets are mounted")
+    top = mount_at("/", mounts)
+    told = read_text(os.path.join(root, "run/systemd/container"))
+    # Written at boot, where /run is a file system of its own; on a disk it may have come along with an image.
+    if told and not (_owns_its_root(top) and mount_at("/run", mounts) is None):
+        return Container(told, "/run/systemd/container")
+    if _owns_its_root(top):
+        return None
+    found = _by_marks(root)
+    if found is None and top is not None and top.fs_type in ("overlay", "fuse.fuse-overlayfs", "aufs"):
+        return Container("unknown", "/ is %s" % top.fs_type)
+    return found
+
+
+def _by_marks(root: str) -> Container | None:
+    cgroup = read_text(os.path.join(root, "proc/1/cgroup")) or ""
+    for word, runtime in _CGROUP_WORDS:
+        if word in cgroup:
+            return Container(runtime, "/proc/1/cgroup")
+    for mark, runtime in (("run/.containerenv", "podman"), (".dockerenv", "docker")):
+        if os.path.exists(os.path.join(root, mark)):
+            return Container(runtime, "/" + mark)
+    return None
+
+
+def _owns_its_root(top: Mount | None) -> bool:
+    # A whole file system of a block device at / is a machine's: containers get a layer, or a directory of one.
+    return top is not None and top.root == "/" and not top.device_number.startswith("0:")
+
+
+def read_memory_limit(root: str = "/") -> int | None:
+    """What the cgroup allows in bytes; None where it sets no limit."""
+    for place in _LIMITS:
+        text = read_text(os.path.join(root, place))
+        if text and re.match(r"^\d+$", text):
+            # cgroup v1 writes "no limit" as a number near 2**63.
+            return int(text) if int(text) < 2**60 else None
+    return None
+
+
+def device_nodes(pattern: str, root: str = "/") -> list[str]:
+    """Paths under /dev that match, as seen inside ``root``."""
+    prefix = root.rstrip("/")
+    return sorted(path[len(prefix) :] for path in glob.glob(prefix + "/dev/" + pattern))

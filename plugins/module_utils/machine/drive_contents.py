@@ -1,0 +1,182 @@
+"""What lies on block devices: file systems, partition tables, RAID, LVM, ZFS and LUKS labels."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Sequence
+
+from ..common.commands import CommandError, run
+from ..common.files import read_int
+from .drives import Drive, partitions_of
+
+WINDOW = 1024 * 1024
+"""Bytes read at each end of a device: every label known to libblkid but a few lies there."""
+
+RAID_MEMBER = "linux_raid_member"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One thing that libblkid recognises on a device."""
+
+    device: str
+    """Kernel name of the disk or partition."""
+    type: str
+    label: str | None
+    uuid: str | None
+    offset: str | None = None
+    """Where it lies on the device, as wipefs prints it."""
+
+    def __str__(self) -> str:
+        parts = [self.type]
+        if self.label:
+            parts.append("label `%s`" % self.label)
+        if self.uuid:
+            parts.append("UUID %s" % self.uuid)
+        return " ".join(parts)
+
+
+Contents = dict[str, list[Signature]]
+"""Signatures by a drive's kernel name, those on its partitions included."""
+
+
+class UnreadableDevice(Exception):
+    """A device whose contents could not be asked for; nothing may be concluded about it."""
+
+
+def read_signatures(names: Sequence[str]) -> list[Signature]:
+    """Signatures on the devices ``/dev/NAME``. Reads only; one process for all of them.
+
+    Raises ``UnreadableDevice`` when any of them cannot be read: an unread drive is never a blank drive.
+    """
+    if not names:
+        return []
+    try:
+        # --no-act twice over: without --all wipefs only lists, and this makes a slip of ours harmless.
+        result = run(["wipefs", "--no-act", "--json"] + ["/dev/" + name for name in names], timeout=120)
+    except CommandError as error:
+        raise UnreadableDevice(str(error)) from error
+    return parse_signatures(result.stdout)
+
+
+def parse_signatures(text: str) -> list[Signature]:
+    """The JSON of ``wipefs --json``; nothing at all means no signature."""
+    if not text.strip():
+        return []
+    try:
+        rows = json.loads(text)["signatures"]
+        return [
+            Signature(
+                device=os.path.basename(row["device"]),
+                type=row["type"],
+                label=row.get("label") or None,
+                uuid=row.get("uuid") or None,
+                offset=row.get("offset") or None,
+            )
+            for row in rows
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableDevice("`wipefs --json` printed something else than its JSON: %r" % error) from error
+
+
+def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
+    """Signatures by drive (its partitions' included), and the drives that could not be read."""
+    found: Contents = {}
+    unreadable: dict[str, str] = {}
+    owner = {name: drive.name for drive in drives for name in (drive.name, *drive.partitions)}
+    try:
+        everything = read_signatures(list(owner))
+    except UnreadableDevice:
+        # One bad drive must not hide the others: ask again, one by one, to find it.
+        everything = []
+        for drive in drives:
+            try:
+                everything += read_signatures([drive.name, *drive.partitions])
+            except UnreadableDevice as error:
+                unreadable[drive.name] = "cannot be read: %s" % error
+    for signature in everything:
+        found.setdefault(owner[signature.device], []).append(signature)
+    for drive in drives:
+        if drive.claims or drive.name in unreadable:
+            continue
+        # What is under an idle array is claimed by that array: ask the array instead.
+        paths = ["/dev/" + array for array in drive.idle_arrays] or [drive.path]
+        problems = [problem for problem in map(claim_problem, paths) if problem]
+        if problems:
+            unreadable[drive.name] = problems[0]
+    return found, unreadable
+
+
+def claim_problem(path: str) -> str | None:
+    """Why the kernel will not hand the device out exclusively, or None when it will.
+
+    This catches what leaves no trace in mounts or holders (a mounted btrfs member, an imported ZFS pool).
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_EXCL)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return "in use: the kernel refuses to open `%s` exclusively" % path
+        return "`%s` cannot be opened: %s" % (path, error.strerror)
+    os.close(handle)
+    return None
+
+
+def contents_hash(drive: Drive, root: str = "/") -> str:
+    """One hash of what can be told of a drive's contents in a moment; equal while nobody writes to the labels.
+
+    It covers identity (serial, size, block size), every signature, the partitions with their places, and the first
+    and last MiB of the drive, of each partition and of each idle array over them. A file deep inside a file system
+    may change without it: hashing terabytes is no step of a plan. Raises ``UnreadableDevice``.
+    """
+    devices = devices_of(drive, root)
+    signatures = read_signatures(list(devices))
+    parts: list[object] = [drive.serial, drive.size_bytes, drive.lba_bytes]
+    parts.append(
+        sorted([devices[one.device], str(one.offset), one.type, one.label or "", one.uuid or ""] for one in signatures)
+    )
+    for name, place in devices.items():
+        base = os.path.join(root, "sys/class/block", name)
+        parts.append([place, read_int(os.path.join(base, "start")), read_int(os.path.join(base, "size"))])
+        parts.append(ends_digest(os.path.join(root, "dev", name)))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def devices_of(drive: Drive, root: str = "/") -> dict[str, str]:
+    """Kernel names of all that holds a drive's contents, each with a name that outlives a reboot."""
+    found = {drive.name: "drive"}
+    found.update((name, name[len(drive.name) :]) for name in drive.partitions)
+    for number, array in enumerate(drive.idle_arrays):
+        # An inactive array has no size, and nothing in it can be read.
+        for name in [array, *partitions_of(root, array)]:
+            if read_int(os.path.join(root, "sys/class/block", name, "size")):
+                found[name] = "array%d%s" % (number, name[len(array) :])
+    return found
+
+
+def ends_digest(path: str) -> str:
+    """sha256 of the first and last MiB. Raises ``UnreadableDevice``."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            # md writes to its members past their page cache: what an earlier reader left there may be old.
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            end = stream.seek(0, os.SEEK_END)
+            for start in (0, max(0, end - WINDOW)):
+                stream.seek(start)
+                left = min(WINDOW, end)
+                while left:
+                    data = stream.read(left)
+                    if not data:
+                        raise UnreadableDevice("`%s` ends early" % path)
+                    digest.update(data)
+                    left -= len(data)
+    except OSError as error:
+        raise UnreadableDevice("`%s` cannot be read: %s" % (path, error.strerror)) from error
+    return digest.hexdigest()

@@ -1,0 +1,112 @@
+"""Huge pages, /dev/shm, RAM and locked memory as the machine has them now."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from dataclasses import dataclass
+from typing import Sequence
+
+from ..common.files import read_int, read_text
+from ..units import format_size_binary
+from .mounts import mount_at, read_mounts
+
+GIGANTIC_KIB = 2**20
+"""1 GiB: larger than what the kernel's allocator hands out, so only sure at boot, from the kernel's command line."""
+
+
+@dataclass(frozen=True)
+class HugePages:
+    """A pool: ``count`` pages of ``size_kib`` on one NUMA node, or over all of them when ``numa_node`` is None."""
+
+    size_kib: int
+    count: int
+    numa_node: int | None = None
+
+    @property
+    def path(self) -> str:
+        """The sysfs file that sizes the pool (kernel: Documentation/admin-guide/mm/hugetlbpage.rst)."""
+        base = "/sys/kernel/mm" if self.numa_node is None else "/sys/devices/system/node/node%d" % self.numa_node
+        return "%s/hugepages/hugepages-%dkB/nr_hugepages" % (base, self.size_kib)
+
+    @property
+    def gigantic(self) -> bool:
+        """Whether the kernel's command line is the sure way to it."""
+        return self.size_kib >= GIGANTIC_KIB
+
+    @property
+    def label(self) -> str:
+        """What a person calls it."""
+        size = format_size_binary(self.size_kib * 1024).replace(" ", "")
+        return size if self.numa_node is None else "%s,node%d" % (size, self.numa_node)
+
+    @property
+    def bytes(self) -> int:
+        """RAM that the pool takes from everyone else."""
+        return self.size_kib * 1024 * self.count
+
+
+def read_hugepages(pool: HugePages, root: str = "/") -> int | None:
+    """Pages that the pool has now; None when the kernel has no such pool."""
+    return read_int(os.path.join(root, pool.path.lstrip("/")))
+
+
+def hugepage_sizes(root: str = "/") -> list[int]:
+    """Page sizes in KiB that this kernel offers."""
+    names = glob.glob(os.path.join(root, "sys/kernel/mm/hugepages/hugepages-*kB"))
+    return sorted(int(re.sub(r"\D", "", os.path.basename(name))) for name in names)
+
+
+def memory_total(root: str = "/") -> int:
+    """MemTotal in bytes; 0 when /proc is not there."""
+    match = re.search(r"^MemTotal:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else 0
+
+
+def numa_nodes(root: str = "/") -> list[int]:
+    """Numbers of the NUMA nodes."""
+    names = glob.glob(os.path.join(root, "sys/devices/system/node/node[0-9]*"))
+    return sorted(int(os.path.basename(name)[len("node") :]) for name in names)
+
+
+def node_memory(node: int, root: str = "/") -> int:
+    """RAM of one NUMA node in bytes; 0 on one that has none or does not say."""
+    path = os.path.join(root, "sys/devices/system/node/node%d/meminfo" % node)
+    match = re.search(r"MemTotal:\s+(\d+) kB", read_text(path) or "")
+    return int(match.group(1)) * 1024 if match else 0
+
+
+def bytes_on_node(pools: Sequence[HugePages], node: int, nodes: int) -> int:
+    """What pools take of one of ``nodes`` NUMA nodes. The kernel spreads a pool of no node evenly."""
+    own = sum(pool.bytes for pool in pools if pool.numa_node == node)
+    return own + sum(pool.bytes for pool in pools if pool.numa_node is None) // nodes
+
+
+def shm_bytes(root: str = "/") -> int | None:
+    """Size of the tmpfs at /dev/shm; None when none is mounted there.
+
+    tmpfs shows ``size=`` in KiB, and leaves it out at its default of half the RAM (kernel:
+    Documentation/filesystems/tmpfs.rst).
+    """
+    mount = mount_at("/dev/shm", read_mounts(root))
+    if mount is None or mount.fs_type != "tmpfs":
+        return None
+    for option in mount.options:
+        match = re.match(r"size=(\d+)k$", option)
+        if match:
+            return int(match.group(1)) * 1024
+    return memory_total(root) // 2
+
+
+def shm_used(root: str = "/") -> int:
+    """Bytes of /dev/shm in use; it cannot be made smaller than that."""
+    place = os.statvfs(os.path.join(root, "dev/shm"))
+    return (place.f_blocks - place.f_bfree) * place.f_frsize
+
+
+def memlock_limit(root: str = "/") -> str | None:
+    """Soft limit of this process on locked memory: ``unlimited`` or bytes."""
+    text = read_text(os.path.join(root, "proc/self/limits")) or ""
+    match = re.search(r"^Max locked memory\s+(\S+)", text, re.MULTILINE)
+    return match.group(1) if match else None

@@ -1,0 +1,85 @@
+"""How much RAM a process here may still take: of the machine, and of every control group that it is in."""
+
+from __future__ import annotations
+
+import os
+from typing import Iterator, Tuple
+
+from ..common.files import read_int, read_text
+
+_NO_LIMIT = 2**60
+"""cgroup v1 writes "no limit" as a number near 2**63."""
+
+
+def memory_left(root: str = "/") -> tuple[int, str] | None:
+    """Bytes, and what sets that limit: ``RAM`` or the path of a control group. None where nothing says.
+
+    Page cache counts as left where it can be dropped; what lies in a tmpfs cannot (kernel:
+    Documentation/filesystems/proc.rst, MemAvailable; Documentation/admin-guide/cgroup-v2.rst).
+    """
+    found = []
+    available = _available(root)
+    if available is not None:
+        found.append((available, "RAM"))
+    found += _left_in_groups(root)
+    return min(found) if found else None
+
+
+def _available(root: str) -> int | None:
+    for line in (read_text(os.path.join(root, "proc/meminfo")) or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def groups_usage(root: str = "/") -> list[tuple[str, int]]:
+    """Each memory control group that this process is in, the topmost first, with the bytes that it could not drop."""
+    found = []
+    for group, (_, used_name, prefix) in _groups(root):
+        path = os.path.join(root, group.lstrip("/"))
+        used = read_int(os.path.join(path, used_name))
+        if used is not None:
+            found.append((group, max(0, used - _droppable(path, prefix))))
+    return found
+
+
+def _left_in_groups(root: str) -> list[tuple[int, str]]:
+    left = []
+    for group, files in _groups(root):
+        count = _left(os.path.join(root, group.lstrip("/")), *files)
+        if count is not None:
+            left.append((count, group))
+    return left
+
+
+_Files = Tuple[str, str, str]
+_FILES_1: _Files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_FILES_2: _Files = ("memory.max", "memory.current", "")
+
+
+def _groups(root: str) -> Iterator[tuple[str, _Files]]:
+    for line in (read_text(os.path.join(root, "proc/self/cgroup")) or "").splitlines():
+        _, controllers, name = line.split(":", 2)
+        # Version 2 names no controllers; a machine can have both.
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
+        # In a container the name may be the host's: what is mounted at the top is then the container's own group.
+        parts = [part for part in name.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            yield "/".join([top] + parts[:depth]), _FILES_1 if controllers else _FILES_2
+
+
+def _left(group: str, limit_name: str, used_name: str, prefix: str) -> int | None:
+    limit, used = read_int(os.path.join(group, limit_name)), read_int(os.path.join(group, used_name))
+    if limit is None or used is None or limit >= _NO_LIMIT:
+        return None
+    return max(0, limit - used + _droppable(group, prefix))
+
+
+def _droppable(group: str, prefix: str) -> int:
+    """Page cache that the group is charged for; a tmpfs counts as anonymous memory there."""
+    wanted = (prefix + "inactive_file", prefix + "active_file")
+    pairs = [line.split() for line in (read_text(os.path.join(group, "memory.stat")) or "").splitlines()]
+    return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in wanted)

@@ -1,0 +1,104 @@
+"""Every PCI device of a machine, with the ports between it and its root complex."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from ..common.files import read_int, read_text
+from .drives import Link, read_link
+
+DRIVE, GPU, NIC, BRIDGE, OTHER = "drive", "gpu", "nic", "bridge", "other"
+
+NVIDIA = 0x10DE
+
+_ROOT = re.compile(r"^pci[0-9a-f]{4,}:[0-9a-f]{2}$")
+_ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+
+# Base class and subclass (PCI Code and ID Assignment Specification).
+_NVME, _VGA, _3D, _PCI_BRIDGE, _NETWORK = 0x0108, 0x0300, 0x0302, 0x0604, 0x02
+
+
+@dataclass(frozen=True)
+class PciDevice:
+    """One function of a device."""
+
+    address: str
+    root_complex: str
+    """Such as ``pci0000:15``."""
+    ports: tuple[str, ...]
+    """Addresses of the ports above it, from the root complex down."""
+    kind: str
+    vendor: int | None
+    device: int | None
+    link: Link
+    numa_node: int | None
+    interfaces: tuple[str, ...] = ()
+    """Names of its network and RDMA devices."""
+
+
+def read_pci(root: str = "/") -> dict[str, PciDevice]:
+    """By address; empty where sysfs is not there."""
+    base = os.path.join(root, "sys/bus/pci/devices")
+    try:
+        names = sorted(os.listdir(base))
+    except OSError:
+        return {}
+    found = (_read(os.path.join(base, name)) for name in names)
+    return {device.address: device for device in found if device is not None}
+
+
+def _read(entry: str) -> PciDevice | None:
+    directory = os.path.realpath(entry)
+    parts = directory.split(os.sep)
+    roots = [part for part in parts if _ROOT.match(part)]
+    addresses = [part for part in parts if _ADDRESS.match(part)]
+    if not roots or not addresses:
+        return None
+    vendor, code = _hex(directory, "vendor"), _hex(directory, "class")
+    kind = _kind(vendor, code)
+    node = read_int(os.path.join(directory, "numa_node"))
+    return PciDevice(
+        address=addresses[-1],
+        root_complex=roots[0],
+        ports=tuple(addresses[:-1]),
+        kind=kind,
+        vendor=vendor,
+        device=_hex(directory, "device"),
+        link=read_link(directory),
+        # The kernel says -1 where the firmware names no node.
+        numa_node=node if node is not None and node >= 0 else None,
+        interfaces=_interfaces(directory) if kind == NIC else (),
+    )
+
+
+def _kind(vendor: int | None, code: int | None) -> str:
+    if code is None:
+        return OTHER
+    short = code >> 8
+    if short == _NVME:
+        return DRIVE
+    # An NVSwitch is NVIDIA's too, and a bridge of another class.
+    if vendor == NVIDIA and short in (_VGA, _3D):
+        return GPU
+    if short == _PCI_BRIDGE:
+        return BRIDGE
+    return NIC if short >> 8 == _NETWORK else OTHER
+
+
+def _hex(directory: str, name: str) -> int | None:
+    try:
+        return int(read_text(os.path.join(directory, name)) or "", 16)
+    except ValueError:
+        return None
+
+
+def _interfaces(directory: str) -> tuple[str, ...]:
+    found: list[str] = []
+    for place in ("infiniband", "net"):
+        try:
+            found += sorted(os.listdir(os.path.join(directory, place)))
+        except OSError:
+            continue
+    return tuple(found)

@@ -1,0 +1,312 @@
+"""A machine on paper: what the readers of machines read, as one JSON document, and laid out as a tree again.
+
+``tunetool inspect --capture`` writes it and ``--root`` reads it. Alone it runs on any machine with a Python:
+``ssh node python3 - < plugins/module_utils/machine/recording.py > node.json``, so it imports nothing of its own
+package. Links are kept as links. No environment, no log, no address of a network card, no content of a device is read.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import sys
+from typing import Any, Callable, Iterable, Mapping
+
+SCHEMA_NAME = "tunetool.recording/1"
+BESIDE = "tunetool-recording.json"
+"""In a tree, the file that holds what is in no file of the machine: the note, the health of its drives."""
+
+FILES = (
+    "/etc/cufile.json",
+    "/etc/os-release",
+    "/etc/tunetool/node.json",
+    "/proc/1/cgroup",
+    "/proc/cpuinfo",
+    "/proc/driver/nvidia/gpus/*/information",
+    "/proc/driver/nvidia/version",
+    "/proc/meminfo",
+    "/proc/self/limits",
+    "/proc/self/mountinfo",
+    "/proc/swaps",
+    "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/osrelease",
+    "/run/systemd/container",
+    "/sys/block/dm-*/holders/*/dev",
+    "/sys/block/md*/dev",
+    "/sys/block/md*/holders/*/dev",
+    "/sys/block/md*/md*p*/dev",
+    "/sys/block/md*/md*p*/holders/*/dev",
+    "/sys/block/md*/md*p*/partition",
+    "/sys/block/md*/md/array_state",
+    "/sys/block/md*/md/chunk_size",
+    "/sys/block/md*/md/level",
+    "/sys/block/md*/md/raid_disks",
+    "/sys/block/md*/md/rd*/block/dev",
+    "/sys/block/md*/md/rd*/state",
+    "/sys/block/md*/queue/iostats",
+    "/sys/block/md*/size",
+    "/sys/block/md*/slaves/*/dev",
+    "/sys/block/md*/stat",
+    "/sys/block/nvme*/dev",
+    "/sys/block/nvme*/device/address",
+    "/sys/block/nvme*/device/device/*_link_*",
+    "/sys/block/nvme*/device/firmware_rev",
+    "/sys/block/nvme*/device/model",
+    "/sys/block/nvme*/device/numa_node",
+    "/sys/block/nvme*/device/nvme[0-9]*/address",
+    "/sys/block/nvme*/device/nvme[0-9]*/device/*_link_*",
+    "/sys/block/nvme*/device/nvme[0-9]*/firmware_rev",
+    "/sys/block/nvme*/device/nvme[0-9]*/model",
+    "/sys/block/nvme*/device/nvme[0-9]*/numa_node",
+    "/sys/block/nvme*/device/nvme[0-9]*/serial",
+    "/sys/block/nvme*/device/nvme[0-9]*/transport",
+    "/sys/block/nvme*/device/serial",
+    "/sys/block/nvme*/device/transport",
+    "/sys/block/nvme*/holders/*/dev",
+    "/sys/block/nvme*/integrity/*",
+    "/sys/block/nvme*/metadata_bytes",
+    "/sys/block/nvme*/nvme*p*/dev",
+    "/sys/block/nvme*/nvme*p*/holders/*/dev",
+    "/sys/block/nvme*/nvme*p*/partition",
+    "/sys/block/nvme*/queue/iostats",
+    "/sys/block/nvme*/queue/logical_block_size",
+    "/sys/block/nvme*/size",
+    "/sys/block/nvme*/stat",
+    "/sys/bus/pci/devices/*/*_link_*",
+    "/sys/bus/pci/devices/*/class",
+    "/sys/bus/pci/devices/*/device",
+    "/sys/bus/pci/devices/*/numa_node",
+    "/sys/bus/pci/devices/*/vendor",
+    "/sys/class/block/dm-*/dev",
+    "/sys/class/block/md*/dev",
+    "/sys/class/block/nvme*/dev",
+    "/sys/class/dmi/id/product_name",
+    "/sys/class/dmi/id/sys_vendor",
+    "/sys/dev/block/*/dev",
+    "/sys/dev/block/*/dm/uuid",
+    "/sys/dev/block/*/partition",
+    "/sys/dev/block/*/slaves/*/dev",
+    "/sys/devices/system/cpu/online",
+    "/sys/devices/system/node/node*/cpulist",
+    "/sys/devices/system/node/node*/hugepages/*/[nf]r*_hugepages",
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    "/sys/kernel/mm/hugepages/*/[nf]r*_hugepages",
+    "/usr/lib/os-release",
+    "/usr/local/cuda/gds/cufile.json",
+)
+
+PRESENT = (
+    "/.dockerenv",
+    "/dev/nvidia*",
+    "/dev/nvme*",
+    "/proc/driver/nvidia-fs/version",
+    "/run/.containerenv",
+    "/run/udev/data",
+    "/sys/bus/pci/devices/*/infiniband/*",
+    "/sys/bus/pci/devices/*/net/*",
+    "/sys/class/nvme/*",
+)
+"""Only that they are there: kept as empty files and directories, never opened."""
+
+LINKS = (
+    "/dev/disk/by-id/md-*",
+    "/dev/disk/by-id/nvme-*",
+    "/dev/disk/by-uuid/*",
+)
+
+_FILE_LIMIT = 64 * 1024
+_TOTAL_LIMIT = 16 * 2**20
+
+_PLAIN_OPTION = re.compile(r"^(?:[a-z_0-9]+|size=\d+k|pagesize=\w+|mode=\d+)$")
+
+
+def _without_secrets(text: str) -> str:
+    """mountinfo whose network and overlay mounts keep neither addresses, users nor lists of directories."""
+    lines = []
+    for full in text.splitlines():
+        line = full
+        left, separator, right = full.partition(" - ")
+        after = right.split()
+        if separator and len(left.split()) >= 6 and left.split()[2].startswith("0:") and len(after) >= 2:
+            options = [one for one in (after[2] if len(after) > 2 else "rw").split(",") if _PLAIN_OPTION.match(one)]
+            fields = left.split()
+            line = " ".join([*fields[:6], "-", after[0], after[0], ",".join(options) or "rw"])
+        lines.append(line + "\n")
+    return "".join(lines)
+
+
+def _one_a_socket(text: str) -> str:
+    """cpuinfo without its hundreds of repetitions."""
+    kept: dict[str, str] = {}
+    for block in text.split("\n\n"):
+        match = re.search(r"^physical id\s*:\s*(\d+)", block, re.MULTILINE)
+        lines = [line for line in block.splitlines() if re.match(r"(processor|model name|physical id|flags)\s*:", line)]
+        if lines:
+            kept.setdefault(match.group(1) if match else "", "\n".join(lines) + "\n")
+    return "\n".join(kept.values())
+
+
+def _model_alone(text: str) -> str:
+    """A GPU's name; its UUID stays at home."""
+    return "".join(line + "\n" for line in text.splitlines() if line.startswith("Model:"))
+
+
+_CLEANED: Mapping[str, Callable[[str], str]] = {
+    "/proc/self/mountinfo": _without_secrets,
+    "/proc/cpuinfo": _one_a_socket,
+    "/information": _model_alone,
+}
+"""By the end of the path."""
+
+
+class _Walk:
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+        self.files: dict[str, str] = {}
+        self.links: dict[str, str] = {}
+        self.directories: set[str] = set()
+        self.total = 0
+
+    def matches(self, pattern: str) -> Iterable[str]:
+        return [path[len(self.root) :] for path in sorted(glob.glob(self.root + pattern))]
+
+    def real(self, path: str, last: bool = True) -> str | None:
+        """Where ``path`` leads inside the root; every link on the way is kept, the last one if it is asked for."""
+        done, parts, hops = "", path.strip("/").split("/"), 0
+        while parts:
+            place = done + "/" + parts.pop(0)
+            if os.path.islink(self.root + place) and not place.startswith("/proc/"):
+                target = os.readlink(self.root + place)
+                target = os.path.relpath(target, done or "/") if target.startswith("/") else target
+                self.links[place] = target
+                hops += 1
+                if hops > 40 or (not parts and not last):
+                    return None
+                joined = os.path.normpath(os.path.join(done or "/", target))
+                done, parts = "", joined.strip("/").split("/") + parts
+                continue
+            done = place
+        return done
+
+    def file(self, path: str) -> None:
+        place = self.real(path)
+        if place is None or place in self.files or not os.path.isfile(self.root + place):
+            return
+        try:
+            with open(self.root + place, encoding="utf-8", errors="replace") as stream:
+                text = stream.read(_FILE_LIMIT if not place.endswith("/cpuinfo") else 2**23)
+        except OSError:
+            return
+        for end, clean in _CLEANED.items():
+            text = clean(text) if place.endswith(end) else text
+        self.total += len(text)
+        if self.total > _TOTAL_LIMIT:
+            raise ValueError("a recording of more than %d bytes" % _TOTAL_LIMIT)
+        self.files[place] = text
+
+    def present(self, path: str) -> None:
+        place = self.real(path)
+        if place is None or place in self.files:
+            return
+        if os.path.isdir(self.root + place):
+            self.directories.add(place)
+        elif os.path.exists(self.root + place):
+            self.files[place] = ""
+
+
+def record(root: str = "/") -> dict[str, Any]:
+    """The machine under ``root``."""
+    walk = _Walk(root)
+    for pattern in FILES:
+        for path in walk.matches(pattern):
+            walk.file(path)
+    for pattern in PRESENT:
+        for path in walk.matches(pattern):
+            walk.present(path)
+    for pattern in LINKS:
+        for path in walk.matches(pattern):
+            walk.real(path, last=False)
+    # /proc/self is this very process: it is kept under the name that readers use.
+    own = "/proc/%d/" % os.getpid()
+    files = {path.replace(own, "/proc/self/"): text for path, text in walk.files.items()}
+    return {
+        "schema": SCHEMA_NAME,
+        "files": files,
+        "links": walk.links,
+        "directories": sorted(walk.directories),
+    }
+
+
+def anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the host's name, serial numbers and IPv4 addresses replaced, each everywhere alike."""
+    serials = {text.strip() for path, text in document["files"].items() if re.search(r"/nvme\d+/serial$", path)}
+    names = {serial: "SERIAL%02d" % index for index, serial in enumerate(sorted(serials - {""}), start=1)}
+    host = str(document["files"].get("/proc/sys/kernel/hostname", "")).strip()
+
+    def clean(text: str) -> str:
+        for serial in sorted(names, key=len, reverse=True):
+            text = re.sub(r"(?<![A-Za-z0-9])%s(?![A-Za-z0-9])" % re.escape(serial), names[serial], text)
+        text = re.sub(r"md-name-%s:" % re.escape(host), "md-name-node:", text) if host else text
+        return re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", "192.0.2.1", text)
+
+    def coded(path: str) -> bool:
+        # Those names hold the serial in hexadecimal, or a number as good as it.
+        return bool(re.search(r"/by-id/nvme-(?:eui|nvme|uuid)\.", path))
+
+    found: dict[str, Any] = json.loads(json.dumps(dict(document)))
+    found["files"] = {path: _keeping_versions(path, text, clean) for path, text in found["files"].items()}
+    if host:
+        found["files"]["/proc/sys/kernel/hostname"] = "node\n"
+    found["links"] = {clean(path): target for path, target in found["links"].items() if not coded(path)}
+    return found
+
+
+def _keeping_versions(path: str, text: str, clean: Callable[[str], str]) -> str:
+    # A driver's version looks like an address.
+    return text if path.startswith("/proc/driver/") or path.endswith("os-release") else clean(text)
+
+
+def lay_out(document: Mapping[str, Any], directory: str) -> None:
+    """The document as a tree under ``directory``, links as links. Raises ``ValueError`` where it leads out of it."""
+    for path in document.get("directories", ()):
+        os.makedirs(_inside(directory, path), exist_ok=True)
+    for path, text in document["files"].items():
+        place = _inside(directory, path)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        with open(place, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    places = []
+    for path, target in document["links"].items():
+        place = _inside(directory, path)
+        _within(directory, os.path.join(os.path.dirname(place), target), path)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        if not os.path.lexists(place):
+            os.symlink(target, place)
+            places.append((place, path))
+    for place, path in places:
+        # A link made later may have turned an earlier one.
+        _within(directory, place, path)
+    beside = {key: value for key, value in document.items() if key not in ("files", "links", "directories")}
+    with open(os.path.join(directory, BESIDE), "w", encoding="utf-8") as stream:
+        json.dump(beside, stream, indent=1, sort_keys=True)
+        stream.write("\n")
+
+
+def _inside(directory: str, path: str) -> str:
+    parts = path.split("/")
+    if not path.startswith("/") or ".." in parts or not parts[-1]:
+        raise ValueError("`%s` leads out of the recording" % path)
+    return os.path.join(directory, path.lstrip("/"))
+
+
+def _within(directory: str, place: str, path: str) -> None:
+    real, top = os.path.realpath(place), os.path.realpath(directory)
+    if not (real + "/").startswith(top + "/"):
+        raise ValueError("`%s` leads out of the recording" % path)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(record(), indent=1, sort_keys=True) + "\n")

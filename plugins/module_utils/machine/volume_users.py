@@ -1,0 +1,146 @@
+"""Who works on a volume: processes of any mount namespace, swap files, loop devices, mounts within it."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+from dataclasses import dataclass
+from typing import Sequence
+
+from ..common.files import read_text
+from .drives import holders_of
+from .mounts import unescape
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process with something of the volume in its hands."""
+
+    pid: int
+    command: str
+    how: str
+
+    def __str__(self) -> str:
+        return "process %d `%s` (%s)" % (self.pid, self.command, self.how)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One mount of the volume, as one namespace sees it."""
+
+    mount_id: str
+    point: str
+    follows: bool
+    """True where an unmount in the first namespace takes this one away, too."""
+
+
+def occupants(device_number: str, device: str, mount_point: str, root: str = "/") -> list[str]:
+    """All that bars the volume ``device`` (``major:minor``, kernel name) from being unmounted for good, a line each."""
+    found = ["`%s` is mounted in it" % point for point in _mounts_within(mount_point, root)]
+    found += ["it is mounted at `%s`, too" % point for point in _elsewhere(device_number, mount_point, root)]
+    found += ["swap file `%s`" % path for path in _swap_files(mount_point, root)]
+    found += ["loop device `%s` on `%s`" % pair for pair in _loops(mount_point, root)]
+    found += ["device `%s` is built on it" % holder for holder in holders_of(root, device)]
+    return found + [str(process) for process in processes(device_number, root)]
+
+
+def processes(device_number: str, root: str = "/") -> list[Process]:
+    """Processes with an open file, working directory, program or mapping on the device, sorted by pid."""
+    found = []
+    places: dict[str, list[_Place]] = {}
+    first = _namespace("self", root)
+    for pid in sorted(int(name) for name in _listdir(os.path.join(root, "proc")) if name.isdigit()):
+        if pid == os.getpid():
+            continue
+        namespace = _namespace(str(pid), root)
+        # A process whose namespace may not be read is looked at by itself.
+        key = namespace or str(pid)
+        if key not in places:
+            places[key] = _places(str(pid), device_number, root)
+        how = _how(pid, places[key], device_number, root)
+        if not how and namespace not in ("", first) and any(not place.follows for place in places[key]):
+            how = "keeps its own mount of it, as a container does"
+        if how:
+            found.append(Process(pid, read_text(os.path.join(root, "proc/%d/comm" % pid)) or "?", how))
+    return found
+
+
+def _how(pid: int, places: Sequence[_Place], device_number: str, root: str) -> str | None:
+    base = os.path.join(root, "proc", str(pid))
+    for link, words in (("cwd", "working directory"), ("root", "root directory"), ("exe", "program")):
+        target = _readlink(os.path.join(base, link))
+        if any(_within(target, place.point) for place in places):
+            return words
+    ids = {place.mount_id for place in places}
+    for number in _listdir(os.path.join(base, "fdinfo")):
+        match = re.search(r"^mnt_id:\s*(\d+)", read_text(os.path.join(base, "fdinfo", number)) or "", re.MULTILINE)
+        if match and match.group(1) in ids:
+            return "open file `%s`" % _readlink(os.path.join(base, "fd", number))
+    major, minor = (int(part) for part in device_number.split(":"))
+    # address perms offset dev inode pathname; dev is hexadecimal here.
+    mapped = "%02x:%02x" % (major, minor)
+    for line in (read_text(os.path.join(base, "maps")) or "").splitlines():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[3] == mapped:
+            return "mapped file `%s`" % fields[5]
+    return None
+
+
+def _places(pid: str, device_number: str, root: str) -> list[_Place]:
+    """Mounts of the device, from /proc/PID/mountinfo with its ids and propagation (proc(5))."""
+    found = []
+    for line in (read_text(os.path.join(root, "proc", pid, "mountinfo")) or "").splitlines():
+        fields = line.split()
+        if len(fields) > 6 and fields[2] == device_number:
+            tags = fields[6 : fields.index("-")] if "-" in fields else []
+            follows = any(tag.startswith(("shared:", "master:")) for tag in tags)
+            found.append(_Place(fields[0], unescape(fields[4]), follows))
+    return found
+
+
+def _mounts_within(mount_point: str, root: str) -> list[str]:
+    lines = (read_text(os.path.join(root, "proc/self/mountinfo")) or "").splitlines()
+    points = [unescape(line.split()[4]) for line in lines if len(line.split()) > 6]
+    return [point for point in points if point != mount_point and _within(point, mount_point)]
+
+
+def _elsewhere(device_number: str, mount_point: str, root: str) -> list[str]:
+    points = [place.point for place in _places("self", device_number, root)]
+    return [point for point in points if not _within(point, mount_point)]
+
+
+def _swap_files(mount_point: str, root: str) -> list[str]:
+    lines = (read_text(os.path.join(root, "proc/swaps")) or "").splitlines()[1:]
+    paths = [unescape(line.split()[0]) for line in lines if line.split()]
+    return [path for path in paths if _within(path, mount_point)]
+
+
+def _loops(mount_point: str, root: str) -> list[tuple[str, str]]:
+    found = []
+    for path in sorted(glob.glob(os.path.join(root, "sys/block/loop*/loop/backing_file"))):
+        backing = read_text(path) or ""
+        if _within(backing, mount_point):
+            found.append((path.split(os.sep)[-3], backing))
+    return found
+
+
+def _within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _namespace(pid: str, root: str) -> str:
+    return _readlink(os.path.join(root, "proc", pid, "ns/mnt"))
+
+
+def _readlink(path: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(path)
+    return ""
+
+
+def _listdir(path: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(path)
+    return []

@@ -1,0 +1,240 @@
+"""Huge pages, /dev/shm and locked memory brought to what is asked: compared first, changed where they differ."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Mapping
+
+from ..common.commands import run
+from ..common.drift import Ledger
+from ..common.files import content, replace_file
+from ..common.refusal import Refusal
+from ..machine.fstab import FSTAB, FstabConflict, with_entry
+from ..machine.memory import HugePages, memory_total, numa_nodes, read_hugepages, shm_bytes, shm_used
+from ..machine.mounts import mount_at, read_mounts
+from ..units import format_size_binary, parse_size
+from .apply_kernel_parameters import CommandLine
+from .hugepage_limits import refuse_impossible
+from .persistent_files import (
+    LIMITS_PATH,
+    SYSTEMD_PATHS,
+    TMPFILES_PATH,
+    parse_tmpfiles,
+    pools_to_give_back,
+    render_limits,
+    render_systemd,
+    render_tmpfiles,
+)
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+ARGUMENTS: dict[str, Any] = {
+    "hugepages": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "size": {"type": "str", "default": "2MiB"},
+            "count": {"type": "int", "required": True},
+            "numa_node": {"type": "int"},
+        },
+    },
+    "hugepages_max_share": {"type": "int", "default": 50},
+    "shm_size": {"type": "str", "default": ""},
+    "memlock": {"type": "str", "default": ""},
+}
+"""What M(tunetool.node.host_memory) takes."""
+
+
+class MemoryJob:
+    """The three settings of a machine under ``root``."""
+
+    def __init__(self, wanted: Mapping[str, Any], ledger: Ledger, root: str = "/") -> None:
+        self.wanted = wanted
+        self.ledger = ledger
+        self.root = root
+        self.reboot_reasons: list[str] = []
+        """What was asked for and is not in force until the node reboots."""
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self.root, path.lstrip("/"))
+
+    def all(self) -> dict[str, Any]:
+        """The three in turn; returns what was asked for, as the manifest holds it."""
+        pools = self.hugepages()
+        return {
+            "hugepages": [
+                {"size_kib": pool.size_kib, "numa_node": pool.numa_node, "count": pool.count} for pool in pools
+            ],
+            "shm_bytes": self.shm(),
+            "memlock": self.memlock(),
+        }
+
+    def put(self, name: str, path: str, text: str) -> bool:
+        """A file with exactly this text; true when it was written."""
+        before = content(self._path(path))
+        if self.ledger.file_differs(name, path, before, text):
+            replace_file(self._path(path), text)
+            return True
+        return False
+
+    def hugepages(self) -> list[HugePages]:
+        """Pools sized now, and at boot through tmpfiles.d and, for 1 GiB pages, the kernel's command line.
+
+        Those no longer asked for are given back.
+        """
+        pools = [
+            HugePages(parse_size(entry["size"] or "2MiB") // 1024, entry["count"], entry["numa_node"])
+            for entry in self.wanted["hugepages"]
+        ]
+        refuse_impossible(pools, self.wanted["hugepages_max_share"], self.root)
+        # The manifest too: a run that could not free a pool has already rewritten the file.
+        before = parse_tmpfiles(content(self._path(TMPFILES_PATH)))
+        if self.ledger.manifest is not None:
+            before += [HugePages(**entry) for entry in self.ledger.manifest["memory"]["hugepages"]]
+        line = CommandLine(self.ledger, self.root)
+        changed = line.settle(pools, before)
+        if pools or os.path.exists(self._path(TMPFILES_PATH)):
+            self.put("memory.hugepages.boot", TMPFILES_PATH, render_tmpfiles(pools))
+        for pool in pools_to_give_back(before, pools, numa_nodes(self.root)):
+            if read_hugepages(pool, self.root) is not None:
+                self._resize(pool, "pages of it are in use: end the job that holds them, or reboot")
+        for pool in pools:
+            lacking = pool.count - (read_hugepages(pool, self.root) or 0)
+            if pool.gigantic and lacking > 0 and not line.in_force(pools):
+                self._until_reboot(pool, try_now=changed)
+            else:
+                self._resize(pool, "reboot while memory is whole (they are set for the next boot), or ask for fewer")
+        return pools
+
+    def _resize(self, pool: HugePages, hint: str) -> None:
+        name = "memory.hugepages[%s]" % pool.label
+        found = read_hugepages(pool, self.root)
+        expected = "%d pages" % pool.count
+        if not self.ledger.differs(name, expected, "%s pages" % found, pool.path, "%s\n" % found, "%d\n" % pool.count):
+            return
+        found = self.write_pool(pool)
+        if found != pool.count:
+            self.ledger.give_up(
+                name,
+                "%s pages" % found,
+                hint,
+                "%d huge pages of %s asked for, the kernel has %s. hint: %s"
+                % (pool.count, format_size_binary(pool.size_kib * 1024), found, hint),
+            )
+
+    def _until_reboot(self, pool: HugePages, try_now: bool) -> None:
+        """1 GiB pages that the next boot brings. A running kernel may still find some: asked once, never again.
+
+        It moves whatever lies in the way, which costs running jobs time, and mostly fails on a node that has worked
+        for a while. So only the run that sets the command line tries.
+        """
+        found = read_hugepages(pool, self.root)
+        name = "memory.hugepages[%s]" % pool.label
+        if try_now and self.ledger.differs(
+            name, "%d pages" % pool.count, "%s pages" % found, pool.path, "%s\n" % found, "%d\n" % pool.count
+        ):
+            found = self.write_pool(pool)
+            if found != pool.count:
+                self.ledger.later(name, "%s pages" % found, "the next boot brings the rest")
+        if found != pool.count:
+            self.reboot_reasons.append(
+                "huge pages: %d of %s%s are asked for, the running kernel has %s; the next boot reserves them"
+                % (
+                    pool.count,
+                    format_size_binary(pool.size_kib * 1024),
+                    "" if pool.numa_node is None else " on NUMA node %d" % pool.numa_node,
+                    found,
+                )
+            )
+
+    def write_pool(self, pool: HugePages) -> int | None:
+        """Ask the kernel for the pages; what it has then, which may be fewer."""
+        with open(self._path(pool.path), "w", encoding="ascii") as stream:
+            stream.write("%d" % pool.count)
+        return read_hugepages(pool, self.root)
+
+    def shm(self) -> int | None:
+        """An fstab line for later boots, a remount for now. Returns the size in bytes."""
+        text = self.wanted["shm_size"]
+        if not text:
+            return None
+        size = shm_size_bytes(text, self.root)
+        if mount_at("/dev/shm", read_mounts(self.root)) is None:
+            raise Refusal("`/dev/shm` is not mounted. hint: look at the node first")
+        self._refuse_shm(size)
+        before = content(self._path(FSTAB))
+        try:
+            after = with_entry(
+                before, "tmpfs", "/dev/shm", "tmpfs", "nosuid,nodev,size=%d" % size, replace_any_spec=True
+            )
+        except FstabConflict as error:
+            self.ledger.cannot("fstab[/dev/shm]", "one line", str(error), "leave one of them", str(error))
+            after = before
+        if self.ledger.file_differs("fstab[/dev/shm]", FSTAB, before, after):
+            replace_file(self._path(FSTAB), after)
+            if os.path.isdir("/run/systemd/system"):
+                run(["systemctl", "daemon-reload"])
+        live = shm_bytes(self.root)
+        found = format_size_binary(live) if live is not None else "no tmpfs"
+        if self.ledger.differs(
+            "memory.shm", format_size_binary(size), found, "/dev/shm", "size %s\n" % live, "size %d\n" % size
+        ):
+            run(["mount", "-o", "remount,size=%d" % size, "/dev/shm"])
+            if shm_bytes(self.root) != size:
+                raise Refusal("`/dev/shm` has %s bytes after its remount, %d asked for" % (shm_bytes(), size))
+        return size
+
+    def _refuse_shm(self, size: int) -> None:
+        pools = sum(parse_size(entry["size"] or "2MiB") * entry["count"] for entry in self.wanted["hugepages"])
+        total = memory_total(self.root)
+        if size + pools > total:
+            beside = " beside huge pages of %s" % format_size_binary(pools) if pools else ""
+            raise Refusal(
+                "`/dev/shm` of %s%s is more than the node's RAM of %s: whoever fills it meets the OOM killer. hint: "
+                "lower `host_memory_shm_size`" % (format_size_binary(size), beside, format_size_binary(total))
+            )
+        live = shm_bytes(self.root)
+        if live is None or size >= live:
+            return
+        used = shm_used(self.root)
+        if size < used:
+            text = "%s are in use there" % format_size_binary(used)
+            hint = "end the jobs that use it, look at `ls -l /dev/shm`, or ask for more"
+            self.ledger.cannot(
+                "memory.shm",
+                format_size_binary(size),
+                "%s, and %s" % (format_size_binary(live), text),
+                hint,
+                "`/dev/shm` cannot be made %s: %s. hint: %s" % (format_size_binary(size), text, hint),
+            )
+
+    def memlock(self) -> str | None:
+        """limits.d for logins, DefaultLimitMEMLOCK for services. Returns it as limits.conf(5) writes it."""
+        text = self.wanted["memlock"]
+        if not text:
+            return None
+        value = "unlimited" if text == "unlimited" else str(parse_size(text) // 1024)
+        self.put("memory.memlock[limits.d]", LIMITS_PATH, render_limits(value))
+        written = [
+            self.put("memory.memlock[%s]" % path.split("/")[-2], path, render_systemd(value)) for path in SYSTEMD_PATHS
+        ]
+        if any(written) and os.path.isdir("/run/systemd/system"):
+            # A reload does not reread [Manager]; running services keep their limits until they restart.
+            run(["systemctl", "daemon-reexec"])
+        return value
+
+
+def shm_size_bytes(text: str, root: str = "/") -> int:
+    """Bytes, whole pages, from a size or a share of the RAM."""
+    share = re.match(r"^(\d{1,2})%$", text)
+    if share and int(share.group(1)) > 0:
+        size = memory_total(root) * int(share.group(1)) // 100
+    elif share or text.endswith("%"):
+        raise Refusal("`%s` is not a share of the RAM. hint: 1%% to 99%%" % text)
+    else:
+        size = parse_size(text)
+    if size < PAGE:
+        raise Refusal("`/dev/shm` cannot have %d bytes. hint: write `50%%` or `64GiB`" % size)
+    return size // PAGE * PAGE

@@ -1,0 +1,170 @@
+"""The boot loader that puts words on the kernel's command line: GRUB as Debian and Ubuntu have it, or grubby.
+
+A boot configuration is never left half written: what is made is checked first and then renamed into place, and where
+the tools fail or make something else, what was there before is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Protocol, Sequence
+
+from ..common.commands import CommandError, run
+from ..common.files import content, replace_file
+from ..common.refusal import Refusal
+from .kernel_parameters import carries, grubby_lines, linux_lines, parse_dropin, render_dropin, without
+
+DROPIN_PATH = "/etc/default/grub.d/60-tunetool-hugepages.cfg"
+GRUB_CFG = "/boot/grub/grub.cfg"
+MADE = "/boot/grub/.tunetool-grub.cfg"
+_MKCONFIG = "/usr/sbin/grub-mkconfig"
+_GRUBBY = ("/usr/sbin/grubby", "/sbin/grubby")
+_SECONDS = 600
+
+
+class BootLoader(Protocol):
+    """What a job asks of one."""
+
+    where: str
+    """What a person looks at."""
+
+    def entries(self) -> list[list[str]]:
+        """The command line of every kernel that can be booted."""
+
+    def ours(self) -> list[str]:
+        """The words that an earlier run put there, as far as the boot loader's own files tell."""
+
+    def keeps(self, words: Sequence[str]) -> bool:
+        """Whether its source says ``words`` of ours and no others, so that they outlive the next kernel's install."""
+
+    def put(self, words: Sequence[str], before: Sequence[str]) -> None:
+        """Replace our words ``before`` by ``words``. Raises ``Refusal``, with everything as it was."""
+
+
+def find(root: str = "/") -> BootLoader | None:
+    """The boot loader of the machine under ``root``, None where it is none that is known here."""
+    if any(os.path.isfile(os.path.join(root, place.lstrip("/"))) for place in _GRUBBY):
+        return Grubby()
+    # Reading /etc/default/grub.d is Debian's own addition to grub-mkconfig.
+    if "default/grub.d" in content(os.path.join(root, _MKCONFIG.lstrip("/"))) and os.path.isfile(
+        os.path.join(root, GRUB_CFG.lstrip("/"))
+    ):
+        return Grub(root)
+    return None
+
+
+class Grub:
+    """A file of our own in /etc/default/grub.d, and a grub.cfg made from it."""
+
+    where = DROPIN_PATH
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = root
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self._root, path.lstrip("/"))
+
+    def entries(self) -> list[list[str]]:
+        """As grub.cfg has them now."""
+        return linux_lines(content(self._path(GRUB_CFG)))
+
+    def ours(self) -> list[str]:
+        """From our file."""
+        return parse_dropin(content(self._path(DROPIN_PATH)))
+
+    def keeps(self, words: Sequence[str]) -> bool:
+        """Our file has them."""
+        return self.ours() == list(words)
+
+    def put(self, words: Sequence[str], before: Sequence[str]) -> None:
+        """Write or remove our file, then make grub.cfg anew."""
+        old = content(self._path(DROPIN_PATH))
+        try:
+            self._write(render_dropin(words))
+            made = self._make()
+            _check(
+                linux_lines(made), words, [word for word in (before, parse_dropin(old)) if list(word) != list(words)]
+            )
+            # grub-mkconfig itself writes over the live file: a power loss there leaves a node without kernels.
+            replace_file(self._path(GRUB_CFG), made)
+        except (CommandError, Refusal, OSError) as error:
+            self._write(old)
+            raise Refusal(
+                "the boot configuration could not be made: %s. hint: `%s` is as it was before; run `update-grub` by "
+                "hand to see more" % (error, DROPIN_PATH)
+            ) from error
+        finally:
+            for leftover in (MADE, MADE + ".new"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path(leftover))
+
+    def _write(self, text: str) -> None:
+        if text:
+            replace_file(self._path(DROPIN_PATH), text)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(DROPIN_PATH))
+
+    def _make(self) -> str:
+        run(["grub-mkconfig", "-o", self._path(MADE)], timeout=_SECONDS)
+        return content(self._path(MADE))
+
+
+class Grubby:
+    """Red Hat's tool, which edits the entries of every installed kernel and what later ones inherit."""
+
+    where = "grubby --info=ALL"
+
+    def entries(self) -> list[list[str]]:
+        """As grubby prints them."""
+        return grubby_lines(run(["grubby", "--info=ALL"]).stdout)
+
+    def ours(self) -> list[str]:
+        """The entries do not tell whose a word is."""
+        return []
+
+    def keeps(self, words: Sequence[str]) -> bool:
+        """The entries are its source."""
+        return True
+
+    def put(self, words: Sequence[str], before: Sequence[str]) -> None:
+        """Take the old words away, put the new ones, and read back what came of it."""
+        there = self.entries()
+        # grubby knows a word by its name: another pool's `hugepages=` would be overwritten.
+        for entry in there:
+            strange = [word for word in without(entry, before) if word.partition("=")[0] in ("hugepages", "hugepagesz")]
+            if words and strange and not carries(entry, words):
+                raise Refusal(
+                    "`%s` is on the kernel's command line, and grubby cannot keep two pools apart. hint: "
+                    "`grubby --update-kernel=ALL --remove-args='%s'`, and ask for that pool in "
+                    "`host_memory_hugepages`" % (" ".join(strange), " ".join(strange))
+                )
+        try:
+            self._update(words, before)
+            _check(self.entries(), words, [before] if list(before) != list(words) else [])
+        except (CommandError, Refusal) as error:
+            with contextlib.suppress(CommandError):
+                self._update(before if any(carries(entry, before) for entry in there) else (), words)
+            raise Refusal(
+                "the boot configuration could not be changed: %s. hint: what was there before was put back; look at "
+                "`grubby --info=ALL`" % error
+            ) from error
+
+    @staticmethod
+    def _update(words: Sequence[str], before: Sequence[str]) -> None:
+        if before:
+            run(["grubby", "--update-kernel=ALL", "--remove-args=%s" % " ".join(before)], timeout=_SECONDS)
+        if words:
+            run(["grubby", "--update-kernel=ALL", "--args=%s" % " ".join(words)], timeout=_SECONDS)
+
+
+def _check(entries: Sequence[Sequence[str]], words: Sequence[str], gone: Sequence[Sequence[str]]) -> None:
+    if not entries:
+        raise Refusal("it would have no kernel")
+    for entry in entries:
+        if words and not carries(entry, words):
+            raise Refusal("`%s` is missing from `%s`" % (" ".join(words), " ".join(entry)))
+        for one in gone:
+            if one and carries(entry, one):
+                raise Refusal("`%s` is still in `%s`" % (" ".join(one), " ".join(entry)))

@@ -1,0 +1,52 @@
+"""Huge pages that a machine cannot or should not have."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ..common.refusal import Refusal
+from ..machine.memory import (
+    HugePages,
+    bytes_on_node,
+    hugepage_sizes,
+    memory_total,
+    node_memory,
+    numa_nodes,
+    read_hugepages,
+)
+from ..units import format_size_binary
+
+
+def refuse_impossible(pools: Sequence[HugePages], share: int, root: str = "/") -> None:
+    """Raises ``Refusal`` for a size or a node that is not there, and for more than ``share`` percent of the RAM."""
+    offered = hugepage_sizes(root)
+    for pool in pools:
+        if pool.size_kib not in offered:
+            sizes = ", ".join(format_size_binary(size * 1024) for size in offered) or "none"
+            raise Refusal(
+                "huge pages of %s are not offered by this kernel (%s). hint: 1 GiB pages need a processor with "
+                "`pdpe1gb` in /proc/cpuinfo; in a virtual machine, its host must pass that on"
+                % (format_size_binary(pool.size_kib * 1024), sizes)
+            )
+        if read_hugepages(pool, root) is None:
+            raise Refusal("NUMA node %s does not exist here. hint: see `lscpu`" % pool.numa_node)
+        if pool.numa_node is not None and any(p.numa_node is None and p.size_kib == pool.size_kib for p in pools):
+            raise Refusal(
+                "huge pages of %s are asked for on NUMA node %d and over all nodes. hint: name a node for each, or none"
+                % (format_size_binary(pool.size_kib * 1024), pool.numa_node)
+            )
+    _refuse_share(sum(pool.bytes for pool in pools), memory_total(root), share, "RAM")
+    # What is over the share on one node starves that node's GPUs and drives, however much the others have.
+    nodes = {node: node_memory(node, root) for node in numa_nodes(root)}
+    nodes = {node: total for node, total in nodes.items() if total}
+    if len(nodes) > 1:
+        for node, total in nodes.items():
+            _refuse_share(bytes_on_node(pools, node, len(nodes)), total, share, "RAM of NUMA node %d" % node)
+
+
+def _refuse_share(asked: int, total: int, share: int, of_what: str) -> None:
+    if asked * 100 > total * share:
+        raise Refusal(
+            "huge pages would take %s of %s %s, more than %d %%. hint: ask for fewer, or raise "
+            "`host_memory_hugepages_max_share`" % (format_size_binary(asked), format_size_binary(total), of_what, share)
+        )

@@ -1,0 +1,106 @@
+"""Huge pages on the kernel's command line: rendered, parsed, and found in what a boot loader will pass on. Pure.
+
+Kernel: Documentation/admin-guide/kernel-parameters.txt, ``hugepages=`` and ``hugepagesz=``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Sequence
+
+from ..machine.memory import HugePages
+
+SINCE_PER_NODE = (5, 16)
+"""``hugepages=<node>:<count>`` (kernel commit b5389086ad7b)."""
+_HEADER = "# Written by tunetool (role host_memory); changes here are lost at its next run.\n"
+_UNITS = (("G", 2**20), ("M", 2**10), ("K", 1))
+_DROPIN = re.compile(r'^GRUB_CMDLINE_LINUX="\$GRUB_CMDLINE_LINUX (?P<words>[^"]*)"$', re.MULTILINE)
+_LINUX = re.compile(r"^\s*linux(?:16|efi)?\s+(?P<words>\S.*)$", re.MULTILINE)
+_ARGS = re.compile(r'^args="(?P<words>.*)"$', re.MULTILINE)
+
+
+def parameters(pools: Sequence[HugePages]) -> list[str]:
+    """The words that make the kernel reserve the gigantic ones of ``pools``, a size at a time, nodes by number."""
+    words = []
+    gigantic = [pool for pool in pools if pool.gigantic and pool.count]
+    for size in sorted({pool.size_kib for pool in gigantic}):
+        same = [pool for pool in gigantic if pool.size_kib == size]
+        whole = [pool.count for pool in same if pool.numa_node is None]
+        nodes = sorted((pool.numa_node, pool.count) for pool in same if pool.numa_node is not None)
+        counts = str(sum(whole)) if whole else ",".join("%d:%d" % pair for pair in nodes)
+        words += ["hugepagesz=%s" % _size_word(size), "hugepages=%s" % counts]
+    return words
+
+
+def _size_word(size_kib: int) -> str:
+    return next("%d%s" % (size_kib // unit, letter) for letter, unit in _UNITS if size_kib % unit == 0)
+
+
+def parse(words: Sequence[str]) -> list[HugePages]:
+    """The pools that ``words`` ask for by size. ``hugepages=`` without a size is the default size's: left out."""
+    size, found = None, []
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == "hugepagesz":
+            match = re.match(r"^(\d+)([KMG])$", value.upper())
+            size = int(match.group(1)) * dict(_UNITS)[match.group(2)] if match else None
+        elif name == "hugepages" and size is not None:
+            for part in value.split(","):
+                node, colon, count = part.rpartition(":")
+                if count.isdigit() and (not colon or node.isdigit()):
+                    found.append(HugePages(size, int(count), int(node) if colon else None))
+            size = None
+    return found
+
+
+def carries(words: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether ``wanted`` stands in ``words`` in one piece: a size speaks for the count that follows it."""
+    return _place(words, wanted) is not None
+
+
+def without(words: Sequence[str], ours: Sequence[str]) -> list[str]:
+    """``words`` less the first place where ``ours`` stands in one piece."""
+    place = _place(words, ours)
+    return list(words) if not ours or place is None else [*words[:place], *words[place + len(ours) :]]
+
+
+def _place(words: Sequence[str], wanted: Sequence[str]) -> int | None:
+    length = len(wanted)
+    return next((at for at in range(len(words) - length + 1) if list(words[at : at + length]) == list(wanted)), None)
+
+
+def others(words: Sequence[str], ours: Sequence[Sequence[str]]) -> list[HugePages]:
+    """Gigantic pools that somebody else put on a command line; ``ours`` are the words that may be from us."""
+    for one in ours:
+        words = without(words, one)
+    return [pool for pool in parse(words) if pool.gigantic]
+
+
+def render_dropin(words: Sequence[str]) -> str:
+    """A file for /etc/default/grub.d, which grub-mkconfig reads after /etc/default/grub; empty for no words."""
+    if not words:
+        return ""
+    return '%sGRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX %s"\n' % (_HEADER, " ".join(words))
+
+
+def parse_dropin(text: str) -> list[str]:
+    """The words of a file that ``render_dropin`` wrote; none of any other."""
+    match = _DROPIN.search(text)
+    return match.group("words").split() if match else []
+
+
+def linux_lines(grub_cfg: str) -> list[list[str]]:
+    """The command line of each Linux that a grub.cfg can boot; memory testers and other systems are none."""
+    lines = [match.group("words").split() for match in _LINUX.finditer(grub_cfg)]
+    return [words[1:] for words in lines if "vmlinu" in words[0] or "/kernel" in words[0]]
+
+
+def grubby_lines(info: str) -> list[list[str]]:
+    """The command lines that ``grubby --info=ALL`` prints."""
+    return [match.group("words").split() for match in _ARGS.finditer(info)]
+
+
+def knows_nodes(release: str) -> bool:
+    """Whether a kernel takes ``hugepages=<node>:<count>``."""
+    match = re.match(r"^(\d+)\.(\d+)", release)
+    return match is not None and (int(match.group(1)), int(match.group(2))) >= SINCE_PER_NODE

@@ -1,0 +1,155 @@
+"""Whether an ordinary user can really lock memory, shown by locking it in sessions that begin now.
+
+Root passes every limit, and the session that asks began before the limit was set: neither proves anything. So a child
+becomes an ordinary user in the two ways in which jobs do, through PAM as a login, and as a service of systemd.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Sequence
+
+from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
+from ..common.commands import CommandError, run
+from ..common.files import read_text
+from ..units import format_size_binary
+
+USER_ID = 65534
+DEFAULT_LIMIT = 8 * 2**20
+"""The kernel's own; what fits into it proves nothing. systemd may give its logins an eighth of the RAM."""
+LOCK_BYTES = DEFAULT_LIMIT + 64 * 2**20
+LOGIN, SERVICE, SESSION = "login", "service", "session"
+_SECONDS = 60
+_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python")
+# The limit before PAM speaks: what root's own session has must not shine through.
+_STARVED = ["prlimit", "--memlock=65536:65536"]
+
+# An anonymous mapping, locked as cuFile and DeepSpeed lock theirs, and what the kernel then counts as locked.
+_CHILD = r"""
+import ctypes, json, mmap, os, re, resource, sys
+size = int(sys.argv[1])
+area = mmap.mmap(-1, size)
+libc = ctypes.CDLL(None, use_errno=True)
+place = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(area)))
+failed = libc.mlock(place, ctypes.c_size_t(size))
+status = open("/proc/self/status").read()
+print(json.dumps({
+    "uid": os.getuid(),
+    "can_pass_limits": int(re.search(r"CapEff:\s*(\w+)", status)[1], 16) >> 14 & 1,
+    "limit": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+    "locked": int(re.search(r"VmLck:\s*(\d+)", status)[1]) * 1024,
+    "error": os.strerror(ctypes.get_errno()) if failed else "",
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one child got."""
+
+    uid: int
+    can_pass_limits: bool
+    """It has CAP_IPC_LOCK: its success proves nothing."""
+    limit: int
+    """Its soft limit in bytes; negative for none."""
+    locked: int
+    error: str = ""
+
+
+Locker = Callable[[str, int], Attempt]
+"""Locks so many bytes in a session of that kind. Raises ``CommandError``."""
+
+
+def lock_memory(kind: str, size: int) -> Attempt:
+    """The real one."""
+    child = child_command(size)
+    if kind == LOGIN:
+        child = [*_STARVED, "runuser", "-u", _user_name(), "--", *child]
+    elif kind == SERVICE:
+        child = ["systemd-run", "--quiet", "--wait", "--pipe", "--collect", "--uid=%d" % USER_ID, *child]
+    return parse_attempt(run(child, timeout=_SECONDS).stdout)
+
+
+def child_command(size: int) -> list[str]:
+    """What locks, whoever runs it."""
+    return [_python(), "-I", "-S", "-c", _CHILD, str(size)]
+
+
+def parse_attempt(text: str) -> Attempt:
+    """The last line that the child printed; a login may greet before it."""
+    lines = text.strip().splitlines()
+    try:
+        found: dict[str, Any] = json.loads(lines[-1])
+        return Attempt(
+            found["uid"], bool(found["can_pass_limits"]), found["limit"], found["locked"], str(found["error"])
+        )
+    except (IndexError, ValueError, KeyError, TypeError):
+        raise CommandError("the child that locks memory said `%s`" % (lines[-1] if lines else "nothing")) from None
+
+
+def _python() -> str:
+    # The one that runs us may stand where an ordinary user cannot go.
+    return next((path for path in _PYTHONS if os.path.exists(path)), "python3")
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(USER_ID).pw_name
+    except KeyError:
+        raise CommandError("there is no user %d (nobody)" % USER_ID) from None
+
+
+def kinds(is_root: bool, root: str = "/") -> list[str]:
+    """The sessions that can be tried."""
+    if not is_root:
+        return [SESSION]
+    return [LOGIN, SERVICE] if os.path.isdir(os.path.join(root, "run/systemd/system")) else [LOGIN]
+
+
+def bytes_to_lock(wanted: str, root: str = "/") -> int:
+    """More than the default limit allows, no more than is asked for, and a quarter of the free memory at most."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE)
+    free = int(match.group(1)) * 1024 // 4 if match else LOCK_BYTES
+    asked = LOCK_BYTES if wanted == "unlimited" else int(wanted) * 1024
+    page = os.sysconf("SC_PAGE_SIZE")
+    return min(LOCK_BYTES, asked, free) // page * page
+
+
+def lock_checks(wanted: str, tried: Sequence[str], locker: Locker = lock_memory, root: str = "/") -> list[Check]:
+    """A check for each kind of session. ``wanted`` is ``unlimited`` or KiB, as the manifest holds it."""
+    size = bytes_to_lock(wanted, root)
+    return [_judge(kind, wanted, size, locker) for kind in tried]
+
+
+_REMEDIES: Mapping[str, str] = {
+    LOGIN: "look for a later line in /etc/security/limits.d and for `pam_limits` in /etc/pam.d/runuser and sshd",
+    SERVICE: "look at `systemctl show --property=DefaultLimitMEMLOCK` and at later files in /etc/systemd/system.conf.d",
+    SESSION: "log in again: limits reach new sessions only",
+}
+
+
+def _judge(kind: str, wanted: str, size: int, locker: Locker) -> Check:
+    name = "memory.memlock." + kind
+    who = {LOGIN: "an ordinary user's login", SERVICE: "an ordinary user's service", SESSION: "this session"}[kind]
+    asked = "unlimited" if wanted == "unlimited" else format_size_binary(int(wanted) * 1024)
+    expected = "limit %s, and %s locked by %s" % (asked, format_size_binary(size), who)
+    if wanted == "unlimited" and size <= DEFAULT_LIMIT:
+        return Check(name, UNKNOWN, expected, "too little memory is free to try more", "end a job, then try again")
+    if size == 0:
+        return Check(name, SKIP, "nothing to lock", "nothing")
+    try:
+        found = locker(kind, size)
+    except CommandError as error:
+        return Check(name, UNKNOWN, expected, "not tried: %s" % error, _REMEDIES[kind])
+    limit = "unlimited" if found.limit < 0 else format_size_binary(found.limit)
+    if found.uid == 0 or found.can_pass_limits:
+        return Check(name, UNKNOWN, expected, "the child kept root's rights", _REMEDIES[kind])
+    enough = found.limit < 0 or (wanted != "unlimited" and found.limit >= int(wanted) * 1024)
+    if found.locked >= size and not found.error and enough:
+        return Check(name, PASS, expected, "locked, limit %s" % limit)
+    what = "locked" if found.locked >= size else "locked nothing (%s)" % (found.error or "no error")
+    return Check(name, FAIL, expected, "%s, limit %s" % (what, limit), _REMEDIES[kind])

@@ -1,0 +1,70 @@
+"""The files that make huge pages and the limit on locked memory last: tmpfiles.d, limits.d and systemd's own."""
+
+from __future__ import annotations
+
+import re
+from typing import Sequence
+
+from ..machine.memory import HugePages
+
+TMPFILES_PATH = "/etc/tmpfiles.d/60-tunetool-hugepages.conf"
+LIMITS_PATH = "/etc/security/limits.d/60-tunetool-memlock.conf"
+SYSTEMD_PATHS = (
+    "/etc/systemd/system.conf.d/60-tunetool-memlock.conf",
+    "/etc/systemd/user.conf.d/60-tunetool-memlock.conf",
+)
+_HEADER = "# Written by tunetool (role host_memory); changes here are lost at its next run.\n"
+
+
+def render_tmpfiles(pools: Sequence[HugePages]) -> str:
+    """tmpfiles.d lines: unlike vm.nr_hugepages they reach every page size and NUMA node, at every boot."""
+    lines = ["w %s - - - - %d\n" % (pool.path, pool.count) for pool in pools]
+    return _HEADER + "".join(lines)
+
+
+_POOL_LINE = re.compile(
+    r"^w /sys/(?:kernel/mm|devices/system/node/node(?P<node>\d+))/hugepages/hugepages-(?P<size>\d+)kB/nr_hugepages"
+    r" - - - - (?P<count>\d+)$"
+)
+
+
+def parse_tmpfiles(text: str) -> list[HugePages]:
+    """The pools of a file that ``render_tmpfiles`` wrote; other lines are none."""
+    found = [match for match in map(_POOL_LINE.match, text.splitlines()) if match]
+    return [
+        HugePages(int(one["size"]), int(one["count"]), None if one["node"] is None else int(one["node"]))
+        for one in found
+    ]
+
+
+def pools_to_give_back(
+    before: Sequence[HugePages], asked: Sequence[HugePages], nodes: Sequence[int]
+) -> list[HugePages]:
+    """Pools of an earlier run that nobody asks for now, to be emptied.
+
+    The pool over all NUMA nodes is the sum of theirs: one asked for settles all of them, and where single nodes take
+    its place the others give back their share.
+    """
+    left: dict[str, HugePages] = {}
+    for pool in before:
+        others = {other.numa_node for other in asked if other.size_kib == pool.size_kib}
+        if None in others or pool.numa_node in others:
+            continue
+        if pool.numa_node is None and others:
+            unasked = [HugePages(pool.size_kib, 0, node) for node in nodes if node not in others]
+        else:
+            unasked = [HugePages(pool.size_kib, 0, pool.numa_node)]
+        left.update((one.path, one) for one in unasked)
+    return list(left.values())
+
+
+def render_limits(memlock: str) -> str:
+    """limits.d for logins. ``*`` does not cover root, so root has its own lines (limits.conf(5))."""
+    rows = ["%s %s memlock %s\n" % (who, kind, memlock) for who in ("*", "root") for kind in ("soft", "hard")]
+    return _HEADER + "".join(rows)
+
+
+def render_systemd(memlock: str) -> str:
+    """system.conf.d and user.conf.d for services, which never pass through PAM's limits."""
+    value = "infinity" if memlock == "unlimited" else str(int(memlock) * 1024)
+    return _HEADER + "[Manager]\nDefaultLimitMEMLOCK=%s\n" % value

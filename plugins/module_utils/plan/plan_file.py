@@ -1,0 +1,150 @@
+"""The plan file: what each host would lose, agreed to by its owner before anything is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import datetime, timezone
+from typing import Any, Mapping, Sequence
+
+from ..array.drive_decisions import REFUSE, WIPE
+from ..array.drive_selection import Selection
+
+SCHEMA_NAME = "tunetool.plan/1"
+PROVISION, TEARDOWN, REPLACE = "provision", "teardown", "replace"
+ARRAY_ACTIONS = {
+    PROVISION: ("create", "keep", "adopt", "refuse"),
+    TEARDOWN: ("remove", "nothing", "refuse"),
+    REPLACE: ("remove", "nothing", "refuse"),
+}
+"""What may become of a host's array, by the plan's job."""
+PLAYBOOKS = {
+    PROVISION: "site.yml",
+    TEARDOWN: "playbooks/teardown.yml",
+    REPLACE: "playbooks/replace_drive.yml",
+}
+_HASH = re.compile(r"^[0-9a-f]{64}$")
+_AGAIN = "make a new one: `--tags plan -e plan_file=plan.json`"
+
+
+class PlanError(Exception):
+    """A plan file that must not be applied."""
+
+    def __init__(self, message: str, hint: str = _AGAIN) -> None:
+        super().__init__("%s. hint: %s" % (message, hint))
+        self.message = message
+        self.hint = hint
+
+
+def host_part(
+    selection: Selection,
+    holds: Mapping[str, Sequence[str]],
+    hashes: Mapping[str, str],
+    array_action: str,
+    array_reason: str,
+) -> dict[str, Any]:
+    """One host's part. A host whose array is refused has no drive to wipe."""
+    drives = []
+    for row in selection.decisions:
+        refused = row.verdict == WIPE and array_action == "refuse"
+        drives.append(
+            {
+                "serial": row.drive.serial,
+                "model": row.drive.model,
+                "size_bytes": row.drive.size_bytes,
+                "action": REFUSE if refused else row.verdict,
+                "reason": row.reason,
+                "holds": list(holds.get(row.drive.name, ())),
+                "hash": hashes.get(row.drive.name),
+            }
+        )
+    return {"drives": drives, "array_action": array_action, "array_reason": array_reason}
+
+
+def document(
+    hosts: Mapping[str, Mapping[str, Any]], tool_version: str, now: datetime | None = None, job: str = PROVISION
+) -> dict[str, Any]:
+    """The plan over all hosts, sealed."""
+    created = (now or datetime.now(timezone.utc)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    plan = {"schema": SCHEMA_NAME, "job": job, "created": created, "tool_version": tool_version, "hosts": dict(hosts)}
+    return dict(plan, sha256=seal(plan))
+
+
+def seal(plan: Mapping[str, Any]) -> str:
+    """sha256 over the canonical JSON without the key itself. It shows slips and edits; it is no signature."""
+    bare = {key: value for key, value in plan.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def dump(plan: Mapping[str, Any]) -> str:
+    """The file's text."""
+    return json.dumps(plan, indent=2, sort_keys=True) + "\n"
+
+
+def load(path: str, job: str = PROVISION) -> dict[str, Any]:
+    """Read and check a plan file for ``job``. Raises ``PlanError``."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            text = stream.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError("plan file `%s` cannot be read: %s" % (path, getattr(error, "strerror", error))) from error
+    return parse(text, path, job)
+
+
+def parse(text: str, name: str, job: str = PROVISION) -> dict[str, Any]:
+    """A plan for ``job`` from its text; ``name`` is for messages. Raises ``PlanError``."""
+    try:
+        plan = json.loads(text)
+    except ValueError:
+        raise PlanError("`%s` is not a plan file: it is not JSON" % name) from None
+    if not isinstance(plan, dict) or plan.get("schema") != SCHEMA_NAME:
+        found = plan.get("schema") if isinstance(plan, dict) else None
+        raise PlanError("`%s` is not a plan file: expected schema `%s`, found `%s`" % (name, SCHEMA_NAME, found))
+    if plan.get("sha256") != seal(plan):
+        raise PlanError("plan file `%s` was edited after it was written" % name)
+    if plan.get("job") not in ARRAY_ACTIONS:
+        raise PlanError("plan file `%s` is for no job of this version: `%s`" % (name, plan.get("job")))
+    if plan["job"] != job:
+        raise PlanError(
+            "plan file `%s` is for `%s`, not for `%s`" % (name, PLAYBOOKS[plan["job"]], PLAYBOOKS[job]),
+            "apply it with `%s`, or make a new one" % PLAYBOOKS[plan["job"]],
+        )
+    if not isinstance(plan.get("hosts"), dict):
+        raise PlanError("plan file `%s` names no hosts" % name)
+    for host in plan["hosts"]:
+        wipes(plan, host)
+        volume(plan, host)
+    return plan
+
+
+def wipes(plan: Mapping[str, Any], host: str) -> list[dict[str, str]]:
+    """What the plan lets this host lose: serial and hash of each drive. Nothing for a host it does not name."""
+    part = plan["hosts"].get(host)
+    if part is None:
+        return []
+    try:
+        chosen = [drive for drive in part["drives"] if drive["action"] == WIPE]
+        found = [{"serial": drive["serial"], "hash": drive["hash"]} for drive in chosen]
+        good = all(entry["serial"] and _HASH.match(entry["hash"]) for entry in found)
+        good = good and part["array_action"] in ARRAY_ACTIONS[plan.get("job", PROVISION)]
+    except (KeyError, TypeError):
+        good, found = False, []
+    if not good or len({entry["serial"] for entry in found}) != len(found):
+        raise PlanError("the plan's entry for `%s` is not one that was written by a plan" % host)
+    return found
+
+
+def volume(plan: Mapping[str, Any], host: str) -> dict[str, Any]:
+    """The volume that the plan lets this host lose: the array's UUID and the hash of what is in it. Empty for none."""
+    part = plan["hosts"].get(host)
+    if part is None or part["array_action"] != "remove":
+        return {}
+    try:
+        found = {"uuid": part["volume"]["uuid"], "hash": part["volume"]["hash"]}
+        good = bool(found["uuid"]) and (found["hash"] is None or bool(_HASH.match(found["hash"])))
+    except (KeyError, TypeError):
+        good, found = False, {}
+    if not good:
+        raise PlanError("the plan's entry for `%s` is not one that was written by a plan" % host)
+    return found

@@ -1,0 +1,248 @@
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""What became of each host of a run: one line each, for Ansible's callback and for `tunetool provision` alike. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..units import format_size_binary
+
+BUILT, CHANGED, UNCHANGED, CHECKED, PLANNED = "built", "changed", "unchanged", "checked", "planned"
+REFUSED, FAILED, UNREACHABLE, NOT_REACHED = "refused", "failed", "unreachable", "not reached"
+WIDTH = 100
+
+BUILD, PLAN = "build", "plan"
+"""What a run is for, where that decides when a host is done."""
+
+_PREFIX = "tunetool.node."
+_ARRAY_TASK = _PREFIX + "raid_array"
+_LAST_TASK = _PREFIX + "node_manifest"
+"""The action with which a build ends: a host that did not come so far is not built, whatever else went well."""
+_PLAN_TASK = _PREFIX + "nvme_drives"
+_CONTROL_TASKS = frozenset(
+    {
+        "ansible.builtin.assert",
+        "ansible.builtin.debug",
+        "ansible.builtin.fail",
+        "ansible.builtin.import_role",
+        "ansible.builtin.import_tasks",
+        "ansible.builtin.include_role",
+        "ansible.builtin.include_tasks",
+        "ansible.builtin.meta",
+        "ansible.builtin.set_fact",
+        "ansible.builtin.validate_argument_spec",
+        _PREFIX + "validate_variables",
+        _PREFIX + "wheelhouse",
+        _PREFIX + "write_plan",
+    }
+)
+"""Actions that run on the control machine alone, whatever host they are listed under."""
+_HEAD = ("host", "result", "tasks", "changed", "trips", "seconds", "reason")
+_NUMBERS = ("tasks", "changed", "trips", "seconds")
+
+_LINE = re.compile(r"<([^>]*)> (SSH: EXEC |EXEC |PUT |FETCH )")
+_PORT = re.compile(r" -o Port=(\d+)")
+
+
+@dataclass
+class Host:
+    """What became of one host so far."""
+
+    host: str
+    status: str = NOT_REACHED
+    tasks: int = 0
+    changed: int = 0
+    seconds: float = 0.0
+    trips: int | None = None
+    """Times that Ansible went to the host and waited for its answer; None where that was not counted."""
+    reason: str = ""
+    differences: list[dict[str, Any]] = field(default_factory=list)
+    hugepages: str = ""
+    """What huge pages take of the RAM, which nothing else can use."""
+    reboot_reasons: list[str] = field(default_factory=list)
+    """What was asked for and waits for a reboot."""
+
+
+def one_line(text: str) -> str:
+    """Text of any shape as one short line."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())[:500]
+
+
+class Summary:
+    """Hosts in the order of the inventory, filled by the results of tasks."""
+
+    def __init__(self, names: Iterable[str] = (), goal: str = "", check: bool = False) -> None:
+        self.hosts = {name: Host(name) for name in names}
+        self.goal = goal
+        self._check = check
+        self._made: set[str] = set()
+        self._done: set[str] = set()
+        self._waiting: dict[tuple[str, str], list[str]] = {}
+
+    def host(self, name: str) -> Host:
+        """The host's line; a new one for a host not heard of before."""
+        return self.hosts.setdefault(name, Host(name))
+
+    def ok(self, name: str, action: str, result: Mapping[str, Any], seconds: float = 0.0) -> None:
+        """A task went well."""
+        host = self.host(name)
+        self._count(host, action, result, seconds)
+        host.changed += bool(result.get("changed"))
+        if action == _ARRAY_TASK and result.get("changed"):
+            self._made.add(name)
+        if action == _LAST_TASK:
+            self._done.add(name)
+        part = result.get("plan")
+        if action == _PLAN_TASK and isinstance(part, Mapping) and self.goal != BUILD:
+            host.status = PLANNED
+            host.reason = "%s: %s" % (part.get("array_action"), one_line(str(part.get("array_reason"))))
+        elif host.status not in (REFUSED, FAILED, UNREACHABLE, PLANNED):
+            host.status = self._good(host)
+
+    def failed(self, name: str, action: str, result: Mapping[str, Any], seconds: float = 0.0) -> None:
+        """A task failed: one of ours that said what to do about it, and had changed nothing, refused."""
+        host = self.host(name)
+        self._count(host, action, result, seconds)
+        first = str(result.get("msg") or "no message").split("\n", 1)[0]
+        refused = action.startswith(_PREFIX) and "hint:" in first and not result.get("changed")
+        host.status, host.reason = REFUSED if refused else FAILED, one_line(first)
+
+    def unreachable(self, name: str, result: Mapping[str, Any], seconds: float = 0.0) -> None:
+        """Ansible could not get to the host, or lost it."""
+        host = self.host(name)
+        host.seconds += seconds
+        host.status, host.reason = UNREACHABLE, one_line(str(result.get("msg") or "no message"))
+
+    def recovered(self, name: str) -> None:
+        """The host's failure was rescued by its play: it does not count."""
+        host = self.host(name)
+        host.status, host.reason = self._good(host), ""
+
+    def _good(self, host: Host) -> str:
+        if host.tasks == 0 or (self.goal == BUILD and host.host not in self._done):
+            return NOT_REACHED
+        if self.goal == PLAN:
+            return NOT_REACHED
+        if self._check:
+            return CHECKED
+        if host.host in self._made:
+            return BUILT
+        return CHANGED if host.changed else UNCHANGED
+
+    def _count(self, host: Host, action: str, result: Mapping[str, Any], seconds: float) -> None:
+        host.seconds += seconds
+        host.tasks += action not in _CONTROL_TASKS and "ansible.builtin." + action not in _CONTROL_TASKS
+        found = result.get("differences")
+        taken, ram = result.get("hugepages_bytes"), result.get("ram_bytes")
+        if isinstance(taken, int) and isinstance(ram, int) and ram:
+            shown = "%s of %s RAM, %.1f %%" % (format_size_binary(taken), format_size_binary(ram), 100.0 * taken / ram)
+            host.hugepages = shown if taken else ""
+        # A role that looks again after a reboot says it all anew; each role speaks for itself alone.
+        reasons = result.get("reboot_reasons")
+        if isinstance(reasons, list) and action.startswith(_PREFIX):
+            self._waiting[(host.host, action)] = [one_line(str(reason)) for reason in reasons]
+            host.reboot_reasons = [
+                reason for (name, _), told in self._waiting.items() if name == host.host for reason in told
+            ]
+        if isinstance(found, list):
+            host.differences += [dict(one) for one in found if isinstance(one, Mapping) and "name" in one]
+
+
+def document(hosts: Iterable[Host]) -> dict[str, Any]:
+    """For programs."""
+    return {"schema": "tunetool.summary/1", "hosts": [dataclasses.asdict(host) for host in hosts]}
+
+
+def lines(hosts: Iterable[Host], width: int = WIDTH) -> list[str]:
+    """For people: a table with one line for each host, beneath it what was found otherwise than asked for."""
+    rows = [(_cells(host), host) for host in hosts]
+    widths = [max([len(title)] + [len(cells[at]) for cells, _host in rows]) for at, title in enumerate(_HEAD[:-1])]
+    indent = sum(widths) + 2 * len(widths)
+    found = [_row(list(_HEAD), widths).rstrip(), "-" * width]
+    for cells, host in rows:
+        # A reason that does not fit goes on beneath itself; never narrower than a message can be read.
+        reason = textwrap.wrap(cells[-1], max(width - indent, 30), break_long_words=False) or [""]
+        found.append(_row(cells[:-1] + reason[:1], widths).rstrip())
+        found += [" " * indent + more for more in reason[1:]]
+        if host.hugepages:
+            found.append("  huge pages take %s" % host.hugepages)
+        found += ["  reboot required: %s" % reason for reason in host.reboot_reasons]
+        for one in host.differences:
+            found.append(
+                "  drift: %s expected %s found %s (%s)"
+                % (one["name"], one.get("expected"), one.get("found"), "mended" if one.get("mended") else "left")
+            )
+    return found
+
+
+def _cells(host: Host) -> list[str]:
+    trips = "-" if host.trips is None else str(host.trips)
+    numbers = [str(host.tasks), str(host.changed), trips, "%.1f" % host.seconds]
+    return [host.host, host.status.upper()] + numbers + [host.reason]
+
+
+def _row(cells: list[str], widths: list[int]) -> str:
+    shown = [
+        cell.rjust(width) if title in _NUMBERS else cell.ljust(width)
+        for title, cell, width in zip(_HEAD, cells, widths + [0])
+    ]
+    return "  ".join(shown)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How Ansible gets to a host: over ssh to an address and a port, or by another connection plugin to a name."""
+
+    ssh: bool
+    address: str
+    port: int | None = None
+
+
+def trip(line: str) -> Way | None:
+    """The way that one line of Ansible's log took, None for a line that is no round trip.
+
+    The ssh plugin writes one `SSH: EXEC` for every ssh, sftp or scp that it starts, and a `PUT` or `FETCH` beside the
+    latter two; other plugins write `EXEC`, `PUT` and `FETCH` alone. So both are told apart.
+    """
+    match = _LINE.match(line)
+    if match is None:
+        return None
+    if not match[2].startswith("SSH"):
+        return Way(False, match[1])
+    port = _PORT.search(line)
+    return Way(True, match[1], int(port[1]) if port else None)
+
+
+class Trips:
+    """Round trips by the way they took; a way that two hosts share cannot be told apart."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Way, int] = {}
+        self._hosts: dict[str, Way] = {}
+
+    def line(self, text: str) -> None:
+        """One line of the log."""
+        way = trip(text)
+        if way is not None:
+            self._counts[way] = self._counts.get(way, 0) + 1
+
+    def knows(self, host: str) -> bool:
+        """Whether the host's way was given."""
+        return host in self._hosts
+
+    def goes(self, host: str, way: Way) -> None:
+        """The host is reached by this way."""
+        self._hosts[host] = way
+
+    def of(self, host: str) -> int | None:
+        """Trips to the host; None where none was logged, since no task runs without one."""
+        way = self._hosts.get(host)
+        if way is None or list(self._hosts.values()).count(way) > 1:
+            return None
+        return self._counts.get(way)

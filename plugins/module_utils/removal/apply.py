@@ -1,0 +1,198 @@
+"""Removing the scratch volume, step by step; every step may be the last before a power cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Mapping
+
+from ..array.initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images
+from ..array.md_arrays import conf_without_array
+from ..common.commands import CommandError, run
+from ..common.files import content, replace_file
+from ..common.manifest import MANIFEST_PATH
+from ..common.refusal import Refusal
+from ..ephemeral import boot_unit
+from ..machine.drive_contents import claim_problem, read_signatures
+from ..machine.drives import read_drives
+from ..machine.fstab import FSTAB, without_entry
+from ..machine.mounts import mount_at, read_mounts
+from ..machine.volume_users import occupants
+from ..plan.plan_file import TEARDOWN
+from ..volume.immutable_flag import Unsupported, set_immutable
+from ..volume.mount_point import reload_systemd
+from ..volume.unit_dropins import apply, changes
+from .decision import Removal, Volume
+from .facts import shown
+from .wipe_drives import contents_text, refuse_unless_wipeable, wipe
+
+
+class Job:
+    """The steps in order; collects the diff as it goes."""
+
+    def __init__(self, found: Removal, volume: Volume, job: str, check_mode: bool) -> None:
+        self.found = found
+        self.volume = volume
+        self.teardown = job == TEARDOWN
+        self.check_mode = check_mode
+        self.diff: list[dict[str, str]] = []
+        self.warnings: list[str] = []
+        self.wiped: list[str] = []
+
+    def note(self, what: str, before: str, after: str) -> None:
+        """Remember a difference; equal texts are none."""
+        if before != after:
+            self.diff.append({"before_header": what, "after_header": what, "before": before, "after": after})
+
+    def occupants(self) -> list[str]:
+        """All that uses the volume."""
+        point = self.volume.mount_point
+        return [line for array in self.found.arrays for line in occupants(array.device_number, array.device, point)]
+
+    def refuse_if_busy(self) -> None:
+        """Nobody's work is pulled from under them."""
+        point = self.volume.mount_point
+        mount = mount_at(point, read_mounts())
+        if mount is not None and mount.device_number not in {array.device_number for array in self.found.arrays}:
+            raise Refusal(
+                "`%s` is a mount of `%s`, which is not this volume. hint: nothing was changed; unmount it first"
+                % (point, mount.source)
+            )
+        in_the_way = self.occupants()
+        if in_the_way:
+            raise Refusal("`%s` is in use: %s. hint: nothing was changed; end that first" % (point, shown(in_the_way)))
+
+    def run(self, allowed: Mapping[str, str]) -> None:
+        """Everything, in an order in which a cut run is finished by the next one.
+
+        Of a volume that goes for good nothing is remembered before it is touched; one that is built anew keeps its
+        line in fstab until it is gone, so that services go on waiting for it.
+        """
+        if self.found.incoming is not None:
+            refuse_unless_wipeable([self.found.incoming], allowed)
+        self.unmount()
+        if self.teardown:
+            self.forget()
+            self.forget_services()
+        self.wipe()
+        if not self.teardown:
+            self.forget()
+            return
+        self.rebuild_initramfs()
+        self.remove_mount_point()
+        self.remove_manifest()
+
+    def unmount(self) -> None:
+        """The volume off its place, and nobody else holding it."""
+        point = self.volume.mount_point
+        mount = mount_at(point, read_mounts())
+        if mount is not None:
+            self.note("mount " + point, "%s\n" % ",".join(mount.options), "")
+        if self.check_mode:
+            return
+        if mount is not None:
+            run(["umount", point])
+        for array in self.found.arrays:
+            problem = self._claimed(array.path)
+            if problem:
+                raise Refusal(
+                    "array `%s` is unmounted, and still %s. hint: nothing was wiped; find its user, or mount it again "
+                    "with `mount %s`" % (self.volume.name, problem, point)
+                )
+
+    def _claimed(self, path: str) -> str | None:
+        """Udev opens a device for a moment after every change: ask for three seconds."""
+        for _ in range(30):
+            problem = claim_problem(path)
+            if problem is None:
+                return None
+            time.sleep(0.1)
+        return problem
+
+    def forget(self) -> None:
+        """The lines in fstab and mdadm.conf that are about this volume, and no other line."""
+        conf, uuid = mdadm_conf_path(), self.volume.filesystem_uuid
+        before = content(FSTAB)
+        after = without_entry(before, uuid) if uuid else before
+        self.note(FSTAB, before, after)
+        if before != after and not self.check_mode:
+            replace_file(FSTAB, after)
+            reload_systemd()
+        before = content(conf)
+        after = conf_without_array(before, self.volume.uuid)
+        self.note(conf, before, after)
+        if before != after and not self.check_mode:
+            replace_file(conf, after)
+
+    def forget_services(self) -> None:
+        """The drop-ins of the services that needed the volume, and the unit that would make it anew at boot."""
+        found = changes([], self.volume.mount_point)
+        at_boot = boot_unit.changes({})
+        for change in [*found, *at_boot]:
+            self.note(change.path, change.before, change.after)
+            if not self.check_mode:
+                apply(change)
+        if found and not self.check_mode:
+            reload_systemd()
+        if at_boot and not self.check_mode:
+            boot_unit.take_effect(False)
+
+    def wipe(self) -> None:
+        """Every label off what the plan named: in the array, of the array, on the drives."""
+        found = self.found
+        doomed = [*found.members] + ([found.incoming] if found.incoming else [])
+        self.wiped = [drive.serial for drive in doomed]
+        if not doomed:
+            return
+        before = "".join("array %s: %s\n" % (self.volume.name, what) for what in found.holds)
+        blank = "".join("%s: blank\n" % serial for serial in self.wiped)
+        self.note("what lies on the drives", before + contents_text(doomed), blank)
+        if self.check_mode:
+            return
+        # As they are now: unmounting has made their array one that may be stopped.
+        wipe([drive for drive in read_drives() if drive.serial in self.wiped])
+        left = read_signatures([drive.name for drive in read_drives() if drive.serial in self.wiped])
+        if left:
+            raise CommandError("drives are not blank after all: %s" % ", ".join(map(str, left)))
+
+    def rebuild_initramfs(self) -> None:
+        """Once, when mdadm.conf is younger than an image."""
+        conf = mdadm_conf_path()
+        changed = any(entry["before_header"] == conf for entry in self.diff)
+        stale = images() if self.check_mode and changed else stale_images(conf)
+        if not stale or rebuild_command() is None:
+            return
+        self.note(
+            "initramfs",
+            "".join("%s: older than %s\n" % (path, conf) for path in stale),
+            "".join("%s: rebuilt\n" % path for path in stale),
+        )
+        if not self.check_mode:
+            rebuild()
+
+    def remove_mount_point(self) -> None:
+        """The bare directory, which nobody could have written to."""
+        point = self.volume.mount_point
+        mounted = mount_at(point, read_mounts()) is not None
+        if os.path.islink(point) or not os.path.isdir(point):
+            return
+        entries = [] if mounted else os.listdir(point)
+        if entries:
+            self.warnings.append("`%s` stays: it holds %d entries" % (point, len(entries)))
+            return
+        self.note("mount point", point + "\n", "")
+        if self.check_mode or mounted:
+            return
+        with contextlib.suppress(Unsupported):
+            set_immutable(point, False)
+        os.rmdir(point)
+
+    def remove_manifest(self) -> None:
+        """Last of all: until now it tells the next run what to finish."""
+        self.note(MANIFEST_PATH, content(MANIFEST_PATH), "")
+        if self.check_mode or not os.path.exists(MANIFEST_PATH):
+            return
+        os.unlink(MANIFEST_PATH)
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(MANIFEST_PATH))

@@ -1,0 +1,223 @@
+"""Giving the scratch volume up: what belongs to it, what would be lost, and what bars it. Pure, but for reading."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+from ..array.adopt_or_wipe import plain_uuid
+from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
+from ..array.md_arrays import Array, Superblock
+from ..machine.drive_contents import RAID_MEMBER, Signature
+from ..machine.drives import Drive
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A node as it was read, all of it in one moment."""
+
+    drives: Sequence[Drive]
+    signatures: Mapping[str, Sequence[Signature]]
+    """By kernel name of the drive, its partitions' included."""
+    superblocks: Mapping[str, Superblock]
+    arrays: Sequence[Array]
+    under: Mapping[str, frozenset[str]]
+    """Kernel names of the disks under each md device."""
+    inside: Mapping[str, Sequence[Signature]]
+    """What lies in each md device that can be read, by kernel name."""
+    manifest: Mapping[str, Any] | None
+    unreadable: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Volume:
+    """The scratch volume: as the manifest has it, else as the superblocks of that name do."""
+
+    name: str
+    uuid: str
+    """As mdadm prints it."""
+    filesystem_uuid: str | None
+    mount_point: str
+    serials: tuple[str, ...]
+    """The members'. Some may be absent."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What would be done. ``problems`` bar all of it."""
+
+    volume: Volume | None
+    decisions: tuple[Decision, ...]
+    problems: tuple[str, ...] = ()
+    members: tuple[Drive, ...] = ()
+    """Present and not blank: they lose their labels."""
+    incoming: Drive | None = None
+    """A new drive that holds something."""
+    absent: tuple[str, ...] = ()
+    arrays: tuple[Array, ...] = ()
+    """The md devices over the members."""
+    hashes: Mapping[str, str] | None = None
+    """By serial, of the drives that lose something."""
+    inside: str | None = None
+    """Hash of what lies in the array; None where it does not run."""
+    holds: tuple[str, ...] = ()
+    serials: tuple[str, ...] = ()
+    """With a swap: the members of the array to come, in slot order."""
+    done: bool = False
+    """True where there is nothing to do: no volume, or the drive was replaced before."""
+    note: str = "nothing to remove"
+    """What to say then."""
+
+
+def find_volume(machine: Machine, name: str, mount_point: str) -> tuple[Volume | None, list[str]]:
+    """The volume, and what is wrong about it."""
+    if machine.manifest is not None:
+        array, filesystem = machine.manifest["array"], machine.manifest["filesystem"]
+        volume = Volume(
+            array["name"],
+            array["uuid"],
+            filesystem["uuid"],
+            filesystem["mount_point"],
+            tuple(member["serial"] for member in array["members"]),
+        )
+        return volume, []
+    blocks = {device: block for device, block in machine.superblocks.items() if block.name == name}
+    uuids = sorted({block.uuid for block in blocks.values()})
+    if not uuids:
+        return None, []
+    found = {drive.serial: blocks[drive.name] for drive in machine.drives if drive.name in blocks}
+    serials = tuple(sorted(found, key=lambda serial: (found[serial].role is None, found[serial].role or 0)))
+    inside = _inside(machine, arrays_over(machine, set(blocks))) or ()
+    filesystem_uuid = next((one.uuid for one in inside if one.type == "xfs"), None)
+    volume = Volume(name, uuids[0], filesystem_uuid, mount_point, serials)
+    if len(uuids) > 1:
+        return volume, ["there are %d arrays named `%s`: %s" % (len(uuids), name, ", ".join(uuids))]
+    return volume, []
+
+
+def arrays_over(machine: Machine, names: set[str]) -> list[Array]:
+    """The md devices over these drives, whatever their state: one, or the parts of one that lost a member."""
+    return [array for array in machine.arrays if machine.under.get(array.device, frozenset()) & names]
+
+
+def _inside(machine: Machine, arrays: Sequence[Array]) -> Sequence[Signature] | None:
+    """What lies in the one of them that can be read; None where none can."""
+    return next((machine.inside[array.device] for array in arrays if array.device in machine.inside), None)
+
+
+def plan_removal(machine: Machine, name: str, mount_point: str) -> Removal:
+    """Decide about every drive."""
+    volume, problems = find_volume(machine, name, mount_point)
+    if volume is None:
+        return Removal(None, tuple(Decision(drive, IGNORE, "not a member") for drive in machine.drives), done=True)
+    rows, members = [], []
+    for drive in machine.drives:
+        row = _row(drive, volume, machine)
+        rows.append(row)
+        if row.verdict == WIPE:
+            members.append(drive)
+        elif row.verdict == REFUSE:
+            problems.append("drive `%s` (%s) %s" % (drive.serial, drive.name, row.reason))
+    seen = [drive.serial for drive in machine.drives]
+    problems += ["serial `%s` is on several drives" % one for one in volume.serials if seen.count(one) > 1]
+    arrays = arrays_over(machine, {drive.name for drive in members})
+    inside = _inside(machine, arrays)
+    return Removal(
+        volume=volume,
+        decisions=tuple(rows),
+        problems=tuple(problems),
+        members=tuple(members),
+        absent=tuple(serial for serial in volume.serials if serial not in seen),
+        arrays=tuple(arrays),
+        hashes={drive.serial: member_hash(drive, machine.superblocks[drive.name]) for drive in members},
+        inside=inside_hash(volume.uuid, inside) if inside is not None else None,
+        holds=tuple(map(str, inside or ())),
+    )
+
+
+def _row(drive: Drive, volume: Volume, machine: Machine) -> Decision:
+    """One drive: a member that is to be blank, one that is blank, one that is in the way, or a stranger."""
+    carries = _carries(machine.superblocks.get(drive.name), volume)
+    if not carries and drive.serial not in volume.serials:
+        return Decision(drive, IGNORE, "not a member")
+    if drive.name in machine.unreadable:
+        return Decision(drive, REFUSE, machine.unreadable[drive.name])
+    if carries:
+        fault = _member_fault(drive, volume, machine)
+        return Decision(drive, REFUSE, fault) if fault else Decision(drive, WIPE, "member of `%s`" % volume.name)
+    what = ["holds %s" % one for one in machine.signatures.get(drive.name, ())]
+    what += [*drive.uses, *("has partition %s" % name for name in drive.partitions)]
+    if what:
+        return Decision(drive, REFUSE, "%s, where the manifest has a member of another array" % "; ".join(what))
+    return Decision(drive, IGNORE, "blank already")
+
+
+def _carries(block: Superblock | None, volume: Volume) -> bool:
+    return block is not None and plain_uuid(block.uuid) == plain_uuid(volume.uuid)
+
+
+def _member_fault(drive: Drive, volume: Volume, machine: Machine) -> str | None:
+    """Why a drive that carries the array's label is not simply a member."""
+    if drive.serial not in volume.serials:
+        return "carries the label of `%s` and is not in the manifest" % volume.name
+    more = [
+        str(one)
+        for one in machine.signatures.get(drive.name, ())
+        if one.type != RAID_MEMBER or one.device != drive.name
+    ]
+    if more or drive.partitions:
+        return "holds more than the array: %s" % ", ".join([*more, *drive.partitions])
+    under = {name for array in drive.arrays for name in machine.under.get(array, frozenset())}
+    strangers = sorted(name for name in under if not _carries(machine.superblocks.get(name), volume))
+    if strangers:
+        return "is in an array with drives of another: %s" % ", ".join(strangers)
+    # Who works on the mounted volume is asked at the time of unmounting it.
+    mounted = tuple("(through %s)" % array for array in drive.arrays)
+    claims = [
+        use
+        for use in drive.uses
+        if use not in {"member of `%s`" % array for array in drive.arrays}
+        and not (mounted and use.startswith("mounted at ") and use.endswith(mounted))
+    ]
+    return "; ".join(claims) or None
+
+
+def member_hash(drive: Drive, block: Superblock) -> str:
+    """What tells this membership from any other; nothing that a job's writing could change."""
+    level = [block.uuid, block.created, block.name, block.level, block.chunk_bytes, block.raid_disks, block.role]
+    return _digest(["member", drive.serial, drive.size_bytes, drive.lba_bytes, *level])
+
+
+def inside_hash(uuid: str, signatures: Sequence[Signature]) -> str:
+    """What tells the file system in the array from any other; what is written in it does not count."""
+    return _digest(
+        ["inside", plain_uuid(uuid), sorted([one.type, one.uuid or "", one.label or ""] for one in signatures)]
+    )
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def consent_problem(found: Removal, wipes: Mapping[str, str], volume: Mapping[str, Any] | None) -> str | None:
+    """Why the applied plan does not allow this; None when it does, or when nothing would be lost."""
+    # Members that are absent may hold what nobody can see; those of a drive to be replaced are its owner's matter.
+    unseen = found.absent and not found.serials
+    if found.volume is None or not (found.members or found.incoming or unseen):
+        return None
+    if not volume:
+        return "nothing is removed without a plan"
+    stale = None
+    if plain_uuid(volume["uuid"]) != plain_uuid(found.volume.uuid):
+        stale = "it names array %s, this is %s" % (volume["uuid"], found.volume.uuid)
+    elif found.holds and found.inside != volume["hash"]:
+        # A file system that a run which was cut has wiped is nothing to lose.
+        stale = "the array holds something else since, %s" % ", ".join(found.holds)
+    for serial, digest in (found.hashes or {}).items():
+        if serial not in wipes:
+            stale = stale or "it does not name drive `%s`" % serial
+        elif wipes[serial] != digest:
+            stale = stale or "drive `%s` changed since" % serial
+    return "not what the plan saw: %s" % stale if stale else None

@@ -1,0 +1,114 @@
+"""What a removal must know of a node, and what its owner must read before agreeing to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from ..array.md_arrays import examine, read_arrays
+from ..common.manifest import load
+from ..machine.drive_contents import (
+    RAID_MEMBER,
+    Signature,
+    UnreadableDevice,
+    claim_problem,
+    contents_hash,
+    read_signatures,
+)
+from ..machine.drives import disks_under, partitions_of, read_drives
+from ..machine.mounts import mount_at, read_mounts
+from ..units import format_size
+from .decision import Machine, Removal
+from .wipe_drives import has_capacity
+
+SHOWN = 5
+"""So many occupants are named; the first that is ended usually takes others with it."""
+
+
+def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
+    """The node as it is, and the hashes of what the drive ``incoming`` holds. Reads only."""
+    try:
+        manifest = load()
+    except FileNotFoundError:
+        manifest = None
+    drives = read_drives()
+    signatures: dict[str, list[Signature]] = {}
+    unreadable: dict[str, str] = {}
+    hashes: dict[str, str] = {}
+    for drive in drives:
+        try:
+            signatures[drive.name] = read_signatures([drive.name, *drive.partitions])
+            if drive.serial == incoming and not drive.claims:
+                hashes[drive.name] = contents_hash(drive)
+        except UnreadableDevice as error:
+            unreadable[drive.name] = "cannot be read: %s" % error
+        if not drive.uses and drive.name not in unreadable:
+            problem = claim_problem(drive.path)
+            if problem:
+                unreadable[drive.name] = problem
+    members = [name for name, found in signatures.items() for one in found if one.type == RAID_MEMBER]
+    arrays = read_arrays()
+    inside = {}
+    for array in arrays:
+        if array.serves and has_capacity(array.device):
+            with contextlib.suppress(UnreadableDevice):
+                inside[array.device] = read_signatures([array.device, *partitions_of("/", array.device)])
+    machine = Machine(
+        drives=drives,
+        signatures=signatures,
+        superblocks=examine(list(dict.fromkeys(members))),
+        arrays=arrays,
+        under={array.device: frozenset(disks_under("/", array.device)) for array in arrays},
+        inside=inside,
+        manifest=manifest,
+        unreadable=unreadable,
+    )
+    return machine, hashes
+
+
+def describe(found: Removal, in_the_way: list[str]) -> str:
+    """What the plan's reader must know beside the table of drives."""
+    if found.problems:
+        return "refused: %s" % "; ".join(found.problems)
+    if found.done or found.volume is None:
+        return found.note
+    volume = found.volume
+    lines = ["would be lost: array `%s` UUID %s" % (volume.name, volume.uuid)]
+    if found.holds:
+        lines += ["  with %s" % what for what in found.holds]
+    elif found.inside is not None:
+        lines.append("  with nothing in it")
+    elif found.members:
+        state = ", ".join("`%s` is %s" % (array.device, array.state) for array in found.arrays)
+        lines.append("  what lies in it cannot be read: %s" % (state or "it is not assembled"))
+    mount = mount_at(volume.mount_point, read_mounts())
+    if mount is not None and any(mount.device_number == array.device_number for array in found.arrays):
+        with contextlib.suppress(OSError):
+            numbers = os.statvfs(volume.mount_point)
+            used = (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
+            entries = sorted(os.listdir(volume.mount_point))
+            named = ", ".join("`%s`" % entry for entry in entries[:3]) + (" ..." if len(entries) > 3 else "")
+            lines.append(
+                "  mounted at `%s`, %s used, %d %s%s"
+                % (
+                    volume.mount_point,
+                    format_size(used),
+                    len(entries),
+                    "entry" if len(entries) == 1 else "entries",
+                    ": " + named if entries else "",
+                )
+            )
+    if found.absent:
+        lines.append("absent: %s" % ", ".join("`%s`" % serial for serial in found.absent))
+    if found.incoming is not None:
+        lines.append("would be lost: what the incoming drive `%s` holds" % found.incoming.serial)
+    if in_the_way:
+        lines.append("in use, must end before the plan is applied: %s" % shown(in_the_way))
+    lines.append("the plan names the volume, not what is in it: what is written from now on is lost as well")
+    return "\n".join(lines)
+
+
+def shown(in_the_way: list[str]) -> str:
+    """The first of them, and how many more."""
+    more = " and %d more" % (len(in_the_way) - SHOWN) if len(in_the_way) > SHOWN else ""
+    return ", ".join(in_the_way[:SHOWN]) + more

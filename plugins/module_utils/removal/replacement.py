@@ -1,0 +1,126 @@
+"""One member for another: the volume goes only when the array with the new drive can be built. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Mapping
+
+from ..array.adopt_or_wipe import plain_uuid
+from ..array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria, Decision
+from ..array.drive_selection import select
+from ..machine.drives import Drive
+from .decision import Machine, Removal, Volume, plan_removal
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One drive for another."""
+
+    old: str
+    new: str
+    criteria: Criteria
+    """As the inventory has them; ``serials`` are those that it pins."""
+    hashes: Mapping[str, str]
+    """Hashes of idle drives' contents by kernel name, for a new drive that holds something."""
+
+
+def plan_replacement(machine: Machine, name: str, mount_point: str, swap: Swap) -> Removal:
+    """The removal with the new drive in the old one's slot, and every reason why that could not be built."""
+    found = plan_removal(machine, name, mount_point)
+    if found.volume is None or machine.manifest is None:
+        return replace(
+            found,
+            done=False,
+            problems=("there is no manifest, so nobody knows the members. hint: `site.yml` builds, and writes it",),
+        )
+    serials = found.volume.serials
+    wanted = tuple(swap.new if serial == swap.old else serial for serial in serials)
+    if swap.old not in serials and swap.new in serials:
+        return _done(machine, serials, "`%s` is no member any more, `%s` is one" % (swap.old, swap.new))
+    if _is_built(machine, name, found.volume, wanted):
+        return _done(machine, wanted, "the new array is there already")
+    problems = [*found.problems, *_wrong_serials(found, swap)]
+    if problems:
+        return replace(found, problems=tuple(problems))
+    return _with_new(replace(found, serials=wanted), machine, swap)
+
+
+def _done(machine: Machine, serials: tuple[str, ...], reason: str) -> Removal:
+    rows = tuple(
+        Decision(drive, IGNORE, reason if drive.serial in serials else "not a member") for drive in machine.drives
+    )
+    return Removal(None, rows, serials=serials, done=True, note="nothing to remove: %s" % reason)
+
+
+def _is_built(machine: Machine, name: str, volume: Volume, wanted: tuple[str, ...]) -> bool:
+    """True when a run was cut after it had made the new array and before it had written the manifest."""
+    blocks = {
+        drive.serial: machine.superblocks[drive.name] for drive in machine.drives if drive.name in machine.superblocks
+    }
+    uuids = {plain_uuid(blocks[serial].uuid) if serial in blocks else "" for serial in wanted}
+    names = {blocks[serial].name for serial in wanted if serial in blocks}
+    return len(uuids) == 1 and names == {name} and plain_uuid(volume.uuid) not in uuids
+
+
+def _wrong_serials(found: Removal, swap: Swap) -> list[str]:
+    """What is wrong about the serials that were given, before any drive is looked at."""
+    serials = found.volume.serials if found.volume else ()
+    problems = []
+    if swap.old not in serials:
+        problems.append("`%s` is no member. hint: the members are %s" % (swap.old, ", ".join(serials)))
+    elif swap.new in serials:
+        problems.append("`%s` is a member already. hint: name the drive that came for `%s`" % (swap.new, swap.old))
+    gone = [serial for serial in found.absent if serial != swap.old]
+    if gone:
+        problems.append(
+            "more members are absent: %s. hint: put them back, or tear down and build with the drives there are"
+            % ", ".join("`%s`" % serial for serial in gone)
+        )
+    pinned = swap.criteria.serials
+    if pinned and (swap.new not in pinned or swap.old in pinned):
+        problems.append(
+            "`nvme_drives_serials` of the inventory does not name `%s` instead of `%s`. hint: edit it first"
+            % (swap.new, swap.old)
+        )
+    return problems
+
+
+def _with_new(found: Removal, machine: Machine, swap: Swap) -> Removal:
+    """Ask the provisioning's own rules about the drives as they will be."""
+    name = found.volume.name if found.volume else ""
+    new = [drive for drive in machine.drives if drive.serial == swap.new]
+    holding = [drive for drive in new if machine.signatures.get(drive.name) or drive.partitions]
+    members = {drive.name for drive in found.members}
+    after = [
+        # What is to be wiped counts as blank: a member, and a new drive that nobody uses.
+        replace(drive, uses=(), arrays=(), idle_arrays=(), partitions=())
+        if drive.name in members or (drive in holding and not drive.claims)
+        else drive
+        for drive in machine.drives
+    ]
+    selection = select(after, {}, replace(swap.criteria, serials=found.serials), name, machine.unreadable)
+    ruled = {row.drive.name: row for row in selection.decisions if row.drive.serial in found.serials}
+    rows = []
+    for row in found.decisions:
+        rule = ruled.get(row.drive.name)
+        if rule is not None and rule.verdict != TAKE:
+            rows.append(Decision(row.drive, REFUSE, rule.reason))
+        elif row.drive in holding:
+            rows.append(Decision(row.drive, WIPE, _held(row.drive, machine)))
+        elif row.drive in new:
+            rows.append(Decision(row.drive, TAKE, "blank, comes for `%s`" % swap.old))
+        else:
+            rows.append(row)
+    problem = selection.problem
+    if not problem and holding and holding[0].name not in swap.hashes:
+        problem = "drive `%s` cannot be hashed" % swap.new
+    if problem:
+        return replace(found, decisions=tuple(rows), problems=("%s, so nothing could be built" % problem,))
+    hashes = dict(found.hashes or {})
+    hashes.update((drive.serial, swap.hashes[drive.name]) for drive in holding)
+    return replace(found, decisions=tuple(rows), incoming=holding[0] if holding else None, hashes=hashes)
+
+
+def _held(drive: Drive, machine: Machine) -> str:
+    signatures = machine.signatures.get(drive.name, ())
+    return "comes in and holds %s" % (", ".join(map(str, signatures)) or ", ".join(drive.partitions))

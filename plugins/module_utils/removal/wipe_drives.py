@@ -1,0 +1,111 @@
+"""Making drives blank again that an owner gave up: all conditions for all of them before the first byte of any."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import Any, Iterator, Mapping, Sequence
+
+from ..array.md_arrays import Superblock, examine, read_arrays
+from ..common.commands import run
+from ..common.files import read_int
+from ..common.refusal import Refusal
+from ..machine.drive_contents import RAID_MEMBER, WINDOW, claim_problem, contents_hash, read_signatures
+from ..machine.drives import Drive, disks_under, partitions_of
+
+WIPES: dict[str, Any] = {
+    "type": "list",
+    "elements": "dict",
+    "default": [],
+    "options": {"serial": {"type": "str", "required": True}, "hash": {"type": "str", "required": True}},
+}
+"""A module's argument: the drives that an applied plan allows it to wipe, as the filter plan_wipes gives them."""
+
+
+def refuse_unless_wipeable(drives: list[Drive], hashes: Mapping[str, str]) -> None:
+    """All of the plan's conditions, for all drives, before the first byte is written to any."""
+    names = {drive.name for drive in drives}
+    for drive in drives:
+        problem = "; ".join(drive.claims)
+        for array in drive.idle_arrays:
+            others = sorted(disks_under("/", array) - names)
+            if others:
+                problem = "is in array `%s` with drives that may not be wiped: %s" % (array, ", ".join(others))
+        for path in ["/dev/" + array for array in drive.idle_arrays] or [drive.path]:
+            problem = problem or claim_problem(path) or ""
+        if not problem and contents_hash(drive) != hashes[drive.serial]:
+            problem = "does not hold what the plan saw"
+        if problem:
+            raise Refusal(
+                "drive `%s` (%s) %s. hint: nothing was changed; make a new plan" % (drive.serial, drive.name, problem)
+            )
+
+
+def wipe(drives: list[Drive]) -> None:
+    """Make drives blank, from the top of what lies on them to the bottom."""
+    arrays = sorted({array for drive in drives for array in drive.idle_arrays})
+    serving = {array.device for array in read_arrays() if array.serves}
+    for array in arrays:
+        inside = [name for name in [*partitions_of("/", array), array] if has_capacity(name)]
+        if inside and array in serving:
+            # Else an array made anew at the same place would show the old file system again.
+            run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in inside])
+    for array in arrays:
+        run(["mdadm", "--stop", "/dev/" + array])
+    names = [name for drive in drives for name in (*drive.partitions, drive.name)]
+    members = [one.device for one in read_signatures(names) if one.type == RAID_MEMBER]
+    # All members first: any event about one that still is a member makes udev assemble it again.
+    with unwatched(names):
+        for superblock in examine(members).values():
+            clear_beginning(superblock)
+        for name in members:
+            run(["mdadm", "--zero-superblock", "/dev/" + name])
+    for drive in drives:
+        if drive.partitions:
+            run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in drive.partitions])
+        run(["wipefs", "--all", "--quiet", drive.path])
+    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+    for drive in drives:
+        run(["blockdev", "--rereadpt", drive.path])
+    run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
+
+
+@contextlib.contextmanager
+def unwatched(names: Sequence[str]) -> Iterator[None]:
+    """Hold udev off these devices: it leaves alone what carries a lock (systemd.io/BLOCK_DEVICE_LOCKING)."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            handle = os.open("/dev/" + name, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def clear_beginning(member: Superblock) -> None:
+    """Overwrite this member's part of the array's first MiB, where the labels of what lies in the array are.
+
+    An array that does not run cannot be asked to do it, and one made anew over these drives would show them again.
+    """
+    if member.data_offset_bytes is None:
+        return
+    handle = os.open("/dev/" + member.device, os.O_WRONLY)
+    try:
+        os.pwrite(handle, bytes(WINDOW), member.data_offset_bytes)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def has_capacity(name: str) -> bool:
+    """False for an inactive array."""
+    return bool(read_int("/sys/class/block/%s/size" % name))
+
+
+def contents_text(drives: list[Drive]) -> str:
+    """What the drives hold, a line each, for the diff."""
+    lines = []
+    for drive in drives:
+        found = read_signatures([drive.name, *drive.partitions])
+        lines.append("%s: %s\n" % (drive.serial, ", ".join(map(str, found)) or "partitions"))
+    return "".join(lines)

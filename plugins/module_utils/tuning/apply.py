@@ -1,0 +1,243 @@
+"""I/O settings brought to what is asked: looked at first, changed where they differ, given back when nobody asks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Mapping, Sequence
+
+from ..array.md_arrays import find, read_arrays
+from ..common.commands import run
+from ..common.drift import Ledger
+from ..common.files import content, replace_file
+from ..common.refusal import Refusal
+from ..machine.drives import read_drives
+from .conflicts import active_profile, rivals
+from .persistent_files import (
+    HEADER,
+    STATE_PATH,
+    SYSCTL_PATH,
+    TMPFILES_PATH,
+    TUNED_PROFILE,
+    UDEV_PATH,
+    sysctl,
+    tmpfiles,
+    tuned_profile,
+    udev_rules,
+)
+from .previous_values import State, key_of, split_key
+from .settings import (
+    ARGUMENTS,
+    DRIVE_SETTINGS,
+    FSTRIM,
+    SETTINGS,
+    Machine,
+    by_value,
+    done_here,
+    impossible,
+    normal_form,
+    read_cpus,
+    shown,
+    skipped,
+    wanted,
+)
+
+NEW_ARRAY = "(new)"
+MASKED = (
+    "`io_tuning_fstrim_timer`: somebody has masked `fstrim.timer`, so it is skipped. hint: `systemctl unmask "
+    "fstrim.timer`, if that was not meant"
+)
+_WANTS = "etc/systemd/system/timers.target.wants/fstrim.timer"
+
+
+def read_machine(serials: Sequence[str], array_uuid: str, root: str = "/") -> Machine:
+    """The places of the drives and of the array by what does not change over reboots."""
+    governed, idling = read_cpus(root)
+    array = find(read_arrays(root), array_uuid)
+    return Machine(
+        drives={drive.serial: drive.name for drive in read_drives(root) if drive.serial in serials},
+        arrays={array_uuid: array.device} if array else {},
+        governed=governed,
+        idling=idling,
+        root=root,
+    )
+
+
+def fstrim_state(root: str = "/") -> str:
+    """``enabled``, ``disabled``, ``masked`` or ``absent``, from systemd's links: no process."""
+    mask = os.path.join(root, "etc/systemd/system/fstrim.timer")
+    if os.path.islink(mask) and os.readlink(mask) == "/dev/null":
+        return "masked"
+    if os.path.lexists(os.path.join(root, _WANTS)):
+        return "enabled"
+    units = [os.path.join(root, place, "systemd/system/fstrim.timer") for place in ("lib", "usr/lib", "etc")]
+    return "disabled" if any(os.path.exists(unit) for unit in units) else "absent"
+
+
+class TuningJob:
+    """All settings of a machine under ``root``."""
+
+    def __init__(self, asked: Mapping[str, Any], ledger: Ledger, root: str = "/") -> None:
+        self.tuning = normal_form({name: str(asked[name] or "") for name in ARGUMENTS})
+        self.serials: Sequence[str] = asked["serials"]
+        self.array_uuid: str = asked["array_uuid"] or NEW_ARRAY
+        self.ledger = ledger
+        self.root = root
+        self.machine = read_machine(self.serials, self.array_uuid, root)
+        self.state = State.load(self._path(STATE_PATH))
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self.root, path.lstrip("/"))
+
+    def all(self) -> dict[str, Any]:
+        """Everything in turn; returns what holds from now on, as the manifest keeps it."""
+        self._refuse_impossible()
+        self.ledger.warnings += skipped(self.tuning, self.machine)
+        if self.tuning.get(FSTRIM) == "enabled" and fstrim_state(self.root) == "masked":
+            self.ledger.warnings.append(MASKED)
+            del self.tuning[FSTRIM]
+        # The tuned profile names the one beneath it: that must be known before ours is in force.
+        self._tuned()
+        self._files()
+        for key in list(self.state.changes):
+            if key in self.state.changes:
+                self._give_back(key)
+        for setting in SETTINGS:
+            value = wanted(self.tuning, setting)
+            if value is not None:
+                self._set(setting, value)
+        self._fstrim()
+        if self.ledger.note(STATE_PATH, self.state.text_before, self.state.text()):
+            self.state.save()
+        devices = [*self.machine.drives.values(), *self.machine.arrays.values()]
+        winners = [one for one in rivals(self.tuning, devices, self.root) if one.wins]
+        self.ledger.warnings += ["`io_tuning_%s` will not last: %s" % (one.setting, one) for one in winners]
+        return done_here(self.tuning, self.machine)
+
+    def _refuse_impossible(self) -> None:
+        asked_of_drives = [name for name in DRIVE_SETTINGS if name in self.tuning]
+        gone = [serial for serial in self.serials if serial not in self.machine.drives]
+        if asked_of_drives and (gone or not self.serials):
+            what = ", ".join("`%s`" % serial for serial in gone) or "no drive is known"
+            raise Refusal("%s cannot be set: %s. hint: run `site.yml`" % (", ".join(asked_of_drives), what))
+        if "read_ahead_bytes" in self.tuning and not self.machine.arrays and self.array_uuid != NEW_ARRAY:
+            raise Refusal("read-ahead cannot be set: array %s does not run. hint: run `site.yml`" % self.array_uuid)
+        if self.tuning.get(FSTRIM) and fstrim_state(self.root) == "absent":
+            raise Refusal("there is no `fstrim.timer` here. hint: it is part of util-linux")
+        problems = impossible(self.tuning, self.machine)
+        if problems:
+            raise Refusal("\n".join(problems))
+
+    def _files(self) -> None:
+        tuned = active_profile(self.root) is not None
+        rules = udev_rules(self.tuning, self.serials, self.array_uuid)
+        if self._put("io_tuning.udev", UDEV_PATH, rules) and os.path.exists("/run/udev/control"):
+            run(["udevadm", "control", "--reload"])
+        self._put("io_tuning.tmpfiles", TMPFILES_PATH, tmpfiles(done_here(self.tuning, self.machine), tuned))
+        self._put("io_tuning.sysctl", SYSCTL_PATH, sysctl(self.tuning))
+
+    def _put(self, name: str, path: str, text: str) -> bool:
+        """A file with exactly this text, or none; true when it was changed."""
+        before = content(self._path(path))
+        if before and not before.startswith(HEADER):
+            raise Refusal("`%s` is not tunetool's. hint: move it to another name" % path)
+        if not self.ledger.file_differs(name, path, before, text):
+            return False
+        if text:
+            replace_file(self._path(path), text)
+        else:
+            os.unlink(self._path(path))
+        return True
+
+    def _set(self, setting: str, value: str) -> None:
+        places = self.machine.places(setting)
+        if setting == "read_ahead" and not places:
+            self.ledger.note("read_ahead of the new array", "", "%s\n" % shown(setting, value))
+            return
+        found = {place: self.machine.read(setting, place) for place in places}
+        off = [place for place in places if found[place] != value]
+        told = by_value(setting, {place: found[place] for place in off})
+        before = "".join("%s %s\n" % (place or setting, found[place]) for place in off)
+        after = "".join("%s %s\n" % (place or setting, value) for place in off)
+        name = "io_tuning." + setting
+        must = self.ledger.differs(name, shown(setting, value), told, name, before, after)
+        for place in off:
+            if setting == "scheduler":
+                # The kernel goes back to its own nr_requests with it.
+                self.state.forget(key_of("nr_requests", place))
+            self.state.remember(key_of(setting, place), str(found[place]), value)
+        if must:
+            self.state.save()
+            for place in off:
+                self._write(setting, place, value)
+
+    def _write(self, setting: str, place: str, value: str) -> None:
+        where = "/%s" % self.machine.file(setting, place)
+        try:
+            self.machine.write(setting, place, value)
+        except OSError as error:
+            raise Refusal(
+                "`%s` does not take `%s`: %s. hint: see `dmesg | tail`" % (where, value, error.strerror)
+            ) from None
+        found = self.machine.read(setting, place)
+        if found != value:
+            raise Refusal("`%s` was set to `%s` and says `%s`. hint: choose what it says" % (where, value, found))
+
+    def _give_back(self, key: str) -> None:
+        """What an earlier run set and nobody asks for now, unless somebody else has changed it since."""
+        setting, place = split_key(key)
+        change = self.state.changes[key]
+        if setting in (FSTRIM, "tuned"):
+            return
+        if wanted(self.tuning, setting) is not None and (place == "" or place in self.machine.places(setting)):
+            return
+        found = self.machine.read(setting, place) if setting in SETTINGS else None
+        if found == change.set:
+            name = "io_tuning." + setting
+            expected, now = shown(setting, change.before), shown(setting, found)
+            if self.ledger.differs(name, expected, now, key, "%s\n" % found, "%s\n" % change.before):
+                self._write(setting, place, change.before)
+            if setting == "scheduler":
+                self.state.forget(key_of("nr_requests", place))
+        self.state.forget(key)
+
+    def _fstrim(self) -> None:
+        asked, found = self.tuning.get(FSTRIM), fstrim_state(self.root)
+        ours = self.state.changes.get(FSTRIM)
+        if asked is None and ours is not None:
+            asked = ours.before if found == ours.set else None
+            self.state.forget(FSTRIM)
+        if asked in (None, found) or (asked, found) == ("disabled", "masked"):
+            return
+        must = self.ledger.differs("io_tuning." + FSTRIM, asked, found, "fstrim.timer", found + "\n", asked + "\n")
+        if FSTRIM in self.tuning:
+            self.state.remember(FSTRIM, found, asked)
+        if must:
+            self.state.save()
+            now = ["--now"] if os.path.isdir("/run/systemd/system") else []
+            run(["systemctl", "enable" if asked == "enabled" else "disable", *now, "fstrim.timer"])
+
+    def _tuned(self) -> None:
+        """A profile on top of the owner's while there is something for tuned to hold; then the owner's again."""
+        active = active_profile(self.root)
+        ours = self.state.changes.get("tuned")
+        base = ours.before if ours and active == TUNED_PROFILE else active
+        if active is None or base is None or base == TUNED_PROFILE:
+            return
+        directory = "/etc/tuned/profiles" if os.path.isdir(self._path("/etc/tuned/profiles")) else "/etc/tuned"
+        path = "%s/%s/tuned.conf" % (directory, TUNED_PROFILE)
+        text = tuned_profile(done_here(self.tuning, self.machine), base)
+        written = bool(text) and self._put("io_tuning.tuned", path, text)
+        if text and (written or active != TUNED_PROFILE):
+            self.state.remember("tuned", base, TUNED_PROFILE)
+            if self.ledger.note("tuned profile", active + "\n", TUNED_PROFILE + "\n") or written:
+                self.state.save()
+                run(["tuned-adm", "profile", TUNED_PROFILE])
+        elif not text and active == TUNED_PROFILE:
+            if self.ledger.note("tuned profile", active + "\n", base + "\n"):
+                run(["tuned-adm", "profile", base])
+            self._put("io_tuning.tuned", path, "")
+            self.state.forget("tuned")
+            if self.ledger.acting:
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.dirname(self._path(path)))

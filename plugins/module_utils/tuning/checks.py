@@ -1,0 +1,57 @@
+"""Do the I/O settings of the manifest still hold, and if not, who may have changed them?"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from ..common.check_result import FAIL, PASS, UNKNOWN, Check
+from .apply import fstrim_state, read_machine
+from .conflicts import Rival, rivals
+from .settings import FSTRIM, SETTINGS, Machine, Tuning, by_value, shown, wanted
+
+PREFIX = "io_tuning."
+
+
+def tuning_checks(manifest: Mapping[str, Any], root: str = "/") -> list[Check]:
+    """One check for each setting that was asked for; none on a node that was built without."""
+    tuning: Tuning = manifest.get("tuning") or {}
+    if not tuning:
+        return []
+    serials = [member["serial"] for member in manifest["array"]["members"]]
+    machine = read_machine(serials, manifest["array"]["uuid"], root)
+    checks = []
+    for setting in SETTINGS:
+        value = wanted(tuning, setting)
+        if value is not None:
+            checks.append(_check(setting, value, tuning, machine))
+    if FSTRIM in tuning:
+        found = fstrim_state(root)
+        remedy = "run `site.yml`, or `systemctl enable --now fstrim.timer`"
+        holds = found == tuning[FSTRIM]
+        checks.append(
+            Check(PREFIX + FSTRIM, PASS if holds else FAIL, str(tuning[FSTRIM]), found, "" if holds else remedy)
+        )
+    return checks
+
+
+def _check(setting: str, value: str, tuning: Tuning, machine: Machine) -> Check:
+    expected = shown(setting, value)
+    places = machine.places(setting)
+    found = {place: machine.read(setting, place) for place in places}
+    if not places or None in found.values():
+        return Check(PREFIX + setting, UNKNOWN, expected, "nothing to ask", "look at the drives and the array first")
+    off = [place for place in places if found[place] != value]
+    if not off:
+        where = " on %d drives" % len(places) if len(places) > 1 and not places[0].startswith("cpu") else ""
+        return Check(PREFIX + setting, PASS, expected, expected + where)
+    told = by_value(setting, {place: found[place] for place in off})
+    devices = [*machine.drives.values(), *machine.arrays.values()]
+    who = [one for one in rivals(tuning, devices, machine.root) if one.setting == setting and one.wins]
+    return Check(PREFIX + setting, FAIL, expected, told, _remedy(who))
+
+
+def _remedy(who: Sequence[Rival]) -> str:
+    if not who:
+        return "no file that we know overrules ours, so somebody did by hand or a program does: run `site.yml`"
+    lines = "; ".join(map(str, who))
+    return "%s, after ours: take that away or change what the inventory asks for, then run `site.yml`" % lines

@@ -1,0 +1,196 @@
+"""Who else on this machine sets what was asked for: other udev rules, sysctl.d, tmpfiles.d, tuned, services."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from dataclasses import dataclass
+from typing import Iterator, Sequence
+
+from ..common.files import read_text
+from .persistent_files import SYSCTL_PATH, TMPFILES_PATH, TUNED_PROFILE, UDEV_PATH, attribute
+from .settings import CPU_SETTINGS, DRIVE_SETTINGS, THP, Tuning, wanted
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A line of somebody else's that sets the same. ``wins``: its tool lets it overrule ours at the next boot."""
+
+    setting: str
+    place: str
+    line: str
+    wins: bool
+
+    def __str__(self) -> str:
+        return "%s has `%s`" % (self.place, self.line)
+
+
+def rivals(tuning: Tuning, devices: Sequence[str], root: str = "/") -> list[Rival]:
+    """Everybody else who sets one of the settings that are asked for. ``devices`` are kernel names, the array's too."""
+    found: list[Rival] = []
+    for setting in (*DRIVE_SETTINGS, "read_ahead"):
+        if wanted(tuning, setting) is not None:
+            found += _udev(
+                setting, [name for name in devices if name.startswith("md") == (setting == "read_ahead")], root
+            )
+            found += _mentions(setting, "queue/" + attribute(setting), root)
+    for setting in ("dirty_background", "dirty"):
+        if wanted(tuning, setting) is not None:
+            found += _sysctl(setting, root)
+    paths = {
+        "transparent_hugepages": THP,
+        "cpu_governor": "cpufreq/scaling_governor",
+        "cpu_latency_us": "power/pm_qos_resume_latency_us",
+    }
+    for setting, path in paths.items():
+        if setting in tuning:
+            found += _tmpfiles(setting, path, root)
+            found += _mentions(setting, "transparent_hugepage/enabled" if path == THP else path, root)
+    return [*found, *_tuned(tuning, root)]
+
+
+def ordered(kind: str, suffix: str, root: str) -> list[str]:
+    """Files of such a directory as systemd reads them: by name over all places, /etc hiding /run hiding /usr."""
+    chosen: dict[str, str] = {}
+    for place in ("lib", "usr/lib", "usr/local/lib", "run", "etc"):
+        for path in glob.glob(os.path.join(root, place, kind, "*" + suffix)):
+            chosen[os.path.basename(path)] = path
+    return [chosen[name] for name in sorted(chosen)]
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines that say something, continued ones joined."""
+    held, first = "", 0
+    for number, raw in enumerate((read_text(path) or "").splitlines(), start=1):
+        first = first or number
+        held += raw.strip()
+        if held.endswith("\\"):
+            held = held[:-1]
+            continue
+        if held and held[0] not in "#;":
+            yield first, held
+        held, first = "", 0
+
+
+def _place(path: str, number: int, root: str) -> str:
+    return "`/%s` line %d" % (os.path.relpath(path, root), number)
+
+
+def _udev(setting: str, devices: Sequence[str], root: str) -> Iterator[Rival]:
+    ours = os.path.basename(UDEV_PATH)
+    assigned = re.compile(r'ATTR\{queue/%s\}\s*\+?:?="([^"]*)"' % re.escape(attribute(setting)))
+    for path in ordered("udev/rules.d", ".rules", root):
+        name = os.path.basename(path)
+        for number, line in _lines(path) if name != ours else ():
+            found = assigned.search(line)
+            if found and _may_match(line, devices):
+                yield Rival(setting, _place(path, number, root), found.group(0), name > ours)
+
+
+def _may_match(line: str, devices: Sequence[str]) -> bool:
+    """Whether KERNEL lets a rule reach one of the devices; what else it asks cannot be known here."""
+    for operator, pattern in re.findall(r'\bKERNEL\s*([!=]=)\s*"([^"]*)"', line):
+        hits = [any(fnmatch.fnmatchcase(name, one) for one in pattern.split("|")) for name in devices]
+        if not any(hit == (operator == "==") for hit in hits):
+            return False
+    return True
+
+
+def _sysctl(setting: str, root: str) -> Iterator[Rival]:
+    ours = os.path.basename(SYSCTL_PATH)
+    keys = {"vm.%s_%s" % (setting, kind) for kind in ("bytes", "ratio")}
+    files = ordered("sysctl.d", ".conf", root)
+    plain = os.path.join(root, "etc/sysctl.conf")
+    # `sysctl --system` reads it last; systemd-sysctl does where a link 99-sysctl.conf leads to it.
+    names = [(os.path.basename(path), path) for path in files] + [("~", plain)]
+    seen = set()
+    for name, path in names:
+        if name == ours or os.path.realpath(path) in seen:
+            continue
+        seen.add(os.path.realpath(path))
+        for number, line in _lines(path):
+            key = line.lstrip("-").partition("=")[0].strip().replace("/", ".")
+            if key in keys:
+                yield Rival(setting, _place(path, number, root), line, name > ours)
+
+
+def _tmpfiles(setting: str, path: str, root: str) -> Iterator[Rival]:
+    ours = os.path.basename(TMPFILES_PATH)
+    for one in ordered("tmpfiles.d", ".conf", root):
+        name = os.path.basename(one)
+        for number, line in _lines(one) if name != ours else ():
+            fields = line.split()
+            if len(fields) > 1 and fields[0].startswith("w") and path in fields[1]:
+                # Of two lines for one path the first counts (tmpfiles.d(5)).
+                yield Rival(setting, _place(one, number, root), line, name < ours)
+
+
+_ELSEWHERE = (
+    "etc/rc.local",
+    "etc/rc.d/rc.local",
+    "etc/sysfs.conf",
+    "etc/sysfs.d/*.conf",
+    "etc/systemd/system/*.service",
+)
+
+
+def _mentions(setting: str, path: str, root: str) -> Iterator[Rival]:
+    """Places that write to sysfs by themselves, later than udev and tmpfiles.d."""
+    for pattern in _ELSEWHERE:
+        for one in sorted(glob.glob(os.path.join(root, pattern))):
+            for number, line in _lines(one):
+                if path in line:
+                    yield Rival(setting, _place(one, number, root), line, True)
+
+
+def active_profile(root: str = "/") -> str | None:
+    """The profile of a tuned that runs; None where none does."""
+    if not os.path.exists(os.path.join(root, "run/tuned/tuned.pid")):
+        return None
+    return read_text(os.path.join(root, "etc/tuned/active_profile")) or None
+
+
+def profile_files(names: str, root: str = "/") -> list[str]:
+    """The configuration of tuned profiles, what they include first."""
+    found: list[str] = []
+    for name in (one.lstrip("?-") for one in re.split(r"[\s,]+", names.strip())):
+        for base in ("etc/tuned/profiles", "etc/tuned", "usr/lib/tuned/profiles", "usr/lib/tuned"):
+            path = os.path.join(root, base, name, "tuned.conf")
+            text = read_text(path)
+            if name and text is not None and path not in found:
+                include = re.search(r"^include\s*=\s*(.+)$", text, re.MULTILINE)
+                found = [*(profile_files(include.group(1), root) if include else []), *found, path]
+                break
+    return found
+
+
+_TUNED_OPTIONS = {
+    "scheduler": ("disk", "elevator"),
+    "read_ahead": ("disk", "readahead"),
+    "transparent_hugepages": ("vm", "transparent_hugepages?"),
+    "cpu_governor": ("cpu", "governor"),
+    "cpu_latency_us": ("cpu", "(?:force_latency|pm_qos_resume_latency_us)"),
+    "dirty_background": ("sysctl", r"vm\.dirty_background_(?:ratio|bytes)"),
+    "dirty": ("sysctl", r"vm\.dirty_(?:ratio|bytes)"),
+}
+
+
+def _tuned(tuning: Tuning, root: str) -> Iterator[Rival]:
+    profile = active_profile(root)
+    for path in profile_files(profile, root) if profile else ():
+        if os.path.basename(os.path.dirname(path)) == TUNED_PROFILE:
+            continue
+        section = ""
+        for number, line in _lines(path):
+            if line.startswith("["):
+                section = line.strip("[]")
+                continue
+            for setting, (where, option) in _TUNED_OPTIONS.items():
+                if wanted(tuning, setting) is None or section != where:
+                    continue
+                if re.match(option + r"\s*=", line):
+                    # Our profile lies on top of it; sysctl.d is applied anew after tuned's own (reapply_sysctl).
+                    own = (*CPU_SETTINGS, "transparent_hugepages", "dirty", "dirty_background")
+                    yield Rival(setting, _place(path, number, root), line, setting not in own)

@@ -1,0 +1,86 @@
+"""What I/O settings were before tunetool changed them, so that they can be given back: /etc/tunetool/io-tuning.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from dataclasses import dataclass, field
+
+from ..common.files import content, replace_file
+from ..common.refusal import Refusal
+
+_SCHEMA = "tunetool.io-tuning/1"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One place that we changed."""
+
+    before: str
+    set: str
+
+
+def key_of(setting: str, place: str) -> str:
+    """How the file names a place."""
+    return "%s[%s]" % (setting, place) if place else setting
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Setting and place of a key."""
+    match = re.match(r"^([a-z_]+)(?:\[(.*)\])?$", key)
+    return (match.group(1), match.group(2) or "") if match else (key, "")
+
+
+@dataclass
+class State:
+    """The file. Written before a value is changed: a run that is cut leaves no change without its way back."""
+
+    path: str
+    changes: dict[str, Change] = field(default_factory=dict)
+    text_before: str = ""
+    """As it was read."""
+
+    @classmethod
+    def load(cls, path: str) -> State:
+        """Empty where there is none. Raises ``Refusal`` for one that cannot be read: what it held would be lost."""
+        text = content(path)
+        if not text:
+            return cls(path)
+        try:
+            document = json.loads(text)
+            if document["schema"] != _SCHEMA:
+                raise ValueError("schema `%s`" % document["schema"])
+            changes = {key: Change(str(one["before"]), str(one["set"])) for key, one in document["changes"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refusal(
+                "`%s` cannot be read (%s): what was set before is not known. hint: move it away; what tunetool set "
+                "then stays until the next boot" % (path, error)
+            ) from None
+        return cls(path, changes, text)
+
+    def remember(self, key: str, before: str, value: str) -> None:
+        """Before a place is set. What is there from an earlier run is still the way back."""
+        known = self.changes.get(key)
+        self.changes[key] = Change(known.before if known else before, value)
+
+    def forget(self, key: str) -> None:
+        """A place that is no longer ours."""
+        self.changes.pop(key, None)
+
+    def text(self) -> str:
+        """The file's text; empty when nothing is ours."""
+        if not self.changes:
+            return ""
+        changes = {key: {"before": one.before, "set": one.set} for key, one in sorted(self.changes.items())}
+        return json.dumps({"schema": _SCHEMA, "changes": changes}, indent=2) + "\n"
+
+    def save(self) -> None:
+        """Write it, or remove it when nothing is ours."""
+        text = self.text()
+        if text and text != content(self.path):
+            replace_file(self.path, text)
+        elif not text:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)

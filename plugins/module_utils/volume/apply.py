@@ -1,0 +1,233 @@
+"""The file system on the array, its mount and what is around it, brought to what is asked: compared first."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Mapping
+
+from ..array.md_arrays import Array
+from ..common.commands import run
+from ..common.drift import Ledger
+from ..common.files import content, replace_file
+from ..common.manifest import MANIFEST_PATH
+from ..common.refusal import Refusal
+from ..machine.drive_contents import read_signatures
+from ..machine.fstab import FSTAB, FstabConflict, with_entry
+from ..machine.mounts import mount_at, parse_fstab, read_mounts
+from .make_xfs import discard_half_made, half_made, make_xfs
+from .mount_options import at_mount_only, like, shown_options, unwanted
+from .mount_point import Place, reload_systemd
+from .xfs_geometry import Geometry, apart, parse_xfs_info, wanted_geometry
+
+ARGUMENTS: dict[str, Any] = {
+    "array": {"type": "str", "required": True},
+    "chunk_bytes": {"type": "int", "required": True},
+    "members": {"type": "int", "required": True},
+    "mount_point": {"type": "path", "required": True},
+    "mount_options": {"type": "list", "elements": "str", "default": ["noatime", "logbufs=8", "logbsize=256k"]},
+    "device_timeout": {"type": "str", "default": "30s"},
+    "label": {"type": "str", "default": "nvme_raid0"},
+    "adopt": {"type": "bool", "default": False},
+    "new_array": {"type": "bool", "default": False},
+    "offload_dir": {"type": "str", "default": ""},
+    "offload_owner": {"type": "str", "default": "root"},
+    "offload_group": {"type": "str", "default": "root"},
+    "offload_mode": {"type": "str", "default": "1777"},
+    "protect_mount_point": {"type": "bool", "default": True},
+    "services": {"type": "list", "elements": "str", "default": []},
+}
+"""What M(tunetool.node.scratch_filesystem) takes."""
+
+
+class Volume(Place):
+    """The whole job: the steps in order, each comparing before it acts."""
+
+    def __init__(self, wanted: Mapping[str, Any], ledger: Ledger, array: Array | None, root: str = "/") -> None:
+        super().__init__(wanted, ledger, array, root)
+        self.geometry: Geometry = wanted_geometry(wanted["chunk_bytes"], wanted["members"])
+        self.built: Mapping[str, Any] = (ledger.manifest or {}).get("filesystem") or {}
+        self.known: set[str] = set()
+        """UUIDs that are, or were, the volume's: a line in fstab with one of them is ours."""
+
+    def all(self) -> tuple[str | None, str | None]:
+        """Make, remember, mount and fill it in this order; returns UUID (None: not made yet) and offload directory."""
+        bare = self.place()
+        uuid = self.make()
+        if bare is not None:
+            self.protect(bare)
+        self.remember(uuid)
+        self.services()
+        self.mount()
+        self.label()
+        return uuid, self.offload()
+
+    def make(self) -> str | None:
+        """UUID of the file system on the array, made now if the array held nothing; None where it would be made."""
+        name = self.wanted["array"]
+        if self.array is None and self.built:
+            return str(self.built["uuid"])  # it is in an array that is yet to be assembled
+        if self.array is None:
+            # On a blank node the array would be new, and so would all that follows.
+            self.ledger.note("file system on %s" % name, "", describe(self.geometry))
+            return None
+        signatures = read_signatures([self.array.device])
+        kinds = {signature.type for signature in signatures}
+        half = (
+            kinds == {"xfs"} and self._mount() is None and half_made(self._path(self.array.path), self.wanted["label"])
+        )
+        if (not signatures or half) and os.path.exists(self._path(MANIFEST_PATH)):
+            hint = (
+                "nothing is made over it: `xfs_repair -n %s` looks for what was there; to begin anew without it, "
+                "`playbooks/teardown.yml`, then `site.yml`" % self.array.path
+            )
+            expected = "xfs UUID %s" % self.built.get("uuid", "of the manifest")
+            refusal = "array `%s` of a built node holds nothing. hint: %s" % (name, hint)
+            self.ledger.cannot("filesystem.type", expected, "nothing", hint, refusal)
+            return self.built.get("uuid")
+        if not signatures or half:
+            before = "xfs that mkfs did not finish\n" if half else ""
+            if not self.ledger.note("file system on %s" % name, before, describe(self.geometry)):
+                return None
+            if half:
+                discard_half_made(self.array)
+            make_xfs(self.array, self.geometry, self.wanted["label"])
+            signatures = read_signatures([self.array.device])
+        elif kinds != {"xfs"}:
+            shown = ", ".join(str(signature) for signature in signatures)
+            hint = "nothing was changed; move the data away first"
+            refusal = "array `%s` holds %s. hint: %s" % (name, shown, hint)
+            self.ledger.cannot("filesystem.type", "xfs", shown, hint, refusal)
+            return self.built.get("uuid")
+        self._compare_geometry(self.array)
+        return self._uuid(str(signatures[0].uuid))
+
+    def _compare_geometry(self, array: Array) -> None:
+        places = [one.mount_point for one in read_mounts(self.root) if one.device_number == array.device_number]
+        # xfs_info reads a mounted file system through its mount point, an unmounted one through its device.
+        found = parse_xfs_info(run(["xfs_info", places[0] if places else array.path]).stdout)
+        hint = (
+            "geometry cannot be changed in place. Save the data, `playbooks/teardown.yml`, then `site.yml`; or ask for "
+            "what is there"
+        )
+        wrong = apart(self.geometry, found)
+        refusal = "the file system on `%s` does not fit the array: %s. hint: nothing was changed; %s" % (
+            self.wanted["array"],
+            "; ".join("%s: expected %s, found %s" % (name.replace("_", " "), *values) for name, *values in wrong),
+            hint,
+        )
+        for name, expected, actual in wrong:
+            self.ledger.cannot("filesystem." + name, expected, actual, hint, refusal)
+
+    def _uuid(self, found: str) -> str:
+        expected = str(self.built.get("uuid", found))
+        self.known |= {expected, found}
+        if expected == found:
+            return found
+        if self.wanted["adopt"]:
+            self.ledger.differs("filesystem.uuid", expected, found, "file system", expected + "\n", found + "\n")
+            return found
+        self.ledger.cannot(
+            "filesystem.uuid",
+            expected,
+            found,
+            "somebody made it anew. `raid_array_adopt: true` takes it as it is, with what it holds",
+            "",
+        )
+        return expected
+
+    def remember(self, uuid: str | None) -> None:
+        """The line in /etc/fstab, by UUID."""
+        # A node whose array is gone must still boot: nofail, and a bounded wait for the device.
+        timeout = "x-systemd.device-timeout=" + self.wanted["device_timeout"]
+        options = ",".join([*self.wanted["mount_options"], "nofail", timeout])
+        before = content(self._path(FSTAB))
+        ours = {"UUID=" + known for known in self.known}
+        there = {entry.spec for entry in parse_fstab(before) if entry.mount_point == self.point}
+        try:
+            after = with_entry(
+                before, "UUID=" + (uuid or "(new)"), self.point, "xfs", options, replace_any_spec=there <= ours
+            )
+        except FstabConflict as error:
+            hint = "remove the line that is not the volume's"
+            refusal = "%s. hint: %s" % (error, hint)
+            self.ledger.cannot("fstab[%s]" % self.point, "one line for it", str(error), hint, refusal)
+            return
+        if self.ledger.file_differs("fstab[%s]" % self.point, FSTAB, before, after):
+            replace_file(self._path(FSTAB), after)
+            reload_systemd()
+
+    def mount(self) -> None:
+        """Mounted at its place with its options."""
+        asked = shown_options(self.wanted["mount_options"])
+        mount = self._mount()
+        if mount is None:
+            if mount_at(self.point, read_mounts(self.root)) is not None:
+                return  # told by place()
+            what = "mount " + self.point
+            if self.ledger.differs("mount", "`%s`" % self.point, "not mounted", what, "", ",".join(asked)):
+                os.makedirs(self.point, mode=0o755, exist_ok=True)
+                run(["mount", self.point])
+                self._refuse_unless_set(asked)
+            return
+        missing = [option for option in asked if option not in mount.options]
+        fixed = [option for option in missing if at_mount_only(option)]
+        if fixed:
+            hint = (
+                "XFS takes it only when it is mounted: stop what uses it, `umount %s`, run `site.yml` again"
+                % self.point
+            )
+            refusal = "`%s` is mounted without %s. hint: %s" % (
+                self.point,
+                ", ".join("`%s`" % option for option in fixed),
+                hint,
+            )
+            self.ledger.cannot(
+                "mount.options", ",".join(fixed), like(fixed, mount.options) or "none of them", hint, refusal
+            )
+        strange = unwanted(asked, mount.options)
+        live = [option for option in missing if option not in fixed] + list(strange.values())
+        if live:
+            found = like(live, mount.options) or "none of them"
+            if self.ledger.differs(
+                "mount.options",
+                ",".join(live),
+                found,
+                "mount " + self.point,
+                ",".join(mount.options) + "\n",
+                ",".join([option for option in mount.options if option not in found.split(",")] + live) + "\n",
+            ):
+                run(["mount", "-o", "remount," + ",".join(live), self.point])
+                self._refuse_unless_set(asked)
+
+    def _refuse_unless_set(self, asked: list[str]) -> None:
+        mount = self._mount()
+        missing = [option for option in asked if mount is None or option not in mount.options]
+        if missing:
+            raise Refusal(
+                "`%s` is mounted without %s. hint: see `dmesg`; this kernel did not take them"
+                % (self.point, ", ".join("`%s`" % option for option in missing))
+            )
+
+    def label(self) -> None:
+        """The label, changed while mounted. An adopted file system keeps its own: others may know it by that."""
+        if self.array is None or self.wanted["adopt"]:
+            return
+        signatures = [one for one in read_signatures([self.array.device]) if one.type == "xfs"]
+        if not signatures:
+            return
+        wanted, found = self.wanted["label"], signatures[0].label or ""
+        if self.ledger.differs("filesystem.label", quoted(wanted), quoted(found), "label", found + "\n", wanted + "\n"):
+            run(["xfs_io", "-c", "label -s " + wanted if wanted else "label -c", self.point])
+            now = read_signatures([self.array.device])[0].label or ""
+            if now != wanted:
+                raise Refusal("the label is `%s`, not `%s`. hint: see `dmesg`" % (now, wanted))
+
+
+def quoted(label: str) -> str:
+    """A label for people, who cannot see an empty one."""
+    return "`%s`" % label if label else "none"
+
+
+def describe(geometry: Geometry) -> str:
+    """The geometry as a line, for the diff."""
+    return "xfs su=%d sw=%d, log su=%d\n" % (geometry.data_su_bytes, geometry.data_sw, geometry.log_su_bytes)

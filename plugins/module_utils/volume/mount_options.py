@@ -1,0 +1,58 @@
+"""Mount options: which a mounted XFS takes by remount, and which of those that are set nobody asked for."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+_TIMES = ("noatime", "relatime", "strictatime", "atime")
+_OPPOSITES = {
+    "ro": "rw",
+    "nosuid": "suid",
+    "nodev": "dev",
+    "noexec": "exec",
+    "sync": "async",
+    "nodiratime": "diratime",
+    "lazytime": "nolazytime",
+}
+_REMOUNTED = {*_TIMES, *_OPPOSITES, *_OPPOSITES.values(), "inode32", "inode64"}
+"""Flags of the VFS, and the only option that XFS itself changes on a remount (kernel: fs/xfs/xfs_super.c)."""
+
+
+def at_mount_only(option: str) -> bool:
+    """True for what XFS takes only when it is mounted; it ignores a remount with it, or refuses that."""
+    return option not in _REMOUNTED
+
+
+def like(options: Sequence[str], shown: Sequence[str]) -> str:
+    """What the mount has in place of ``options``: another value, or the flag's opposite."""
+    found = []
+    for option in options:
+        key = option.partition("=")[0]
+        if option in _TIMES:
+            found += [one for one in shown if one in _TIMES]
+        else:
+            found += [one for one in shown if one.partition("=")[0] == key or key in (_OPPOSITES.get(one), _inode(one))]
+    return ",".join(dict.fromkeys(found))
+
+
+def _inode(option: str) -> str | None:
+    return {"inode32": "inode64", "inode64": "inode32"}.get(option)
+
+
+def unwanted(asked: Sequence[str], shown: Sequence[str]) -> dict[str, str]:
+    """Flags that are set and not asked for, each with the option that takes it away."""
+    found = {one: other for one, other in _OPPOSITES.items() if one in shown and one not in asked}
+    if not set(asked) & set(_TIMES):
+        # relatime is what mount(8) does when nothing is said.
+        found.update((one, "relatime") for one in ("noatime", "strictatime") if one in shown)
+    return found
+
+
+# Options that mount(8) and systemd use up, or that say only what holds anyway: they never show in the mount table.
+_NOT_SHOWN = {"nofail", "defaults", "auto", "noauto", "_netdev"}
+_NOT_SHOWN |= {"suid", "dev", "exec", "async", "diratime", "atime", "nolazytime"}
+
+
+def shown_options(options: list[str]) -> list[str]:
+    """Those of an fstab entry's options that the kernel shows for the mount."""
+    return [option for option in options if option not in _NOT_SHOWN and not option.startswith("x-")]

@@ -1,0 +1,196 @@
+"""Where the volume is mounted and what is around it: the bare mount point, the services, the offload directory."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from typing import Any, Mapping
+
+from ..array.md_arrays import Array
+from ..common.commands import run
+from ..common.drift import Ledger
+from ..common.refusal import Refusal
+from ..machine.mounts import Mount, mount_at, read_mounts
+from .immutable_flag import Directory, Unsupported, look, look_beneath, set_immutable, set_immutable_beneath
+from .unit_dropins import UNITS_DIRECTORY, ForeignDropIn, apply, changes
+
+
+class Place:
+    """The steps, each comparing before it acts. ``array`` is None where check mode would make it."""
+
+    def __init__(self, wanted: Mapping[str, Any], ledger: Ledger, array: Array | None, root: str = "/") -> None:
+        self.wanted = wanted
+        self.ledger = ledger
+        self.array = array
+        self.root = root
+        self.point: str = wanted["mount_point"]
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self.root, path.lstrip("/"))
+
+    def _mount(self) -> Mount | None:
+        """What is mounted at the place, if it is the array."""
+        mount = mount_at(self.point, read_mounts(self.root))
+        same = mount is not None and self.array is not None and mount.device_number == self.array.device_number
+        return mount if same else None
+
+    def place(self) -> Directory | None:
+        """The bare mount point; None, with a warning, where its flag cannot be read."""
+        point, mounts = self.point, read_mounts(self.root)
+        mount = mount_at(point, mounts)
+        if mount is not None and self._mount() is None:
+            source = "a mount of `%s`" % mount.source
+            self._taken(source, "is already " + source, "unmount it first")
+            return None
+        places = [one.mount_point for one in mounts if self.array and one.device_number == self.array.device_number]
+        if places and mount is None:
+            # A second mount would be a second door to one volume.
+            hint = "set `scratch_filesystem_mount_point: %s`, or unmount it first" % places[0]
+            self.ledger.cannot(
+                "mount",
+                "`%s`" % point,
+                "`%s`" % places[0],
+                hint,
+                "array `%s` is mounted at `%s`, not at `%s`. hint: %s" % (self.wanted["array"], places[0], point, hint),
+            )
+            return None
+        real = self._path(point)
+        if mount is None and os.path.lexists(real):
+            if os.path.islink(real) or not os.path.isdir(real):
+                self._taken("no directory", "is not a directory", "name the directory itself")
+                return None
+            entries = tuple(sorted(os.listdir(real)))
+            if entries:
+                self._taken(
+                    "not mounted, with %s in its place" % named(entries),
+                    "is not mounted and holds %s, which the mount would hide" % named(entries),
+                    "nothing was changed; move that away first",
+                )
+                return None
+        try:
+            bare = look(real) if mount is None else look_beneath(point)
+        except Unsupported as error:
+            self._unprotected(error)
+            return None
+        if mount is not None and bare.entries:
+            self.ledger.warnings.append("the mount at `%s` hides %s" % (point, named(bare.entries)))
+        return bare
+
+    def _taken(self, found: str, what: str, hint: str) -> None:
+        refusal = "`%s` %s. hint: %s" % (self.point, what, hint)
+        self.ledger.cannot("mount", "the volume at `%s`" % self.point, found, hint, refusal)
+
+    def _unprotected(self, error: Unsupported) -> None:
+        """Where there is no such flag, the owner must know; it is no reason to build nothing."""
+        if self.wanted["protect_mount_point"]:
+            self.ledger.warnings.append("the bare mount point cannot be protected: %s" % error)
+
+    def protect(self, bare: Directory) -> None:
+        """The bare mount point, before it is mounted over for the first time: immutable, if so wanted."""
+        wanted = self.wanted["protect_mount_point"]
+        words = {True: "immutable", False: "writable"}
+        before = "%s, %s\n" % (self.point, words[bare.immutable]) if bare.exists else ""
+        after = "%s, %s\n" % (self.point, words[wanted])
+        found = words[bare.immutable] if bare.exists else "no directory"
+        if not self.ledger.differs("mount.bare", words[wanted], found, "bare mount point", before, after):
+            return
+        try:
+            if self._mount() is not None:
+                set_immutable_beneath(self.point, wanted)
+            else:
+                os.makedirs(self.point, mode=0o755, exist_ok=True)
+                set_immutable(self.point, wanted)
+        except Unsupported as error:
+            self._unprotected(error)
+
+    def services(self) -> None:
+        """The drop-ins of the services that need the volume."""
+        try:
+            found = changes(self.wanted["services"], self.point, self._path(UNITS_DIRECTORY))
+        except ForeignDropIn as error:
+            self.ledger.cannot("services", "tunetool's drop-in", str(error), "move it to another name", str(error))
+            return
+        acted = [
+            change
+            for change in found
+            if self.ledger.file_differs(
+                "services[%s]" % os.path.basename(os.path.dirname(change.path))[: -len(".d")],
+                change.path,
+                change.before,
+                change.after,
+            )
+        ]
+        for change in acted:
+            apply(change)
+        if acted:
+            reload_systemd()
+
+    def offload(self) -> str | None:
+        """The directory with its owner and mode."""
+        path = self.wanted["offload_dir"]
+        if not path:
+            return None
+        mounted = self._mount() is not None
+        if not mounted and self.ledger.manifest is not None:
+            return str(path)  # it is in the volume: what is there is seen once that is mounted
+        try:
+            owner = pwd.getpwnam(self.wanted["offload_owner"])
+            group = grp.getgrnam(self.wanted["offload_group"])
+        except KeyError as error:
+            hint = "make the user or group first"
+            self.ledger.cannot(
+                "offload.directory",
+                "owned by `%s:%s`" % (self.wanted["offload_owner"], self.wanted["offload_group"]),
+                str(error.args[0]),
+                hint,
+                "offload directory: %s. hint: %s" % (error.args[0], hint),
+            )
+            return str(path)
+        mode = int(self.wanted["offload_mode"], 8)
+        after, before = "%s:%s %04o" % (owner.pw_name, group.gr_name, mode), ""
+        if mounted and os.path.isdir(self._path(path)):
+            found = os.stat(self._path(path))
+            before = "%s:%s %04o" % (name_of(found.st_uid), group_of(found.st_gid), found.st_mode & 0o7777)
+        lines = ["%s %s\n" % (path, text) if text else "" for text in (before, after)]
+        if self.ledger.differs("offload.directory", after, before or "no directory", "offload directory", *lines):
+            os.makedirs(path, exist_ok=True)
+            if stat.S_ISLNK(os.lstat(path).st_mode):
+                raise Refusal("`%s` is a symbolic link. hint: name the directory itself" % path)
+            os.chown(path, owner.pw_uid, group.gr_gid)
+            os.chmod(path, mode)
+        return str(path)
+
+
+def reload_systemd() -> None:
+    """Let systemd read its files again, where it runs."""
+    if os.path.isdir("/run/systemd/system"):
+        run(["systemctl", "daemon-reload"])
+
+
+def named(entries: tuple[str, ...]) -> str:
+    """How many, and the first three by name."""
+    shown = ", ".join("`%s`" % entry for entry in entries[:3])
+    return "%d %s: %s%s" % (
+        len(entries),
+        "entry" if len(entries) == 1 else "entries",
+        shown,
+        " ..." if len(entries) > 3 else "",
+    )
+
+
+def name_of(uid: int) -> str:
+    """Login name, or the number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def group_of(gid: int) -> str:
+    """Group name, or the number."""
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

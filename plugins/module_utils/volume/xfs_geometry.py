@@ -1,0 +1,84 @@
+"""XFS on RAID0: the stripe geometry that must be, and the one that is. Pure arithmetic and parsing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Sequence
+
+from ..units import format_size_binary
+
+LOG_STRIPE_UNIT_MAX = 256 * 1024
+"""XFS caps the log stripe unit at 256 KiB: ``mkfs.xfs -l su=1m`` fails (xfsprogs 6.1)."""
+
+LABEL_MAX = 12
+"""Characters in an XFS label (xfs(5))."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Stripe geometry in bytes; ``data_sw`` counts data members."""
+
+    data_su_bytes: int
+    data_sw: int
+    log_su_bytes: int
+
+
+def wanted_geometry(chunk_bytes: int, members: int) -> Geometry:
+    """``su`` = chunk, ``sw`` = members (RAID0 has no parity), log ``su`` = min(chunk, 256 KiB)."""
+    return Geometry(data_su_bytes=chunk_bytes, data_sw=members, log_su_bytes=min(chunk_bytes, LOG_STRIPE_UNIT_MAX))
+
+
+def mkfs_arguments(geometry: Geometry, label: str) -> list[str]:
+    """Arguments of ``mkfs.xfs`` before the device. Never ``-f``: mkfs itself then refuses what holds something."""
+    return [
+        "-d",
+        "su=%d,sw=%d" % (geometry.data_su_bytes, geometry.data_sw),
+        "-l",
+        "su=%d" % geometry.log_su_bytes,
+        "-L",
+        label,
+    ]
+
+
+def parse_xfs_info(text: str) -> Geometry:
+    """Geometry from ``xfs_info``, which counts in file system blocks. Raises ``ValueError`` on anything else."""
+    block = re.search(r"^data\s+=.*?\bbsize=(\d+)", text, flags=re.MULTILINE)
+    data = re.search(r"\bsunit=(\d+)\s+swidth=(\d+) blks", text)
+    log = re.search(r"^log\s+=.*?\bbsize=(\d+).*?\bsunit=(\d+) blks", text, flags=re.MULTILINE | re.DOTALL)
+    if not (block and data and log):
+        raise ValueError("`xfs_info` printed no geometry")
+    stripe_unit, stripe_width = int(data.group(1)), int(data.group(2))
+    return Geometry(
+        data_su_bytes=stripe_unit * int(block.group(1)),
+        data_sw=stripe_width // stripe_unit if stripe_unit else 0,
+        log_su_bytes=int(log.group(1)) * int(log.group(2)),
+    )
+
+
+def geometry_of_mount(options: Sequence[str]) -> tuple[int, int] | None:
+    """(stripe unit, stripe width) in bytes from the options that XFS shows in mountinfo, where it has any.
+
+    The kernel prints both in 512-byte units (xfs(5), mount options ``sunit`` and ``swidth``).
+    """
+    values = dict(option.split("=", 1) for option in options if "=" in option)
+    try:
+        return int(values["sunit"]) * 512, int(values["swidth"]) * 512
+    except (KeyError, ValueError):
+        return None
+
+
+def apart(wanted: Geometry, found: Geometry) -> list[tuple[str, str, str]]:
+    """Each difference: name, expected, found."""
+    rows = (
+        ("data_stripe_unit", wanted.data_su_bytes, found.data_su_bytes),
+        ("log_stripe_unit", wanted.log_su_bytes, found.log_su_bytes),
+    )
+    wrong = [
+        (name, format_size_binary(expected), format_size_binary(actual))
+        for name, expected, actual in rows
+        if expected != actual
+    ]
+    if wanted.data_sw != found.data_sw:
+        wrong.append(("data_stripe_width", "%d members" % wanted.data_sw, "%d members" % found.data_sw))
+    return wrong
