@@ -6,8 +6,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tunetool.bench.finetune import models
-from tunetool.bench.finetune.architecture import CONFIGURATIONS
+from tunetool.training.model import reference_model
+from tunetool.training.model.architecture import CONFIGURATIONS
 
 HIDDEN, LAYERS = 512, 6
 _SHARD = 64 << 20
@@ -23,8 +23,8 @@ def write(directory: Path) -> Path:
         made, small = Path(place) / "made", Path(place) / "small"
         for each in (made, small):
             each.mkdir()
-        models.write("tiny", small, 0)
-        models.write_configured(
+        reference_model.write("tiny", small, 0)
+        reference_model.write_configured(
             {**tiny, **sizes, "intermediate_size": 2048, "vision_config": vision}, made, 0, _SHARD, lambda _: None
         )
         shutil.copy(small / "preprocessor_config.json", made)

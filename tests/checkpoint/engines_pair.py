@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from tunetool.bench.checkpoint.engines import ENGINES
 from tunetool.bench.checkpoint.engines.base import Context
+from tunetool.bench.checkpoint.engines.tensors import blank, build, equal, local_parts
 from tunetool.bench.checkpoint.states import Layout, Shape, rank_bytes, shape
-from tunetool.bench.checkpoint.tensors import blank, build, equal, local_parts
 
 
 def cycle(name: str, layout: Layout, found: Shape, directory: Path) -> str:

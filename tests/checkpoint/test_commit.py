@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from tunetool.checkpoint import lock, metadata
+from tunetool.checkpoint import metadata, saver_lock
 from tunetool.checkpoint.commit import Saving
 from tunetool.errors import CannotJudge, UsageProblem
 
@@ -68,11 +68,11 @@ def killed(directory: Path) -> list[str]:
     left = [saving.data_name(0, 0), saving.data_name(1, 0), f".metadata.{saving.token}.tmp"]
     for name in left:
         (directory / name).touch()
-    held = (directory / lock.NAME).read_text()
+    held = (directory / saver_lock.NAME).read_text()
     del saving
     # Whoever is killed does not remove it.
-    (directory / lock.NAME).write_text(held)
-    return [*left, lock.NAME]
+    (directory / saver_lock.NAME).write_text(held)
+    return [*left, saver_lock.NAME]
 
 
 def test_what_killed_saves_left_is_swept_before_the_next_one_writes(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_what_killed_saves_left_is_swept_before_the_next_one_writes(tmp_path: Pa
     left = killed(tmp_path)
     assert names(tmp_path) == sorted([*before, *left])
     saving = Saving.open(tmp_path)
-    assert names(tmp_path) == sorted([*before, lock.NAME])
+    assert names(tmp_path) == sorted([*before, saver_lock.NAME])
     assert kept in before
     saving.abandon()
     assert names(tmp_path) == before
@@ -94,7 +94,7 @@ def test_the_first_save_was_killed(tmp_path: Path) -> None:
     killed(tmp_path)
     killed(tmp_path)
     saving = Saving.open(tmp_path)
-    assert names(tmp_path) == [lock.NAME]
+    assert names(tmp_path) == [saver_lock.NAME]
     saving.abandon()
     assert names(tmp_path) == []
 
@@ -105,7 +105,7 @@ def test_what_another_nodes_metadata_may_name_stays_until_the_new_checkpoint_is_
     (tmp_path / old).touch()
     Saving.open(tmp_path).abandon()
     saving = Saving.open(tmp_path)
-    assert names(tmp_path) == sorted([lock.NAME, old])
+    assert names(tmp_path) == sorted([saver_lock.NAME, old])
     name = saving.data_name(0, 0)
     (tmp_path / name).touch()
     saving.commit(describing(name))

@@ -24,8 +24,8 @@ import torch.distributed.checkpoint as dcp
 
 from tunetool.bench.checkpoint.engines import ENGINES, REFERENCE
 from tunetool.bench.checkpoint.engines.base import Context, Engine, State
+from tunetool.bench.checkpoint.engines.tensors import blank, build, equal
 from tunetool.bench.checkpoint.states import Shape, shape
-from tunetool.bench.checkpoint.tensors import blank, build, equal
 
 PAIR = Path(__file__).with_name("engines_pair.py")
 SMALL = {

@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, gds
-from tunetool.checkpoint.staging import Source
+from tunetool.checkpoint.host_buffers import Source
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

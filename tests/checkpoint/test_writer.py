@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.format_utils import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from tunetool.checkpoint import DirectSavePlanner, DirectWriter, direct, release_buffers, space, staging
+from tunetool.checkpoint import DirectSavePlanner, DirectWriter, direct, host_buffers, release_buffers, space
 from tunetool.errors import CannotJudge, UsageProblem
 
 pytestmark = [
@@ -132,13 +132,13 @@ def test_raw_bytes_begin_at_whole_blocks_and_carry_their_checksum(
     """Several threads write the blocks of one tensor, and those that come first take the longest to fill."""
     xxhash = pytest.importorskip("xxhash")
     state = {"a": torch.randn(3_000_001), "b": torch.randn(2000, 1000).t(), "c": torch.randn(7)}
-    copy = staging.Source.copy
+    copy = host_buffers.Source.copy
 
-    def late(self: staging.Source, start: int, count: int, *rest: Any) -> None:
+    def late(self: host_buffers.Source, start: int, count: int, *rest: Any) -> None:
         time.sleep(0.02 if start // MIB % 4 == 0 else 0)
         copy(self, start, count, *rest)
 
-    monkeypatch.setattr(staging.Source, "copy", late)
+    monkeypatch.setattr(host_buffers.Source, "copy", late)
     monkeypatch.setattr(direct.Target, "_ask", lambda self, directory: (False, 4096))
     dcp.save(
         state, storage_writer=DirectWriter(tmp_path, threads=4, files_per_rank=1, buffer_bytes=MIB, checksums=True)

@@ -15,12 +15,10 @@ import torch
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 
-from tunetool.bench.finetune.dataset import Samples
-from tunetool.bench.finetune.recorder import Recorder, keep_result
-from tunetool.bench.finetune.trainers.lightning import LightningTrainer
-from tunetool.bench.finetune.trainers.lightning_module import FineTune
-from tunetool.bench.finetune.trainers.lightning_settings import configuration
-from tunetool.bench.finetune.workload import workload_from_json
+from tunetool.training.data.dataset import Samples
+from tunetool.training.rank.recorder import Recorder, keep_result
+from tunetool.training.trainers.lightning import LightningTrainer, as_module, configuration
+from tunetool.training.workload import workload_from_json
 
 
 class OnCpu(DeepSpeedStrategy):
@@ -47,7 +45,7 @@ config: dict[str, Any] = settings.strategy["config"]
 config["bf16"]["enabled"] = config["zero_optimization"]["overlap_comm"] = False
 strategy = OnCpu(cluster_environment=TorchElasticEnvironment(), **settings.strategy)
 on_cpu = {**settings.trainer, "accelerator": "cpu", "precision": "32-true"}
-trainer.fit(pl.Trainer(strategy=strategy, **on_cpu), FineTune(trainer, len(plan)), samples, plan)
+trainer.fit(pl.Trainer(strategy=strategy, **on_cpu), as_module(trainer, len(plan)), samples, plan)
 own = Path(sys.argv[2]) / f"rank-{rank}"
 own.mkdir(parents=True)
 keep_result(own, trainer.recorder.result())

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.bench.finetune import nvml
-from tunetool.bench.finetune.curves import Curves
-from tunetool.bench.finetune.series import Curve, gather, read_about, read_curve
+from tunetool.training.rank import nvml
+from tunetool.training.rank.curve_files import Curve, gather, read_about, read_curve
+from tunetool.training.rank.curves import Curves
 
 INTERVAL = 0.1
 
@@ -151,7 +151,7 @@ def test_a_place_that_cannot_be_written_ends_no_run(tmp_path: Path, capsys: pyte
 FULL = textwrap.dedent("""
     import sys, time
     from pathlib import Path
-    from tunetool.bench.finetune.curves import Curves
+    from tunetool.training.rank.curves import Curves
     with Curves(Path(sys.argv[1]) / "rank-0", 0.05, 0, 0, "cpu") as curves:
         for step in range(20):
             curves.scalar("loss", step, step)
@@ -206,7 +206,7 @@ def test_without_tensorboard_and_without_nvml_the_files_are_there(tmp_path: Path
     program = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from tunetool.bench.finetune.curves import Curves
+        from tunetool.training.rank.curves import Curves
         sys.modules["tensorboard"] = sys.modules["pynvml"] = None
         with Curves(Path(sys.argv[1]) / "rank-0", 0.05, 0, 0, "cuda") as curves:
             curves.scalar("loss", 1.5, 0)
@@ -253,7 +253,7 @@ def test_a_rank_watches_its_own_gpu(tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", str(library), str(tmp_path / "nvml.c")], check=True)
     program = textwrap.dedent("""
         import json, sys
-        from tunetool.bench.finetune.nvml import NoGpu, open_gpu
+        from tunetool.training.rank.nvml import NoGpu, open_gpu
         for device, rank, visible in json.loads(sys.argv[1]):
             environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
             try:

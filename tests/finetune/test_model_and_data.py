@@ -16,13 +16,15 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
-from tunetool.bench.finetune import dataset, models, shards
-from tunetool.bench.finetune.architecture import CONFIGURATIONS, published_name
-from tunetool.bench.finetune.dataset import IGNORED, Samples, collate
-from tunetool.bench.finetune.load import load
-from tunetool.bench.finetune.pictures import COLOURS
-from tunetool.bench.finetune.tokenizer import Tokenizer
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.loading import safetensors_files
+from tunetool.training.data import dataset
+from tunetool.training.data.dataset import IGNORED, Samples, collate
+from tunetool.training.data.pictures import COLOURS
+from tunetool.training.model import reference_model
+from tunetool.training.model.architecture import CONFIGURATIONS, published_name
+from tunetool.training.model.load import load
+from tunetool.training.model.tokenizer import Tokenizer
 
 IMAGES = 136
 
@@ -36,7 +38,7 @@ class Made:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("finetune")
-    models.build("tiny", root / "model", 0)
+    reference_model.build("tiny", root / "model", 0)
     dataset.make(root / "data", IMAGES, 224, 140)
     return Made(root / "model", root / "data")
 
@@ -67,7 +69,7 @@ def test_transformers_takes_a_built_model_without_a_word(made: Made) -> None:
         made.model, dtype=torch.bfloat16, output_loading_info=True
     )
     assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert sum(each.numel() for each in model.parameters()) == models.check(made.model).parameters
+    assert sum(each.numel() for each in model.parameters()) == reference_model.check(made.model).parameters
 
 
 @pytest.mark.parametrize("size", ["7b", "3b"])
@@ -77,7 +79,7 @@ def test_the_true_sizes_are_those_that_transformers_makes_of_them(size: str) -> 
         model = Qwen2_5_VLForConditionalGeneration(config)
     model.tie_weights()
     assert {published_name(name): tuple(each.shape) for name, each in model.named_parameters()} == {
-        tensor.name: tensor.shape for tensor in models.tensors(CONFIGURATIONS[size], size)
+        tensor.name: tensor.shape for tensor in reference_model.tensors(CONFIGURATIONS[size], size)
     }
 
 
@@ -87,7 +89,7 @@ def test_both_loaders_give_the_same_model(made: Made, samples: Samples, dtype: s
     parallel = load(made.model, "cpu", "parallel", dtype)
     _same(parallel.model, plain.model)
     assert not parallel.model.training
-    assert plain.bytes == parallel.bytes == models.describe("tiny").bytes
+    assert plain.bytes == parallel.bytes == reference_model.describe("tiny").bytes
     assert min(plain.seconds, parallel.seconds) > 0
     assert "threads" in parallel.how
     if dtype == "float32":  # what a CPU does in bfloat16 may be an illegal instruction under emulation
@@ -103,8 +105,10 @@ def test_the_ranks_of_a_node_share_the_page_cache(made: Made, monkeypatch: pytes
 
 
 def test_tied_weights_are_one_tensor(samples: Samples, tmp_path: Path) -> None:
-    models.write_configured({**CONFIGURATIONS["tiny"], "tie_word_embeddings": True}, tmp_path, 0, 10**6, lambda _: None)
-    assert "lm_head.weight" not in {tensor.name for tensor in shards.stored(tmp_path)}
+    reference_model.write_configured(
+        {**CONFIGURATIONS["tiny"], "tie_word_embeddings": True}, tmp_path, 0, 10**6, lambda _: None
+    )
+    assert "lm_head.weight" not in {tensor.name for tensor in safetensors_files.stored(tmp_path)}
     plain, parallel = (load(tmp_path, "cpu", loader).model for loader in ("transformers", "parallel"))
     assert parallel.lm_head.weight is parallel.model.language_model.embed_tokens.weight
     _same(parallel, plain)
@@ -116,9 +120,9 @@ def test_a_model_that_transformers_saved_is_loaded_as_well(made: Made, tmp_path:
     model = load(made.model, "cpu", "transformers", "float32").model
     model.save_pretrained(tmp_path)
     shutil.copy(made.model / "tokenizer.json", tmp_path)
-    facts = models.check(tmp_path)
-    assert facts.files == (shards.SINGLE,)
-    assert facts.bytes == 2 * models.describe("tiny").bytes
+    facts = reference_model.check(tmp_path)
+    assert facts.files == (safetensors_files.SINGLE,)
+    assert facts.bytes == 2 * reference_model.describe("tiny").bytes
     for dtype in ("float32", "bfloat16"):
         _same(load(tmp_path, "cpu", "parallel", dtype).model, load(tmp_path, "cpu", "transformers", dtype).model)
 
@@ -154,7 +158,7 @@ def test_text_becomes_what_transformers_makes_of_it(made: Made, samples: Samples
 
 
 def test_the_true_vocabulary_has_every_token_at_its_published_number(tmp_path: Path) -> None:
-    from tunetool.bench.finetune import tokenizer
+    from tunetool.training.model import tokenizer
 
     tokenizer.write(tmp_path, CONFIGURATIONS["7b"])
     found = Tokenizer(tmp_path)
@@ -193,8 +197,8 @@ def test_pictures_have_the_size_that_is_said_and_depend_on_the_seed(made: Made, 
     assert not set(ours) & set(other)
     big = Samples(tmp_path / "full", made.model)[0]
     assert big["pixel_values"].shape == (int(big["image_grid_thw"].prod()), 1176)
-    assert int(big["image_grid_thw"].prod()) * 14 * 14 <= models.MAX_PIXELS["tiny"]
-    wide = Samples(tmp_path / "full", made.model, max_pixels=models.PIXELS)[0]
+    assert int(big["image_grid_thw"].prod()) * 14 * 14 <= reference_model.MAX_PIXELS["tiny"]
+    wide = Samples(tmp_path / "full", made.model, max_pixels=reference_model.PIXELS)[0]
     assert int(wide["mm_token_type_ids"].sum()) == 714
 
 

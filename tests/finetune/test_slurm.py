@@ -17,8 +17,7 @@ from tunetool.errors import UsageProblem
 from tunetool.launch.hosts import Host
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
-from tunetool.launch.slurm import SlurmLauncher
-from tunetool.launch.slurm_script import SlurmOptions
+from tunetool.launch.slurm import SlurmLauncher, SlurmOptions
 
 _LONGEST = 90
 _RANK = Path(__file__).with_name("slurm_rank.py")

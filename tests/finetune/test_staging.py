@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from cluster import whole_disk
-from tunetool.bench.finetune.pictures import make
 from tunetool.record import Record, read
+from tunetool.training.data.pictures import make
 
 SHM = Path("/dev/shm")
 SLOW = 50 * 10**6

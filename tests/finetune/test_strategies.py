@@ -17,12 +17,12 @@ if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
 from tunetool import record as records
-from tunetool.bench.finetune.architecture import CONFIGURATIONS
-from tunetool.bench.finetune.workload import Workload
+from tunetool.advise.zero_steps import traffic
 from tunetool.bench.strategies.job import job
 from tunetool.launch.local import run_ranks
-from tunetool.plan.zero_steps import traffic
 from tunetool.record import Record
+from tunetool.training.model.architecture import CONFIGURATIONS
+from tunetool.training.workload import Workload
 
 CASES = (
     "2:lora:0:0:0",

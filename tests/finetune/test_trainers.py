@@ -16,18 +16,19 @@ import yaml
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
-from tunetool.bench.finetune import models, pictures
-from tunetool.bench.finetune.series import gather
-from tunetool.bench.finetune.workload import RankResult, Workload, as_environment, read_result
 from tunetool.launch.local import RankFailed, run_ranks
+from tunetool.training.data import pictures
+from tunetool.training.model import reference_model
+from tunetool.training.rank.curve_files import gather
+from tunetool.training.workload import RankResult, Workload, as_environment, read_result
 
-WORKER = ("-m", "tunetool.bench.finetune.worker", "--workload")
+WORKER = ("-m", "tunetool.training.rank.worker", "--workload")
 
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("material")
-    models.build("tiny", place / "model", seed=0)
+    reference_model.build("tiny", place / "model", seed=0)
     pictures.make(place / "data", images=12, width=56, height=56, seed=0)
     return place
 
@@ -110,7 +111,7 @@ STAND_IN = textwrap.dedent("""
     import json, os, sys, time
     from pathlib import Path
     import yaml
-    from tunetool.bench.finetune.events import Events
+    from tunetool.training.rank.events import Events
     assert "RANK" not in os.environ and not [name for name in os.environ if name.startswith("TORCHELASTIC")]
     told = yaml.safe_load(Path(sys.argv[2]).read_text())
     print("trainable params: 10 || all params: 1,000 || trainable%: 1.0", flush=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tunetool.bench.finetune.workload import Workload
-from tunetool.bench.finetune.zero import ds_config
+from tunetool.training.trainers.deepspeed_config import ds_config
+from tunetool.training.workload import Workload
 
 if not find_spec("deepspeed"):
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)

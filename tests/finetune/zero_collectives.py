@@ -18,9 +18,9 @@ import peft
 import torch
 from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 
-from tunetool.bench.finetune.architecture import LORA_TARGETS
-from tunetool.bench.finetune.workload import Workload
-from tunetool.bench.finetune.zero import ds_config
+from tunetool.training.model.architecture import LORA_TARGETS
+from tunetool.training.trainers.deepspeed_config import ds_config
+from tunetool.training.workload import Workload
 
 _NAMES = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 _STEPS = 4

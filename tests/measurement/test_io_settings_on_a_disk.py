@@ -1,4 +1,4 @@
-"""bench/io_tuning.py on the disk at hand: what it measures is proven, and what it touches comes back however it ends."""
+"""perf/io_tuning.py on the disk at hand: what it measures is proven, and what it touches comes back however it ends."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.bench.put_back import STATE
+from put_back import STATE
 from tunetool.node.machine.block_stack import read_stack
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = [sys.executable, str(ROOT / "bench/io_tuning.py")]
+PROGRAM = [sys.executable, str(ROOT / "perf/io_tuning.py")]
 PLACE = Path(os.environ.get("TUNETOOL_TEST_DISK", "/var/tmp"))
 
 
@@ -138,10 +138,17 @@ def test_without_root_it_says_so() -> None:
     code = (
         "import os\n"
         "from pathlib import Path\n"
-        "from tunetool.bench.io_settings import Options, run\n"
+        "from io_settings import Options, run\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "run(Options(Path('/var/tmp')), print)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd="/")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "perf"), os.environ.get("PYTHONPATH", "")])},
+    )
     assert done.returncode == 1
     assert "settings can be changed by root alone" in done.stderr

@@ -24,7 +24,8 @@ from tunetool.measure.ladder.source import Span
 from tunetool.measure.sequential import Plan
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.report.progress import PlainProgress
-from tunetool.verify import Request, verify
+from tunetool.verify.request import Request
+from tunetool.verify.run import verify
 
 
 def test_the_ladder_of_a_plain_disk(

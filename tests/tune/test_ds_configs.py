@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from pythons import bare_python
+from tunetool.advise import zero
+from tunetool.advise.ds_config import KINDS, plan
+from tunetool.advise.ds_config_plan import Job, Node
+from tunetool.advise.shapes import preset
 from tunetool.errors import CannotJudge
 from tunetool.measure.aio import Probe
-from tunetool.plan import zero
-from tunetool.plan.ds_config import KINDS, Job, Node, plan
-from tunetool.plan.shapes import preset
 from tunetool.tune import configs
 from tunetool.tune.check import Classes, check_config, differences
 from tunetool.tune.configs import render
@@ -172,7 +173,7 @@ def test_deepspeed_still_has_the_faults_that_are_planned_around(
 
 
 def run_training(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, str(ROOT / "bench/offload_steps.py"), "--config", str(config), "--processes", "2"]
+    program = [sys.executable, str(ROOT / "perf/offload_steps.py"), "--config", str(config), "--processes", "2"]
     command = [*program, "--warm-ups", "1", "--steps", "3", "--tokens", "64", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
 

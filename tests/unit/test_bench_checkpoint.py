@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from tunetool import record as records
-from tunetool.bench.checkpoint import cold, figures, preflight
+from tunetool.bench.checkpoint import figures, preflight
 from tunetool.bench.checkpoint.fio_best import FioSample, counts
 from tunetool.bench.checkpoint.footprint import footprint, reset_peaks
 from tunetool.bench.checkpoint.ratios import best_other, ratio
@@ -23,6 +23,7 @@ from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sampl
 from tunetool.bench.checkpoint.site import order_of
 from tunetool.errors import UsageProblem
 from tunetool.launch.local import rank_environment
+from tunetool.measure import page_cache
 from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Node, Record
@@ -316,8 +317,8 @@ def test_files_at_any_depth_count_and_leave_the_page_cache(tmp_path: Path) -> No
     (tmp_path / "deep/er/data").write_bytes(os.urandom(2**20))
     (tmp_path / "head").write_bytes(b"x" * 100)
     (tmp_path / "link").symlink_to(tmp_path / "head")
-    assert cold.size_of(tmp_path) == 2**20 + 100
-    cold.drop(tmp_path)
+    assert page_cache.size_of(tmp_path) == 2**20 + 100
+    page_cache.drop(tmp_path)
     assert (tmp_path / "deep/er/data").stat().st_size == 2**20
 
 

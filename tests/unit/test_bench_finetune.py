@@ -11,20 +11,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from tunetool import record as records
-from tunetool.bench.finetune import batches, figures
-from tunetool.bench.finetune.place import ranks_per_host
-from tunetool.bench.finetune.preflight import need_memory
-from tunetool.bench.finetune.preparing import Ready, gpus
-from tunetool.bench.finetune.recorder import Read, Recorder, keep_error, keep_result, reads
-from tunetool.bench.finetune.request import Cluster, Material
-from tunetool.bench.finetune.train import explained
-from tunetool.bench.finetune.workload import (
-    RankResult,
-    Workload,
-    as_environment,
-    read_result,
-    workload_from_json,
-)
+from tunetool.bench.finetune import figures
 from tunetool.cli.main import cli
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch.hosts import Host
@@ -33,6 +20,14 @@ from tunetool.launch.local import RankFailed
 from tunetool.record import Node, Record
 from tunetool.report.finetune import Shares, binds, print_finetune, shares
 from tunetool.report.finetune import figures as by_name
+from tunetool.training.cluster import ranks_per_host
+from tunetool.training.data import batches
+from tunetool.training.preflight import need_memory
+from tunetool.training.preparation import Ready, gpus
+from tunetool.training.rank.recorder import Read, Recorder, keep_error, keep_result, reads
+from tunetool.training.run_workload import explained
+from tunetool.training.settings import Cluster, Material
+from tunetool.training.workload import RankResult, Workload, as_environment, read_result, workload_from_json
 from tunetool.verdict import exit_code
 
 MODEL = 16 * 10**9

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from staged import Quiet
 from tunetool import record as records
-from tunetool.bench.finetune.request import Cluster, Material
 from tunetool.bench.reference import headlines
 from tunetool.bench.reference.chain import Outcome, Step
 from tunetool.bench.reference.parts import checkpoint_arguments, steps
@@ -25,6 +24,7 @@ from tunetool.measure.facts import node_facts
 from tunetool.record import Measurement, Record, Status, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.reference import print_reference
+from tunetool.training.settings import Cluster, Material
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

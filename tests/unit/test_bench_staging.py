@@ -13,11 +13,9 @@ from rich.console import Console
 
 from staged import Quiet
 from tunetool import record as records
-from tunetool.bench.finetune.request import Material
-from tunetool.bench.finetune.workload import RankResult, Workload
 from tunetool.bench.staging import figures, published
 from tunetool.bench.staging.advice import Room, Times, advise
-from tunetool.bench.staging.node import Answer, Task, give_back
+from tunetool.bench.staging.node_task import Answer, Task, give_back
 from tunetool.bench.staging.published import Pair
 from tunetool.bench.staging.reading import Read, explain
 from tunetool.bench.staging.rounds import Rounds
@@ -29,6 +27,8 @@ from tunetool.record import Record
 from tunetool.report.page import WIDTH
 from tunetool.report.staging import print_staging
 from tunetool.stage.room import Limit
+from tunetool.training.settings import Material
+from tunetool.training.workload import RankResult, Workload
 
 GB = 10**9
 ROOM = Room(22 * GB, [Limit(90 * GB, "`/dev/shm` has"), Limit(150 * GB, "the machine's RAM has")])

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tunetool.checkpoint.lock import DEAD_AFTER, NAME, Holder, Lock, dead_by_rule
+from tunetool.checkpoint.saver_lock import DEAD_AFTER, NAME, Holder, Lock, dead_by_rule
 from tunetool.errors import CannotJudge
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from tunetool.checkpoint.lock import Lock
+from tunetool.checkpoint.saver_lock import Lock
 held = Lock.take(Path(sys.argv[1]))
 if sys.argv[2:]:
     there, here = os.pipe()

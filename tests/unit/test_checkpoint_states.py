@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunetool.advise.read_model import load_model
+from tunetool.advise.shapes import preset
 from tunetool.bench.checkpoint.engines import ENGINES, REFERENCE, select
 from tunetool.bench.checkpoint.states import BYTES_PER_PARAMETER, named, rank_bytes, rows_of, shape
 from tunetool.errors import UsageProblem
-from tunetool.plan.shapes import preset
-from tunetool.tune.models import load_model
 
 
 # What the model cards and `sum(p.numel() for p in model.parameters())` say.

@@ -140,11 +140,11 @@ def test_a_save_that_dies_is_over(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_our_writer_counts_until_it_is_stale(tmp_path: Path) -> None:
-    from tunetool.checkpoint import lock, pace
+    from tunetool.checkpoint import pace, saver_lock
 
-    assert pace.SAVE_LOCK == lock.NAME
+    assert pace.SAVE_LOCK == saver_lock.NAME
     (tmp_path / "step_1").mkdir()
-    held = tmp_path / "step_1" / lock.NAME
+    held = tmp_path / "step_1" / saver_lock.NAME
     held.write_text("{}")
     assert is_saving(tmp_path)
     os.utime(held, (0, 0))

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunetool.bench.finetune.architecture import CONFIGURATIONS, LORA_TARGETS, is_tied, tensors
-from tunetool.plan.communication import Backend, Module, Parameter, Zero, buckets, bus_factor, sent_share
-from tunetool.plan.modules import in_full, modules_of, with_lora
-from tunetool.plan.zero_memory import state_bytes
-from tunetool.plan.zero_steps import Ask, Wait, events, traffic, uses
+from tunetool.advise.communication import Backend, Module, Parameter, Zero, buckets, bus_factor, sent_share
+from tunetool.advise.modules import in_full, modules_of, with_lora
+from tunetool.advise.zero_memory import state_bytes
+from tunetool.advise.zero_steps import Ask, Wait, events, traffic, uses
+from tunetool.training.model.architecture import CONFIGURATIONS, LORA_TARGETS, is_tied, tensors
 
 GB = 10**9
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tunetool import record as records
-from tunetool.bench.finetune import nvml, proc
-from tunetool.bench.finetune.series import CurveFile, finite, gather, opening_line, read_curve
 from tunetool.record import CheckResult, Node, Record, Series
+from tunetool.training.rank import kernel_counters, nvml
+from tunetool.training.rank.curve_files import CurveFile, finite, gather, opening_line, read_curve
 
 MIB = 2**20
 
@@ -53,10 +53,10 @@ def machine(root: Path, cpu: str, read_sectors: int, network: int, lanes: int) -
 
 def test_rates_of_a_node(tmp_path: Path) -> None:
     machine(tmp_path, cpu="100 0 50 800 50 0 0 0 0 0", read_sectors=1000, network=5000, lanes=100)
-    before = proc.node_counters(str(tmp_path))
+    before = kernel_counters.node_counters(str(tmp_path))
     # 100 ticks more: 40 busy (10 of them stolen by the host), 50 idle, 10 waiting for a disk, which is idle.
     machine(tmp_path, cpu="120 0 60 850 60 0 0 10 0 0", read_sectors=3000, network=7000, lanes=350)
-    found = proc.rates(before, proc.node_counters(str(tmp_path)), 2.0)
+    found = kernel_counters.rates(before, kernel_counters.node_counters(str(tmp_path)), 2.0)
     assert found == {
         "node.cpu": 40.0,
         # Two drives: neither the array over them nor the loop device counts them again.
@@ -68,27 +68,27 @@ def test_rates_of_a_node(tmp_path: Path) -> None:
         "node.rdma_in": 2 * 250 * 4 / 2,
         "node.rdma_out": 750 * 4 / 2,
     }
-    assert set(found) <= set(proc.UNITS)
+    assert set(found) <= set(kernel_counters.UNITS)
 
 
 def test_a_counter_that_ran_backwards_is_no_rate(tmp_path: Path) -> None:
     machine(tmp_path, cpu="100 0 50 800 50 0 0 0 0 0", read_sectors=1000, network=5000, lanes=100)
-    before = proc.node_counters(str(tmp_path))
+    before = kernel_counters.node_counters(str(tmp_path))
     machine(tmp_path, cpu="120 0 60 850 60 0 0 0 0 0", read_sectors=10, network=6000, lanes=100)
-    found = proc.rates(before, proc.node_counters(str(tmp_path)), 1.0)
+    found = kernel_counters.rates(before, kernel_counters.node_counters(str(tmp_path)), 1.0)
     assert "node.disk_read" not in found
     assert found["node.network_in"] == 1000.0
 
 
 def test_a_container_without_a_real_port_has_its_virtual_one(tmp_path: Path) -> None:
     put(tmp_path, **{"proc/net/dev": "a\nb\n lo: 9 0 0 0 0 0 0 0 9 0\n veth1: 70 0 0 0 0 0 0 0 30 0 0\n"})
-    assert proc.node_counters(str(tmp_path)) == {"node.network_in": 70, "node.network_out": 30}
+    assert kernel_counters.node_counters(str(tmp_path)) == {"node.network_in": 70, "node.network_out": 30}
 
 
 def test_paths_of_a_multipath_namespace_are_counted_once(tmp_path: Path) -> None:
     for name in ("nvme0n1", "nvme0c0n1", "nvme0c1n1", "nvme3n1", "sda", "sr0"):
         disk(tmp_path, name, 1, 1)
-    assert proc.drives(str(tmp_path)) == ["nvme0c0n1", "nvme0c1n1", "nvme3n1", "sda"]
+    assert kernel_counters.drives(str(tmp_path)) == ["nvme0c0n1", "nvme0c1n1", "nvme3n1", "sda"]
 
 
 def test_memory_of_the_node_and_of_the_control_group(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_memory_of_the_node_and_of_the_control_group(tmp_path: Path) -> None:
             "sys/fs/cgroup/job/step/memory.stat": "anon 300\ninactive_file 150\nactive_file 50\n",
         },
     )
-    assert proc.node_gauges(str(tmp_path)) == {
+    assert kernel_counters.node_gauges(str(tmp_path)) == {
         "node.memory": 600 * 1024,
         "node.shared_memory": 200 * 1024,
         "node.memory_group": 500,
@@ -111,11 +111,16 @@ def test_memory_of_the_node_and_of_the_control_group(tmp_path: Path) -> None:
 
 def test_a_process_whose_name_looks_like_its_fields(tmp_path: Path) -> None:
     put(tmp_path, **{"proc/self/stat": "7 (a) R (b) S 1 7 7 0 -1 4194304 5 0 0 0 250 150 0 0 20 0 3 0 9 9 9"})
-    assert proc.process_counters(str(tmp_path)) == {"rank.cpu": 400.0}
+    assert kernel_counters.process_counters(str(tmp_path)) == {"rank.cpu": 400.0}
 
 
 def test_what_cannot_be_read_is_no_curve(tmp_path: Path) -> None:
-    for read in (proc.node_counters, proc.node_gauges, proc.process_counters, proc.process_gauges):
+    for read in (
+        kernel_counters.node_counters,
+        kernel_counters.node_gauges,
+        kernel_counters.process_counters,
+        kernel_counters.process_gauges,
+    ):
         assert read(str(tmp_path)) == {}
 
 

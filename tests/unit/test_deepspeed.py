@@ -15,11 +15,11 @@ from pythons import bare_python
 from tunetool.bench.ds_io import Request, check_request, parse_io_size
 from tunetool.errors import UsageProblem
 from tunetool.measure.aio import Failed, Missing, Probe, Spec, default_io_bytes, need, probe
+from tunetool.measure.aio.build_ops import build_environment, clear_lock, plain_architectures
 from tunetool.measure.aio.ops import STAMP, builders
 from tunetool.measure.aio.process import Child, describe_end
 from tunetool.measure.aio.rung import prepare
 from tunetool.measure.aio.spec import check_limits, check_shape, misfit
-from tunetool.prebuild import build_environment, clear_lock, plain_architectures
 from tunetool.report.progress import PlainProgress
 
 MIB = 2**20

@@ -15,12 +15,13 @@ import pytest
 
 pytest.importorskip("numpy")
 
-from tunetool.bench.finetune import models, shards, weights
-from tunetool.bench.finetune.architecture import CONFIGURATIONS, published_name
-from tunetool.bench.finetune.making import need_room
-from tunetool.bench.finetune.prepare import MANIFEST, prepare
+from tunetool.advise.shapes import Tensor
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.plan.shapes import Tensor
+from tunetool.loading import random_weights, safetensors_files
+from tunetool.stage.whole_directory import need_room
+from tunetool.training.model import reference_model
+from tunetool.training.model.architecture import CONFIGURATIONS, published_name
+from tunetool.training.preparation import MANIFEST, prepare
 
 
 class Told:
@@ -45,7 +46,7 @@ class Told:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "tiny"
-    models.build("tiny", directory, 7)
+    reference_model.build("tiny", directory, 7)
     return directory
 
 
@@ -65,37 +66,37 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 def test_a_true_size_has_the_published_number_of_parameters(
     size: str, parameters: int, tensors: int, tied: bool
 ) -> None:
-    facts = models.describe(size)
+    facts = reference_model.describe(size)
     assert (facts.parameters, facts.bytes, facts.tied) == (parameters, 2 * parameters, tied)
     assert facts.language_parameters + facts.vision_parameters == parameters
-    assert models.room(size) > facts.bytes
-    found = models.tensors(CONFIGURATIONS[size], "config.json")
+    assert reference_model.room(size) > facts.bytes
+    found = reference_model.tensors(CONFIGURATIONS[size], "config.json")
     assert len({tensor.name for tensor in found}) == len(found) == tensors
     assert ("lm_head.weight" in {tensor.name for tensor in found}) is not tied
 
 
 def test_a_built_model_is_whole_and_its_bytes_depend_on_the_seed_alone(whole: Path, tmp_path: Path) -> None:
-    facts = models.check(whole)
+    facts = reference_model.check(whole)
     assert len(facts.files) > 1
-    assert facts.bytes == models.describe("tiny").bytes == models.describe(whole).bytes
+    assert facts.bytes == reference_model.describe("tiny").bytes == reference_model.describe(whole).bytes
     assert all((whole / file).stat().st_size <= 2 * 2**20 + 8192 for file in facts.files)
 
     told: list[int] = []
-    models.build("tiny", tmp_path / "one-file", 7, shard_bytes=10**9, tick=told.append)
-    assert models.check(tmp_path / "one-file").files == (shards.SINGLE,)
+    reference_model.build("tiny", tmp_path / "one-file", 7, shard_bytes=10**9, tick=told.append)
+    assert reference_model.check(tmp_path / "one-file").files == (safetensors_files.SINGLE,)
     assert told[-1] == facts.bytes
     assert _contents(tmp_path / "one-file") == _contents(whole)
 
-    models.build("tiny", tmp_path / "other", 8)
+    reference_model.build("tiny", tmp_path / "other", 8)
     ours, other = _contents(whole), _contents(tmp_path / "other")
     assert {name for name in ours if ours[name] == other[name]} == {
-        tensor.name for tensor in models.tensors(CONFIGURATIONS["tiny"], "") if len(tensor.shape) == 1
+        tensor.name for tensor in reference_model.tensors(CONFIGURATIONS["tiny"], "") if len(tensor.shape) == 1
     }
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
     found = {}
-    for tensor in shards.stored(directory):
+    for tensor in safetensors_files.stored(directory):
         with (directory / tensor.file).open("rb") as file:
             file.seek(tensor.start)
             found[tensor.name] = file.read(tensor.length)
@@ -120,7 +121,7 @@ def test_weights_have_the_spread_that_keeps_the_scale(whole: Path) -> None:
 
 def test_files_hold_no_more_than_asked_for_and_a_large_tensor_has_its_own() -> None:
     sizes = [10, 20, 100, 5, 5, 5]
-    found = weights.lay_out([Tensor(f"t{n}", (size,)) for n, size in enumerate(sizes)], 60)
+    found = random_weights.lay_out([Tensor(f"t{n}", (size,)) for n, size in enumerate(sizes)], 60)
     assert [[tensor.numel for tensor, _ in shard.tensors] for shard in found] == [[10, 20], [100], [5, 5, 5]]
     assert [shard.file for shard in found] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
     assert [(at - len(shard.header), len(shard.header) % 8) for shard in found for _, at in shard.tensors[:1]] == [
@@ -151,15 +152,15 @@ SECOND = "model-00002-of-00004.safetensors"
         (lambda d: os.truncate(d / SECOND, 0), f"/{SECOND}` is no safetensors file"),
         (lambda d: (d / SECOND).write_bytes(b"PK" * 5000), f"/{SECOND}` is no safetensors file"),
         (lambda d: os.truncate(d / SECOND, 10**7), f"/{SECOND}` is too long: 10000000 bytes, and its header lists "),
-        (lambda d: (d / shards.INDEX).unlink(), "holds no weights"),
-        (lambda d: (d / shards.INDEX).write_text("{}"), f"/{shards.INDEX}` is no index"),
+        (lambda d: (d / safetensors_files.INDEX).unlink(), "holds no weights"),
+        (lambda d: (d / safetensors_files.INDEX).write_text("{}"), f"/{safetensors_files.INDEX}` is no index"),
         (
-            lambda d: _change(d / shards.INDEX, lambda i: i["weight_map"].update(x="../x.safetensors")),
-            f"/{shards.INDEX}` names no files of this directory",
+            lambda d: _change(d / safetensors_files.INDEX, lambda i: i["weight_map"].update(x="../x.safetensors")),
+            f"/{safetensors_files.INDEX}` names no files of this directory",
         ),
         (
             lambda d: _change(
-                d / shards.INDEX,
+                d / safetensors_files.INDEX,
                 lambda i: i.update(weight_map={k: v for k, v in i["weight_map"].items() if v != SECOND}),
             ),
             "no file holds the tensor `",
@@ -177,24 +178,24 @@ SECOND = "model-00002-of-00004.safetensors"
     ],
 )
 def test_what_is_wrong_with_a_model_is_named(copy: Path, spoil: Callable[[Path], object], words: str) -> None:
-    models.check(copy)
+    reference_model.check(copy)
     spoil(copy)
     with pytest.raises(UsageProblem) as caught:
-        models.check(copy)
+        reference_model.check(copy)
     assert words in caught.value.message
     assert caught.value.hint
 
 
 def test_a_directory_as_transformers_5_writes_it_is_understood(copy: Path) -> None:
     """The language model's sizes in a block of their own, and tensors by the names that they have in memory."""
-    flat = models.describe(copy)
+    flat = reference_model.describe(copy)
 
     def nest(config: dict[str, object]) -> None:
         names = [name for name in config if name not in ("vision_config", "model_type", "architectures")]
         config["text_config"] = {name: config.pop(name) for name in names}
 
     _change(copy / "config.json", nest)
-    assert models.describe(copy) == flat
+    assert reference_model.describe(copy) == flat
     assert published_name("model.language_model.layers.3.mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
     assert published_name("model.visual.merger.ln_q.weight") == "visual.merger.ln_q.weight"
     assert published_name("model.layers.3.mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
@@ -206,7 +207,7 @@ def test_nothing_is_left_of_a_model_whose_making_was_interrupted(tmp_path: Path)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        models.build("tiny", tmp_path / "model", 0, tick=stop)
+        reference_model.build("tiny", tmp_path / "model", 0, tick=stop)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -215,7 +216,7 @@ def test_nothing_is_left_of_a_model_that_the_system_refuses_to_hold(tmp_path: Pa
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
     try:
         with pytest.raises(CannotJudge, match="/model` could not be made: File too large"):
-            models.build("tiny", tmp_path / "model", 0)
+            reference_model.build("tiny", tmp_path / "model", 0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
@@ -223,10 +224,10 @@ def test_nothing_is_left_of_a_model_that_the_system_refuses_to_hold(tmp_path: Pa
 
 def test_a_model_is_not_made_over_something_else(copy: Path) -> None:
     with pytest.raises(UsageProblem, match="is there already"):
-        models.build("tiny", copy, 0)
+        reference_model.build("tiny", copy, 0)
     with pytest.raises(UsageProblem, match="`13b` is no size"):
-        models.build("13b", copy.parent / "x", 0)
-    models.check(copy)
+        reference_model.build("13b", copy.parent / "x", 0)
+    reference_model.check(copy)
 
 
 def test_what_was_prepared_is_used_again_and_only_for_what_it_is(tmp_path: Path) -> None:
@@ -245,8 +246,8 @@ def test_what_was_prepared_is_used_again_and_only_for_what_it_is(tmp_path: Path)
     found = prepare("tiny", data, 0, target, 3, told)
     assert found == planned
     assert [path.name for path in target.iterdir()] == [found.model.name]
-    models.check(found.model)
-    assert told.done[-1] == models.describe("tiny").bytes
+    reference_model.check(found.model)
+    assert told.done[-1] == reference_model.describe("tiny").bytes
     before, lines = (found.model / MANIFEST).stat().st_ino, list(told.lines)
 
     assert prepare("tiny", data, 0, target, 3, told) == found

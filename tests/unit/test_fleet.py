@@ -13,10 +13,10 @@ from rich.console import Console
 
 from tunetool import record as records
 from tunetool.errors import UsageProblem
-from tunetool.fleet import FleetRequest, extra_variables, fleet_record, name_outliers, verify_fleet
-from tunetool.fleet_play import host_result
+from tunetool.fleet.playbook import find_playbook
+from tunetool.fleet.run_on_hosts import host_result
+from tunetool.fleet.verify import FleetRequest, extra_variables, fleet_record, name_outliers, verify_fleet
 from tunetool.measure.figures import NAMES
-from tunetool.playbook import find_playbook
 from tunetool.record import FleetHost, Measurement, Node, Record, Status, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.progress import PlainProgress

@@ -27,7 +27,7 @@ from tunetool.launch.leftovers import Leftovers
 from tunetool.launch.spec import SPEC, VERDICT, Failure, NodeSpec, Verdict, read_spec, read_verdict, write
 from tunetool.launch.ssh import unpack
 from tunetool.launch.watchdog import Beat, Stuck, innermost, to_blame
-from tunetool.marked import end_marked, has_mark, marked, naming
+from tunetool.measure.marked_processes import end_marked, has_mark, marked, naming
 
 TWO = Limits(("a", "b"), 2, timeout=100, stall=30)
 
@@ -354,7 +354,7 @@ def test_processes_are_known_by_their_mark_over_sessions_and_no_other_is_ended()
 
 SWEPT = """
 import subprocess, sys, time
-from tunetool.marked import swept_away
+from tunetool.measure.marked_processes import swept_away
 with swept_away("TUNETOOL_TESTS", sys.argv[1], sys.argv[3]):
     child = subprocess.Popen(["sleep", "600"], start_new_session=True, env={"TUNETOOL_TESTS": sys.argv[1], "PATH": "/bin:/usr/bin"})
     print(child.pid, flush=True)

@@ -14,8 +14,6 @@ import pytest
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import busy, rundir
 from tunetool.measure.balance import balance
-from tunetool.measure.ceiling import ceiling
-from tunetool.measure.drive_errors import Watch
 from tunetool.measure.evidence import Counted, count, explain, obstacles, wrong_clock
 from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import Outcome
@@ -25,6 +23,8 @@ from tunetool.node.machine import busy as jobs
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.node.machine.drives import Drive, Link
 from tunetool.node.machine.pcie_links import link_bandwidth
+from tunetool.verify.ceiling import ceiling
+from tunetool.verify.drive_errors import Watch
 
 
 def stack(members: int = 8, iostats: bool = True) -> BlockStack:

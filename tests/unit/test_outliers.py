@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.measure.outliers import outliers
+from tunetool.fleet.outliers import outliers
 
 FLEET = {f"node{number}": 52e9 + number * 1e8 for number in range(16)}
 

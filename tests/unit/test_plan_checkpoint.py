@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunetool.advise.checkpoint import RULE, YOUNG, Failures, Job, State, daly, loss, plan, young
+from tunetool.advise.shapes import preset
 from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
-from tunetool.plan.checkpoint import RULE, YOUNG, Failures, Job, State, daly, loss, plan, young
-from tunetool.plan.shapes import preset
 from tunetool.record import Evidence, Measurement, Node, Record, Status, Verdict, dumps
 
 HOUR = 3600.0

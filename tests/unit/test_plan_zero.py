@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunetool.advise import zero
+from tunetool.advise.ds_config import KINDS, plan
+from tunetool.advise.ds_config_plan import Job, Node
+from tunetool.advise.read_model import load_model
+from tunetool.advise.shapes import PRESETS, Decoder, Model, preset
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.machine.block_stack import BlockStack, Leaf
-from tunetool.plan import zero
-from tunetool.plan.ds_config import KINDS, Job, Node, plan
-from tunetool.plan.shapes import PRESETS, Decoder, Model, preset
 from tunetool.tune.configs import address_bytes, leaves, read_settings, render
-from tunetool.tune.models import load_model
 from tunetool.tune.settings import DEFAULTS
 
 GIB = 2**30

@@ -10,10 +10,7 @@ from click.testing import CliRunner
 
 from tunetool.cli.provision import command
 from tunetool.errors import ExitCode, UsageProblem
-from tunetool.node.plan.plan_file import document, dump
-from tunetool.node.play.host_summary import BUILT, CHECKED, NOT_REACHED, PLANNED, REFUSED, UNCHANGED, UNREACHABLE, Host
-from tunetool.node.play.host_summary import document as document_of_hosts
-from tunetool.provision import (
+from tunetool.fleet.provision import (
     Listener,
     ProvisionRequest,
     ProvisionResult,
@@ -22,6 +19,9 @@ from tunetool.provision import (
     exit_code,
     variables,
 )
+from tunetool.node.plan.plan_file import document, dump
+from tunetool.node.play.host_summary import BUILT, CHECKED, NOT_REACHED, PLANNED, REFUSED, UNCHANGED, UNREACHABLE, Host
+from tunetool.node.play.host_summary import document as document_of_hosts
 from tunetool.report.progress import PlainProgress
 from tunetool.report.table import print_provision, table_console
 

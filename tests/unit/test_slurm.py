@@ -12,10 +12,8 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch.choose import launcher
 from tunetool.launch.hosts import Host
 from tunetool.launch.job import Job
-from tunetool.launch.slurm import SlurmLauncher
-from tunetool.launch.slurm_job import refused
-from tunetool.launch.slurm_script import SlurmOptions, parse_options, render
-from tunetool.launch.slurm_state import UNREACHABLE, JobState, down_nodes, parse_sacct, parse_scontrol
+from tunetool.launch.slurm import SlurmLauncher, SlurmOptions, parse_options, render
+from tunetool.launch.slurm_job import UNREACHABLE, JobState, down_nodes, parse_sacct, parse_scontrol, refused
 
 _RECORDED = Path(__file__).parents[1] / "data/slurm"
 _PLAIN = SlurmOptions()

@@ -21,9 +21,9 @@ from tunetool.cli.stage import command
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.node.machine.memory_left import memory_left
 from tunetool.report.table import table_console
+from tunetool.stage.destination import find_place, only_one
 from tunetool.stage.moving import Moved, Tally, cpu_times
 from tunetool.stage.outcome import binds
-from tunetool.stage.place import find_place, only_one
 from tunetool.stage.remote import is_remote, nanoseconds
 from tunetool.stage.room import limits, refuse_too_big
 

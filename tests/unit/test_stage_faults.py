@@ -22,8 +22,8 @@ import pytest
 
 from staged import Quiet, beside, evict, stage, verify, view
 from tunetool.errors import CannotJudge, ExitCode
+from tunetool.stage.destination import find_place, only_one
 from tunetool.stage.moving import Plan, move
-from tunetool.stage.place import find_place, only_one
 from tunetool.stage.tree import Entry
 
 ROOT = Path(__file__).parents[2]
@@ -315,7 +315,7 @@ def test_without_an_exchange_of_names_it_is_two_renames(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on NFS: renameat2 with RENAME_EXCHANGE answers EINVAL there.
-    monkeypatch.setattr("tunetool.stage.place.exchange", lambda one, other: False)
+    monkeypatch.setattr("tunetool.stage.destination.exchange", lambda one, other: False)
     destination = tmp_path / "copy"
     stage(source, destination, tmp_path / "runs")
     (source / "sub/0").write_bytes(b"another")

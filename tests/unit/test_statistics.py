@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.measure.statistics import LEVEL, LOOKS, coverage, drift, estimate, kendall_probability, next_look
+from tunetool.measure.statistics import LOOKS, coverage, drift, estimate, kendall_probability, next_look
+from tunetool.verdict import LEVEL
 
 RATES = st.floats(min_value=1.0, max_value=1e12)
 

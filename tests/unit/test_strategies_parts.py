@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tunetool.bench.finetune.architecture import CONFIGURATIONS
-from tunetool.bench.finetune.workload import RankResult, Workload
+from tunetool.advise.communication import Call, Kind, Module, Parameter, Zero
+from tunetool.advise.zero_steps import Ask, Wait, Work
 from tunetool.bench.strategies import figures
 from tunetool.bench.strategies.job import job as job_of
 from tunetool.bench.strategies.link import Fit, Network, fit
@@ -24,11 +24,11 @@ from tunetool.bench.strategies.predict import Job, Layouts, compute_of, predict,
 from tunetool.bench.strategies.samples import Row, Sample, Study, sample
 from tunetool.cli.bench_strategies import strategies
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.plan.communication import Call, Kind, Module, Parameter, Zero
-from tunetool.plan.zero_steps import Ask, Wait, Work
 from tunetool.record import Node, Record, new_id, utc_now
 from tunetool.report.strategies import advice, print_strategies
 from tunetool.report.strategies_page import page
+from tunetool.training.model.architecture import CONFIGURATIONS
+from tunetool.training.workload import RankResult, Workload
 
 SLOW = 125e6
 """1 Gb/s."""

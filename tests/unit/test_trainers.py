@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tunetool.bench.finetune.trainers.lightning_settings import configuration
-from tunetool.bench.finetune.trainers.llamafactory_files import DEEPSPEED, SETTINGS, Place, real, render, write
-from tunetool.bench.finetune.trainers.llamafactory_results import last_error, outcome
-from tunetool.bench.finetune.workload import Workload
-from tunetool.bench.finetune.zero import ds_config
 from tunetool.errors import CannotJudge
+from tunetool.training.trainers.deepspeed_config import ds_config
+from tunetool.training.trainers.lightning import configuration
+from tunetool.training.trainers.llamafactory_files import DEEPSPEED, SETTINGS, Place, real, render, write
+from tunetool.training.trainers.llamafactory_results import last_error, outcome
+from tunetool.training.workload import Workload
 
 ODD = '/data/a model\'s "name": #1 \\ äöü'
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tunetool.advise.ds_config import KINDS
 from tunetool.cli import ds_config
-from tunetool.plan.ds_config import KINDS
 from tunetool.tune.check import count_keys, differences
 
 WRITTEN = {

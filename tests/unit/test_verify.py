@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from pythons import bare_python
-from tunetool import verify as verify_module
 from tunetool.cli.main import main
 from tunetool.cli.verify import parse_duration, parse_expectations, parse_tolerance
 from tunetool.errors import UsageProblem
@@ -24,7 +23,9 @@ from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.node.machine.mounts import Mount
 from tunetool.record import Record, read
 from tunetool.report.progress import PlainProgress
-from tunetool.verify import Request, Result, verify
+from tunetool.verify import run as verify_module
+from tunetool.verify.request import Request, Result
+from tunetool.verify.run import verify
 
 GB = 10**9
 

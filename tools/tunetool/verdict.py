@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tunetool.errors import ExitCode
-from tunetool.measure.figures import CEILING
-from tunetool.measure.statistics import LEVEL
 from tunetool.node.units import format_bandwidth, format_figure, format_rate
 from tunetool.record import CheckResult, Expectation, Ladder, Measurement, Status, Verdict
+
+CEILING = "ceiling.link"
+
+LEVEL = 0.95
+"""Confidence with which a figure is judged. Below it there is neither a pass nor a failure."""
 
 LEAST_FALL = 0.02
 """A fall that is certain and smaller than this is not worth a sentence."""

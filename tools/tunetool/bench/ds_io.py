@@ -19,12 +19,12 @@ from tunetool.measure.evidence import obstacles
 from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import Direction, preloads
 from tunetool.measure.progress import Progress
+from tunetool.measure.target import check_target
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.units import UnitError, format_size, parse_size
 from tunetool.record import Measurement, Record, Verdict
 from tunetool.verdict import exit_code
-from tunetool.verify import check_target
 
 KIND = "bench.ds-io"
 DURABLE = "_durable"

@@ -25,7 +25,7 @@ _PLACES = {
     "agree": "tiers",
     "drain": "draining",
     "latest": "tiers",
-    "release_buffers": "staging",
+    "release_buffers": "host_buffers",
     "saving": "pace",
     "survey": "tiers",
     "verify_drained": "bulk",

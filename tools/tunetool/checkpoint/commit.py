@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunetool.checkpoint import lock, metadata
+from tunetool.checkpoint import metadata, saver_lock
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.errors import CannotJudge, TunetoolError
 
@@ -37,7 +37,7 @@ def data_name(rank: int, index: int, token: str) -> str:
 class Saving:
     """One save into one directory, opened by the coordinator. Ends by ``commit`` or ``abandon``."""
 
-    def __init__(self, directory: Path, held: lock.Lock) -> None:
+    def __init__(self, directory: Path, held: saver_lock.Lock) -> None:
         self.directory = directory
         self._lock = held
         self.token = held.tokens[-1]
@@ -55,7 +55,7 @@ class Saving:
             make_directory(directory)
             # The time only sorts them; it is the random half that was never used before.
             token = f"{int(time.time()) & 0xFFFFFFFF:08x}{secrets.token_hex(4)}"
-            held = lock.Lock.take(directory, token)
+            held = saver_lock.Lock.take(directory, token)
         try:
             with _told(directory):
                 _sweep(directory, held.tokens)

@@ -17,35 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tunetool.checkpoint.items import BLOCK
-from tunetool.errors import CannotJudge
 from tunetool.node.machine.block_stack import read_stack
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from tunetool.checkpoint.gds import Registered
+from tunetool.checkpoint.write_failed import WriteFailed
 
 _T = TypeVar("_T")
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_HINTS = {
-    errno.ENOSPC: "free some space; the previous checkpoint is whole",
-    errno.EDQUOT: "raise the quota or free some space; the previous checkpoint is whole",
-    errno.EFBIG: "raise the limit of the size of files (`ulimit -f`), or write more files; the previous one is whole",
-    errno.EIO: "look at `dmesg | tail` and the drives' health; the previous checkpoint is whole",
-}
-
-
-class WriteFailed(CannotJudge):
-    """A data file could not be written; names the file and the kernel's reason. ``errno`` is the kernel's number."""
-
-    errno: int | None = None
-
-    @classmethod
-    def of(cls, path: Path, doing: str, error: OSError) -> WriteFailed:
-        hint = _HINTS.get(error.errno or 0, "the previous checkpoint is whole")
-        made = cls(f"`{path}`: {doing} failed: {error.strerror or error}", hint)
-        made.errno = error.errno
-        return made
 
 
 def pages(count: int) -> mmap.mmap:

@@ -15,10 +15,10 @@ import torch
 from tunetool.checkpoint.archive import ITEM_SIZES, Plain
 from tunetool.checkpoint.checksums import Chain
 from tunetool.checkpoint.direct import memory_at
+from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat
 from tunetool.checkpoint.items import BLOCK
 from tunetool.checkpoint.regions import GAP, Block, Read, blocks, in_one_run, merge, pieces, span, strides
 from tunetool.checkpoint.source import Files, truncated
-from tunetool.checkpoint.staging import POOL, Buffer, is_flat
 
 BUFFERS = 2
 """Per thread for a GPU: one is read into while the other is copied from."""

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tunetool.checkpoint.direct import WriteFailed
+from tunetool.checkpoint.write_failed import WriteFailed
 from tunetool.errors import CannotJudge, UsageProblem
 
 _HINT = "see `tunetool verify --gds require` for what is missing, or save with gds=False"

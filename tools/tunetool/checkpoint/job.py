@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from tunetool.checkpoint import space
 from tunetool.checkpoint.direct import DataFile, Target
+from tunetool.checkpoint.host_buffers import POOL, Source, is_plain, views
 from tunetool.checkpoint.items import LARGE, Archive, Placed, archive, place
 from tunetool.checkpoint.layout import Block, Part, cut, share_out
 from tunetool.checkpoint.pipeline import Digest, Pipeline
-from tunetool.checkpoint.staging import POOL, Source, is_plain, views
 
 FILE_BYTES = 32 << 20
 """A smaller state is written into fewer files than it might be: each costs an fsync."""

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from tunetool.checkpoint.direct import DataFile, memory_at
+from tunetool.checkpoint.host_buffers import Buffer, Source, use_gpu
 from tunetool.checkpoint.layout import Block, Piece
-from tunetool.checkpoint.staging import Buffer, Source, use_gpu
 
 
 class Stopped(Exception):

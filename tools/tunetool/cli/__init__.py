@@ -1,1 +1,2 @@
-"""One thin module per command: parse, call, print, exit code."""
+"""The commands: one thin module for each, which parses, calls, prints and turns the end into an exit code. The topmost
+room: it may import every other, and none imports it."""

@@ -63,13 +63,14 @@ def finetune(
     --epochs 10 --batch-size 2. That it trains is judged, no speed. Exit codes: 0 it trained; 1 a loss was no number;
     2 the call was wrong; 3 it could not run, or with --cold the drives did not prove that they were read.
     """
-    from tunetool.bench.finetune.request import BATCH_SIZE, PRESETS, Request, Settings
+    from tunetool.bench.finetune.request import PRESETS, Request
     from tunetool.bench.finetune.run import bench
     from tunetool.cli.verify import no_empty_paths, write_json
     from tunetool.report.finetune import print_finetune
     from tunetool.report.finetune_page import write_page
     from tunetool.report.page import table_console
     from tunetool.report.progress import best_progress
+    from tunetool.training.settings import BATCH_SIZE, Settings
 
     no_empty_paths({"--checkpoint": checkpoint})
     chosen: dict[str, Any] = dict(PRESETS[preset]) if preset is not None else {}

@@ -48,13 +48,13 @@ def reference(
     cannot run is a line with its reason, and the others go on. Exit codes, over all parts: 1 where one falls short,
     else 3 where one could not be judged, else 0; 2 the call was wrong.
     """
-    from tunetool.bench.finetune.request import Settings
     from tunetool.bench.reference.request import Request
     from tunetool.bench.reference.run import reference as run
     from tunetool.cli.verify import no_empty_paths, parse_duration, parse_expectations, write_json
     from tunetool.report.progress import best_progress
     from tunetool.report.reference import print_reference
     from tunetool.report.table import table_console
+    from tunetool.training.settings import Settings
 
     no_empty_paths({"--memory": memory})
     target, verify_target = _targets(options)
@@ -88,7 +88,7 @@ def reference(
 
 def _targets(options: Options) -> tuple[Path, Path | None]:
     """Where benchmarks write, and what is verified where that is not the manifest's own mount point."""
-    from tunetool.verify import read_manifest
+    from tunetool.verify.run import read_manifest
 
     if options.target is None:
         raise UsageProblem("nothing to measure", "`--target DIR` is a directory on the storage of every node")

@@ -40,7 +40,6 @@ def staging(options: Options, memory: str, scenarios: str, rounds: int, zero: in
     time. Equal losses alone are judged. Exit codes: 0 measured, losses equal; 1 the two paths trained something
     else; 2 the call was wrong, or memory is too small; 3 a run failed, or the cache was not cold.
     """
-    from tunetool.bench.finetune.request import Settings
     from tunetool.bench.staging.request import Request
     from tunetool.bench.staging.run import bench
     from tunetool.bench.staging.scenarios import parse
@@ -49,6 +48,7 @@ def staging(options: Options, memory: str, scenarios: str, rounds: int, zero: in
     from tunetool.report.staging import print_staging
     from tunetool.report.staging_page import REPORT, write_page
     from tunetool.report.table import table_console
+    from tunetool.training.settings import Settings
 
     no_empty_paths({"--memory": memory})
     request = Request(

@@ -41,7 +41,6 @@ def strategies(options: Options, matrix: str, rounds: int, lora_rank: int, full:
     compute the same; no speed is. Exit codes: 0 all ran; 1 a loss was no number, or other than the other stage's; 2 the
     call was wrong; 3 a cell could not be run.
     """
-    from tunetool.bench.finetune.request import BATCH_SIZE, Settings
     from tunetool.bench.strategies.matrix import parse
     from tunetool.bench.strategies.request import STEPS, Request
     from tunetool.bench.strategies.run import bench
@@ -50,6 +49,7 @@ def strategies(options: Options, matrix: str, rounds: int, lora_rank: int, full:
     from tunetool.report.progress import best_progress
     from tunetool.report.strategies import print_strategies
     from tunetool.report.strategies_page import REPORT, write_page
+    from tunetool.training.settings import BATCH_SIZE, Settings
 
     if options.epochs is not None:
         raise UsageProblem("`--epochs` has no meaning here", f"a few steps tell: `--steps`, by default {STEPS}")

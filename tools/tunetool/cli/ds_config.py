@@ -46,13 +46,13 @@ def read(
 
     Raises ``UsageProblem``.
     """
+    from tunetool.advise.ds_config import NVME_KINDS
+    from tunetool.advise.read_model import load_model
     from tunetool.cli.verify import check_python, no_empty_paths
     from tunetool.errors import UsageProblem
-    from tunetool.plan.ds_config import NVME_KINDS
+    from tunetool.measure.target import check_target
     from tunetool.tune.configs import Request, check_output, read_settings
-    from tunetool.tune.models import load_model
     from tunetool.tune.settings import DEFAULTS
-    from tunetool.verify import check_target
 
     if asked["ds_config"] is None:
         for name, value in asked.items():

@@ -13,7 +13,7 @@ import click
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
-    from tunetool.bench.finetune.request import Cluster, Material
+    from tunetool.training.settings import Cluster, Material
 
 LAUNCHERS = ("auto", "local", "ssh", "deepspeed", "slurm")
 
@@ -57,7 +57,7 @@ class Options:
             if self.limit is not None:
                 raise UsageProblem("`--limit` needs an inventory", "add `-i INVENTORY`")
             return
-        from tunetool.bench.finetune.models import SIZES
+        from tunetool.training.model.reference_model import SIZES
 
         for name in ("model", "target", "dataset"):
             value = getattr(self, name) if getattr(self, name) not in SIZES else None
@@ -68,7 +68,7 @@ class Options:
 
     def cluster(self) -> Cluster:
         """Where the ranks run."""
-        from tunetool.bench.finetune.request import Cluster
+        from tunetool.training.settings import Cluster
 
         return Cluster(
             launcher=self.launcher,
@@ -82,7 +82,7 @@ class Options:
 
     def material(self, model: str | None = None, images: int | None = None) -> Material:
         """What is trained, and on what; ``model`` and ``images`` where none were given. Raises ``UsageProblem``."""
-        from tunetool.bench.finetune.request import IMAGES, Material
+        from tunetool.training.settings import IMAGES, Material
 
         chosen = self.model or model
         if chosen is None:

@@ -12,7 +12,7 @@ import click
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
-    from tunetool.plan.measured import Measured
+    from tunetool.advise.measured import Measured
 
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 SCHEMA = "tunetool.plan.checkpoint/1"
@@ -48,12 +48,12 @@ def checkpoint(json_to: str | None, **asked: Any) -> None:
     rule of thumb  the acceptable rework, but writing stays below 5 % of the time
     Young, Daly    least time lost to checkpoints, rework and restarts together (need --mtbf)
     """
+    from tunetool.advise.checkpoint import Job, plan
+    from tunetool.advise.measured import told
     from tunetool.cli.verify import check_json, no_empty_paths
     from tunetool.node.common.files import replace_file
     from tunetool.node.units import format_bandwidth
-    from tunetool.plan.checkpoint import Job, plan
-    from tunetool.plan.measured import told
-    from tunetool.report.plan import as_document, print_plan
+    from tunetool.report.advise import as_document, print_plan
     from tunetool.report.table import table_console
 
     no_empty_paths({"--model": asked["model"], "--record": asked["record"], "--json": json_to})
@@ -94,9 +94,9 @@ def checkpoint(json_to: str | None, **asked: Any) -> None:
 
 def _parameters(size: str | None, model: str | None) -> tuple[float, str]:
     """How many, and what they are called."""
+    from tunetool.advise.checkpoint import WEIGHTS
+    from tunetool.advise.read_model import load_model
     from tunetool.node.units import UnitError, format_size, parse_size
-    from tunetool.plan.checkpoint import WEIGHTS
-    from tunetool.tune.models import load_model
 
     if (size is None) == (model is None):
         raise UsageProblem("the model's size is asked once", "give `--model-size 140GB` or `--model 70b`")
@@ -123,7 +123,7 @@ def _bandwidth(text: str) -> float:
 
 def _measured(path: str | None, engine: str | None) -> Measured | None:
     from tunetool import record as records
-    from tunetool.plan.measured import measured
+    from tunetool.advise.measured import measured
     from tunetool.report.runs import find_record
 
     if path is None:

@@ -27,7 +27,7 @@ def command(python: str | None, ops: tuple[str, ...], rebuild: bool) -> int:
     builds.
     """
     from tunetool.cli.verify import check_python
-    from tunetool.prebuild import prebuild
+    from tunetool.measure.aio.build_ops import prebuild
     from tunetool.report.progress import best_progress
 
     interpreter = check_python(python)

@@ -62,7 +62,7 @@ def command(
     that hold anything are refused unless an applied plan names them. Exit codes: 0 all hosts done, 1 a host failed
     or was refused, 2 the call was wrong, 3 a host could not be reached.
     """
-    from tunetool.provision import ProvisionRequest, provision
+    from tunetool.fleet.provision import ProvisionRequest, provision
     from tunetool.report.progress import best_progress
     from tunetool.report.table import print_provision, table_console
 

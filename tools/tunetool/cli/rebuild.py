@@ -16,6 +16,6 @@ def command(dry_run: bool, unless: str | None) -> int:
     Exit codes: 0 the volume is there or was made anew; 1 some drive is missing, not blank or not alike, or there is no
     manifest, and nothing was written; 2 the configuration or the manifest cannot be used; 3 the work failed.
     """
-    from tunetool.rebuild import rebuild
+    from tunetool.ephemeral_rebuild import rebuild
 
     return int(rebuild(dry_run, click.echo, unless))

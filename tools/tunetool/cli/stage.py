@@ -107,10 +107,10 @@ def _fleet(
     request: Request, inventory: Path, limit: str | None, forks: int | None, become: bool, json_to: str | None
 ) -> int:
     from tunetool.cli.verify import write_json
+    from tunetool.fleet.stage import FleetRequest, stage_fleet
     from tunetool.report.progress import best_progress
     from tunetool.report.stage import print_stage_fleet
     from tunetool.report.table import print_fleet_verdict, table_console
-    from tunetool.stage.fleet import FleetRequest, stage_fleet
 
     result = stage_fleet(FleetRequest(request, inventory, limit, forks, become), best_progress())
     if result.record is not None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tunetool.errors import UsageProblem
-from tunetool.measure.expectable import EXPECTABLE
 from tunetool.node.units import UnitError, parse_bandwidth, parse_rate
+from tunetool.verify.expectable import EXPECTABLE
 
 if TYPE_CHECKING:
     from tunetool.record import Record
@@ -263,7 +263,8 @@ def _node(
 ) -> int:
     from tunetool.report.progress import best_progress
     from tunetool.report.table import print_verdict, table_console
-    from tunetool.verify import Request, verify
+    from tunetool.verify.request import Request
+    from tunetool.verify.run import verify
 
     request = Request(
         expect=wanted,
@@ -305,7 +306,7 @@ def _fleet(
     require: tuple[str, ...],
     gds: str | None,
 ) -> int:
-    from tunetool.fleet import FleetRequest, verify_fleet
+    from tunetool.fleet.verify import FleetRequest, verify_fleet
     from tunetool.report.progress import best_progress
     from tunetool.report.table import print_fleet, print_fleet_verdict, table_console
 

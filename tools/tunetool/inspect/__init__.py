@@ -1,1 +1,2 @@
-"""One screen of a node: facts in, an ``Inspection`` out. What prints it is in ``report``."""
+"""One screen of a node: drives, PCIe paths, volume, memory, GPUs, ceilings, and what to mend. It reads and never
+writes. It may import ``node`` and ``errors``."""

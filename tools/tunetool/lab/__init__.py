@@ -1,1 +1,2 @@
-"""Virtual nodes with NVMe drives: rehearse a change before a real node sees it (docs/guides/lab.md)."""
+"""Virtual nodes with NVMe drives for rehearsals: images, machines, snapshots and faults. It imports ``node`` and
+``errors`` alone, since a virtual machine is no part of what runs in it."""

@@ -8,8 +8,7 @@ from pathlib import Path
 from tunetool.errors import UsageProblem
 from tunetool.launch.deepspeed import DeepspeedLauncher
 from tunetool.launch.job import Launcher
-from tunetool.launch.slurm import SlurmLauncher
-from tunetool.launch.slurm_script import parse_options
+from tunetool.launch.slurm import SlurmLauncher, parse_options
 from tunetool.launch.ssh import SshLauncher
 from tunetool.launch.this_machine import LocalLauncher
 from tunetool.measure.progress import Progress

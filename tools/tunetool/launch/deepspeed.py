@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import UsageProblem
+from tunetool.fleet.playbook import find_playbook
 from tunetool.launch.hosts import PLAYBOOK, Host, from_inventory, host_variables
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed, tail
 from tunetool.launch.ssh import Guards, check_hosts
 from tunetool.launch.this_machine import judge
-from tunetool.marked import swept_away
 from tunetool.measure.aio.process import describe_end
+from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
-from tunetool.playbook import find_playbook
 
 _MARK = "TUNETOOL_LAUNCHER"
 _VERDICT_SECONDS = 20.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.playbook import (
+from tunetool.fleet.playbook import (
     Playbook,
     ansible_environment,
     find_playbook,

@@ -27,7 +27,7 @@ from tunetool.launch.network import interface_towards
 from tunetool.launch.spec import RUN, VERDICT, Failure, NodeSpec, Verdict, read_spec, write
 from tunetool.launch.start import PROGRAM, STACK, STACK_SIGNAL
 from tunetool.launch.watchdog import Stuck, innermost, read_beats
-from tunetool.marked import end_marked, has_mark, marked
+from tunetool.measure.marked_processes import end_marked, has_mark, marked
 
 _TICK = 0.1
 _LOOK_EVERY = 2.0

@@ -1,4 +1,4 @@
-"""One job in Slurm's hands: submitted, asked after, cancelled."""
+"""One Slurm job: submitted, asked about, cancelled; its state from ``scontrol`` or ``sacct``, in plain words."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.launch.slurm_state import SACCT_FORMAT, UNREACHABLE, JobState, parse_sacct, parse_scontrol
 from tunetool.node.play.host_summary import one_line
 
 _TICK = 0.2
@@ -147,3 +147,134 @@ def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(argv, 1, "", str(error))
+
+
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9:/_]*)=")
+_SACCT = ("State", "ExitCode", "NodeList", "Reason")
+SACCT_FORMAT = ",".join(_SACCT)
+ENDS: Mapping[str, tuple[str, str | None]] = {
+    "COMPLETED": ("ended well", None),
+    "FAILED": ("ended with exit status {exit}", None),
+    "CANCELLED": ("was cancelled, and not by tunetool", "ask who ran `scancel {id}`"),
+    "TIMEOUT": ("reached its limit of time", "give it more: `--slurm time=HH:MM:SS`"),
+    "DEADLINE": ("reached its deadline", "give it another: `--slurm deadline=TIME`"),
+    "OUT_OF_MEMORY": (
+        "was ended for its memory",
+        "give it more: `--slurm mem=SIZE`, or fewer ranks on a node: `--ranks-per-node`",
+    ),
+    "NODE_FAIL": ("lost a node", "`sinfo -R` says why nodes are down"),
+    "BOOT_FAIL": ("got a node that did not boot", "`sinfo -R` says why nodes are down"),
+    "PREEMPTED": ("had to make room for another job", "ask for a QOS that is not preempted: `--slurm qos=NAME`"),
+    "REVOKED": ("was taken over by another cluster", None),
+    "LAUNCH_FAILED": ("could not be started on its nodes", "`scontrol show node` says what they report"),
+}
+"""States that a job does not leave, what they mean, and what to do (squeue(1), job state codes)."""
+UNREACHABLE = "UNREACHABLE"
+"""Not Slurm's: it said nothing of the job."""
+_DOWN = ("DOWN", "FAIL", "NOT_RESPONDING", "UNKNOWN")
+_NEVER = {
+    "BadConstraints": "no node has what it asks for",
+    "InvalidAccount": "its account is not valid: `--slurm account=NAME`",
+    "InvalidQOS": "its QOS is not valid: `--slurm qos=NAME`",
+    "PartitionConfig": "no nodes of its partition have what it asks for: see `sinfo -N -l`",
+    "PartitionNodeLimit": "it asks for more nodes than its partition allows, or they are down: see `sinfo -N -l`",
+    "PartitionTimeLimit": "it asks for more time than its partition gives: `--slurm time=HH:MM:SS`",
+    "JobHeldAdmin": "an administrator holds it",
+    "JobHeldUser": "it is held: `scontrol release {id}`",
+}
+"""Reasons for waiting that time alone does not end."""
+_WAITS = {
+    "Priority": "others are before it",
+    "Resources": "its nodes are in use",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "Reservation": "its reservation has not begun",
+    "BeginTime": "its begin time has not come",
+    "QOSMaxJobsPerUserLimit": "others of your jobs are running",
+}
+
+
+@dataclass(frozen=True)
+class JobState:
+    """``exit``: of the batch script; ``signal``: what ended it; ``nodes``: a hostlist, empty before it runs."""
+
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    exit: int = 0
+    signal: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Nothing of it runs any more."""
+        return self.state in ENDS
+
+    @property
+    def hopeless(self) -> str | None:
+        """Why it would never start, where that is known."""
+        return _NEVER.get(self.reason) if self.state == "PENDING" else None
+
+    def words(self, job_id: str) -> str:
+        """The state for a line of progress."""
+        if self.state == "PENDING":
+            if self.reason in ("None", ""):
+                return f"job {job_id} waits: Slurm has not looked at it yet"
+            why = _WAITS.get(self.reason) or _NEVER.get(self.reason, "").format(id=job_id)
+            return f"job {job_id} waits: {self.reason}" + (f" ({why})" if why else "")
+        if self.state in ("RUNNING", "CONFIGURING", "COMPLETING"):
+            return f"job {job_id} {self.state.lower()} on {self.nodes or 'its nodes'}"
+        if self.state == UNREACHABLE:
+            return f"job {job_id}: Slurm does not answer, and is asked again"
+        return f"job {job_id} is {self.state}" + (f" on {self.nodes}" if self.nodes else "")
+
+    def verdict(self, job_id: str) -> tuple[str, str | None]:
+        """Message and hint for a job that ended."""
+        what, hint = ENDS.get(self.state, ("ended", None))
+        status = f"{self.exit}" if not self.signal else f"{self.exit} by signal {self.signal}"
+        message = f"job {job_id} {what.format(exit=status)} ({self.state})"
+        return message, hint.format(id=job_id) if hint else None
+
+
+def parse_fields(text: str) -> dict[str, str]:
+    """``Key=Value`` pairs of one line of ``scontrol -o``: values may hold spaces."""
+    found = list(_FIELD.finditer(text))
+    ends = [match.start() for match in found[1:]]
+    return {match[1]: text[match.end() : end].strip() for match, end in zip_longest(found, ends)}
+
+
+def parse_scontrol(text: str) -> JobState | None:
+    """One line of ``scontrol show job -o``; None where it tells of no job."""
+    fields = parse_fields(text.strip())
+    if "JobState" not in fields:
+        return None
+    return _state(fields["JobState"], fields.get("ExitCode", ""), fields.get("NodeList", ""), fields.get("Reason", ""))
+
+
+def parse_sacct(text: str) -> JobState | None:
+    """``sacct -n -P -X -o`` with ``SACCT_FORMAT``; None where accounting does not know the job."""
+    for line in text.splitlines():
+        values = line.split("|")
+        if len(values) == len(_SACCT):
+            state, code, nodes, reason = values
+            return _state(state, code, nodes, reason)
+    return None
+
+
+def _state(state: str, code: str, nodes: str, reason: str) -> JobState:
+    # "CANCELLED by 1000"; "1:0" is exit status and signal.
+    status = re.fullmatch(r"(\d+):(\d+)", code)
+    numbers = (int(status[1]), int(status[2])) if status else (0, 0)
+    where = "" if nodes in ("(null)", "None assigned", "None") else nodes
+    return JobState(re.split(r"[ +]", state)[0] or "UNKNOWN", reason, where, *numbers)
+
+
+def down_nodes(text: str) -> list[tuple[str, str]]:
+    """Name and reason of the nodes in ``scontrol show node -o`` that are down."""
+    found = []
+    for line in text.splitlines():
+        fields = parse_fields(line)
+        # "DOWN*+DRAIN": flags after +, and * where it does not answer.
+        states = fields.get("State", "").upper().replace("*", "+NOT_RESPONDING").split("+")
+        if "NodeName" in fields and any(state in _DOWN for state in states):
+            found.append((fields["NodeName"], fields.get("Reason", "").split(" [")[0]))
+    return found

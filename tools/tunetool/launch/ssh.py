@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from tunetool.errors import UsageProblem
+from tunetool.fleet.playbook import Run, find_playbook, play
 from tunetool.launch.hosts import PLAYBOOK, Host, from_inventory
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
@@ -22,7 +23,6 @@ from tunetool.launch.spec import NodeSpec, Verdict, verdict_of
 from tunetool.launch.this_machine import judge
 from tunetool.measure.progress import Progress
 from tunetool.node.play.host_summary import one_line
-from tunetool.playbook import Run, find_playbook, play
 
 _ALIVE = "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 """A host that vanished ends its connection within 10 s, instead of the kernel's quarter of an hour."""

@@ -11,9 +11,9 @@ from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
 from tunetool.measure.statistics import drift, estimate
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Confidence, Measurement, Scalar, Trend
+from tunetool.verdict import CEILING
 
 NAMES: dict[Direction, str] = {"read": "sequential.read", "write": "sequential.write"}
-CEILING = "ceiling.link"
 
 
 def bandwidths(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> list[Measurement]:

@@ -10,8 +10,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
@@ -126,3 +128,12 @@ def _remove(path: Path) -> None:
             continue
         except FileNotFoundError:
             return
+
+
+@contextmanager
+def temporary() -> Iterator[Path]:
+    """A directory of this run for what the ranks leave; gone afterwards, after SIGKILL too."""
+    with ExitStack() as held:
+        found = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="tunetool-", ignore_cleanup_errors=True)))
+        held.enter_context(janitor(found))
+        yield found

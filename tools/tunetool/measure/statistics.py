@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from math import comb, factorial
 from statistics import median
 
-LEVEL = 0.95
-"""Confidence with which a figure is judged. Below it there is neither a pass nor a failure."""
-
 LOOKS: tuple[tuple[int, int], ...] = ((6, 0), (9, 0), (12, 1), (15, 2))
 """After how many samples an interval is looked at, and how many it leaves out at either end.
 

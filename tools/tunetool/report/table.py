@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tunetool.fleet.outliers import OUTLIER
+from tunetool.fleet.provision import ProvisionResult
 from tunetool.measure.aio.rung import CHECK_ID as DEEPSPEED
 from tunetool.measure.balance import CHECK_ID as BALANCE
-from tunetool.measure.figures import CEILING, NAMES
+from tunetool.measure.figures import NAMES
 from tunetool.measure.gds.config import CHECK_ID as GDS_CONFIG
 from tunetool.measure.gds.judge import CHECK_ID as GDS
-from tunetool.measure.outliers import OUTLIER
 from tunetool.node.play.host_summary import lines
 from tunetool.node.units import format_bandwidth, format_figure
-from tunetool.provision import ProvisionResult
 from tunetool.record import Expectation, FleetHost, Measurement, Record
 from tunetool.report.ladder import print_ladder
 from tunetool.report.page import (
@@ -32,6 +32,7 @@ from tunetool.report.page import (
     verdict_word,
     word,
 )
+from tunetool.verdict import CEILING
 
 __all__ = [
     "median_of",

@@ -1,1 +1,2 @@
-"""Staging: a tree of files copied to memory or a local disk, whole or not at all, with the proof beside it."""
+"""Copies of a tree in memory or on a local disk: whole or not at all, with checksums, verified, evicted. It may import
+``measure``, ``node`` and ``record``."""

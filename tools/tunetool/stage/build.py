@@ -15,9 +15,9 @@ from tunetool.stage import manifest as manifests
 from tunetool.stage import remote
 from tunetool.stage.checksums import Checksum, piece_bytes
 from tunetool.stage.compare import listing
+from tunetool.stage.destination import Place, inode_of, put, remove_tree, settle
 from tunetool.stage.manifest import Manifest, rooted
 from tunetool.stage.moving import Moved, Plan, move
-from tunetool.stage.place import Place, inode_of, put, remove_tree, settle
 from tunetool.stage.system import flush
 from tunetool.stage.tree import Entry, files_of, same_source, scan, total_bytes
 

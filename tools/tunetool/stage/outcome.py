@@ -13,9 +13,9 @@ from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
 from tunetool.stage.build import Built, Job
+from tunetool.stage.destination import Place
 from tunetool.stage.manifest import Manifest
 from tunetool.stage.moving import Moved, Plan
-from tunetool.stage.place import Place
 from tunetool.stage.tree import files_of, total_bytes
 
 KIND = "stage"

@@ -20,10 +20,10 @@ from tunetool.stage import remote
 from tunetool.stage.build import Job, build
 from tunetool.stage.checksums import DEFAULT, Checksum
 from tunetool.stage.compare import changes, first
+from tunetool.stage.destination import Place, find_place, inode_of, is_empty, known, only_one, take_away
 from tunetool.stage.manifest import Manifest, rooted
 from tunetool.stage.moving import Plan, move
 from tunetool.stage.outcome import copied, evicted, unchanged, verified
-from tunetool.stage.place import Place, find_place, inode_of, is_empty, known, only_one, take_away
 from tunetool.stage.room import IN_MEMORY, limits, refuse_too_big, space_needed
 from tunetool.stage.tree import Entry, files_of, same_source, scan, total_bytes, within
 

@@ -1,1 +1,2 @@
-"""The best settings of DeepSpeed's I/O for this storage, found by measuring, in a file that DeepSpeed accepts."""
+"""The search over DeepSpeed's aio settings on this storage, and the ds_config files that use what it chose. It may
+import ``advise``, ``measure`` and what lies under them."""

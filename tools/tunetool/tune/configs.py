@@ -12,6 +12,10 @@ from typing import Any
 
 import jinja2
 
+from tunetool.advise import zero
+from tunetool.advise.ds_config import plan
+from tunetool.advise.ds_config_plan import Job, Node, Plan
+from tunetool.advise.read_model import load_model
 from tunetool.errors import UsageProblem
 from tunetool.measure.aio.driver import memlock
 from tunetool.measure.progress import Progress
@@ -20,10 +24,7 @@ from tunetool.node.common.files import read_int, read_text, replace_file
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size, format_size_binary
-from tunetool.plan import zero
-from tunetool.plan.ds_config import Job, Node, Plan, plan
 from tunetool.tune.check import Accepted, Classes, check_config, ready
-from tunetool.tune.models import load_model
 from tunetool.tune.settings import NAMES, AioSettings, from_block
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates/ds_config"

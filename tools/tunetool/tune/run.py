@@ -18,6 +18,7 @@ from tunetool.measure.aio.spec import Device
 from tunetool.measure.evidence import obstacles
 from tunetool.measure.fio import find_fio, preloads
 from tunetool.measure.sequential import free_bytes
+from tunetool.measure.target import check_target
 from tunetool.node.common.files import replace_file
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.memory import memory_total
@@ -32,7 +33,6 @@ from tunetool.tune.samples import Samples
 from tunetool.tune.search import Plan, Search, SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
 from tunetool.verdict import exit_code
-from tunetool.verify import check_target
 
 CHECK_SECONDS = 25.0
 """Kept of the budget at most: DeepSpeed's own classes are imported from a cold disk perhaps, and read the block."""

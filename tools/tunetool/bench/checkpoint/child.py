@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tunetool.bench.checkpoint import states, tensors, training
-from tunetool.bench.checkpoint.engines import ENGINES
+from tunetool.bench.checkpoint import states, training
+from tunetool.bench.checkpoint.engines import ENGINES, tensors
 from tunetool.bench.checkpoint.engines.base import Context, Engine, State
 from tunetool.bench.checkpoint.footprint import Footprint, footprint, reset_peaks, trim
 from tunetool.launch.orders import serve

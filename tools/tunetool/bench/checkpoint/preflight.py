@@ -13,11 +13,11 @@ from tunetool.bench.checkpoint.site import GUESS
 from tunetool.bench.checkpoint.states import Shape, shape
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.sequential import free_bytes
+from tunetool.measure.target import check_target
 from tunetool.node.common.files import read_text
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes, read_memory_limit
 from tunetool.node.units import format_size
-from tunetool.verify import check_target
 
 _COPIES = 2
 """Some engines hold two forms of a checkpoint on the medium for a moment."""

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tunetool import record as records
-from tunetool.bench.checkpoint import cold, figures, preflight
+from tunetool.bench.checkpoint import figures, preflight
 from tunetool.bench.checkpoint.fio_best import FioBest
 from tunetool.bench.checkpoint.request import KIND, Request, Result
 from tunetool.bench.checkpoint.samples import Matrix
@@ -20,7 +20,7 @@ from tunetool.bench.checkpoint.session import Session
 from tunetool.bench.checkpoint.site import Site
 from tunetool.bench.checkpoint.states import Shape
 from tunetool.errors import CannotJudge, ExitCode
-from tunetool.measure import busy, rundir
+from tunetool.measure import busy, page_cache, rundir
 from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import Fio, find_fio, preloads
 from tunetool.measure.progress import Progress
@@ -132,7 +132,7 @@ class _Run:
             "ranks": request.ranks,
             "rounds": request.rounds,
             "seed": request.seed,
-            "cold": cold.HOW,
+            "cold": page_cache.HOW,
             **self.told,
         }
         if request.training:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.bench.checkpoint import cold
 from tunetool.bench.checkpoint.fio_best import FioBest
 from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
 from tunetool.bench.checkpoint.session import Session
 from tunetool.errors import CannotJudge
 from tunetool.launch.local import RankFailed
+from tunetool.measure import page_cache
 from tunetool.measure.evidence import REPEATS, Counted, count
 from tunetool.measure.fio import Direction, FioFailed
 from tunetool.measure.progress import Progress
@@ -152,7 +152,7 @@ class Site:
                 directory,
             )
             began = min(each["began"] for each in told)
-            size = cold.size_of(directory)
+            size = page_cache.size_of(directory)
             write = Moved(
                 max(each["ended"] for each in told) - began,
                 size,
@@ -162,7 +162,7 @@ class Site:
             stall = max(each["returned"] - each["began"] for each in told)
             peaks = [each["peak_bytes"] for each in told]
             peak = None if None in peaks else sum(peaks)
-            cold.drop(directory)
+            page_cache.drop(directory)
             told, counted = self._counted(
                 "read", {"do": "load", "engine": row.name, "directory": str(directory)}, directory
             )
@@ -195,7 +195,7 @@ class Site:
             devices = difference(snapshot(stack), before)
         except CountersChanged as error:
             raise CannotJudge(f"the drives changed during a {direction}: {error}", "see `dmesg | tail`") from None
-        size = cold.size_of(directory)
+        size = page_cache.size_of(directory)
         return told, count(stack, direction, size, devices) if size else None
 
     def _ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:

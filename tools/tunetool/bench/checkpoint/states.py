@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
+from tunetool.advise.read_model import load_model
+from tunetool.advise.shapes import Model, Tensor
 from tunetool.errors import UsageProblem
 from tunetool.node.units import format_size
-from tunetool.plan.shapes import Model, Tensor
-from tunetool.tune.models import load_model
 
 SHARD_OF = 64
 """``70b-shard``: one of so many equal shards."""

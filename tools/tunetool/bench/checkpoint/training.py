@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tunetool.bench.checkpoint import tensors
+from tunetool.bench.checkpoint.engines import tensors
 from tunetool.bench.checkpoint.engines.base import Engine, Pending, State
 
 _SIZES = {"cpu": 256, "cuda": 4096}

@@ -1,1 +1,1 @@
-"""The reference fine-tune: LoRA on Qwen2.5-VL over pictures, to see what storage and strategy are worth."""
+"""The benchmark of the reference fine-tune: what was asked, the run, its figures and its verdict."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from tunetool.bench.finetune.preparing import Ready
-from tunetool.bench.finetune.workload import RankResult, Workload
 from tunetool.measure.evidence import LOWEST
 from tunetool.measure.statistics import estimate
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, Confidence, Evidence, Measurement, Scalar, Verdict
+from tunetool.training.preparation import Ready
+from tunetool.training.workload import RankResult, Workload
 
 PREFIX = "finetune."
 PHASES = ("rendezvous", "imports", "communicator", "model_load", "engine", "first_batch", "checkpoint", "end_to_end")

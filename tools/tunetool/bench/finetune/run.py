@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from tunetool import record as records
-from tunetool.bench.finetune import figures, models
-from tunetool.bench.finetune.place import Place, find_place, need_gpus, ranks_here, ranks_per_host
-from tunetool.bench.finetune.preflight import check_here
-from tunetool.bench.finetune.prepare import prepare
-from tunetool.bench.finetune.preparing import Ready, prepare_here, prepare_on_hosts
+from tunetool.bench.finetune import figures
 from tunetool.bench.finetune.request import KIND, Request, Result
-from tunetool.bench.finetune.series import gather
-from tunetool.bench.finetune.train import run_workload
-from tunetool.bench.finetune.workload import RankResult
 from tunetool.errors import ExitCode
 from tunetool.launch.local import RankFailed
-from tunetool.measure import busy, rundir
+from tunetool.measure import busy
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import MovingProgress
+from tunetool.measure.rundir import temporary
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.record import CheckResult, Measurement, Record, Series
+from tunetool.training.cluster import Place, find_place, need_gpus, ranks_here, ranks_per_host
+from tunetool.training.model import reference_model
+from tunetool.training.preflight import need_absent, need_memory
+from tunetool.training.preparation import Ready, locked, prepare, prepare_here, prepare_on_hosts
+from tunetool.training.rank.curve_files import gather
+from tunetool.training.run_workload import run_workload
+from tunetool.training.workload import RankResult
 from tunetool.verdict import exit_code
 
 _MAKING = 200e6
@@ -85,27 +85,6 @@ def _say_what_is_missing(request: Request, progress: MovingProgress) -> None:
     prepare(material.model, material.dataset, material.images, target, material.seed, progress, dry_run=True)
 
 
-@contextmanager
-def temporary() -> Iterator[Path]:
-    """A directory of this run for what the ranks leave; gone afterwards, after SIGKILL too."""
-    with ExitStack() as held:
-        found = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="tunetool-", ignore_cleanup_errors=True)))
-        held.enter_context(rundir.janitor(found))
-        yield found
-
-
-@contextmanager
-def locked(ready: Sequence[Ready], environment: Mapping[str, str]) -> Iterator[None]:
-    """No other run of tunetool uses the devices of model and data meanwhile, on this machine."""
-    with ExitStack() as held:
-        paths = [Path(path).resolve() for path in (ready[0].model, ready[0].dataset)]
-        stacks = [(read_stack(str(path)), path) for path in paths]
-        keys = {stack.device_number or f"dev-{path.stat().st_dev}" for stack, path in stacks}
-        for key in sorted(keys):
-            held.enter_context(busy.device_lock(key, busy.lock_directory(environment, os.geteuid() == 0)))
-        yield
-
-
 @dataclass
 class _Run:
     request: Request
@@ -122,7 +101,7 @@ class _Run:
         """Model and data on every node. Raises ``TunetoolError``."""
         material, look = self.request.material, not self.request.allow_busy and not self.request.prepare_only
         if self.place.hosts:
-            size = models.describe(material.model).bytes if material.model in models.SIZES else 0
+            size = reference_model.describe(material.model).bytes if material.model in reference_model.SIZES else 0
             job = self.place.job(1, directory / "prepare", size)
             seconds = size / _MAKING
             self.ready = prepare_on_hosts(material, self.place.launcher, job, self.progress, look, seconds)
@@ -190,3 +169,12 @@ class _Run:
             CheckResult(id="finetune.note", status="skip", expected="the run as it was asked for", found=note)
             for note in told
         ]
+
+
+def check_here(request: Request, ranks: int, on_cpu: bool) -> None:
+    """What would go wrong later in a run on this machine. Raises ``TunetoolError``."""
+    checkpoint = request.settings.checkpoint
+    if checkpoint is not None:
+        need_absent(checkpoint)
+    if on_cpu and not request.prepare_only:
+        need_memory(reference_model.describe(request.material.model).parameters, request.settings.full, ranks)

@@ -11,7 +11,7 @@ from tunetool.bench.reference import headlines
 from tunetool.bench.reference.chain import Outcome, Step
 from tunetool.bench.reference.request import PARTS, Request
 from tunetool.errors import UsageProblem
-from tunetool.fleet_play import keep, prepare, record_over, run
+from tunetool.fleet.run_on_hosts import keep, prepare, record_over, run
 from tunetool.measure.progress import MovingProgress
 from tunetool.record import Record, default_runs_dir, prepare_runs_dir, utc_now
 
@@ -31,9 +31,9 @@ def steps(request: Request, progress: MovingProgress) -> list[Step]:
 
 
 def _verify(request: Request, progress: MovingProgress) -> Outcome:
-    from tunetool.fleet import FleetRequest, verify_fleet  # noqa: PLC0415  (each part loads its own)
-    from tunetool.verify import Request as Verify  # noqa: PLC0415
-    from tunetool.verify import verify  # noqa: PLC0415
+    from tunetool.fleet.verify import FleetRequest, verify_fleet  # noqa: PLC0415  (each part loads its own)
+    from tunetool.verify.request import Request as Verify  # noqa: PLC0415
+    from tunetool.verify.run import verify  # noqa: PLC0415
 
     target, cluster = request.verify_target, request.cluster
     if cluster.inventory is not None:

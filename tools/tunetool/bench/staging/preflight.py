@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tunetool.bench.finetune.place import Place, ranks_per_host
-from tunetool.bench.staging.node import Answer, Task
+from tunetool.bench.staging.node_task import Answer, Task
 from tunetool.bench.staging.published import TITLES
 from tunetool.bench.staging.request import Request
 from tunetool.bench.staging.scenarios import LeftOut, Planned, scale
 from tunetool.errors import UsageProblem
 from tunetool.node.units import format_size
+from tunetool.training.cluster import Place, ranks_per_host
 
 
 @dataclass(frozen=True)

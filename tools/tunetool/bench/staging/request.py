@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool.bench.finetune.request import Cluster, Material, Settings
 from tunetool.bench.staging.published import SCENARIOS, Scenario
 from tunetool.errors import ExitCode
 from tunetool.record import Record
+from tunetool.training.settings import Cluster, Material, Settings
 
 KIND = "bench.staging"
 ROUNDS = 3

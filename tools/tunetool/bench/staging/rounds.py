@@ -8,13 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tunetool.bench.finetune.request import Material
-from tunetool.bench.finetune.series import gather
-from tunetool.bench.finetune.train import run_workload
-from tunetool.bench.finetune.workload import Workload
 from tunetool.bench.staging import samples
-from tunetool.bench.staging.node import DATASET, MODEL, Task
-from tunetool.bench.staging.nodes import Nodes
+from tunetool.bench.staging.ask_nodes import Nodes
+from tunetool.bench.staging.node_task import DATASET, MODEL, Task
 from tunetool.bench.staging.published import TITLES
 from tunetool.bench.staging.samples import PATHS, Row, Sample, Staged
 from tunetool.bench.staging.scenarios import Planned
@@ -22,6 +18,10 @@ from tunetool.errors import TunetoolError
 from tunetool.launch.local import RankFailed
 from tunetool.measure.progress import MovingProgress
 from tunetool.record import CheckResult, Series
+from tunetool.training.rank.curve_files import gather
+from tunetool.training.run_workload import run_workload
+from tunetool.training.settings import Material
+from tunetool.training.workload import Workload
 
 
 def order_of(number: int, seed: int, name: str) -> list[samples.Path]:

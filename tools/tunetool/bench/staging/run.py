@@ -12,15 +12,10 @@ from pathlib import Path
 from statistics import median
 
 from tunetool import record as records
-from tunetool.bench.finetune import models
-from tunetool.bench.finetune.place import find_place, need_gpus
-from tunetool.bench.finetune.preflight import need_memory
-from tunetool.bench.finetune.preparing import prepare_here, prepare_on_hosts
-from tunetool.bench.finetune.run import locked, temporary
 from tunetool.bench.staging import figures, preflight, samples
 from tunetool.bench.staging.advice import Advice, Times, advise
-from tunetool.bench.staging.node import nearest
-from tunetool.bench.staging.nodes import Nodes
+from tunetool.bench.staging.ask_nodes import Nodes
+from tunetool.bench.staging.node_task import nearest
 from tunetool.bench.staging.published import Pair
 from tunetool.bench.staging.request import KIND, Request, Result
 from tunetool.bench.staging.rounds import Rounds
@@ -29,10 +24,15 @@ from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure import busy, rundir
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import MovingProgress
+from tunetool.measure.rundir import temporary
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.memory_left import memory_left
 from tunetool.record import Record, Scalar
+from tunetool.training.cluster import find_place, need_gpus
+from tunetool.training.model import reference_model
+from tunetool.training.preflight import need_memory
+from tunetool.training.preparation import locked, prepare_here, prepare_on_hosts
 from tunetool.verdict import exit_code
 
 _CACHE_SHARE = 0.8
@@ -79,7 +79,7 @@ def _need_memory(request: Request, site: preflight.Site, here: bool) -> None:
     if not here or not on_cpu or left is None:
         return
     ranks = max(each.ranks_per_node for each in site.planned)
-    parameters = models.describe(request.material.model).parameters
+    parameters = reference_model.describe(request.material.model).parameters
     need_memory(parameters, request.settings.full, ranks, (left[0] - site.first.needed, f"{left[1]}, beside path A,"))
 
 

@@ -8,9 +8,9 @@ from math import inf, isfinite
 from statistics import median
 from typing import Literal
 
-from tunetool.bench.finetune.workload import RankResult
 from tunetool.bench.staging.published import Pair, Scenario
 from tunetool.bench.staging.reading import Read
+from tunetool.training.workload import RankResult
 
 Path = Literal["memory", "bulk"]
 PATHS: tuple[Path, Path] = ("memory", "bulk")

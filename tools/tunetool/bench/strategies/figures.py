@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
+from tunetool.advise.communication import parameters, trained
+from tunetool.advise.zero_memory import state_bytes
 from tunetool.bench.strategies.matrix import ALONE, Cell, Layout
 from tunetool.bench.strategies.predict import Job, Prediction
 from tunetool.bench.strategies.samples import Row, Study, network
 from tunetool.measure.statistics import estimate
-from tunetool.plan.communication import parameters, trained
-from tunetool.plan.zero_memory import state_bytes
 from tunetool.record import CheckResult, Confidence, Measurement, Scalar, Verdict
 
 PREFIX = "strategies."

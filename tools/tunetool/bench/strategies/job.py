@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunetool.bench.finetune.architecture import LORA_TARGETS, is_tied, tensors
-from tunetool.bench.finetune.workload import Workload
-from tunetool.bench.finetune.zero import ds_config
+from tunetool.advise.communication import Backend, Zero
+from tunetool.advise.modules import in_full, modules_of, with_lora
 from tunetool.bench.strategies.predict import Job
-from tunetool.plan.communication import Backend, Zero
-from tunetool.plan.modules import in_full, modules_of, with_lora
+from tunetool.training.model.architecture import LORA_TARGETS, is_tied, tensors
+from tunetool.training.trainers.deepspeed_config import ds_config
+from tunetool.training.workload import Workload
 
 _STAGES = range(4)
 _DEFAULTS = Zero(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tunetool.plan.communication import Call, Kind, bus_factor
+from tunetool.advise.communication import Call, Kind, bus_factor
 
 
 @dataclass(frozen=True)

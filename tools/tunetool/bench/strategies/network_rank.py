@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tunetool.advise.communication import KINDS, Kind
 from tunetool.bench.checkpoint.preflight import available_memory
-from tunetool.bench.finetune.recorder import keep_error
 from tunetool.bench.strategies.network import FILE, Found, Order
 from tunetool.errors import CannotJudge, TunetoolError
 from tunetool.launch import rank as launched
-from tunetool.plan.communication import KINDS, Kind
+from tunetool.training.rank.recorder import keep_error
 
 SIZES = tuple(4**power << 10 for power in range(1, 10))
 """Bytes of the whole vector: 4 KiB to 256 MiB."""

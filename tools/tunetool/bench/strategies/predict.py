@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tunetool.advise.communication import Backend, Module, Traffic, Zero
+from tunetool.advise.zero_steps import Event, Wait, Work, events, traffic
 from tunetool.bench.strategies.link import Network
 from tunetool.bench.strategies.matrix import ALONE, Cell, Layout
-from tunetool.plan.communication import Backend, Module, Traffic, Zero
-from tunetool.plan.zero_steps import Event, Wait, Work, events, traffic
 
 _HALVINGS = 60
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool.bench.finetune.request import Cluster, Material, Settings
 from tunetool.bench.strategies.matrix import Cell
 from tunetool.errors import UsageProblem
+from tunetool.training.settings import Cluster, Material, Settings
 
 KIND = "bench.strategies"
 STEPS, ROUNDS = 8, 2

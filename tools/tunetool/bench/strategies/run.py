@@ -11,14 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tunetool import record as records
-from tunetool.bench.finetune import models
-from tunetool.bench.finetune.place import Place, find_place, need_gpus, ranks_here, ranks_per_host
-from tunetool.bench.finetune.preflight import need_memory
-from tunetool.bench.finetune.preparing import Ready, prepare_here, prepare_on_hosts
 from tunetool.bench.finetune.request import Result
-from tunetool.bench.finetune.run import locked, temporary
-from tunetool.bench.finetune.train import explained, run_workload
-from tunetool.bench.finetune.workload import Workload, as_environment, rank_directory
 from tunetool.bench.strategies import figures, network
 from tunetool.bench.strategies.job import job as job_of
 from tunetool.bench.strategies.matrix import ALONE, Fitted, Layout, fit, layouts
@@ -31,9 +24,16 @@ from tunetool.launch.local import RankFailed
 from tunetool.measure import busy
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import MovingProgress
+from tunetool.measure.rundir import temporary
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.units import format_size
 from tunetool.record import Record
+from tunetool.training.cluster import Place, find_place, need_gpus, ranks_here, ranks_per_host
+from tunetool.training.model import reference_model
+from tunetool.training.preflight import need_memory
+from tunetool.training.preparation import Ready, locked, prepare_here, prepare_on_hosts
+from tunetool.training.run_workload import explained, run_workload
+from tunetool.training.workload import Workload, as_environment, rank_directory
 from tunetool.verdict import exit_code
 
 _START = 20.0
@@ -51,7 +51,7 @@ def bench(request: Request, progress: MovingProgress, environment: Mapping[str, 
     guess = fit(request.matrix, place.nodes, _guess_ranks(request, place, environment))
     if not place.hosts and ranks_here(request.cluster, environment)[1]:
         most = max((cell.layout.ranks for cell in guess.cells), default=1)
-        need_memory(models.describe(request.material.model).parameters, request.settings.full, most)
+        need_memory(reference_model.describe(request.material.model).parameters, request.settings.full, most)
     if request.dry_run:
         _say_plan(guess, request, progress)
         return Result(None, None, ExitCode.OK)
@@ -125,7 +125,7 @@ class _Run:
         request, material = self.request, self.request.material
         look = not request.allow_busy
         if self.place.hosts:
-            size = models.describe(material.model).bytes if material.model in models.SIZES else 0
+            size = reference_model.describe(material.model).bytes if material.model in reference_model.SIZES else 0
             job = self.place.job(1, self._own(), size)
             self.ready = prepare_on_hosts(material, self.place.launcher, job, self.progress, look)
         else:
@@ -179,8 +179,8 @@ class _Run:
         order = network.Order(
             model=self.ready[0].model,
             device=self.request.cluster.device,
-            hidden=models.describe(self.request.material.model).hidden
-            if self.request.material.model in models.SIZES or not self.place.hosts
+            hidden=reference_model.describe(self.request.material.model).hidden
+            if self.request.material.model in reference_model.SIZES or not self.place.hosts
             else 1024,
             seconds=self.request.network_seconds,
         )

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from tunetool.bench.finetune.figures import STARTS
-from tunetool.bench.finetune.workload import RankResult
 from tunetool.bench.strategies.link import Network, fit
 from tunetool.bench.strategies.matrix import Cell, Fitted, Layout
 from tunetool.bench.strategies.network import Found
 from tunetool.bench.strategies.predict import Layouts, Prediction
 from tunetool.bench.strategies.request import WARM_UP
 from tunetool.errors import CannotJudge
+from tunetool.training.workload import RankResult
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import _async_process_executor, staging, state
 from tunetool.bench.checkpoint.engines.base import Context, State, Waiting
 from tunetool.bench.checkpoint.engines.dcp import finish, load_dcp
 from tunetool.bench.checkpoint.engines.ranks import alone, device_of, host_bytes, lacks_memory, place, ranks_here
-from tunetool.bench.checkpoint.tensors import local_parts
+from tunetool.bench.checkpoint.engines.tensors import local_parts
 from tunetool.node.units import format_size_binary
 
 THREADS = 4

@@ -12,7 +12,7 @@ import torch
 from tunetool.bench.checkpoint.engines.base import Context, Done, State
 from tunetool.bench.checkpoint.engines.files import fsync, fsync_names
 from tunetool.bench.checkpoint.engines.ranks import barrier, file_of, fill, host_bytes, lacks_memory, owner, place
-from tunetool.bench.checkpoint.tensors import local_parts
+from tunetool.bench.checkpoint.engines.tensors import local_parts
 from tunetool.checkpoint.steps import fsync_directory
 
 # numpy has no bf16: its bits travel as integers, which changes neither bytes nor speed.

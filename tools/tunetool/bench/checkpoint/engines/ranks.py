@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from tunetool.bench.checkpoint.engines.base import Context, State
 from tunetool.bench.checkpoint.engines.files import write_durably
-from tunetool.bench.checkpoint.tensors import local, local_parts
+from tunetool.bench.checkpoint.engines.tensors import local, local_parts
 from tunetool.checkpoint.space import host_memory_left
 from tunetool.errors import CannotJudge
 from tunetool.node.units import format_size_binary

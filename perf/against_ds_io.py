@@ -1,0 +1,124 @@
+"""Does `tunetool bench ds-io` find what DeepSpeed's own `ds_io` finds, where that tells the truth?
+
+    .venv/bin/python perf/against_ds_io.py --target DIR [--pairs 9] [--io-size 1G]
+
+Interleaved pairs with equal parameters, in turns first and second: ds_io, then ours, then ours, then ds_io ... Both
+write a file of the same size in the same directory, overwrite it, and read it. ds_io's number is the mean over its
+loops by the wall clock of its process (E2E); it says "GB/sec" and means GiB/s. Ours is the median loop, timed in the
+same place: until the handle's `wait` returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+LOOPS, WARM_UPS = 3, 1
+DIRECTIONS = ("write", "read")
+MOST_THROWN = 12
+NEAR = 0.05
+"""How far from 1 the median ratio may lie without a warning."""
+
+
+def theirs(place: Path, direction: str, size: str, shape: list[str]) -> float:
+    """Bytes per second, as ds_io prints them."""
+    program = Path(sys.executable).with_name("ds_io")
+    command = [str(program), "--folder", str(place), "--io_size", size, *shape, *extra(direction)]
+    # ds_io's loader wants ninja on PATH, and compiles if this checkout's torch is not the one the op was built by.
+    environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=1800)
+    found = re.search(r"^E2E (?:Read|Write) Speed = ([0-9.]+) GB/sec", done.stdout, re.MULTILINE)
+    if not found:
+        raise SystemExit(f"error: `ds_io` printed no speed\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
+    return float(found[1]) * 2**30
+
+
+def ours(place: Path, runs: Path, direction: str, size: str, shape: list[str]) -> tuple[float, float | None] | None:
+    """Bytes per second, and with the sync; None where something else used the drives meanwhile."""
+    command = [sys.executable, "-m", "tunetool", "bench", "ds-io", "--folder", str(place), "--io_size", size, *shape]
+    command += [*extra(direction), "--runs-dir", str(runs), "--json", "-", "--allow-busy"]
+    for _ in range(60):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+        if "another tunetool run is measuring" not in done.stdout:
+            break
+        time.sleep(5)
+    if "something else uses the drives" in done.stdout:
+        return None
+    if done.returncode != 0:
+        raise SystemExit(
+            f"error: `tunetool bench ds-io` ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr}"
+        )
+    figures = {m["name"]: m["value"] for m in json.loads(done.stdout)["measurements"]}
+    return figures[f"ds_io.{direction}"], figures.get(f"ds_io.{direction}_durable")
+
+
+def extra(direction: str) -> list[str]:
+    return ["--read"] if direction == "read" else []
+
+
+def spread(values: list[float], unit: float = 1e9) -> str:
+    return f"{statistics.median(values) / unit:.3f} [{min(values) / unit:.3f} to {max(values) / unit:.3f}]"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--io-size", default="1G")
+    parser.add_argument("--io-parallel", type=int, default=1)
+    parser.add_argument("--direction", choices=DIRECTIONS, action="append", help="one alone; default: both")
+    options = parser.parse_args()
+    shape = ["--block_size", "1M", "--queue_depth", "32", "--io_parallel", str(options.io_parallel)]
+    shape += ["--loops", str(LOOPS), "--warmup_loops", str(WARM_UPS)]
+    place = Path(tempfile.mkdtemp(prefix="against-ds-io-", dir=options.target))
+    good = True
+    try:
+        (place / "data").mkdir()
+        theirs(place / "data", "write", options.io_size, shape)  # compiles, if it must
+        for direction in options.direction or DIRECTIONS:
+            first: list[float] = []
+            second: list[float] = []
+            durable: list[float] = []
+            thrown = 0
+            while len(first) < options.pairs and thrown <= MOST_THROWN:
+                other, mine = None, None
+                for turn in (len(first) % 2, 1 - len(first) % 2):
+                    if turn == 0:
+                        other = theirs(place / "data", direction, options.io_size, shape)
+                    else:
+                        mine = ours(place / "data", place / "runs", direction, options.io_size, shape)
+                if mine is None or other is None:
+                    # Only the drives' counters decide what is thrown away, never a speed.
+                    thrown += 1
+                    continue
+                first.append(other)
+                second.append(mine[0])
+                durable += [mine[1]] if mine[1] is not None else []
+            if not first:
+                raise SystemExit("error: no pair without other I/O on the drives")
+            ratios = [each / before for each, before in zip(second, first, strict=True)]
+            middle = statistics.median(ratios)
+            good = good and abs(middle - 1) <= NEAR and len(ratios) == options.pairs
+            print(f"{direction:6} ds_io {spread(first)} GB/s, bench ds-io {spread(second)} GB/s", end="")
+            print(f", synced {spread(durable)}" if durable else "")
+            print(
+                f"       ratio {spread(ratios, 1.0)} over {len(ratios)} pairs ({thrown} thrown away: other I/O); "
+                f"within {NEAR:.0%} of 1 wanted",
+                flush=True,
+            )
+    finally:
+        shutil.rmtree(place)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

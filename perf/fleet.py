@@ -1,0 +1,84 @@
+"""What `tunetool verify -i` costs the control machine for each node: wall time beyond that of the slowest node.
+
+    .venv/bin/python perf/fleet.py [--nodes 16] [--seconds 20] [--rounds 3]
+
+The hosts are this machine over a local connection, and their `tunetool` is a script that sleeps and then prints a
+generated record: a node's own work costs the control machine nothing, as over ssh. What is measured too, and is not so
+over ssh, is the Python of one small module for each host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from aggregate import node_record
+from tunetool import record as records
+
+ALLOWED = 0.1
+"""Seconds a node, on a control machine with a core for each few forks."""
+
+
+def lay_out(place: Path, nodes: int, seconds: float) -> Path:
+    """An inventory of ``nodes`` hosts, each with a program of its own."""
+    source = random.Random(1)
+    hosts = {}
+    for number in range(nodes):
+        home = place / f"node{number:04d}"
+        (home / "bin").mkdir(parents=True)
+        (home / "record.json").write_text(records.dumps(node_record(number, source), compact=True))
+        program = home / "bin/tunetool"
+        program.write_text(f"#!/bin/sh\nsleep {seconds}\ncat {home}/record.json\n")
+        program.chmod(0o755)
+        hosts[home.name] = {"tunetool_prefix": str(home)}
+    variables = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
+    inventory = place / "hosts.json"
+    inventory.write_text(json.dumps({"all": {"vars": variables, "hosts": hosts}}))
+    return inventory
+
+
+def beyond(place: Path, nodes: int, seconds: float) -> float:
+    """Seconds that one run took beyond what each of its nodes took."""
+    inventory = lay_out(place, nodes, seconds)
+    started = time.monotonic()
+    done = subprocess.run(
+        [Path(sys.executable).parent / "tunetool", "verify", "-i", inventory, "--runs-dir", place / "runs"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if f"{nodes} hosts" not in done.stderr or done.returncode not in (0, 1):
+        raise SystemExit(f"error: `tunetool verify` ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    return time.monotonic() - started - seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    found: dict[int, list[float]] = {nodes: [] for nodes in sorted(set(options.nodes))}
+    for _ in range(options.rounds):
+        for nodes, runs in found.items():
+            with tempfile.TemporaryDirectory() as directory:
+                runs.append(beyond(Path(directory), nodes, options.seconds))
+    for nodes, runs in found.items():
+        print(
+            f"{nodes} nodes: {statistics.median(runs):.1f} s beyond a node's own [{min(runs):.1f} to {max(runs):.1f}]"
+        )
+    (few, first), *_, (many, last) = found.items() if len(found) > 1 else [*found.items()] * 2
+    if many > few:
+        slope = (statistics.median(last) - statistics.median(first)) / (many - few)
+        print(f"{slope:.2f} s for each further node (allowed {ALLOWED:g})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Is `tunetool stage` quicker than `cp -r`, `rsync -a` and `rclone copy --transfers 8`, and how near to the storage?
+
+    .venv/bin/python perf/stage.py --source DIR [--target /dev/shm] [--model 16GB] [--images 2000] [--rounds 6]
+
+Makes a model of four files and images of 3 MB under DIR, then copies both to the target by each program in turn, the
+source out of the page cache before each (posix_fadvise, DONTNEED). In every round, each program once, each time another
+first. Seconds are those of the whole process, Python's start included. fio reads the same model files past the page
+cache and writes new files to the target in every round too: the slower of both is what a copy can reach.
+
+It is asked for twice the best other program and 85 % of the slower of fio's read and write; else what binds is named,
+as `tunetool stage` found it. Ends with 1 where neither holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tunetool.measure.statistics import estimate
+from tunetool.node.units import parse_size
+
+IMAGE_BYTES = 3_000_000
+MODEL_FILES = 4
+TIMES, SHARE = 2.0, 0.85
+OURS = "tunetool stage"
+BLOCK = 64 * 2**20
+
+
+def make(place: Path, model_bytes: int, images: int) -> int:
+    """The data; bytes made. Random, each block marked, so that no layer below can make it small."""
+    block = bytearray(os.urandom(BLOCK))
+    jobs = [(place / f"model/part-{number}.safetensors", model_bytes // MODEL_FILES) for number in range(MODEL_FILES)]
+    jobs += [(place / f"images/{number:05}.jpg", IMAGE_BYTES) for number in range(images)]
+    for count, (path, size) in enumerate(jobs):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb", buffering=0) as stream:
+            for at in range(0, size, BLOCK):
+                block[:16] = count.to_bytes(8, "little") + at.to_bytes(8, "little")
+                stream.write(memoryview(block)[: min(BLOCK, size - at)])
+            os.fsync(stream.fileno())
+    return sum(size for _, size in jobs)
+
+
+def cool(place: Path) -> None:
+    """The source out of the page cache."""
+    for path in place.rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def programs(runs: Path, extra: Sequence[str]) -> dict[str, Callable[[Path, Path], list[str]]]:
+    """Name and command line of each that is installed."""
+    own = [sys.executable, "-m", "tunetool", "stage", "--runs-dir", str(runs), *extra]
+    found: dict[str, Callable[[Path, Path], list[str]]] = {
+        OURS: lambda source, target: [*own, str(source), str(target)],
+        "cp -r": lambda source, target: ["cp", "-r", str(source), str(target)],
+    }
+    if shutil.which("rsync"):
+        found["rsync -a"] = lambda source, target: ["rsync", "-a", f"{source}/", f"{target}/"]
+    if shutil.which("rclone"):
+        found["rclone copy --transfers 8"] = lambda source, target: [
+            "rclone", "copy", "--transfers", "8", str(source), str(target),
+        ]  # fmt: skip
+    return found
+
+
+def timed(command: list[str]) -> float:
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - started
+    if done.returncode != 0:
+        raise SystemExit(f"error: `{' '.join(command)}` ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    return seconds
+
+
+def fio(arguments: list[str], direction: str) -> float:
+    """Bytes per second over all jobs."""
+    done = subprocess.run(
+        ["fio", "--output-format=json", "--group_reporting", "--thread", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"error: `fio` ended with {done.returncode}\n{done.stdout[-500:]}{done.stderr[-500:]}")
+    return float(json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0][direction]["bw_bytes"])
+
+
+def read_of_source(model: Path) -> float:
+    """All model files at the same time, once, past the page cache."""
+    common = ["--ioengine=libaio", "--direct=1", "--bs=1M", "--iodepth=16", "--rw=read", "--readonly"]
+    jobs = [part for path in sorted(model.iterdir()) for part in (f"--name={path.name}", f"--filename={path}")]
+    return fio([*common, *jobs], "read")
+
+
+def write_to_target(target: Path, size: int, jobs: int) -> float:
+    """New files, as many as ``jobs``, until they are on the medium."""
+    place = Path(tempfile.mkdtemp(prefix="stage-fio-", dir=target))
+    common = ["--ioengine=psync", "--rw=write", "--bs=1M", "--fallocate=none", "--end_fsync=1", "--create_on_open=1"]
+    try:
+        share = max(2**20, size // jobs // 2**20 * 2**20)
+        return fio([*common, f"--directory={place}", "--name=w", f"--numjobs={jobs}", f"--size={share}"], "write")
+    finally:
+        shutil.rmtree(place)
+
+
+def spread(values: Sequence[float], unit: float = 1e9) -> str:
+    found = estimate(values)
+    level = f", {found.level:.0%}" if len(values) >= 6 else ""
+    return f"{found.value / unit:6.2f} [{found.low / unit:.2f} to {found.high / unit:.2f}{level}]"
+
+
+def figures(runs: Path) -> list[dict[str, Any]]:
+    """Of our own runs, from their records."""
+    found = [json.loads(path.read_text())["measurements"][0] for path in sorted(runs.glob("*/record.json"))]
+    return [{"value": one["value"], **one["parameters"]} for one in found]
+
+
+def measure(
+    options: argparse.Namespace, place: Path, target: Path, runs: Path
+) -> tuple[int, dict[str, list[float]], list[float], list[float]]:
+    """Size, bytes per second of each program by rounds, fio's read and write."""
+    data = place / "data"
+    size = make(data, parse_size(options.model), options.images)
+    print(f"{size / 1e9:.2f} GB under {place}, copied to {target}; {os.cpu_count()} CPUs", flush=True)
+    extra = [] if options.threads is None else ["--threads", str(options.threads)]
+    found = programs(runs, extra)
+    names = list(found)
+    speeds: dict[str, list[float]] = {name: [] for name in names}
+    reads: list[float] = []
+    writes: list[float] = []
+    for turn in range(options.rounds):
+        load = os.getloadavg()[0]
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            cool(data)
+            copy = target / "copy"
+            speeds[name].append(size / timed(found[name](data, copy)))
+            print(f"{name}: {speeds[name][-1] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
+            shutil.rmtree(copy)
+            (target / ".copy.tunetool-stage.json").unlink(missing_ok=True)
+        cool(data)
+        reads.append(read_of_source(data / "model"))
+        writes.append(write_to_target(target, size, options.fio_jobs))
+        told = ", ".join(f"{name} {speeds[name][-1] / 1e9:.2f}" for name in names)
+        print(f"round {turn + 1} (load {load:.1f}): {told}; fio read {reads[-1] / 1e9:.2f}", end="")
+        print(f", write {writes[-1] / 1e9:.2f} GB/s", flush=True)
+    return size, speeds, reads, writes
+
+
+def report(size: int, speeds: dict[str, list[float]], reads: list[float], writes: list[float], runs: Path) -> bool:
+    """Print it; whether what was asked for holds, or what binds is named."""
+    print(f"\nGB/s of {size / 1e9:.2f} GB, medians of {len(reads)} rounds")
+    for name, values in speeds.items():
+        print(f"{name:26} {spread(values)}")
+    own = figures(runs)
+    print(f"{'  by its own clock':26} {spread([one['value'] for one in own])}")
+    print(f"{'fio read of the source':26} {spread(reads)}")
+    print(f"{'fio write to the target':26} {spread(writes)}")
+    best = max((name for name in speeds if name != OURS), key=lambda name: median(speeds[name]))
+    times = [mine / other for mine, other in zip(speeds[OURS], speeds[best], strict=True)]
+    shares = [mine / min(pair) for mine, *pair in zip(speeds[OURS], reads, writes, strict=True)]
+    print(f"of the best other ({best}): {spread(times, 1)} times; {TIMES:g} wanted")
+    print(f"of the slower of fio's read and write: {spread(shares, 1)}; {SHARE:g} wanted")
+    middle = sorted(own, key=lambda one: one["seconds"])[len(own) // 2]
+    binds = {one["binds"] for one in own}
+    print(
+        f"binds: {', '.join(sorted(binds))}; in the median run of {middle['seconds']:.2f} s, {middle['threads']} "
+        f"threads read for {middle['reading_seconds']:.2f} s, wrote for {middle['writing_seconds']:.2f} s, summed up "
+        f"for {middle['checksum_seconds']:.2f} s; CPU {middle['cpu_seconds']:.2f} s on {middle['cpus']}, busy for "
+        f"{middle['cpu_busy']:.0%}"
+    )
+    holds = median(times) >= TIMES and median(shares) >= SHARE
+    print("holds" if holds else f"falls short: bound by {', '.join(sorted(binds))}")
+    return holds or len(binds) == 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, required=True, help="a directory on the storage that is read")
+    parser.add_argument("--target", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--model", default="16GB")
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--threads", type=int, help="of ours; default: its own")
+    parser.add_argument("--fio-jobs", type=int, default=min(8, 2 * (os.cpu_count() or 1)), help="that write")
+    options = parser.parse_args()
+    place = Path(tempfile.mkdtemp(prefix="stage-", dir=options.source))
+    target = Path(tempfile.mkdtemp(prefix="stage-", dir=options.target))
+    try:
+        return 0 if report(*measure(options, place, target, place / "runs"), place / "runs") else 1
+    finally:
+        shutil.rmtree(place)
+        shutil.rmtree(target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

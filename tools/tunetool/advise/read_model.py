@@ -1,0 +1,91 @@
+"""Reading what a model is made of: a name, a config.json, or the files of its weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tunetool.advise.shapes import (
+    PRESETS,
+    Decoder,
+    Model,
+    Tensor,
+    decoder_from_config,
+    header_bytes,
+    in_module_order,
+    preset,
+    tensors_from_safetensors,
+)
+from tunetool.errors import UsageProblem
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+
+
+def load_model(text: str) -> Model:
+    """The model called ``text``, or the one that lies at that path. Raises ``UsageProblem``."""
+    if text in PRESETS:
+        return preset(text)
+    path = Path(text)
+    if not path.exists():
+        raise UsageProblem(
+            f"`--model {text}` is neither a known model nor a path",
+            f"known: {', '.join(PRESETS)}; or a config.json, a .safetensors file, or a folder that holds them",
+        )
+    if path.is_dir():
+        weights = sorted(path.glob("*.safetensors"))
+        if weights:
+            return _from_weights(path.name, _of_index(path) or weights)
+        path = path / CONFIG
+    if path.name.endswith(".index.json"):
+        return _from_weights(path.parent.name, _of_index(path.parent, path.name) or [])
+    if path.suffix == ".safetensors":
+        return _from_weights(path.stem, [path])
+    sizes = decoder_from_config(_json(path), str(path))
+    return Model(path.parent.name or path.stem, f"the sizes in `{path}`", sizes.tensors())
+
+
+def load_decoder(text: str) -> Decoder:
+    """The sizes of a known model or a config.json. Raises ``UsageProblem``."""
+    if text in PRESETS:
+        return PRESETS[text][1]
+    path = Path(text)
+    path = path / CONFIG if path.is_dir() else path
+    return decoder_from_config(_json(path), str(path))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not JSON"
+        raise UsageProblem(f"`{path}` cannot be read: {reason}", "name a transformers config.json") from None
+    if not isinstance(found, dict):
+        raise UsageProblem(f"`{path}` is no JSON object", "name a transformers config.json")
+    return found
+
+
+def _of_index(folder: Path, name: str = INDEX) -> list[Path] | None:
+    """The files that an index names, None without an index."""
+    path = folder / name
+    if not path.exists():
+        return None
+    named = _json(path).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise UsageProblem(f"`{path}` names no files", "is it an index of safetensors files?")
+    return [folder / Path(str(each)).name for each in dict.fromkeys(named.values())]
+
+
+def _from_weights(name: str, files: list[Path]) -> Model:
+    tensors: list[Tensor] = []
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                start = stream.read(8)
+                tensors += tensors_from_safetensors(start + stream.read(header_bytes(start, str(file)) - 8), str(file))
+        except OSError as error:
+            raise UsageProblem(f"`{file}` cannot be read: {error.strerror}", "fetch all files of the model") from None
+    if not tensors:
+        raise UsageProblem(f"`{name}` has no tensors", "name a folder with a model's files")
+    return Model(name, f"the {len(files)} file(s) of its weights", in_module_order(tensors))

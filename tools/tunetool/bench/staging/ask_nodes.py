@@ -1,0 +1,56 @@
+"""The nodes of a benchmark, asked one thing at a time: this machine itself, or each host by a launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tunetool.bench.staging.node_task import ANSWER, MODULE, Answer, Task, answer, parse
+from tunetool.errors import CannotJudge
+from tunetool.launch.job import Job
+from tunetool.launch.local import RankFailed
+from tunetool.measure.progress import MovingProgress
+from tunetool.training.cluster import Place
+from tunetool.training.run_workload import explained
+from tunetool.training.workload import rank_directory
+
+
+@dataclass
+class Nodes:
+    """``directory``: for what launched ranks leave, one folder each time."""
+
+    place: Place
+    directory: Path
+    progress: MovingProgress
+    _asked: int = 0
+
+    @property
+    def local(self) -> bool:
+        """Whether this machine is all."""
+        return not self.place.hosts
+
+    def ask(self, task: Task, what: str, count: int | None = None) -> list[Answer]:
+        """The answers of the first ``count`` nodes, by default of all. Raises ``UsageProblem``, ``CannotJudge``."""
+        if self.local:
+            return [answer(task, self.progress)]
+        self._asked += 1
+        job = replace(self.job(count, 1, f"ask-{self._asked}"), program=("-m", MODULE, task.to_json()))
+        with self.progress.step(what, 0) as tick:
+            try:
+                self.place.launcher.run(job, tick)
+            except RankFailed as error:
+                raise explained(error, job) from error
+        found = []
+        for rank, host in enumerate(job.hosts):
+            try:
+                found.append(replace(parse((rank_directory(job.directory, rank) / ANSWER).read_text()), host=host.name))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise CannotJudge(f"`{host.name}` gave no answer: {error}") from None
+        return found
+
+    def job(self, count: int | None, ranks_per_host: int, name: str, model_bytes: int = 0) -> Job:
+        """Something on the first ``count`` nodes; its program is still to be set."""
+        directory = self.directory / name
+        directory.mkdir()
+        job = self.place.job(ranks_per_host, directory, model_bytes)
+        return replace(job, hosts=job.hosts[:count])

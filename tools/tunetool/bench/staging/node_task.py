@@ -1,0 +1,262 @@
+"""What each node does between two runs: look at itself, take the files into memory, give the memory back.
+
+``answer`` does it here; ``python -m tunetool.bench.staging.node_task TASK`` as the one rank that a launcher starts on a
+node, so that every launcher reaches every node in the same way and leaves no process there when it is interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tunetool.bench.staging.advice import Room, refusal
+from tunetool.errors import TunetoolError, UsageProblem
+from tunetool.launch import rank as launched
+from tunetool.measure import page_cache
+from tunetool.measure.progress import MovingProgress
+from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.mounts import mount_holding, read_mounts
+from tunetool.stage.room import Limit, limits, space_needed
+from tunetool.stage.run import Request as Stage
+from tunetool.stage.run import run as stage
+from tunetool.stage.tree import scan, total_bytes
+from tunetool.training.model import reference_model
+from tunetool.training.preparation import HEIGHT, TINY, WIDTH, Prepared, Ready, gpus, prepare
+from tunetool.training.rank.recorder import keep_error
+from tunetool.training.settings import Material
+
+MODULE = "tunetool.bench.staging.node_task"
+ANSWER = "node.json"
+MODEL, DATASET = "model", "dataset"
+"""Names of the two trees in memory."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """``place`` is the run's own directory under ``memory``; it is made where it is absent."""
+
+    do: Literal["look", "stage", "evict"]
+    material: Material
+    memory: str
+    place: str = ""
+
+    def to_json(self) -> str:
+        """For a command line."""
+        return json.dumps(asdict(self), default=str)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node says. Bytes are of files, ``needed`` of memory pages that they take."""
+
+    host: str
+    model: str = ""
+    dataset: str = ""
+    """Directories."""
+    model_bytes: int = 0
+    data_bytes: int = 0
+    images: int = 0
+    """Samples of the data set."""
+    needed: int = 0
+    limits: tuple[tuple[int, str], ...] = ()
+    """Of the directory in memory: bytes that are left, and what says so; the tightest first."""
+    bulk: str = ""
+    """The medium that model and data lie on."""
+    bulk_in_memory: bool = False
+    memory: str = ""
+    ram: int = 0
+    """Bytes that a process, or the page cache, may still take; 0: nothing says."""
+    gpus: int = 0
+    missing: tuple[str, ...] = ()
+    """Of model and data: what is made first."""
+    seconds: float = 0.0
+    """Of staging."""
+    staged: int = 0
+    """Bytes."""
+    records: tuple[str, ...] = ()
+    """Of ``tunetool stage``, as JSON."""
+
+    @property
+    def room(self) -> Room:
+        """Whether it all goes into memory."""
+        return Room(self.needed, [Limit(left, what) for left, what in self.limits])
+
+    @property
+    def ready(self) -> Ready:
+        """The same for who counts ranks."""
+        return Ready(
+            self.host, self.model, self.dataset, self.model_bytes, self.bulk, self.bulk, self.bulk_in_memory, self.gpus
+        )
+
+
+def answer(task: Task, progress: MovingProgress) -> Answer:
+    """Do it on this node. Raises ``UsageProblem``, ``CannotJudge``."""
+    if task.do == "look":
+        return look(task)
+    if task.do == "stage":
+        return take(task, progress)
+    give_back(Path(task.place))
+    return Answer(socket.gethostname())
+
+
+def look(task: Task) -> Answer:
+    """Sizes (of what is not made yet: what it will be) and room. Raises ``UsageProblem`` where it does not fit."""
+    asked, memory = task.material, Path(task.memory)
+    target = asked.target or Path()
+    found = prepare(asked.model, asked.dataset, asked.images, target, asked.seed, _Beating(quiet=True), dry_run=True)
+    sizes = _sizes(asked, found)
+    bulk = read_stack(nearest(found.model))
+    told = Answer(
+        socket.gethostname(),
+        model=str(found.model),
+        dataset=str(found.dataset),
+        model_bytes=sizes[0][0],
+        data_bytes=sizes[1][0],
+        images=asked.images if asked.dataset is None else _samples(found.dataset),
+        needed=sizes[0][1] + sizes[1][1],
+        limits=room_in(memory),
+        bulk=bulk.medium,
+        bulk_in_memory=bulk.in_memory,
+        memory=read_stack(str(memory.resolve())).medium,
+        ram=(memory_left() or (0, ""))[0],
+        gpus=gpus(os.environ),
+        missing=tuple(str(each) for each in (found.model, found.dataset) if not each.is_dir()),
+    )
+    if not told.room.fits:
+        raise UsageProblem(
+            f"`{memory}` is too small: {refusal(told.room)}",
+            "stage less (`--images`, a smaller `--model`), enlarge it (`mount -o remount,size=SIZE /dev/shm`), or "
+            "raise the memory limit",
+        )
+    return told
+
+
+def _sizes(asked: Material, found: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Of model and data: bytes of the files, and of the pages that a copy of them takes."""
+    model, data = _tree(found.model), _tree(found.dataset)
+    if model is None:
+        size = reference_model.describe(asked.model).bytes
+        model = (size, size)
+    if data is None:
+        from tunetool.training.data import pictures  # noqa: PLC0415  (numpy and Pillow)
+
+        room = pictures.room(asked.images, *(TINY if asked.model == "tiny" else (WIDTH, HEIGHT)))
+        data = (room, room)
+    return model, data
+
+
+def _tree(directory: Path) -> tuple[int, int] | None:
+    if not directory.is_dir():
+        return None
+    tree = scan(directory)
+    return total_bytes(tree), space_needed(tree)
+
+
+def _samples(dataset: Path) -> int:
+    from tunetool.training.data.dataset import read_conversations  # noqa: PLC0415  (torch)
+
+    return len(read_conversations(dataset))
+
+
+def nearest(path: Path) -> str:
+    """The nearest directory above that is there: what is to be made will lie on its medium."""
+    while not path.exists():
+        path = path.parent
+    return str(path.resolve())
+
+
+def room_in(memory: Path) -> tuple[tuple[int, str], ...]:
+    """What a directory in memory can still take: bytes, and what says so. Raises ``UsageProblem``."""
+    if not memory.is_dir() or not os.access(memory, os.W_OK | os.X_OK):
+        raise UsageProblem(f"`{memory}` is not a directory that can be written", "`--memory` is /dev/shm, say")
+    stack = read_stack(str(memory.resolve()))
+    if not stack.in_memory:
+        raise UsageProblem(f"`{memory}` lies on {stack.medium}, not in memory", "`--memory` is /dev/shm, say")
+    mount = mount_holding(os.path.realpath(memory), read_mounts())
+    return tuple((limit.left, limit.what) for limit in limits(memory, mount.fs_type if mount else "unknown"))
+
+
+def take(task: Task, progress: MovingProgress) -> Answer:
+    """Model and data into memory, from a cold cache. ``material`` names both directories."""
+    place = Path(task.place)
+    place.mkdir(mode=0o700, exist_ok=True)
+    pairs = [(Path(task.material.model), place / MODEL), (Path(str(task.material.dataset)), place / DATASET)]
+    for source, _ in pairs:
+        page_cache.drop(source)
+    records, staged = [], 0
+    with tempfile.TemporaryDirectory(prefix="tunetool-") as runs:
+        started = time.perf_counter()
+        for source, destination in pairs:
+            result = stage(Stage("stage", str(destination), str(source), runs_dir=Path(runs)), progress)
+            assert result.record is not None and result.path is not None  # noqa: PT018, S101  (no dry run)
+            records.append(result.path.read_text())
+            staged += sum(int(figure.parameters["bytes"]) for figure in result.record.measurements)
+        seconds = time.perf_counter() - started
+    return Answer(socket.gethostname(), seconds=seconds, staged=staged, records=tuple(records))
+
+
+def give_back(place: Path) -> None:
+    """Remove what was staged there. Unlike ``stage.place.remove_tree`` lets Ctrl-C through: the caller tries again."""
+    with contextlib.suppress(FileNotFoundError):
+        for directory, names, _ in os.walk(place):
+            for path in (Path(directory, name) for name in names):
+                if not path.is_symlink():
+                    path.chmod(0o700)  # copies have the modes of what they are copies of
+        shutil.rmtree(place)
+
+
+class _Beating:
+    """Progress of a rank: lines in its log, and a sign of life at each tick."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+
+    def say(self, line: str) -> None:
+        if not self._quiet:
+            sys.stderr.write(line + "\n")
+
+    @contextlib.contextmanager
+    def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
+        yield launched.beat
+
+    @contextlib.contextmanager
+    def moving(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        yield lambda _: launched.beat()
+
+
+def parse(text: str) -> Answer:
+    """What ``main`` wrote. Raises ``ValueError``, ``KeyError``, ``TypeError`` for anything else."""
+    told: dict[str, Any] = json.loads(text)
+    pairs = tuple((int(left), str(what)) for left, what in told.pop("limits"))
+    return Answer(**{**told, "limits": pairs, "records": tuple(told["records"]), "missing": tuple(told["missing"])})
+
+
+def main(text: str) -> int:
+    """A node's end: the answer, or why there is none, goes into the rank's own directory."""
+    own = launched.out()
+    try:
+        told: dict[str, Any] = json.loads(text)
+        material = told.pop("material")
+        paths = {name: Path(material[name]) if material[name] is not None else None for name in ("dataset", "target")}
+        found = answer(Task(**told, material=Material(**{**material, **paths})), _Beating())
+    except TunetoolError as error:
+        keep_error(own, error)
+        sys.stderr.write(f"error: {error.message}\n")
+        return int(error.exit_code)
+    (own / ANSWER).write_text(json.dumps(asdict(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

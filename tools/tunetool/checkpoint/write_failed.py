@@ -1,0 +1,28 @@
+"""A data file that could not be written."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from tunetool.errors import CannotJudge
+
+_HINTS = {
+    errno.ENOSPC: "free some space; the previous checkpoint is whole",
+    errno.EDQUOT: "raise the quota or free some space; the previous checkpoint is whole",
+    errno.EFBIG: "raise the limit of the size of files (`ulimit -f`), or write more files; the previous one is whole",
+    errno.EIO: "look at `dmesg | tail` and the drives' health; the previous checkpoint is whole",
+}
+
+
+class WriteFailed(CannotJudge):
+    """A data file could not be written; names the file and the kernel's reason. ``errno`` is the kernel's number."""
+
+    errno: int | None = None
+
+    @classmethod
+    def of(cls, path: Path, doing: str, error: OSError) -> WriteFailed:
+        hint = _HINTS.get(error.errno or 0, "the previous checkpoint is whole")
+        made = cls(f"`{path}`: {doing} failed: {error.strerror or error}", hint)
+        made.errno = error.errno
+        return made

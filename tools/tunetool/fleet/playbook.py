@@ -1,0 +1,200 @@
+"""Running a playbook of ours through ansible-runner: its hosts, its events, its last words."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tunetool
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.measure.marked_processes import swept_away
+from tunetool.measure.progress import Progress
+from tunetool.node.play.host_summary import one_line
+from tunetool.node.play.tunetool_command import MARK
+
+MOST_FORKS = 100
+_CONTROL_HINT = "run `pip install 'tunetool[control]'` on this machine (Python 3.11 or newer)"
+_HOST_LIST_TIMEOUT = 300
+
+
+@dataclass(frozen=True)
+class Playbook:
+    """What Ansible is to run, and how it finds our collection."""
+
+    name: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a playbook over an inventory."""
+
+    playbook: Playbook
+    inventory: Path
+    limit: str | None
+    forks: int
+    variables: Mapping[str, object]
+    check: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """For Ansible itself, on this machine."""
+
+
+Event = Callable[[str, Mapping[str, Any]], None]
+"""Called with the kind of an event and its data."""
+
+
+def need_ansible() -> None:
+    """Raise ``UsageProblem`` where Ansible's control side is not installed."""
+    try:
+        import ansible_runner  # noqa: F401, PLC0415
+    except ImportError:
+        raise UsageProblem("`ansible-runner` is not installed", _CONTROL_HINT) from None
+    if shutil.which("ansible-playbook", path=_path()) is None:
+        raise UsageProblem("`ansible-playbook` is not on PATH", _CONTROL_HINT)
+
+
+def need_inventory(inventory: Path) -> None:
+    """Raise ``UsageProblem`` where there is no such inventory."""
+    if not inventory.exists():
+        raise UsageProblem(
+            f"`{inventory}` does not exist",
+            "`-i` takes an inventory file or directory, such as `inventory/lab`",
+        )
+
+
+def find_playbook(name: str) -> Playbook:
+    """playbooks/NAME.yml of the clone this package or the caller is in, else the installed collection's."""
+    for root in (Path(tunetool.__file__).resolve().parents[2], Path.cwd()):
+        if (root / f"playbooks/{name}.yml").is_file() and (root / "galaxy.yml").is_file():
+            if not (root / ".ansible/collections/ansible_collections/tunetool/node/galaxy.yml").exists():
+                raise UsageProblem(
+                    f"`{root}` is a clone whose collection Ansible cannot find", "run `make setup` there"
+                )
+            config = os.environ.get("ANSIBLE_CONFIG", str(root / "ansible.cfg"))
+            return Playbook(str(root / f"playbooks/{name}.yml"), {"ANSIBLE_CONFIG": config})
+    return Playbook(f"tunetool.node.{name}", {})
+
+
+def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[str]:
+    """The hosts that the inventory and ``--limit`` select. Raises ``UsageProblem`` when there is none."""
+    argv = ["ansible", "all", "-i", str(inventory.resolve()), "--list-hosts"]
+    argv += ["--limit", limit] if limit is not None else []
+    try:
+        done = subprocess.run(
+            argv,
+            env=ansible_environment(playbook),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_HOST_LIST_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CannotJudge(f"`{inventory}` was not read within {_HOST_LIST_TIMEOUT} s") from None
+    header, *lines = done.stdout.splitlines() or [""]
+    hosts = [line.strip() for line in lines if line.strip()]
+    if done.returncode == 0 and header.strip().startswith("hosts (") and hosts:
+        return hosts
+    if limit is not None and "limit" in done.stderr:
+        raise UsageProblem(f"`--limit {limit}` matches no host of `{inventory}`", f"see `{' '.join(argv[:5])}`")
+    told = [line for line in done.stderr.splitlines() if "ERROR" in line or "Unable to parse" in line]
+    hint = told[0].strip() if told else "`inventory/lab` is filled by `tunetool lab up`"
+    raise UsageProblem(f"`{inventory}` names no hosts", hint)
+
+
+def _path() -> str:
+    # The program may be called by its path, with its environment's own bin not on PATH.
+    return str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath)
+
+
+def ansible_environment(playbook: Playbook) -> dict[str, str]:
+    """What a program of Ansible's is started with, to find the collection and its own siblings."""
+    return {**os.environ, **_environment(playbook)}
+
+
+def _environment(playbook: Playbook) -> dict[str, str]:
+    return {**playbook.environment, "PATH": _path()}
+
+
+def run_playbook(run: Run, on_event: Event, progress: Progress, title: str, seconds: float) -> int:
+    """``play``, under a step of its own."""
+    with progress.step(title, seconds) as tick:
+        return play(run, on_event, tick)
+
+
+def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
+    """Run the play, hand every event to ``on_event`` in this thread, return Ansible's exit status.
+
+    Raises ``CannotJudge`` when Ansible ended in error before it said anything about any host. However it is left, and
+    when this process is killed outright, nothing of Ansible is left on this machine.
+    """
+    import ansible_runner  # noqa: PLC0415
+
+    events: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
+    cancelled = threading.Event()
+    heard: set[str] = set()
+
+    def hand_over(event: Mapping[str, Any]) -> bool:
+        # Runs in ansible-runner's thread: hand over, and let the main thread speak.
+        events.put((str(event.get("event", "")), event.get("event_data") or {}))
+        return False  # no event files: what is worth keeping is kept by the caller
+
+    def drain() -> None:
+        while not events.empty():
+            kind, data = events.get()
+            if kind in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
+                heard.add(str(data.get("host")))
+            on_event(kind, data)
+
+    private = tempfile.mkdtemp(prefix="tunetool-fleet-")
+    # Ansible's workers lead sessions of their own, so that neither ansible-runner, which kills one process group,
+    # nor the end of this process would end them.
+    with swept_away(MARK, token := secrets.token_hex(16), private):
+        thread, runner = ansible_runner.run_async(
+            private_data_dir=private,
+            playbook=run.playbook.name,
+            inventory=str(run.inventory.resolve()),
+            limit=run.limit,
+            forks=run.forks,
+            extravars=dict(run.variables),
+            envvars={**_environment(run.playbook), **run.environment, MARK: token},
+            cmdline="--check --diff" if run.check else None,
+            settings={"pexpect_timeout": 1},
+            event_handler=hand_over,
+            cancel_callback=cancelled.is_set,
+            quiet=True,
+        )
+        try:
+            # Not join(): interrupted by Ctrl-C it takes a running thread for an ended one (Python before 3.13).
+            while thread.is_alive():
+                time.sleep(0.2)
+                drain()
+                tick()
+            drain()
+        except BaseException:
+            cancelled.set()
+            deadline = time.monotonic() + 30
+            while thread.is_alive() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            raise
+        if not heard and runner.rc != 0:
+            raise CannotJudge(f"Ansible could not start: {_last_error(runner)}", "see `make setup`")
+        return int(runner.rc)
+
+
+def _last_error(runner: Any) -> str:
+    lines = [line.strip() for line in runner.stdout.read().splitlines() if line.strip()]
+    told = [line for line in lines if "ERROR" in line]
+    return one_line((told or lines or ["it said nothing"])[-1])

@@ -1,0 +1,170 @@
+"""Many nodes side by side: planned, or built, with a word on every host at the end."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import ExitCode, UsageProblem
+from tunetool.fleet.playbook import (
+    MOST_FORKS,
+    Run,
+    find_playbook,
+    list_hosts,
+    need_ansible,
+    need_inventory,
+    run_playbook,
+)
+from tunetool.measure.progress import Progress
+from tunetool.node.plan.plan_file import PlanError, load
+from tunetool.node.play.host_summary import BUILD, FAILED, NOT_REACHED, PLAN, REFUSED, UNREACHABLE, Host, Summary
+
+_PLAN_TASK = "tunetool.node.nvme_drives"
+SUMMARY_FILE = "TUNETOOL_SUMMARY_FILE"
+"""Environment variable that tells the callback where to leave its count."""
+_SECONDS_TO_BUILD = 180.0
+_SECONDS_TO_PLAN = 10.0
+
+
+@dataclass(frozen=True)
+class ProvisionRequest:
+    """What the caller asked for."""
+
+    inventory: Path
+    limit: str | None = None
+    forks: int | None = None
+    plan: Path | None = None
+    apply: Path | None = None
+    check: bool = False
+    batch: tuple[str, ...] = ()
+    """Sizes of the batches, as Ansible's `serial` takes them; all at once when empty."""
+    max_fail: int | None = None
+
+
+@dataclass(frozen=True)
+class ProvisionResult:
+    """Every host of the call, in the inventory's order."""
+
+    hosts: Sequence[Host]
+    code: ExitCode
+    notes: Sequence[str] = field(default_factory=list)
+    tables: Mapping[str, str] = field(default_factory=dict)
+    """The drives of a host with their verdicts, where a plan was made."""
+
+
+def provision(request: ProvisionRequest, progress: Progress) -> ProvisionResult:
+    """Plan or build every host. Raises ``UsageProblem`` when the call is wrong, before a host is touched."""
+    check_request(request)
+    need_ansible()
+    need_inventory(request.inventory)
+    playbook = find_playbook("plan" if request.plan is not None else "provision")
+    names = list_hosts(request.inventory, request.limit, playbook)
+    forks = request.forks or min(len(names), MOST_FORKS)
+    count = f"{len(names)} host{'s' if len(names) != 1 else ''}"
+    progress.say(f"{count}, {forks} at once: {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}")
+    listener = Listener(names, request, progress)
+    seconds = _SECONDS_TO_PLAN if request.plan is not None else _SECONDS_TO_BUILD
+    with tempfile.TemporaryDirectory(prefix="tunetool-summary-") as directory:
+        counted = Path(directory) / "summary.json"
+        playbook = replace(playbook, environment={**playbook.environment, SUMMARY_FILE: str(counted)})
+        run = Run(playbook, request.inventory, request.limit, forks, variables(request), request.check)
+        run_playbook(run, listener, progress, count, seconds)
+        add_trips(listener.summary, counted)
+    hosts = list(listener.summary.hosts.values())
+    code = exit_code(hosts, written=listener.wrote or request.plan is None)
+    return ProvisionResult(hosts, code, listener.notes, listener.tables)
+
+
+def add_trips(summary: Summary, path: Path) -> None:
+    """What the callback `tunetool.node.host_summary` counted in Ansible's own process, where it was enabled."""
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return
+    for counted in document["hosts"]:
+        if counted["host"] in summary.hosts:
+            summary.hosts[counted["host"]].trips = counted["trips"]
+
+
+def check_request(request: ProvisionRequest) -> None:
+    """Raise ``UsageProblem`` for a plan file that cannot be written or must not be applied, and for what clashes."""
+    if request.plan is not None and request.apply is not None:
+        raise UsageProblem("`--plan` and `--apply` do not go together", "make the plan, read it, then apply it")
+    if request.plan is not None and request.check:
+        raise UsageProblem("`--plan` and `--check` do not go together", "a plan changes nothing on the nodes anyway")
+    if request.plan is not None and (request.batch or request.max_fail is not None):
+        raise UsageProblem("`--plan` knows no batches", "use `--batch` and `--max-fail` when you build")
+    if request.plan is not None and (request.plan.is_dir() or not request.plan.absolute().parent.is_dir()):
+        raise UsageProblem(f"`{request.plan}` cannot be written", "`--plan` takes a file in a directory that exists")
+    if request.apply is not None:
+        try:
+            load(str(request.apply))
+        except PlanError as error:
+            raise UsageProblem(error.message, "make a new one with `--plan FILE`") from None
+
+
+def variables(request: ProvisionRequest) -> dict[str, object]:
+    """The variables of the playbook. Paths are absolute: ansible-runner works in a directory of its own."""
+    found: dict[str, object] = {}
+    if request.plan is not None:
+        found["plan_file"] = str(request.plan.absolute())
+    if request.apply is not None:
+        found["apply_plan"] = str(request.apply.absolute())
+    if request.batch:
+        found["provision_serial"] = list(request.batch)
+    if request.max_fail is not None:
+        found["provision_max_fail_percentage"] = request.max_fail
+    return found
+
+
+def exit_code(hosts: Sequence[Host], written: bool = True) -> ExitCode:
+    """1 when a host failed, else 3 when one could not be worked on, else 0."""
+    statuses = {host.status for host in hosts}
+    if statuses & {FAILED, REFUSED}:
+        return ExitCode.FALLS_SHORT
+    if not written or statuses & {UNREACHABLE, NOT_REACHED}:
+        return ExitCode.NOT_JUDGED
+    return ExitCode.OK
+
+
+class Listener:
+    """Turns Ansible's events into lines of progress and the hosts' outcomes."""
+
+    def __init__(self, names: Sequence[str], request: ProvisionRequest, progress: Progress) -> None:
+        self.summary = Summary(names, PLAN if request.plan is not None else BUILD, request.check)
+        self.tables: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.wrote = False
+        self._progress = progress
+
+    def __call__(self, kind: str, data: Mapping[str, Any]) -> None:
+        name = str(data.get("host"))
+        if name not in self.summary.hosts or kind not in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
+            return
+        result = data.get("res") or {}
+        task, action = str(data.get("task") or ""), str(data.get("task_action") or "")
+        seconds = float(data.get("duration") or 0.0)
+        if kind == "runner_on_ok":
+            self._ok(name, task, action, result, seconds)
+            return
+        if kind == "runner_on_failed":
+            self.summary.failed(name, action, result, seconds)
+        else:
+            self.summary.unreachable(name, result, seconds)
+        self._progress.say(f"{name}: {task}: {self.summary.hosts[name].status.upper()}")
+        for line in str(result.get("msg") or "no message").splitlines():
+            self._progress.say(f"{name}:   {line}")
+
+    def _ok(self, name: str, task: str, action: str, result: Mapping[str, Any], seconds: float) -> None:
+        self.summary.ok(name, action, result, seconds)
+        if action == _PLAN_TASK and self.summary.goal == PLAN:
+            self.tables[name] = str(result.get("table") or "")
+        elif action == "tunetool.node.write_plan":
+            self.wrote = True
+            self.notes.append(str(result.get("msg")))
+        if not task.startswith("Validating arguments"):
+            self._progress.say(f"{name}: {task}: {'changed' if result.get('changed') else 'ok'}")

@@ -1,0 +1,151 @@
+"""One command on many nodes: Ansible runs a play over them, the hosts' records come back, one record over all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tunetool import record as records
+from tunetool.errors import ExitCode, UsageProblem
+from tunetool.fleet.playbook import (
+    MOST_FORKS,
+    Playbook,
+    Run,
+    find_playbook,
+    list_hosts,
+    need_ansible,
+    need_inventory,
+    run_playbook,
+)
+from tunetool.measure.facts import node_facts
+from tunetool.measure.progress import Progress
+from tunetool.node.play.host_summary import one_line
+from tunetool.record import FleetHost, Measurement, Record, Verdict
+from tunetool.verdict import exit_code, worst
+
+Hosts = Sequence[tuple[FleetHost, Record | None]]
+"""Each host's place in the fleet, and its own record where one came back."""
+
+
+@dataclass(frozen=True)
+class FleetResult:
+    """The fleet's record and its hosts' own. No record for a dry run."""
+
+    record: Record | None
+    path: Path | None
+    hosts: Hosts
+    code: ExitCode
+
+
+@dataclass(frozen=True)
+class Play:
+    """A play over the hosts of an inventory."""
+
+    playbook: Playbook
+    inventory: Path
+    limit: str | None
+    names: Sequence[str]
+    forks: int
+
+
+def prepare(name: str, inventory: Path, limit: str | None, forks: int | None, progress: Progress) -> Play:
+    """The play, once it is known that it can run. Raises ``UsageProblem``."""
+    need_ansible()
+    need_inventory(inventory)
+    playbook = find_playbook(name)
+    names = list_hosts(inventory, limit, playbook)
+    forks = forks or min(len(names), MOST_FORKS)
+    progress.say(f"{len(names)} hosts, {forks} at once: {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}")
+    return Play(playbook, inventory, limit, names, forks)
+
+
+def run(
+    play: Play,
+    variables: Mapping[str, object],
+    seconds: float,
+    progress: Progress,
+    figures: Callable[[Record], Sequence[str]],
+) -> list[tuple[FleetHost, Record | None]]:
+    """Every host's result. ``seconds``: what the bar is drawn for; ``figures``: what is said of a host that is done."""
+    outcomes: dict[str, Mapping[str, Any]] = {}
+
+    def on_event(kind: str, data: Mapping[str, Any]) -> None:
+        host = data.get("host")
+        if not isinstance(host, str):
+            return
+        if kind == "runner_on_start":
+            progress.say(f"{host}: started")
+        elif kind in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
+            outcomes[host] = data
+            found, record = host_result(host, data)
+            progress.say(f"{host}: {', '.join([found.status.upper(), *(figures(record) if record else [])])}")
+
+    started = Run(play.playbook, play.inventory, play.limit, play.forks, dict(variables))
+    run_playbook(started, on_event, progress, f"{len(play.names)} hosts", seconds)
+    return [host_result(name, outcomes.get(name)) for name in play.names]
+
+
+def host_result(name: str, event: Mapping[str, Any] | None) -> tuple[FleetHost, Record | None]:
+    """A host's place in the fleet, from the last thing Ansible said about it."""
+    if event is None:
+        return FleetHost(host=name, status="error", reasons=["Ansible said nothing about this host"]), None
+    result = event.get("res") or {}
+    document = result.get("record")
+    if document is None:
+        reason = str(result.get("msg") or "no record came back")
+        return FleetHost(host=name, status="error", reasons=[one_line(reason)]), None
+    try:
+        record = records.parse(json.dumps(document), f"record of {name}")
+    except UsageProblem as error:
+        return FleetHost(host=name, status="error", reasons=[error.message]), None
+    if record.verdict is None:
+        return FleetHost(host=name, record_id=record.id, status="error", reasons=["its record has no verdict"]), record
+    verdict = record.verdict
+    return FleetHost(host=name, record_id=record.id, status=verdict.status, reasons=verdict.reasons), record
+
+
+def record_over(
+    command: Sequence[str],
+    target: str | None,
+    started: datetime,
+    hosts: Hosts,
+    wanted: Callable[[Measurement], bool] = lambda _: True,
+) -> Record:
+    """One record over all hosts: their ids, verdicts and those of their figures that are ``wanted``."""
+    short = [host for host, _ in hosts if host.status != "pass"]
+    return Record(
+        kind="fleet",
+        id=records.new_id(),
+        started=started,
+        finished=records.utc_now(),
+        node=node_facts([], None),
+        command=list(command),
+        target=target,
+        measurements=[
+            measurement.model_copy(update={"host": host.host})
+            for host, record in hosts
+            for measurement in (record.measurements if record else [])
+            if wanted(measurement)
+        ],
+        hosts=[host for host, _ in hosts],
+        verdict=Verdict(
+            status=worst([host.status for host, _ in hosts]),
+            reasons=[f"{host.host}: {reason}" for host in short for reason in host.reasons[:1] or [host.status]],
+        ),
+    )
+
+
+def keep(record: Record, hosts: Hosts, runs_dir: Path) -> FleetResult:
+    """Write the fleet's record with the hosts' own beside it."""
+    raw = {
+        f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host.host)}.json": records.dumps(found, compact=True)
+        for host, found in hosts
+        if found is not None
+    }
+    path = records.write(record, runs_dir, raw)
+    return FleetResult(record, path, hosts, exit_code([host.status for host, _ in hosts]))

@@ -1,0 +1,65 @@
+"""Staging on every node of an inventory: Ansible runs ``tunetool stage`` there, the records come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunetool import record as records
+from tunetool.errors import ExitCode, UsageProblem
+from tunetool.fleet.run_on_hosts import FleetResult, keep, prepare, record_over, run
+from tunetool.measure.progress import Progress
+from tunetool.node.units import format_bandwidth
+from tunetool.record import Record
+from tunetool.stage.remote import is_remote
+from tunetool.stage.run import Request
+
+_SECONDS = 60.0
+"""What the bar is drawn for; how much there is to copy is known on the nodes alone."""
+
+
+@dataclass(frozen=True)
+class FleetRequest:
+    """What the caller asked for; ``become``: as root."""
+
+    request: Request
+    inventory: Path
+    limit: str | None = None
+    forks: int | None = None
+    become: bool = True
+
+
+def stage_fleet(asked: FleetRequest, progress: Progress) -> FleetResult:
+    """Stage, verify or evict on every host. Raises ``UsageProblem`` when the call is wrong."""
+    started = records.utc_now()
+    request = asked.request
+    for name in (request.source, request.destination):
+        if name is not None and not name.startswith("/") and not is_remote(name):
+            raise UsageProblem(f"`{name}` is not absolute", "on other hosts there is no current directory")
+    play = prepare("stage", asked.inventory, asked.limit, asked.forks, progress)
+    if request.dry_run:
+        progress.say("`tunetool stage --dry-run` on a host says what would be copied there")
+        return FleetResult(None, None, (), ExitCode.OK)
+    runs_dir = request.runs_dir or records.default_runs_dir()
+    records.prepare_runs_dir(runs_dir)
+    hosts = run(play, extra_variables(asked), _SECONDS, progress, _figures)
+    return keep(record_over(request.command, request.destination, started, hosts), hosts, runs_dir)
+
+
+def extra_variables(asked: FleetRequest) -> dict[str, object]:
+    """The variables of playbooks/stage.yml."""
+    request = asked.request
+    variables: dict[str, object] = {
+        "stage_action": request.action,
+        "stage_destination": request.destination,
+        "stage_replace": request.replace,
+        "stage_wait": request.wait,
+        "stage_become": asked.become,
+        "stage_judge": False,
+    }
+    optional = {"source": request.source, "checksum": request.checksum, "threads": request.threads}
+    return variables | {f"stage_{name}": value for name, value in optional.items() if value is not None}
+
+
+def _figures(record: Record) -> list[str]:
+    return [format_bandwidth(figure.value) for figure in record.measurements]

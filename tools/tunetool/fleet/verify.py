@@ -1,0 +1,130 @@
+"""Many nodes side by side: Ansible runs ``tunetool verify`` on each, their records come back, one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from tunetool import record as records
+from tunetool.errors import ExitCode
+from tunetool.fleet.outliers import OUTLIER, outliers
+from tunetool.fleet.run_on_hosts import FleetResult, Hosts, keep, prepare, record_over, run
+from tunetool.measure.figures import NAMES
+from tunetool.measure.progress import Progress
+from tunetool.node.units import format_bandwidth
+from tunetool.record import Expectation, FleetHost, Measurement, Record
+from tunetool.verify.expectable import EXPECTABLE
+
+# About what a node takes by ``--duration``: level full without what it may skip, on eight drives.
+_SECONDS: Mapping[str, Callable[[float], float]] = {
+    "config": lambda duration: 5,
+    "quick": lambda duration: 13 * duration + 25,
+    "full": lambda duration: 90 * duration + 100,
+}
+
+
+@dataclass(frozen=True)
+class FleetRequest:
+    """What the caller asked for."""
+
+    inventory: Path
+    limit: str | None = None
+    forks: int | None = None
+    expect: Mapping[str, float] = field(default_factory=dict)
+    target: str | None = None
+    duration: float = 4.0
+    tolerance: float = 0.0
+    level: str = "quick"
+    allow_busy: bool = False
+    runs_dir: Path | None = None
+    dry_run: bool = False
+    python: str | None = None
+    require: Sequence[str] = ()
+    gds: str | None = None
+    command: Sequence[str] = ()
+
+
+def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
+    """Verify every host. Raises ``UsageProblem`` when the call is wrong; a host that fails is an ``error`` there."""
+    started = records.utc_now()
+    play = prepare("verify", request.inventory, request.limit, request.forks, progress)
+    if request.dry_run:
+        progress.say("`tunetool verify --dry-run` on a host says what would be written there")
+        return FleetResult(None, None, (), ExitCode.OK)
+    runs_dir = request.runs_dir or records.default_runs_dir()
+    records.prepare_runs_dir(runs_dir)
+    seconds = _SECONDS[request.level](request.duration)
+    hosts = name_outliers(run(play, extra_variables(request), seconds, progress, _figures))
+    return keep(fleet_record(request, hosts, started), hosts, runs_dir)
+
+
+def extra_variables(request: FleetRequest) -> dict[str, object]:
+    """The variables of playbooks/verify.yml. The verdict is this command's to give, not the play's."""
+    variables: dict[str, object] = {
+        "verify_judge": False,
+        "verify_level": request.level,
+        "verify_duration": f"{request.duration:g}s",
+        "verify_allow_busy": request.allow_busy,
+        "verify_tolerance": f"{request.tolerance * 100:g}%",
+    }
+    if request.expect:
+        variables["verify_expect"] = [
+            f"{name}={rate:.3f}{'IOPS' if EXPECTABLE[name][1] == '1/s' else 'B/s'}"
+            for name, rate in sorted(request.expect.items())
+        ]
+    if request.target is not None:
+        variables["verify_target"] = request.target
+    if request.python is not None:
+        variables["verify_python"] = request.python
+    if request.require:
+        variables["verify_require"] = list(request.require)
+    if request.gds is not None:
+        variables["verify_gds"] = request.gds
+    return variables
+
+
+def name_outliers(hosts: Hosts) -> list[tuple[FleetHost, Record | None]]:
+    """The hosts, with a reason for each that is slow among its like; its own verdict stays what it is."""
+    told: dict[str, list[str]] = {}
+    for direction, name in sorted(NAMES.items()):
+        values = {
+            host.host: measurement.value
+            for host, record in hosts
+            for measurement in (record.measurements if record else [])
+            if measurement.name == name
+        }
+        for each in outliers(values):
+            told.setdefault(each.host, []).append(
+                f"{OUTLIER}{direction} {format_bandwidth(each.value)}, {each.score:.0f} robust standard deviations "
+                f"below the median {format_bandwidth(each.middle)} of {len(values)} nodes: compare its drives, links "
+                "and firmware with theirs"
+            )
+    return [
+        (host.model_copy(update={"reasons": [*host.reasons, *told.get(host.host, [])]}), record)
+        for host, record in hosts
+    ]
+
+
+def fleet_record(request: FleetRequest, hosts: Hosts, started: datetime) -> Record:
+    """One record over all hosts: their ids, verdicts and sequential figures."""
+    expectations = [
+        Expectation(name=name, value=request.expect[key], unit=unit, source="--expect")
+        for key, (name, unit) in EXPECTABLE.items()
+        if key in request.expect
+    ]
+    record = record_over(request.command, request.target, started, hosts, _is_sequential)
+    return record.model_copy(update={"expectations": expectations, "tolerance": request.tolerance})
+
+
+def _is_sequential(measurement: Measurement) -> bool:
+    return measurement.name in NAMES.values()
+
+
+def _figures(record: Record) -> list[str]:
+    return [
+        f"{measurement.parameters.get('direction')} {format_bandwidth(measurement.value)}"
+        for measurement in record.measurements
+        if _is_sequential(measurement)
+    ]

@@ -1,0 +1,112 @@
+"""The .safetensors files of a directory: which tensors they list, and whether the files are as long as they say."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunetool.advise.shapes import header_bytes
+from tunetool.errors import UsageProblem
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I16": "int16",
+    "F32": "float32",
+    "I32": "int32",
+    "F64": "float64",
+    "I64": "int64",
+}
+"""torch's name of a dtype by safetensors'."""
+_AGAIN = "copy or download the model again; `tunetool stage --verify` finds what a copy lost"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor: ``length`` raw bytes at ``start`` of the file ``file``; ``dtype`` as torch names it."""
+
+    name: str
+    file: str
+    start: int
+    length: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def files_of(directory: Path) -> tuple[str, ...]:
+    """Names of the files with the weights, as the index lists them. Raises ``UsageProblem`` where there are none."""
+    index = directory / INDEX
+    if not index.exists():
+        if (directory / SINGLE).exists():
+            return (SINGLE,)
+        raise UsageProblem(
+            f"`{directory}` holds no weights: neither `{INDEX}` nor `{SINGLE}`",
+            "name a directory with .safetensors files, or have one made with `7b`, `3b` or `tiny`",
+        )
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UsageProblem(f"`{index}` is no index of .safetensors files", _AGAIN) from None
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise UsageProblem(f"`{index}` names no files of this directory", _AGAIN)
+    return tuple(sorted(names))
+
+
+def stored(directory: Path) -> list[Stored]:
+    """Every tensor, in the order of the files and of the bytes in them.
+
+    Raises ``UsageProblem`` naming the file that is missing, cut short or no safetensors file.
+    """
+    names = files_of(directory)
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise UsageProblem(
+            f"`{directory / missing[0]}` is missing: the index lists {len(names)} files, {len(missing)} are not there",
+            _AGAIN,
+        )
+    return [tensor for name in names for tensor in _in_file(directory / name)]
+
+
+def _in_file(path: Path) -> Iterator[Stored]:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = header_bytes(start, str(path))
+            header = start + file.read(length - 8)
+    except OSError as error:
+        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", _AGAIN) from None
+    if len(header) < length:
+        raise UsageProblem(f"`{path}` is cut short: {size} bytes, its list of tensors alone is {length}", _AGAIN)
+    entries = _entries(header, path)
+    whole = length + max((stop for _, _, _, _, stop in entries), default=0)
+    if size != whole:
+        how = "is cut short" if size < whole else "is too long"
+        raise UsageProblem(f"`{path}` {how}: {size} bytes, and its header lists {whole}", _AGAIN)
+    for name, dtype, shape, begin, stop in entries:
+        yield Stored(name, path.name, length + begin, stop - begin, dtype, shape)
+
+
+def _entries(header: bytes, path: Path) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+    try:
+        listed: dict[str, Any] = json.loads(header[8:])
+        found: list[tuple[str, str, tuple[int, ...], int, int]] = [
+            (name, DTYPES[each["dtype"]], tuple(map(int, each["shape"])), int(begin), int(stop))
+            for name, each in listed.items()
+            if name != "__metadata__"
+            for begin, stop in [each["data_offsets"]]
+        ]
+        return sorted(found, key=lambda entry: entry[3])
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError):
+        raise UsageProblem(f"`{path}` is no safetensors file", _AGAIN) from None

@@ -1,0 +1,103 @@
+"""Processes known by a mark in their environment, which children inherit, even those in sessions of their own.
+
+Run by path, ``marked_processes.py NAME VALUE DIR...`` ends them once its standard input does, and removes what they
+worked in: for when whoever started them is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_PATIENCE = 10.0
+
+
+def marked(name: str, value: str) -> list[int]:
+    """This user's processes whose environment has ``name=value``, without this one."""
+    return [pid for pid in _others() if has_mark(pid, name, value)]
+
+
+def has_mark(pid: int, name: str, value: str) -> bool:
+    """False for one that is gone, a zombie, or another user's."""
+    return f"{name}={value}".encode() in _strings(pid, "environ")
+
+
+def naming(argument: str) -> list[int]:
+    """This user's processes that have ``argument`` in their command line, or in a shell's, without this one."""
+    wanted = argument.encode()
+    mine = os.getuid()
+    return [
+        pid for pid in _others() if _owner(pid) == mine and any(wanted in each for each in _strings(pid, "cmdline"))
+    ]
+
+
+def end_marked(name: str, value: str, spare: Callable[[int], bool] = lambda _: False) -> list[int]:
+    """Kill them all, and what they started meanwhile. Those that are still there, stuck in the kernel."""
+    return end_all(lambda: [pid for pid in marked(name, value) if not spare(pid)])
+
+
+def end_all(find: Callable[[], list[int]]) -> list[int]:
+    """Kill what ``find`` finds, until it finds nothing. Those that are still there, stuck in the kernel."""
+    deadline = time.monotonic() + _PATIENCE
+    while left := find():
+        if time.monotonic() > deadline:
+            return left
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return []
+
+
+@contextlib.contextmanager
+def swept_away(name: str, value: str, *directories: str | Path) -> Iterator[None]:
+    """What is started inside with ``name=value`` is gone afterwards, and the ``directories`` with all that is in them,
+    even when this process is killed outright."""
+    argv = [sys.executable, __file__, name, value, *map(str, directories)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as sweeper:
+        assert sweeper.stdin is not None  # noqa: S101  (a pipe, as asked for above)
+        try:
+            yield
+        finally:
+            sweeper.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                sweeper.wait(2 * _PATIENCE)
+
+
+def _others() -> list[int]:
+    names = os.listdir("/proc")  # noqa: PTH208  (thousands, of which a Path each is too much)
+    return [int(name) for name in names if name.isdigit() and int(name) != os.getpid()]
+
+
+def _strings(pid: int, file: str) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
+    except OSError:
+        return []  # gone, or another user's
+
+
+def _owner(pid: int) -> int | None:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+
+
+def _shared(pid: int) -> bool:
+    """ssh's master of a shared connection, which others of this user may have joined; it ends by itself."""
+    return any(each.rstrip().endswith(b"[mux]") for each in _strings(pid, "cmdline"))
+
+
+if __name__ == "__main__":
+    while os.read(0, 4096):
+        pass
+    end_marked(sys.argv[1], sys.argv[2], _shared)
+    for directory in sys.argv[3:]:
+        shutil.rmtree(directory, ignore_errors=True)

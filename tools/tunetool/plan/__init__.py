@@ -1,1 +1,0 @@
-"""Pure arithmetic: sizes, memory, counts. Nothing here reads a file or imports torch."""

@@ -1,0 +1,209 @@
+"""A dataset in LLaMA-Factory's form as the tensors that Qwen2.5-VL is trained on.
+
+``dataset_info.json`` names the file with the conversations, in sharegpt's form; ``<image>`` in a message stands for the
+next of the sample's pictures, whose paths begin at the dataset's directory. ``pictures.make`` makes such a dataset.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.training.data.pictures import make
+from tunetool.training.model.reference_model import PIXELS
+from tunetool.training.model.tokenizer import Tokenizer
+
+__all__ = ["Samples", "collate", "make"]
+
+INFO = "dataset_info.json"
+IGNORED = -100
+"""The label of a token that is not learned."""
+_SYSTEM = "You are a helpful assistant."
+_HINT = "a dataset has `dataset_info.json` and conversations in sharegpt's form, as LLaMA-Factory reads them"
+
+
+@dataclass(frozen=True)
+class Message:
+    """``role`` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One sample as the dataset has it."""
+
+    messages: tuple[Message, ...]
+    images: tuple[Path, ...]
+
+
+def read_conversations(directory: Path, name: str | None = None) -> list[Conversation]:
+    """All samples of the dataset called ``name``, by default the first that ``dataset_info.json`` lists.
+
+    Raises ``UsageProblem`` naming the file and the sample that is not as it should be, or the picture that is missing.
+    """
+    info = _json(directory / INFO)
+    entry = info.get(name or next(iter(info), "")) if isinstance(info, dict) else None
+    if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
+        raise UsageProblem(f"`{directory / INFO}` names no dataset{f' `{name}`' if name else ''} with a file", _HINT)
+    path = directory / entry["file_name"]
+    documents = _json(path)
+    if not isinstance(documents, list) or not documents:
+        raise UsageProblem(f"`{path}` holds no samples", _HINT)
+    return [_conversation(document, entry, directory, f"`{path}`: sample {n}") for n, document in enumerate(documents)]
+
+
+def _json(path: Path) -> Any:
+    try:
+        text = path.read_text()
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"`{path}` cannot be read: {error}", _HINT) from None
+
+
+def _conversation(document: Any, entry: Mapping[str, Any], directory: Path, where: str) -> Conversation:
+    columns, tags = entry.get("columns") or {}, entry.get("tags") or {}
+    # The defaults are LLaMA-Factory's.
+    roles = {
+        tags.get("user_tag", "human"): "user",
+        tags.get("assistant_tag", "gpt"): "assistant",
+        tags.get("system_tag", "system"): "system",
+    }
+    role_tag, content_tag = tags.get("role_tag", "from"), tags.get("content_tag", "value")
+    try:
+        messages = tuple(
+            Message(roles[message[role_tag]], message[content_tag])
+            for message in document[columns.get("messages", "conversations")]
+        )
+        images = tuple(directory / image for image in document.get(columns.get("images", "images")) or ())
+        marks = sum(message.content.count("<image>") for message in messages)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageProblem(f"{where}: {type(error).__name__} {error}", _HINT) from None
+    if marks != len(images):
+        raise UsageProblem(f"{where} has {len(images)} pictures and {marks} times `<image>`", _HINT)
+    if not any(message.role == "assistant" for message in messages):
+        raise UsageProblem(f"{where} has no answer to learn", _HINT)
+    missing = next((image for image in images if not image.is_file()), None)
+    if missing is not None:
+        raise UsageProblem(f"`{missing}` is missing ({where})", "copy the dataset again")
+    return Conversation(messages, images)
+
+
+class Samples:
+    """The samples of a dataset, read and decoded when they are asked for; for a ``torch.utils.data.DataLoader``."""
+
+    def __init__(self, directory: Path, model: Path, max_pixels: int | None = None, limit: int | None = None) -> None:
+        """``model``: the directory whose tokenizer and image processor are taken.
+
+        ``max_pixels`` a picture is scaled down to, by default what the model's ``preprocessor_config.json`` says,
+        but at most ``models.PIXELS``. ``limit``: only the first so many. Raises ``UsageProblem``.
+        """
+        self.conversations = read_conversations(directory)[:limit]
+        self._tokenizer = Tokenizer(model)
+        self._pad = self._tokenizer.special["<|image_pad|>"]
+        self._processor = _image_processor(model, max_pixels)
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        """``input_ids``, ``labels`` and ``mm_token_type_ids``: (tokens,), int64; ``pixel_values``: (patches, 1176),
+        float32; ``image_grid_thw``: (pictures, 3), in patches. Raises ``CannotJudge`` naming a
+        picture that cannot be read."""
+        conversation = self.conversations[number]
+        pictures = [_open(path) for path in conversation.images]
+        found: dict[str, torch.Tensor] = {}
+        counts: list[int] = []
+        if pictures:
+            processed = self._processor(images=pictures, return_tensors="pt")
+            found = {"pixel_values": processed["pixel_values"], "image_grid_thw": processed["image_grid_thw"]}
+            merged = int(self._processor.merge_size) ** 2
+            counts = [int(grid.prod()) // merged for grid in found["image_grid_thw"]]
+        ids: list[int] = []
+        labels: list[int] = []
+        for text, learned in _parts(conversation.messages, iter(counts)):
+            tokens = self._tokenizer.encode(text)
+            ids += tokens
+            labels += tokens if learned else [IGNORED] * len(tokens)
+        input_ids = torch.tensor(ids)
+        return {
+            "input_ids": input_ids,
+            "labels": torch.tensor(labels),
+            "mm_token_type_ids": (input_ids == self._pad).long(),
+            **found,
+        }
+
+
+def _parts(messages: Sequence[Message], counts: Iterator[int]) -> Iterator[tuple[str, bool]]:
+    """Qwen's form of a conversation, in parts (text, whether it is learned): answers and their ends are."""
+    if messages[0].role != "system":
+        yield f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n", False
+    for message in messages:
+        text = re.sub(
+            "<image>", lambda _: f"<|vision_start|>{'<|image_pad|>' * next(counts)}<|vision_end|>", message.content
+        )
+        yield f"<|im_start|>{message.role}\n", False
+        yield f"{text}<|im_end|>", message.role == "assistant"
+        yield "\n", False
+
+
+def _open(path: Path) -> Any:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return picture.convert("RGB")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise CannotJudge(
+            f"`{path}`: the picture cannot be read: {str(error).partition(chr(10))[0]}",
+            "copy the dataset again, or take the picture out of it",
+        ) from None
+
+
+def _image_processor(model: Path, max_pixels: int | None) -> Any:
+    """The one that needs no torchvision; its place differs between versions of transformers."""
+    path = model / "preprocessor_config.json"
+    settings = _json(path) if path.is_file() else {}
+    size = settings.get("size") or {}
+    least = settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56
+    most = settings.get("max_pixels") or size.get("longest_edge") or PIXELS
+    most = max(least, max_pixels if max_pixels is not None else min(most, PIXELS))
+    package = "transformers.models.qwen2_vl.image_processing"
+    try:
+        made = importlib.import_module(f"{package}_pil_qwen2_vl").Qwen2VLImageProcessorPil
+    except ModuleNotFoundError:
+        made = importlib.import_module(f"{package}_qwen2_vl").Qwen2VLImageProcessor
+    return made(size={"shortest_edge": least, "longest_edge": most})
+
+
+def collate(batch: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Samples as one batch, filled up at the end: ``input_ids``, ``labels``, ``mm_token_type_ids``, ``attention_mask``:
+    (samples, longest), and the pictures of all one after another."""
+    longest = max(len(sample["input_ids"]) for sample in batch)
+
+    def padded(name: str, value: int) -> torch.Tensor:
+        rows = [sample[name] for sample in batch]
+        return torch.stack([torch.nn.functional.pad(row, (0, longest - len(row)), value=value) for row in rows])
+
+    found = {
+        "input_ids": padded("input_ids", 0),
+        "labels": padded("labels", IGNORED),
+        "mm_token_type_ids": padded("mm_token_type_ids", 0),
+        "attention_mask": torch.stack([(torch.arange(longest) < len(sample["input_ids"])).long() for sample in batch]),
+    }
+    for name in ("pixel_values", "image_grid_thw"):
+        parts = [sample[name] for sample in batch if name in sample]
+        if parts:
+            found[name] = torch.cat(parts)
+    return found

@@ -1,0 +1,106 @@
+"""Pictures that nobody has to download, with a question whose answer only the picture tells: its colour."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import UsageProblem
+from tunetool.stage.whole_directory import making, need_room
+
+NAME = "tunetool_colours"
+COLOURS = {
+    "red": (190, 20, 20),
+    "green": (20, 170, 20),
+    "blue": (20, 20, 190),
+    "yellow": (190, 180, 20),
+    "cyan": (20, 180, 190),
+    "magenta": (190, 20, 190),
+    "orange": (190, 100, 20),
+    "white": (195, 195, 195),
+}
+"""Each begins with another letter, so that its first token gives it away; every part leaves room for the noise."""
+QUESTIONS = ("What colour is this picture?", "Which colour do you see?", "Name the colour of the picture.")
+_NOISE = 60
+_QUALITY = 95
+BYTES_PER_PIXEL = 1.45
+"""Of a JPEG of such noise, without subsampling of its colours: 3.2 MB at 1928x1208, rather more than it is."""
+
+
+def make(
+    directory: Path,
+    images: int,
+    width: int = 1928,
+    height: int = 1208,
+    seed: int = 0,
+    tick: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Make ``directory``: a dataset in LLaMA-Factory's form (dataset_info.json, sharegpt) with ``images`` samples.
+
+    A JPEG of 1928x1208 is about 3 MB, so that a batch of 2 is 6 MB. Picture and question of a number depend on
+    ``seed`` and the number alone. ``tick`` is told the bytes written so far. Raises ``UsageProblem`` where the
+    directory is there, ``CannotJudge`` where it does not fit.
+    """
+    with making(directory, "the pictures") as built:
+        need_room(built, room(images, width, height), f"{images} pictures of {width}x{height}")
+        write(built, images, width, height, seed, tick)
+
+
+def room(images: int, width: int, height: int) -> int:
+    """Bytes that ``make`` takes at most: whole pages for every file."""
+    return images * (int(width * height * BYTES_PER_PIXEL) + 8192) + (1 << 20)
+
+
+def write(
+    directory: Path, images: int, width: int, height: int, seed: int, tick: Callable[[int], None] = lambda _: None
+) -> None:
+    """``make`` into a directory that is there and empty; as it goes."""
+    if images < 1 or width < 28 or height < 28:
+        raise UsageProblem(f"`{images}` pictures of {width}x{height}", "at least 1, of 28x28 pixels or more")
+    import numpy as np
+
+    (directory / "images").mkdir()
+    noise = np.random.default_rng(seed).integers(0, _NOISE, (height, width, 3), dtype=np.uint8)
+    written, samples = 0, []
+    # Encoding a JPEG lets other threads run.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "tunetool-pictures") as threads:
+        asked = [threads.submit(_one, directory, number, seed, noise) for number in range(images)]
+        try:
+            for future in asked:
+                sample, size = future.result()
+                samples.append(sample)
+                written += size
+                tick(written)
+        except BaseException:
+            threads.shutdown(wait=True, cancel_futures=True)
+            raise
+    (directory / "data.json").write_text(json.dumps(samples, indent=1) + "\n")
+    entry = {
+        "file_name": "data.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages", "images": "images"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
+    }
+    (directory / "dataset_info.json").write_text(json.dumps({NAME: entry}, indent=2) + "\n")
+
+
+def _one(directory: Path, number: int, seed: int, noise: Any) -> tuple[dict[str, object], int]:
+    import numpy as np
+    from PIL import Image
+
+    chosen = random.Random(f"{seed}-{number}")  # noqa: S311  (a choice of colours, not a secret)
+    name, colour = chosen.choice(list(COLOURS.items()))
+    shift = (chosen.randrange(noise.shape[0]), chosen.randrange(noise.shape[1]))
+    picture = np.roll(noise, shift, (0, 1)) + np.array(colour, dtype=np.uint8)
+    path = directory / "images" / f"{number:06d}.jpg"
+    Image.fromarray(picture).save(path, "JPEG", quality=_QUALITY, subsampling=0)
+    messages = [
+        {"role": "user", "content": f"<image>{chosen.choice(QUESTIONS)}"},
+        {"role": "assistant", "content": name},
+    ]
+    return {"messages": messages, "images": [f"images/{path.name}"]}, path.stat().st_size

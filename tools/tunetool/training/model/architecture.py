@@ -1,0 +1,198 @@
+"""Qwen2.5-VL by its configuration: which tensors it has. Pure.
+
+The sizes are those of the published checkpoints (config.json of Qwen/Qwen2.5-VL-7B-Instruct and -3B-Instruct), and so
+are the names of the tensors, which every version of transformers reads; version 5 renames them in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tunetool.advise.shapes import Decoder, Tensor
+from tunetool.errors import UsageProblem
+
+MODEL_TYPE = "qwen2_5_vl"
+LORA_TARGETS = r".*\.layers\.\d+\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj"
+"""Every linear layer of the language model; the vision tower stays as it is, as LLaMA-Factory's `lora_target: all` has
+it for this family."""
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+"""Qwen2.5's own, in the order of their numbers, the first of which is ``bos_token_id``."""
+
+
+def _configuration(
+    text: Mapping[str, int], vision: Mapping[str, Any], tied: bool, first_special: int, mrope: tuple[int, int, int]
+) -> dict[str, Any]:
+    number = {name: first_special + place for place, name in enumerate(SPECIAL_TOKENS)}
+    return {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": MODEL_TYPE,
+        "attention_dropout": 0.0,
+        "bos_token_id": number["<|endoftext|>"],
+        "eos_token_id": number["<|im_end|>"],
+        "pad_token_id": number["<|endoftext|>"],
+        "vision_start_token_id": number["<|vision_start|>"],
+        "vision_end_token_id": number["<|vision_end|>"],
+        "vision_token_id": number["<|vision_pad|>"],
+        "image_token_id": number["<|image_pad|>"],
+        "video_token_id": number["<|video_pad|>"],
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 128000,
+        "max_window_layers": 28,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "rope_scaling": {"type": "mrope", "mrope_section": list(mrope)},
+        "sliding_window": 32768,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        **text,
+        "vision_config": {
+            "hidden_act": "silu",
+            "in_chans": 3,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "spatial_patch_size": 14,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 2,
+            "window_size": 112,
+            **vision,
+        },
+    }
+
+
+def _vision(depth: int, hidden: int, intermediate: int, heads: int, out: int, full: list[int]) -> dict[str, Any]:
+    return {
+        "depth": depth,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_heads": heads,
+        "out_hidden_size": out,
+        "fullatt_block_indexes": full,
+    }
+
+
+def _text(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+    }
+
+
+_TRUE_TOWER = (32, 1280, 3420, 16)
+_TRUE_FULL = [7, 15, 23, 31]
+
+CONFIGURATIONS: Mapping[str, dict[str, Any]] = {
+    "7b": _configuration(
+        _text(3584, 28, 28, 4, 18944, 152064), _vision(*_TRUE_TOWER, 3584, _TRUE_FULL), False, 151643, (16, 24, 24)
+    ),
+    "3b": _configuration(
+        _text(2048, 36, 16, 2, 11008, 151936), _vision(*_TRUE_TOWER, 2048, _TRUE_FULL), True, 151643, (16, 24, 24)
+    ),
+    "tiny": _configuration(_text(256, 4, 8, 2, 768, 320), _vision(2, 64, 128, 4, 256, [1]), False, 256, (4, 6, 6)),
+}
+"""config.json by size, as published: the language model's sizes lie flat beside ``vision_config``."""
+
+
+def read_configuration(directory: Path) -> dict[str, Any]:
+    """config.json. Raises ``UsageProblem`` where there is none, or it is of another kind of model."""
+    path = directory / "config.json"
+    hint = "name a directory with config.json and the weights of a Qwen2.5-VL, or one of `7b`, `3b`, `tiny`"
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        what = "has no `config.json`" if directory.is_dir() else "is no directory"
+        raise UsageProblem(f"`{directory}` {what}", hint) from None
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"`{path}` cannot be read: {error}", hint) from None
+    found = document.get("model_type") if isinstance(document, dict) else None
+    if found != MODEL_TYPE:
+        raise UsageProblem(f"`{path}` is of a model of type `{found}`, not `{MODEL_TYPE}`", hint)
+    return dict(document)
+
+
+def is_tied(configuration: Mapping[str, Any]) -> bool:
+    """Whether the output layer is the embedding: one tensor."""
+    text = configuration.get("text_config") or {}
+    return bool(configuration.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+
+
+def tensors(configuration: Mapping[str, Any], path: str) -> tuple[Tensor, ...]:
+    """The parameters that are stored, by their published names, vision first. Raises ``UsageProblem``."""
+    try:
+        # transformers 5 writes the language model's sizes into a block of their own.
+        return (*_tower(configuration["vision_config"]), *_decoder(configuration).tensors())
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UsageProblem(f"`{path}`: {error} is missing or no number", "is it a Qwen2.5-VL's config.json?") from None
+
+
+def _decoder(configuration: Mapping[str, Any]) -> Decoder:
+    text = configuration.get("text_config") or configuration
+    hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+    return Decoder(
+        hidden=hidden,
+        layers=int(text["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(text.get("num_key_value_heads") or heads),
+        intermediate=int(text["intermediate_size"]),
+        vocabulary=int(text["vocab_size"]),
+        head_dim=hidden // heads,
+        tied=is_tied(configuration),
+        qkv_bias=True,
+    )
+
+
+def _tower(vision: Mapping[str, Any]) -> list[Tensor]:
+    hidden, wide = int(vision["hidden_size"]), int(vision["intermediate_size"])
+    channels = int(vision.get("in_channels") or vision.get("in_chans") or 3)
+    patch, frames = int(vision.get("patch_size", 14)), int(vision.get("temporal_patch_size", 2))
+    merged = hidden * int(vision.get("spatial_merge_size", 2)) ** 2
+    found = [Tensor("visual.patch_embed.proj.weight", (hidden, channels, frames, patch, patch))]
+
+    def linear(name: str, rows: int, columns: int) -> None:
+        found.append(Tensor(f"{name}.weight", (rows, columns)))
+        found.append(Tensor(f"{name}.bias", (rows,)))
+
+    for number in range(int(vision["depth"])):
+        block = f"visual.blocks.{number}."
+        found += [Tensor(f"{block}{name}.weight", (hidden,)) for name in ("norm1", "norm2")]
+        linear(f"{block}attn.qkv", 3 * hidden, hidden)
+        linear(f"{block}attn.proj", hidden, hidden)
+        linear(f"{block}mlp.gate_proj", wide, hidden)
+        linear(f"{block}mlp.up_proj", wide, hidden)
+        linear(f"{block}mlp.down_proj", hidden, wide)
+    found.append(Tensor("visual.merger.ln_q.weight", (hidden,)))
+    linear("visual.merger.mlp.0", merged, merged)
+    linear("visual.merger.mlp.2", int(vision["out_hidden_size"]), merged)
+    return found
+
+
+def published_name(name: str) -> str:
+    """The published name of a tensor that may be called as transformers 5 calls it in memory."""
+    for now, before in (("model.visual.", "visual."), ("model.language_model.", "model.")):
+        if name.startswith(now):
+            return before + name.removeprefix(now)
+    return name

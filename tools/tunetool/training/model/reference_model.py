@@ -1,0 +1,161 @@
+"""Qwen2.5-VL in its true sizes: what a model is made of, built at random, and whether a directory holds all of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunetool.advise.shapes import Tensor
+from tunetool.errors import UsageProblem
+from tunetool.loading import safetensors_files
+from tunetool.stage.whole_directory import making, need_room
+from tunetool.training.model import tokenizer
+from tunetool.training.model.architecture import CONFIGURATIONS, is_tied, published_name, read_configuration, tensors
+
+SIZES = frozenset(CONFIGURATIONS)
+_SHARD_BYTES = {"tiny": 2 << 20}
+SHARD_BYTES = 4 * 10**9
+"""Of one file, as the published models have it."""
+MAX_PIXELS = {"tiny": 112 * 112}
+PIXELS = 768 * 768
+"""That a picture is scaled down to, LLaMA-Factory's ``image_max_pixels``: one of 1928x1208 becomes 714 tokens."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model by its configuration; ``bytes`` are those of its tensors where they are stored (bfloat16 by default)."""
+
+    name: str
+    parameters: int
+    bytes: int
+    language_parameters: int
+    vision_parameters: int
+    hidden: int
+    layers: int
+    tied: bool
+    files: tuple[str, ...] = ()
+    """With the weights; empty for a size that was not built."""
+
+
+def describe(name_or_path: str | Path) -> ModelFacts:
+    """From one of ``SIZES``, or the config.json of a directory; its weights are not looked at.
+
+    Raises ``UsageProblem`` where it is neither.
+    """
+    if str(name_or_path) in SIZES:
+        return _facts(str(name_or_path), CONFIGURATIONS[str(name_or_path)], str(name_or_path))
+    directory = Path(name_or_path)
+    return _facts(directory.resolve().name, read_configuration(directory), str(directory / "config.json"))
+
+
+def _facts(name: str, configuration: Mapping[str, Any], path: str) -> ModelFacts:
+    found = tensors(configuration, path)
+    parameters = sum(tensor.numel for tensor in found)
+    vision = sum(tensor.numel for tensor in found if tensor.name.startswith("visual."))
+    text = configuration.get("text_config") or configuration
+    return ModelFacts(
+        name=name,
+        parameters=parameters,
+        bytes=2 * parameters,
+        language_parameters=parameters - vision,
+        vision_parameters=vision,
+        hidden=int(text["hidden_size"]),
+        layers=int(text["num_hidden_layers"]),
+        tied=is_tied(configuration),
+    )
+
+
+def check(directory: Path) -> ModelFacts:
+    """The facts of a directory that holds a whole model, one of ours or of Hugging Face's.
+
+    Reads config.json and the headers of the files, not the weights. Raises ``UsageProblem`` naming what is missing, cut
+    short, or of another shape than config.json says.
+    """
+    configuration = read_configuration(directory)
+    facts = describe(directory)
+    found = safetensors_files.stored(directory)
+    _all_there(directory, tensors(configuration, str(directory / "config.json")), found)
+    tokenizer_file = directory / tokenizer.FILE
+    if not tokenizer_file.is_file():
+        raise UsageProblem(f"`{tokenizer_file}` is missing", "copy or download the model again")
+    return ModelFacts(
+        **{
+            **facts.__dict__,
+            "bytes": sum(tensor.length for tensor in found),
+            "files": tuple(dict.fromkeys(tensor.file for tensor in found)),
+        }
+    )
+
+
+def _all_there(directory: Path, expected: Iterable[Tensor], found: Iterable[safetensors_files.Stored]) -> None:
+    shapes = {published_name(tensor.name): (tensor.shape, tensor.file) for tensor in found}
+    for tensor in expected:
+        if tensor.name not in shapes:
+            raise UsageProblem(
+                f"`{directory}`: no file holds the tensor `{tensor.name}`",
+                "config.json and weights are of different models, or a file is missing from the index",
+            )
+        shape, file = shapes[tensor.name]
+        if shape != tensor.shape:
+            raise UsageProblem(
+                f"`{directory / file}` holds `{tensor.name}` with shape {list(shape)}, config.json says "
+                f"{list(tensor.shape)}",
+                "config.json and weights are of different models",
+            )
+
+
+def build(
+    size: str,
+    directory: Path,
+    seed: int,
+    shard_bytes: int | None = None,
+    tick: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Make ``directory``: config.json, random weights in bfloat16, tokenizer and image processor's settings.
+
+    Depends on ``size`` and ``seed`` alone. ``tick`` is told the bytes written so far. Raises ``UsageProblem`` where the
+    directory is there, ``CannotJudge`` where it does not fit.
+    """
+    if size not in SIZES:
+        raise UsageProblem(f"`{size}` is no size of the reference model", "one of `7b`, `3b`, `tiny`")
+    with making(directory, "the model") as built:
+        need_room(built, room(size), f"the model `{size}`")
+        write(size, built, seed, shard_bytes, tick)
+
+
+def room(size: str) -> int:
+    """Bytes that ``build`` takes: the weights, and 8 MiB for tokenizer and headers."""
+    return describe(size).bytes + (8 << 20)
+
+
+def write(
+    size: str, directory: Path, seed: int, shard_bytes: int | None = None, tick: Callable[[int], None] = lambda _: None
+) -> None:
+    """``build`` into a directory that is there and empty; as it goes."""
+    write_configured(CONFIGURATIONS[size], directory, seed, shard_bytes or _SHARD_BYTES.get(size, SHARD_BYTES), tick)
+    pixels = MAX_PIXELS.get(size, PIXELS)
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+        "size": {"shortest_edge": 56 * 56, "longest_edge": pixels},
+        "min_pixels": 56 * 56,
+        "max_pixels": pixels,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+    }
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def write_configured(
+    configuration: Mapping[str, Any], directory: Path, seed: int, shard_bytes: int, tick: Callable[[int], None]
+) -> None:
+    """Configuration, tokenizer and random weights of any sizes."""
+    from tunetool.loading import random_weights
+
+    (directory / "config.json").write_text(json.dumps(configuration, indent=2) + "\n")
+    tokenizer.write(directory, configuration)
+    random_weights.write(directory, tensors(configuration, "config.json"), seed, shard_bytes, tick)

@@ -1,0 +1,150 @@
+"""Curves as files: written by a rank while it runs, read back, and kept beside the record.
+
+``<name>.csv``: its first line names the columns, the unit with the second (``seconds,value (B/s)``, ``,step`` where
+points belong to steps); then one line for each point, seconds since the run began first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunetool.record import CheckResult, Series
+from tunetool.training.rank.events import WholeRecords
+
+FOLDER, EVENTS, ABOUT = "series", "tensorboard", "about.json"
+_RANK = re.compile(r"^rank-(\d+)$")
+_HEADER = re.compile(r"^seconds,value \((?P<unit>[^)]*)\)(?P<step>,step)?$")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve read back. ``steps`` is empty where its points belong to no step."""
+
+    name: str
+    unit: str
+    seconds: Sequence[float]
+    values: Sequence[float]
+    steps: Sequence[int]
+
+
+class CurveFile:
+    """One curve on its way to disk: each point is there once ``add`` returned. Raises ``OSError``."""
+
+    def __init__(self, path: Path, unit: str, stepped: bool) -> None:
+        self._stepped = stepped
+        self._file = WholeRecords(path)
+        try:
+            self._file.write(f"seconds,value ({unit}){',step' if stepped else ''}\n".encode())
+        except OSError:
+            self._file.close()
+            raise
+
+    def add(self, seconds: float, value: float, step: int) -> None:
+        """One point."""
+        tail = f",{step}" if self._stepped else ""
+        self._file.write(f"{seconds:.3f},{value:.10g}{tail}\n".encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_curve(path: Path) -> Curve | None:
+    """The curve at ``path``; None where it is none. A line that was cut off with its rank's life is left out."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    lines = text.split("\n")[:-1]
+    header = _HEADER.match(lines[0]) if lines else None
+    if header is None:
+        return None
+    rows = [line.split(",") for line in lines[1:]]
+    try:
+        return Curve(
+            name=path.name.removesuffix(".csv"),
+            unit=header["unit"],
+            seconds=[float(row[0]) for row in rows],
+            values=[float(row[1]) for row in rows],
+            steps=[int(row[2]) for row in rows] if header["step"] else [],
+        )
+    except (ValueError, IndexError):
+        return None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The curves of a run. ``raw`` goes to ``record.write``, which puts it beside record.json."""
+
+    series: list[Series] = field(default_factory=list)
+    checks: list[CheckResult] = field(default_factory=list)
+    """`skip` for curves that are not there, with the reason."""
+    raw: dict[str, str | bytes] = field(default_factory=dict)
+
+
+def gather(results: Path, prefix: str = "") -> Gathered:
+    """What the ranks wrote under ``results``/rank-*.
+
+    ``prefix`` (such as ``1x8-z2/``) keeps the runs of one record apart: in file names, in TensorBoard and in the
+    names of checks and series.
+    """
+    gathered = Gathered()
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for rank, directory in ranks_in(results):
+        for path in sorted((directory / FOLDER).glob("*.csv")):
+            curve = read_curve(path)
+            if curve is None or not curve.values:
+                continue
+            file = f"{FOLDER}/{prefix}rank-{rank}/{path.name}"
+            gathered.raw[file] = path.read_text()
+            gathered.series.append(Series(name=prefix + curve.name, unit=curve.unit, rank=rank, file=file))
+        for path in sorted((directory / EVENTS).glob("events.out.tfevents.*")):
+            gathered.raw[f"{EVENTS}/{prefix}rank-{rank}/{path.name}"] = path.read_bytes()
+        about = read_about(directory)
+        if about:
+            gathered.raw[f"{FOLDER}/{prefix}rank-{rank}/{ABOUT}"] = json.dumps(about, indent=2) + "\n"
+        for key in ("left_out", "ended"):
+            for name, reason in about.get(key, {}).items():
+                reasons.setdefault((str(name), str(reason)), []).append(rank)
+    gathered.checks.extend(
+        CheckResult(id=f"curves.{prefix}{name}", status="skip", expected="a curve", found=f"{_ranks(ranks)}: {reason}")
+        for (name, reason), ranks in sorted(reasons.items())
+    )
+    return gathered
+
+
+def opening_line(run_dir: Path) -> str | None:
+    """The command that shows the curves kept in ``run_dir``; None where no event files were written."""
+    place = run_dir / EVENTS
+    return f"tensorboard --logdir {place}" if place.is_dir() else None
+
+
+def read_about(directory: Path) -> dict[str, Any]:
+    """What the sampler of a rank said of itself: host, interval, left_out, ended, samples, cpu_seconds."""
+    try:
+        found = json.loads((directory / FOLDER / ABOUT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def ranks_in(results: Path) -> list[tuple[int, Path]]:
+    """The folders of ranks in ``results``, by rank."""
+    found = [(int(match[1]), path) for path in results.glob("rank-*") if (match := _RANK.match(path.name))]
+    return sorted(found)
+
+
+def finite(curve: Curve) -> list[tuple[float, float]]:
+    """Points (seconds, value) that can be drawn; a loss may be no number."""
+    return [(x, y) for x, y in zip(curve.seconds, curve.values, strict=True) if math.isfinite(y)]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    listed = ", ".join(str(rank) for rank in sorted(ranks))
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

@@ -1,0 +1,205 @@
+"""Curves of a rank while it trains: its node, its process, its GPU, and what the trainer says, as CSV and TensorBoard.
+
+Nothing here may end a run: a curve that cannot go on ends, and ``about.json`` beside it says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from tunetool.training.rank import kernel_counters, nvml
+from tunetool.training.rank.curve_files import ABOUT, EVENTS, FOLDER, CurveFile
+from tunetool.training.rank.events import Events, NoTensorBoard
+
+_UNITS = {**kernel_counters.UNITS, **nvml.UNITS}
+_NAME = re.compile(r"^[a-z][a-z0-9_.]*$")
+_ABOUT_BYTES = 4096
+"""Written full of blanks at the start, so that the reason of an end finds room on a full disk."""
+_PATIENCE = 5.0
+"""Seconds for the thread to end: NVML may hang with its GPU."""
+
+
+class Curves:
+    """A context. ``directory`` is the rank's own (``.../rank-<RANK>``): ``series/`` and ``tensorboard/`` appear there.
+
+    ``interval``: seconds between two samples; None makes no curve at all. ``device``: where the rank computes, such as
+    ``cpu``, ``cuda`` or ``cuda:1``. ``started``: wall clock at which all curves of the run are 0. ``root`` is for
+    recorded machines. The rank with local rank 0 samples its node as well.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        interval: float | None,
+        rank: int,
+        local_rank: int,
+        device: str,
+        started: float | None = None,
+        root: str = "/",
+    ) -> None:
+        if interval is not None and interval <= 0:
+            raise ValueError(f"an interval of {interval} s")
+        self._directory, self._every = directory, interval
+        self._interval = interval  # None once nothing is written any more
+        self._rank, self._local_rank, self._device, self._root = rank, local_rank, device, root
+        self._began = time.time() if started is None else started
+        self._files: dict[str, CurveFile] = {}
+        self._events: Events | None = None
+        self._gpu: nvml.Gpu | None = None
+        self.left_out: dict[str, str] = {}
+        self.ended: dict[str, str] = {}
+        self.samples = 0
+        self.cpu_seconds = 0.0
+        """What the sampling thread took."""
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._last: tuple[float, dict[str, float]] = (0.0, {})
+
+    def __enter__(self) -> Curves:
+        if self._interval is None:
+            return self
+        try:
+            (self._directory / FOLDER).mkdir(parents=True, exist_ok=True)
+            self._tell()
+        except OSError as error:
+            self._end("all", f"`{self._directory}` cannot be written: {error.strerror}")
+            self._interval = None
+            return self
+        try:
+            self._events = Events(self._directory / EVENTS)
+        except NoTensorBoard as error:
+            self.left_out["tensorboard"] = str(error)
+        except OSError as error:
+            self._end("tensorboard", str(error.strerror))
+        try:
+            self._gpu = nvml.open_gpu(self._device, self._local_rank, os.environ)
+        except nvml.NoGpu as error:
+            self.left_out["gpu"] = str(error)
+        self._last = (time.monotonic(), self._counters())
+        self._tell()
+        self._thread = threading.Thread(target=self._sample_on, args=(self._interval,), name="curves", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            self._end("all", f"the sampling thread hangs since it was asked to end {_PATIENCE:.0f} s ago")
+            return
+        with self._lock:
+            # A figure that comes later must not reach a file handle that is somebody else's by then.
+            self._interval = None
+            for file in self._files.values():
+                file.close()
+            if self._events is not None:
+                self._events.close()
+        if self._gpu is not None:
+            self._gpu.close()
+        with contextlib.suppress(OSError):
+            self._tell()
+
+    def scalar(self, name: str, value: float, step: int, unit: str = "1", at: float | None = None) -> None:
+        """A figure of a step: ``loss``, ``learning_rate``, ``step_seconds`` (unit ``s``); in TensorBoard train/NAME.
+
+        ``at``: the wall clock it belongs to, by default now. Raises ``ValueError`` for a name that no file should have;
+        never for the disk.
+        """
+        if not _NAME.match(name):
+            raise ValueError(f"`{name}` is no name of a curve")
+        self._put(name, value, step, time.time() if at is None else at, unit=unit)
+
+    def _sample_on(self, interval: float) -> None:
+        due = time.monotonic()
+        began = time.thread_time()
+        try:
+            while True:
+                due += interval
+                # A sample that came late moves the next ones: catching up would only measure itself.
+                due = max(due, time.monotonic())
+                stopped = self._stop.wait(due - time.monotonic())
+                # The last stretch counts unless it is so short that rates over it would be noise.
+                if not stopped or not self.samples or time.monotonic() > due - interval / 2:
+                    self._sample()
+                self.cpu_seconds = time.thread_time() - began
+                if stopped:
+                    return
+        except Exception as error:
+            self._end("all", f"{type(error).__name__}: {error}")
+
+    def _sample(self) -> None:
+        at, counters = time.monotonic(), self._counters()
+        before, old = self._last
+        found = kernel_counters.rates(old, counters, at - before)
+        self._last = (at, counters)
+        found.update(kernel_counters.process_gauges(self._root))
+        if self._local_rank == 0:
+            found.update(kernel_counters.node_gauges(self._root))
+        if self._gpu is not None:
+            found.update(self._gpu.read())
+        self.samples += 1
+        now = time.time()
+        for name, value in found.items():
+            self._put(name, value, self.samples, now)
+
+    def _counters(self) -> dict[str, float]:
+        found = kernel_counters.process_counters(self._root)
+        return {**found, **kernel_counters.node_counters(self._root)} if self._local_rank == 0 else found
+
+    def _put(self, name: str, value: float, step: int, now: float, unit: str | None = None) -> None:
+        with self._lock:
+            if self._interval is None:
+                return
+            try:
+                if name not in self.ended:
+                    if name not in self._files:
+                        path = self._directory / FOLDER / f"{name}.csv"
+                        self._files[name] = CurveFile(path, unit or _UNITS[name], stepped=unit is not None)
+                    self._files[name].add(now - self._began, value, step)
+            except OSError as error:
+                self._end(name, str(error.strerror))
+            try:
+                if self._events is not None and "tensorboard" not in self.ended:
+                    tag = f"train/{name}" if unit is not None else name.replace(".", "/")
+                    self._events.scalar(tag, value, step, now)
+            except OSError as error:
+                self._end("tensorboard", str(error.strerror))
+
+    def _end(self, name: str, reason: str) -> None:
+        self.ended[name] = reason
+        sys.stderr.write(f"rank {self._rank}: curve `{name}` ends, the run goes on: {reason}\n")
+        with contextlib.suppress(OSError):
+            self._tell()
+
+    def _tell(self) -> None:
+        about = {
+            "host": socket.gethostname(),
+            "rank": self._rank,
+            "interval": self._every,
+            "left_out": self.left_out,
+            "ended": self.ended,
+            "samples": self.samples,
+            "cpu_seconds": round(self.cpu_seconds, 6),
+        }
+        path = self._directory / FOLDER / ABOUT
+        text = (json.dumps(about, indent=1) + "\n").ljust(_ABOUT_BYTES).encode()
+        # In place, not by rename: on a full disk only the blocks that the file has already can be written.
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.pwrite(handle, text, 0)
+        finally:
+            os.close(handle)

@@ -1,0 +1,181 @@
+"""What a rank notes while it trains. Every trainer fills one, so that their figures mean the same."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunetool.errors import ExitCode, TunetoolError
+from tunetool.training.workload import ERROR, RESULT, RankResult
+
+_LIBRARIES = ("torch", "deepspeed", "transformers", "peft", "lightning", "llamafactory")
+Scalars = Callable[[str, float, int, str, float | None], None]
+"""Name, value, step, unit, and when (wall clock; None: now): where curves go."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Bytes that a process read."""
+
+    storage: int = 0
+    """Fetched from a block device: the page cache did not have them."""
+    logical: int = 0
+    """Returned by read calls, wherever they came from."""
+
+    def since(self, before: Read) -> Read:
+        """What was read after ``before``."""
+        return Read(self.storage - before.storage, self.logical - before.logical)
+
+    def plus(self, other: Read) -> Read:
+        """Both."""
+        return Read(self.storage + other.storage, self.logical + other.logical)
+
+
+def reads(proc: str = "/proc/self/io") -> Read:
+    """All that this process and its threads read so far (proc(5)); nothing where the kernel does not count."""
+    try:
+        lines = dict(line.split(": ") for line in Path(proc).read_text().splitlines())
+        return Read(int(lines["read_bytes"]), int(lines["rchar"]))
+    except (OSError, ValueError, KeyError):
+        return Read()
+
+
+@dataclass
+class Recorder:
+    """One rank's notes, from its first line of Python on."""
+
+    rank: int
+    local_rank: int
+    world: int
+    launched: float | None = None
+    """Wall clock of the launcher when it began; the clocks of two nodes may differ."""
+    device: str = "cpu"
+    model_bytes: int = 0
+    parameters: int = 0
+    trainable: int = 0
+    tokens: int = 0
+    images: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    scalars: Scalars = lambda _name, _value, _step, _unit, _at: None
+    beat: Callable[[], None] = lambda: None
+    """Told at each step: the watchdog's sign of life."""
+    _began: float = field(default_factory=time.monotonic)
+    libraries: dict[str, str] | None = None
+    """Versions, of a trainer that runs in an environment of its own."""
+    _steps: list[tuple[float | None, float | None, float, float]] = field(default_factory=list)
+    _read: dict[str, Read] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.launched is not None:
+            self.seconds["rendezvous"] = max(0.0, time.time() - self.launched)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time it; whoever uses a GPU synchronizes inside."""
+        began = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+        self.beat()
+
+    @contextlib.contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """Count what this process reads meanwhile as ``model`` or ``data``."""
+        before = reads()
+        yield
+        self.count(what, reads().since(before))
+
+    def count(self, what: str, read: Read) -> None:
+        """What was read for ``what``, by this process or another."""
+        self._read[what] = self._read.get(what, Read()).plus(read)
+
+    def step(
+        self,
+        waited: float | None,
+        loaded: float | None,
+        took: float,
+        loss: float,
+        rate: float,
+        tokens: int,
+        images: int,
+        at: float | None = None,
+    ) -> None:
+        """One step: seconds waited for its batch, seconds in which the batch was made, and of the step itself.
+
+        None: the trainer does not say; a wait that nobody knows is part of ``took``. ``at``: wall clock of its end,
+        where it is noted later.
+        """
+        number = len(self._steps)
+        if number == 0 and waited is not None:
+            self.seconds["first_batch"] = waited
+        self._steps.append((waited, loaded, took, rate))
+        self.losses.append(loss)
+        self.tokens += tokens
+        self.images += images
+        for name, value, unit in (
+            ("loss", loss, "1"),
+            ("learning_rate", rate, "1"),
+            ("step_time", took, "s"),
+            ("data_time", waited, "s"),
+        ):
+            if value is not None:
+                self.scalars(name, value, number, unit, at)
+        self.beat()
+
+    def result(self) -> RankResult:
+        """All of it; the rank's work ends now."""
+        self.seconds["end_to_end"] = self.seconds.get("rendezvous", 0.0) + time.monotonic() - self._began
+        return RankResult(
+            rank=self.rank,
+            host=socket.gethostname(),
+            local_rank=self.local_rank,
+            device=self.device,
+            seconds=dict(self.seconds),
+            data_seconds=[each[0] for each in self._steps if each[0] is not None],
+            load_seconds=[each[1] for each in self._steps if each[1] is not None],
+            step_seconds=[each[2] for each in self._steps],
+            losses=list(self.losses),
+            learning_rates=[each[3] for each in self._steps],
+            tokens=self.tokens,
+            images=self.images,
+            model_bytes=self.model_bytes,
+            read_bytes={name: {"storage": read.storage, "logical": read.logical} for name, read in self._read.items()},
+            parameters=self.parameters,
+            trainable=self.trainable,
+            versions=versions() if self.libraries is None else self.libraries,
+            notes=list(self.notes),
+        )
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that are installed here."""
+    found = {}
+    for name in _LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def keep_result(own: Path, result: RankResult) -> None:
+    """In the rank's own directory, whole or not at all: a launcher may fetch it at any time."""
+    _keep(own / RESULT, json.dumps(result.document(), allow_nan=False))
+
+
+def keep_error(own: Path, error: TunetoolError) -> None:
+    """Why a rank ends, for the one who started it."""
+    told = {"message": error.message, "hint": error.hint, "usage": error.exit_code == ExitCode.USAGE}
+    _keep(own / ERROR, json.dumps(told))
+
+
+def _keep(file: Path, text: str) -> None:
+    hidden = file.with_name(f".{file.name}.{os.getpid()}")
+    hidden.write_text(text)
+    hidden.rename(file)

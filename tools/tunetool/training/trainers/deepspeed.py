@@ -1,0 +1,264 @@
+"""The fine-tune on DeepSpeed itself: communicator, model, LoRA, engine, steps, checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.measure import page_cache
+from tunetool.training.data import batches
+from tunetool.training.model.architecture import LORA_TARGETS
+from tunetool.training.model.reference_model import describe
+from tunetool.training.preflight import need_absent, need_memory
+from tunetool.training.rank.recorder import Recorder
+from tunetool.training.trainers.deepspeed_config import ds_config
+from tunetool.training.workload import Workload
+
+ALPHA = 2
+"""lora_alpha for each rank of LoRA, LLaMA-Factory's default."""
+WARM_UP = 0.1
+"""Of the steps, in which the learning rate rises; a cosine brings it down to 0 afterwards."""
+
+Made = Generator[tuple[batches.Batch, batches.Cost], None, None]
+
+
+@dataclass
+class Trainer:
+    """One rank."""
+
+    workload: Workload
+    recorder: Recorder
+    local_world: int
+    cuda: bool = False
+
+    def run(self) -> None:
+        """Train, from imports to checkpoint. Raises ``CannotJudge`` and ``UsageProblem`` naming what is wrong."""
+        with self.recorder.phase("imports"):
+            self._import()
+        self._check()
+        with self.recorder.phase("communicator"):
+            self._communicator()
+        if self.workload.cold:
+            self.drop()
+        model = self._load()
+        from tunetool.training.data.dataset import Samples
+
+        samples = Samples(Path(self.workload.dataset), Path(self.workload.model))
+        plan = self._plan(len(samples))
+        with self.recorder.phase("engine"):
+            engine = self._engine(model, len(plan))
+        self._train(engine, samples, plan)
+        if self.workload.checkpoint is not None:
+            self._save(engine, Path(self.workload.checkpoint))
+
+    def _import(self) -> None:
+        """What takes seconds, before anything is measured that it would hide in."""
+        import deepspeed
+        import peft  # noqa: F401  (imported here, used later)
+        import torch
+        import transformers
+
+        from tunetool.training.data import dataset  # noqa: F401  (the same)
+        from tunetool.training.model import load  # noqa: F401  (the same)
+
+        transformers.utils.logging.set_verbosity_error()
+        self.cuda = self._wants_cuda(torch)
+        if not self.cuda:
+            # DeepSpeed would compile this op in the middle of the job, and wait for ever for another's lock on it; it
+            # only speeds up all-reduces between ranks that its own launcher started, which no other launcher has.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        torch.manual_seed(self.workload.seed)
+
+    def _wants_cuda(self, torch: Any) -> bool:
+        wanted = self.workload.device
+        if wanted == "cpu":
+            return False
+        seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if wanted == "auto" and seen == 0:
+            return False
+        if seen <= self.recorder.local_rank:
+            raise CannotJudge(
+                f"rank {self.recorder.rank} needs GPU {self.recorder.local_rank}, and torch sees {seen}",
+                "start as many ranks as there are GPUs (`--ranks-per-node`), or train on `--device cpu`",
+            )
+        return True
+
+    def _check(self) -> None:
+        """What this node would only find out hours later, or by being killed."""
+        if self.workload.checkpoint is not None:
+            need_absent(Path(self.workload.checkpoint))
+        if not self.cuda and self.recorder.local_rank == 0:
+            need_memory(describe(self.workload.model).parameters, self.workload.full, self.local_world)
+
+    def _communicator(self) -> None:
+        """The group and its first collective, which connects the ranks."""
+        import deepspeed
+        import torch
+
+        if self.cuda:
+            torch.cuda.set_device(self.recorder.local_rank)
+            self.recorder.device = torch.cuda.get_device_name()
+        deepspeed.init_distributed(dist_backend="nccl" if self.cuda else "gloo", verbose=False)
+        one = torch.ones(1, device=self._device)
+        torch.distributed.all_reduce(one)
+        self._synchronize()
+        if int(one.item()) != self.recorder.world:
+            raise CannotJudge(f"{int(one.item())} of {self.recorder.world} ranks answered the first collective")
+
+    def drop(self) -> None:
+        """One rank of each node, while the others wait."""
+        import torch
+
+        if self.recorder.local_rank == 0:
+            for directory in (self.workload.model, self.workload.dataset):
+                # Links too: Hugging Face's caches have nothing else.
+                for path in Path(directory).rglob("*"):
+                    if path.is_file():
+                        page_cache.drop_file(path)
+        torch.distributed.barrier()
+
+    def _load(self) -> Any:
+        from tunetool.training.model.load import load
+
+        workload, recorder = self.workload, self.recorder
+        with recorder.phase("model_load"), recorder.reading("model"):
+            loaded = load(Path(workload.model), self._device, workload.loader)
+            self._synchronize()
+        recorder.model_bytes = loaded.bytes
+        model = loaded.model
+        model.config.use_cache = False
+        if not workload.full:
+            model = _with_lora(model, workload)
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+        recorder.parameters = sum(size for size, _ in sizes)
+        recorder.trainable = sum(size for size, trains in sizes if trains)
+        return model
+
+    def _plan(self, samples: int) -> list[list[int]]:
+        """This rank's batches, one for each step."""
+        workload, recorder = self.workload, self.recorder
+        each = batches.steps_per_epoch(samples, workload.batch_size, recorder.world)
+        wanted = workload.steps if workload.steps is not None else workload.epochs * each
+        plan: list[list[int]] = []
+        for epoch in range(-(-wanted // each)):
+            plan += batches.order(samples, epoch, recorder.rank, recorder.world, workload.batch_size, workload.seed)
+        return plan[:wanted]
+
+    def _optimizer(self, model: Any, steps: int) -> tuple[Any, Any]:
+        """And its schedule, stepped once for each step."""
+        import torch
+        from transformers import get_cosine_schedule_with_warmup
+
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # torch's own: DeepSpeed's would compile an op first.
+        optimizer = torch.optim.AdamW(trained, lr=self.workload.learning_rate, weight_decay=0.0)
+        return optimizer, get_cosine_schedule_with_warmup(optimizer, round(WARM_UP * steps), steps)
+
+    def _engine(self, model: Any, steps: int) -> Any:
+        import deepspeed
+
+        optimizer, schedule = self._optimizer(model, steps)
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            lr_scheduler=schedule,
+            config=ds_config(self.workload, self.recorder.world, self.cuda),
+        )
+        engine.train()
+        self._synchronize()
+        return engine
+
+    def _train(self, engine: Any, samples: Any, plan: Sequence[Sequence[int]]) -> None:
+        recorder, step = self.recorder, 0
+        asked = time.monotonic()
+        made = self._batches(samples, plan)
+        with contextlib.closing(made):
+            for batch, cost in made:
+                waited = time.monotonic() - asked
+                recorder.count("data", cost.read)
+                rate = float(engine.get_lr()[0])
+                began = time.monotonic()
+                loss = self._step(engine, batch)
+                took = time.monotonic() - began
+                tokens, images = int(batch["attention_mask"].sum()), len(batch.get("image_grid_thw", ()))
+                recorder.step(waited, cost.seconds, took, loss, rate, tokens, images)
+                step += 1
+                asked = time.monotonic()
+        if step != len(plan):
+            raise CannotJudge(f"rank {recorder.rank} made {step} of {len(plan)} steps")
+
+    def _batches(self, samples: Any, plan: Sequence[Sequence[int]]) -> Made:
+        from tunetool.training.data.dataset import collate
+
+        workers, tell = self.workload.workers, self.recorder.notes.append
+        return batches.batches(samples, collate, plan, workers, self.cuda, self.local_world, tell)
+
+    def _step(self, engine: Any, batch: batches.Batch) -> float:
+        """Until the device has done it; the rank's own loss."""
+        moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
+        loss = engine(**moved).loss
+        engine.backward(loss)
+        engine.step()
+        self._synchronize()
+        return float(loss.item())
+
+    def _save(self, engine: Any, directory: Path) -> None:
+        """By DeepSpeed, every rank its part; durable before the time is taken."""
+        import torch
+
+        torch.distributed.barrier()
+        with self.recorder.phase("checkpoint"):
+            engine.save_checkpoint(str(directory), exclude_frozen_parameters=not self.workload.full)
+            torch.distributed.barrier()
+            if self.recorder.local_rank == 0:
+                for path in page_cache.files_under(directory):
+                    _sync(path)
+            torch.distributed.barrier()
+
+    @property
+    def _device(self) -> str:
+        return f"cuda:{self.recorder.local_rank}" if self.cuda else "cpu"
+
+    def _synchronize(self) -> None:
+        if self.cuda:
+            import torch
+
+            torch.cuda.synchronize()
+
+
+def _with_lora(model: Any, workload: Workload) -> Any:
+    import peft
+
+    settings = peft.LoraConfig(
+        r=workload.lora_rank,
+        lora_alpha=ALPHA * workload.lora_rank,
+        lora_dropout=0.0,
+        target_modules=LORA_TARGETS,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        # In the model's own type: DeepSpeed's engine wants one for all.
+        return peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise UsageProblem(
+            f"`{workload.model}` takes no LoRA: {error}", "is it a Qwen2.5-VL? `--model 7b` builds one"
+        ) from None
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def train(workload: Workload, recorder: Recorder) -> None:
+    """What the worker calls, here as in the other trainers' modules."""
+    Trainer(workload, recorder, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))).run()

@@ -1,0 +1,44 @@
+"""DeepSpeed's configuration for the fine-tune. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunetool.training.workload import Workload
+
+BUCKET = 50_000_000
+"""Elements that are reduced or gathered at once: 100 MB in bf16, DeepSpeed's default is ten times that."""
+CLIP = 1.0
+
+
+def ds_config(workload: Workload, world: int, cuda: bool) -> dict[str, Any]:
+    """For ``deepspeed.initialize``. bf16 on GPUs; fp32 on CPUs, whose bf16 may be emulated.
+
+    Partitioning is all that differs between stages, so that what a stage costs is what its traffic costs.
+    """
+    zero: dict[str, Any] = {
+        "stage": workload.zero_stage,
+        "contiguous_gradients": True,
+        "overlap_comm": cuda,
+        "reduce_scatter": True,
+        "reduce_bucket_size": BUCKET,
+        "allgather_bucket_size": BUCKET,
+    }
+    if workload.zero_stage == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": BUCKET,
+            # Small tensors stay whole on every rank: gathering norms and LoRA's factors would be all latency.
+            "stage3_param_persistence_threshold": 100_000,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    return {
+        "train_micro_batch_size_per_gpu": workload.batch_size,
+        "gradient_accumulation_steps": 1,
+        "train_batch_size": workload.batch_size * world,
+        "gradient_clipping": CLIP,
+        "bf16": {"enabled": cuda},
+        "zero_optimization": zero,
+        # Its own lines would be printed by every rank; losses and times are ours.
+        "steps_per_print": 1_000_000_000,
+        "wall_clock_breakdown": False,
+    }

@@ -1,0 +1,330 @@
+"""One node: check it against its manifest, measure its storage, judge, keep the record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tunetool import record as records
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.measure import busy, figures, rundir
+from tunetool.measure.aio import rung as deepspeed
+from tunetool.measure.balance import balance
+from tunetool.measure.evidence import obstacles
+from tunetool.measure.facts import node_facts
+from tunetool.measure.fio import Fio, find_fio, preloads
+from tunetool.measure.gds import rung as gds
+from tunetool.measure.gds.spec import Mode
+from tunetool.measure.ladder import climb as ladder
+from tunetool.measure.ladder import facts as ladder_facts
+from tunetool.measure.ladder.gpu import PINNED
+from tunetool.measure.ladder.rungs import Wish
+from tunetool.measure.progress import Progress
+from tunetool.measure.sequential import Plan, Results, Sequential, free_bytes
+from tunetool.measure.sequential import plan as plan_sequential
+from tunetool.measure.target import check_target
+from tunetool.node.audit.manifest_checks import run_checks
+from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load
+from tunetool.node.machine.block_stack import BlockStack, read_stack
+from tunetool.node.machine.drives import read_drives
+from tunetool.record import CheckResult, Expectation, Measurement, Record
+from tunetool.verdict import Case, exit_code, judge, judged_expectations, limit_of
+from tunetool.verify.ceiling import ceiling
+from tunetool.verify.drive_errors import Watch
+from tunetool.verify.expectable import EXPECTABLE
+from tunetool.verify.request import Request, Result
+
+MOUNTED = "filesystem.mounted"
+"""The check without which nothing is written: the bare mount point belongs to the root file system."""
+
+
+@dataclass
+class _Findings:
+    """Grows as the run goes on: what there is when it fails is kept."""
+
+    checks: list[CheckResult] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+    unproven: dict[str, str] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    raw: dict[str, str] = field(default_factory=dict)
+    climbed: ladder.Climbed | None = None
+    """Of level full."""
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """Where and how it will be measured."""
+
+    stack: BlockStack
+    shape: Plan
+    stale: Sequence[Path]
+    """What runs that died left in the target."""
+    rung: deepspeed.Rung
+    gds: Mode
+    wish: Wish
+    """Of level full."""
+
+
+def verify(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:
+    """Verify this node. Raises ``UsageProblem`` before any work when the call is wrong."""
+    environment = os.environ if environment is None else environment
+    started = records.utc_now()
+    manifest = read_manifest(request.manifest)
+    found = _Findings()
+    if manifest is not None:
+        found.checks += [_as_result(check) for check in run_checks(manifest)]
+    if request.level == "config":
+        found.checks += gds.static_check(request.gds or gds.default_mode(manifest), environment)
+    scene = _set_scene(request, manifest, found, progress, environment) if request.level != "config" else None
+    if manifest is None:
+        progress.say("no manifest: the configuration checks are skipped")
+    if request.dry_run:
+        if scene is None:
+            progress.say("writes nothing but the record")
+        return Result(None, None, ExitCode.OK)
+    runs_dir = request.runs_dir or records.default_runs_dir()
+    records.prepare_runs_dir(runs_dir)
+    if scene is not None:
+        _measure(request, scene, found, progress, environment)
+    record = _conclude(request, manifest, scene.stack if scene else None, found, started)
+    path = records.write(record, runs_dir, found.raw)
+    return Result(record, path, exit_code([record.verdict.status] if record.verdict else []))
+
+
+def read_manifest(path: Path | None) -> dict[str, Any] | None:
+    """The manifest at ``path``, or the node's own, or None where there is none. Raises ``UsageProblem``."""
+    try:
+        return load(str(path or MANIFEST_PATH))
+    except FileNotFoundError:
+        if path is not None:
+            raise UsageProblem(f"`{path}` does not exist", "give the path of a manifest") from None
+        return None
+    except ManifestError as error:
+        raise UsageProblem(error.message, error.hint) from None
+
+
+def expectations(request: Request, manifest: Mapping[str, Any] | None) -> list[Expectation]:
+    """The caller's, else the manifest's; one for each direction that is to be judged."""
+    if request.expect or manifest is None:
+        source, wanted = "--expect", request.expect
+    else:
+        source, wanted = str(request.manifest or MANIFEST_PATH), manifest["expect"]
+    return [
+        Expectation(name=name, value=float(wanted[key]), unit=unit, source=source)
+        for key, (name, unit) in EXPECTABLE.items()
+        if key in wanted
+    ]
+
+
+def _target(request: Request, manifest: Mapping[str, Any] | None) -> tuple[Path, bool]:
+    """The directory to measure, and whether it is the manifest's own mount point."""
+    mount_point = Path(manifest["filesystem"]["mount_point"]) if manifest else None
+    if request.target is not None:
+        check_target(request.target)
+        target = request.target.resolve()
+        return target, target == mount_point
+    if mount_point is None:
+        raise UsageProblem(
+            "nothing to measure: there is no manifest and no `--target`",
+            f"give `--target DIR`, or provision the node, which writes `{MANIFEST_PATH}`",
+        )
+    return mount_point, True
+
+
+def _is_mounted(checks: Sequence[CheckResult]) -> bool:
+    return any(check.id == MOUNTED and check.status == "pass" for check in checks)
+
+
+def _doubt_manifest(request: Request, manifest: Mapping[str, Any] | None, stack: BlockStack, found: _Findings) -> None:
+    """The manifest's expectations hold for the manifest's file system, and for no other."""
+    if manifest is None or request.expect or not manifest["expect"]:
+        return
+    mount_point = manifest["filesystem"]["mount_point"]
+    inside = stack.mount is not None and stack.mount.mount_point == mount_point and _is_mounted(found.checks)
+    if not inside:
+        found.doubts.append(
+            f"`{stack.directory}` is not on the manifest's file system (`{mount_point}`), whose expectations do not "
+            "apply to it: pass `--expect`, or leave out `--target`"
+        )
+
+
+def _set_scene(
+    request: Request,
+    manifest: Mapping[str, Any] | None,
+    found: _Findings,
+    progress: Progress,
+    environment: Mapping[str, str],
+) -> _Scene | None:
+    """Look at the target and say what will happen; None where nothing may be written. Writes nothing itself."""
+    target, own_mount = _target(request, manifest)
+    if own_mount and not _is_mounted(found.checks):
+        progress.say(f"`{target}` is not the mount that the manifest names: nothing is written there")
+        found.errors.append(f"`{target}` was not measured: see {MOUNTED}")
+        return None
+    try:
+        check_target(target)
+        free = free_bytes(target)
+    except OSError as error:
+        # A file system that shut itself down.
+        found.errors.append(f"`{target}` was not measured: {error.strerror or error}; see `dmesg | tail`")
+        return None
+    stack = read_stack(str(target))
+    _doubt_manifest(request, manifest, stack, found)
+    limit = ceiling(stack, read_drives())
+    if limit is not None:
+        found.measurements.append(figures.ceiling_figure(stack, limit))
+    cpus = os.cpu_count() or 1
+    named = {wanted.name: limit_of(wanted.value, request.tolerance) for wanted in expectations(request, manifest)}
+    limits = {direction: named[name] for direction, name in figures.NAMES.items() if name in named}
+    shape = plan_sequential(target, stack.medium, free, cpus, request.duration, limit, limits)
+    stale = rundir.stale_directories(target)
+    rung = deepspeed.prepare(request.python, request.duration, request.require, environment)
+    above = ladder.announcement(shape, stack) if request.level == "full" else []
+    left = [f"`{path}` was left by a run that died" for path in stale]
+    direct = request.gds or gds.default_mode(manifest)
+    for line in [*shape.announcement(), rung.announcement(), *gds.announcement(direct), *above, *left]:
+        progress.say(line)
+    return _Scene(stack, shape, stale, rung, direct, Wish(named, request.python, "deepspeed" in request.require))
+
+
+def _measure(
+    request: Request, scene: _Scene, found: _Findings, progress: Progress, environment: Mapping[str, str]
+) -> None:
+    """Measure into ``found``: what cannot be judged becomes an error or a doubt there."""
+    stack = scene.stack
+    found.doubts += obstacles(stack)
+    found.doubts += [
+        f"`{name}` was set, so foreign code ran in tunetool itself: unset it and verify again"
+        for name in preloads(environment)
+    ]
+    results = Results()
+    try:
+        fio = find_fio(environment)
+    except CannotJudge as error:
+        found.errors.append(_one_line(error))
+        return
+    with Watch(stack) as watch:
+        try:
+            _run(request, scene, fio, results, found, progress, environment)
+        except CannotJudge as error:
+            found.errors.append(_one_line(error))
+        except OSError as error:
+            found.errors.append(f"`{error.filename or stack.directory}`: {error.strerror or error}; see `dmesg | tail`")
+        found.errors += results.left_behind
+        found.checks += watch.findings()
+    found.raw.update(results.raw)
+    if found.climbed is not None:
+        found.measurements += found.climbed.measurements
+        found.unproven.update(found.climbed.unproven)
+        found.errors += found.climbed.errors
+        found.raw.update(found.climbed.raw)
+    found.doubts += dict.fromkeys(results.incomplete)
+    if results.samples:
+        found.measurements += figures.bandwidths(stack, fio, scene.shape, results)
+        found.measurements += figures.service_time_figures(stack, results)
+        found.unproven.update(figures.unproven(stack, results))
+        found.checks.append(balance(stack, figures.counted_samples(results)))
+
+
+def _one_line(error: CannotJudge) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def _run(
+    request: Request,
+    scene: _Scene,
+    fio: Fio,
+    results: Results,
+    found: _Findings,
+    progress: Progress,
+    environment: Mapping[str, str],
+) -> None:
+    stack, target = scene.stack, Path(scene.shape.target)
+    key = stack.device_number or f"dev-{target.stat().st_dev}"
+    locks = busy.lock_directory(environment, os.geteuid() == 0)
+    with ExitStack() as held:
+        held.enter_context(busy.device_lock(key, locks))
+        rundir.remove_stale(scene.stale)
+        if not request.allow_busy:
+            with progress.step("looking for other work", busy.LOOK_SECONDS) as tick:
+                busy.refuse(busy.look(stack, tick))
+        place = held.enter_context(rundir.run_directory(target, records.new_id(), results.left_behind.append))
+        Sequential(scene.shape, stack, fio, place, environment, progress, results).execute()
+        seen = min((each.outcome.bandwidth for samples in results.samples.values() for each in samples), default=0.0)
+        rung = deepspeed.measure(scene.rung, stack, place, seen, environment, progress)
+        found.checks.append(rung.check)
+        found.measurements += rung.measurements
+        found.raw.update(rung.raw)
+        direct = gds.measure(scene.gds, request.python, stack, place, seen, environment, progress)
+        found.checks += direct.checks
+        found.measurements += direct.measurements
+        found.raw.update(direct.raw)
+        if request.level == "full":
+            found.climbed = ladder.Climbed()
+            ladder.climb(
+                scene.shape, stack, fio, place, results, read_drives(), scene.wish, environment, progress, found.climbed
+            )
+
+
+def _conclude(
+    request: Request,
+    manifest: Mapping[str, Any] | None,
+    stack: BlockStack | None,
+    found: _Findings,
+    started: datetime,
+) -> Record:
+    if request.level == "config" and manifest is None:
+        found.errors.append("there is no manifest to check against: provision the node, or measure a `--target`")
+    rungs = _ladder(found, stack)
+    case = Case(
+        measurements=found.measurements,
+        expectations=expectations(request, manifest),
+        checks=found.checks,
+        unproven=found.unproven,
+        doubts=found.doubts,
+        errors=found.errors,
+        tolerance=request.tolerance,
+        measured=request.level != "config",
+        ladder=rungs,
+    )
+    return Record(
+        kind="verify",
+        id=records.new_id(),
+        started=started,
+        finished=records.utc_now(),
+        node=node_facts(read_drives(), stack),
+        command=list(request.command),
+        target=stack.directory if stack else None,
+        expectations=judged_expectations(case),
+        tolerance=request.tolerance,
+        measurements=found.measurements,
+        checks=found.checks,
+        ladder=rungs,
+        verdict=judge(case),
+    )
+
+
+def _ladder(found: _Findings, stack: BlockStack | None) -> records.Ladder | None:
+    climbed = found.climbed
+    if climbed is None or stack is None:
+        return None
+    # The handle to pinned memory is measured at every level; where it was left out, its check says why.
+    left_out = {name: check.found for check in found.checks if check.id == deepspeed.CHECK_ID for name in PINNED}
+    return ladder.conclude(
+        found.measurements,
+        {**left_out, **climbed.skipped},
+        found.unproven,
+        lambda: ladder_facts.read_facts(stack, read_drives(), found.measurements),
+    )
+
+
+def _as_result(check: Any) -> CheckResult:
+    return CheckResult(
+        id=check.id, status=check.status, expected=check.expected, found=check.found, remedy=check.remedy
+    )
