@@ -69,7 +69,7 @@ def lint_commands() -> list[list[str]]:
             *("--explicit-package-bases", "-p", f"{COLLECTION}.modules", "-p", f"{COLLECTION}.action"),
             *("-p", f"{COLLECTION}.callback"),
         ],
-        [str(VENV / "lint-imports"), "--no-logo", "--no-cache"],
+        ["env", "PYTHONPATH=tools", str(VENV / "lint-imports"), "--no-logo", "--no-cache"],
         [str(VENV / "python"), "tools/dev/docs.py", "--check"],
         [str(VENV / "yamllint"), "--strict", "."],
         [str(VENV / "ansible-lint"), "--offline", "-q"],
