@@ -21,12 +21,14 @@ test-all: ## the same and what exceeds its time box
 	@tools/dev/setup.sh --timed --lab --containers --deepspeed --cluster
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow lint unit containers measurement tune checkpoint finetune node
 
-bench: setup  ## what tunetool itself costs: aggregating records, a fleet, verify against bare fio, ds-io against ds_io, tune against ds_nvme_tune
+bench:  ## what tunetool itself costs: aggregating records, a fleet, verify against bare fio, ds-io against ds_io, tune against ds_nvme_tune, strategies against their prediction
+	@tools/dev/setup.sh --deepspeed --cluster
 	@.venv/bin/python perf/aggregate.py
 	@.venv/bin/python perf/fleet.py
 	@.venv/bin/python perf/against_fio.py --target $${TARGET:-/var/tmp}
 	@.venv/bin/python perf/against_ds_io.py --target $${TARGET:-/var/tmp}
 	@.venv/bin/python perf/tune.py --target $${TARGET:-/var/tmp}
+	@.venv/bin/python perf/strategies.py
 
 rehearse: ## a virtual node with eight blank drives: built, verified, judged
 	@tools/dev/setup.sh --lab
