@@ -94,7 +94,7 @@ def test_somebody_elses_entry_is_not_replaced() -> None:
 def test_somebody_elses_entry_is_seen_before_there_is_one_of_ours(tmp_path: Path) -> None:
     text = '# /dev/sdb1 /m ext4\nUUID="2" /m xfs nofail 0 0\n/dev/sdb1 /m ext4 defaults 0 2\n'
     assert foreign_entry(text, "/m", ["UUID=2"]) == "/etc/fstab line 3 mounts `/dev/sdb1` at `/m`"
-    assert foreign_entry(text, "/m", []) == '/etc/fstab line 2 mounts `UUID="2"` at `/m`'
+    assert foreign_entry(text, "/m", []) == "/etc/fstab line 2 mounts `UUID=2` at `/m`"
     assert foreign_entry(text, "/mnt", []) is None
     assert in_the_way("/m", str(tmp_path)) is None
     (tmp_path / "etc").mkdir()

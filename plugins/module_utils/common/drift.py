@@ -10,6 +10,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, Mapping, Sequence, TypeVar
 
+from .files import lines
 from .manifest import MANIFEST_PATH, ManifestError, load
 from .refusal import Refusal
 
@@ -129,9 +130,9 @@ class Ledger:
 
 def lines_only_in(text: str, other: str) -> str:
     """The lines of ``text`` that ``other`` lacks, comments left out, as one line."""
-    known = other.splitlines()
-    lines = [line for line in text.splitlines() if line and line not in known and not line.startswith("#")]
-    return "; ".join("`%s`" % line for line in lines) or "nothing"
+    known = {line.rstrip("\r\n") for line in lines(other)}
+    mine = [line.rstrip("\r\n") for line in lines(text)]
+    return "; ".join("`%s`" % line for line in mine if line and line not in known and line[0] != "#") or "nothing"
 
 
 Result = TypeVar("Result")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
+from typing import Any
 
 
 def read_text(path: str) -> str | None:
@@ -27,12 +29,65 @@ def read_int(path: str) -> int | None:
 
 
 def content(path: str) -> str:
-    """The file's exact text, empty when there is no such file."""
+    """The file's exact text, empty when there is no such file.
+
+    ``replace_file`` writes back the very bytes: what is not UTF-8 becomes lone surrogates here, and line ends stay.
+    Put such a text through ``printable`` before it is shown.
+    """
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as stream:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as stream:
             return stream.read()
     except FileNotFoundError:
         return ""
+
+
+def exact_text(path: str) -> str:
+    """``content``, empty also where the file cannot be read: for names that the kernel prints, byte for byte."""
+    try:
+        return content(path)
+    except OSError:
+        return ""
+
+
+def lines(text: str) -> list[str]:
+    """The lines of a text with their ends, as the programs that read these files split them: at line feeds alone.
+
+    ``str.splitlines`` also splits at form feeds, at vertical tabs and at U+2028, which occur within lines.
+    """
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def with_line(text: str, line: str, before: int | None = None) -> str:
+    """``text`` with one more line, so that taking that line away again gives back the same bytes.
+
+    It comes last, or before the last line where that one has no line end: to end it would be a change of its own.
+    ``before`` is the number (from 0) of the line before which it comes then, where that is not the last.
+    """
+    whole = lines(text)
+    if text and not text.endswith("\n"):
+        whole.insert(len(whole) - 1 if before is None else before, line + "\n")
+    else:
+        whole.append(line + "\n")
+    return "".join(whole)
+
+
+_UNPRINTABLE = re.compile("[\ud800-\udfff]")
+
+
+def printable(value: Any) -> Any:
+    """A text, or what JSON can hold, with bytes that are not UTF-8 as ``\\xfc``: ansible-core takes no other result."""
+    if isinstance(value, str):
+        return _UNPRINTABLE.sub(_shown, value)
+    if isinstance(value, dict):
+        return {printable(key): printable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [printable(each) for each in value]
+    return value
+
+
+def _shown(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return "\\x%02x" % (code - 0xDC00) if 0xDC80 <= code <= 0xDCFF else "\\u%04x" % code
 
 
 def replace_file(path: str, text: str, mode: int = 0o644) -> None:
@@ -42,7 +97,7 @@ def replace_file(path: str, text: str, mode: int = 0o644) -> None:
     os.makedirs(directory, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=".%s." % os.path.basename(real), dir=directory)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
             stream.write(text)
             stream.flush()
             try:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from ..common.files import read_int, read_text
-from .mounts import Mount, read_mounts, unescape
+from .mounts import Mount, read_mounts, swap_sources
 
 SECTOR = 512
 """sysfs counts ``size`` in units of 512 bytes, whatever the drive's logical block is."""
@@ -278,6 +278,4 @@ class _Users:
 
 
 def _swap_names(root: str) -> set[str]:
-    text = read_text(os.path.join(root, "proc/swaps")) or ""
-    sources = [unescape(line.split()[0]) for line in text.splitlines()[1:] if line.split()]
-    return {os.path.basename(source) for source in sources}
+    return {os.path.basename(source) for source in swap_sources(root)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Iterable
 
-from .mounts import parse_fstab
+from ..common.files import lines, printable, with_line
+from .mounts import FstabEntry, parse_fstab, plain_path
 
 FSTAB = "/etc/fstab"
 
@@ -14,48 +16,58 @@ class FstabConflict(Exception):
 
 
 def escape(text: str) -> str:
-    """Blanks and backslashes as fstab(5) wants them."""
-    return text.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011")
+    """Blanks, line feeds and backslashes as fstab(5) wants them: the escapes that every reader of the file knows."""
+    return re.sub(r"[\\ \t\n]", lambda match: "\\%03o" % ord(match.group()), text)
+
+
+def entries_at(text: str, mount_point: str) -> list[FstabEntry]:
+    """The entries for ``mount_point``, however its path is written, with those that mount(8) passes over."""
+    wanted = plain_path(mount_point)
+    return [entry for entry in parse_fstab(text) if plain_path(entry.mount_point) == wanted]
 
 
 def with_entry(
     text: str, spec: str, mount_point: str, fs_type: str, options: str, replace_any_spec: bool = False
 ) -> str:
-    """fstab with one entry for ``mount_point``.
+    """fstab with one entry for ``mount_point``, all other lines byte for byte as they are.
 
     An entry there for another device raises ``FstabConflict`` unless ``replace_any_spec``: somebody put it there.
     Two entries for the mount point raise it always.
     """
     wanted = "%s %s %s %s 0 0" % (escape(spec), escape(mount_point), fs_type, options)
-    lines = text.splitlines()
-    present = [entry for entry in parse_fstab(text) if entry.mount_point == mount_point]
+    present = entries_at(text, mount_point)
     if len(present) > 1:
         numbers = ", ".join(str(entry.line_number) for entry in present)
         raise FstabConflict("/etc/fstab has `%s` twice (lines %s)" % (mount_point, numbers))
     if not present:
-        return "\n".join(lines + [wanted]) + "\n"
+        return with_line(text, wanted)
     entry = present[0]
     if entry.spec != spec and not replace_any_spec:
-        raise FstabConflict("/etc/fstab line %d mounts `%s` at `%s`" % (entry.line_number, entry.spec, mount_point))
-    if (entry.spec, entry.fs_type, ",".join(entry.options)) == (spec, fs_type, options):
+        raise FstabConflict(_conflict(entry, mount_point))
+    found = (entry.spec, entry.fs_type, ",".join(entry.options), entry.skipped)
+    if found == (spec, fs_type, options, False):
         return text
-    lines[entry.line_number - 1] = wanted
-    return "\n".join(lines) + "\n"
+    whole = lines(text)
+    old = whole[entry.line_number - 1]
+    whole[entry.line_number - 1] = wanted + old[len(old.rstrip("\r\n")) :]
+    return "".join(whole)
+
+
+def _conflict(entry: FstabEntry, mount_point: str) -> str:
+    spec = printable(entry.spec)
+    return "/etc/fstab line %d mounts `%s` at `%s`" % (entry.line_number, spec, mount_point)
 
 
 def foreign_entry(text: str, mount_point: str, specs: Iterable[str]) -> str | None:
     """The first entry for ``mount_point`` whose device is none of ``specs``, in words."""
     known = set(specs)
-    for entry in parse_fstab(text):
-        if entry.mount_point == mount_point and entry.spec.replace('"', "") not in known:
-            return "/etc/fstab line %d mounts `%s` at `%s`" % (entry.line_number, entry.spec, mount_point)
+    for entry in entries_at(text, mount_point):
+        if entry.spec not in known:
+            return _conflict(entry, mount_point)
     return None
 
 
 def without_entry(text: str, uuid: str) -> str:
     """fstab without the entries for the file system ``uuid``, all other lines as they are."""
-    ours = {entry.line_number for entry in parse_fstab(text) if entry.spec.replace('"', "") == "UUID=" + uuid}
-    if not ours:
-        return text
-    lines = text.splitlines(keepends=True)
-    return "".join(line for number, line in enumerate(lines, start=1) if number not in ours)
+    ours = {entry.line_number for entry in parse_fstab(text) if entry.spec == "UUID=" + uuid}
+    return "".join(line for number, line in enumerate(lines(text), start=1) if number not in ours)

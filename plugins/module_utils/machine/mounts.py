@@ -6,6 +6,8 @@ import os
 import re
 from dataclasses import dataclass
 
+from ..common.files import exact_text, lines
+
 
 @dataclass(frozen=True)
 class Mount:
@@ -26,26 +28,43 @@ class FstabEntry:
     """One line of /etc/fstab that is not a comment."""
 
     spec: str
+    """The device, without the quotes that may enclose the value of a tag: ``UUID="1-2"`` is ``UUID=1-2``."""
     mount_point: str
     fs_type: str
     options: tuple[str, ...]
+    """Empty where the line ends before them, which means ``defaults``."""
     line_number: int
+    skipped: bool = False
+    """mount(8) passes over the line: it is too short, or a word follows where a number must."""
 
 
-_ESCAPE = re.compile(r"\\([0-7]{3})")
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+_NUMBER = re.compile(r"[\v\f\r]*[+-]?[0-9]+", re.ASCII)
+_TAG = re.compile(r"""([A-Z]+=)(["'])(.*)\2""", re.DOTALL)
 
 
 def unescape(text: str) -> str:
-    """``\\040`` back to a blank, as mountinfo, swaps and fstab write it."""
-    return _ESCAPE.sub(lambda match: chr(int(match.group(1), 8)), text)
+    """``\\040`` back to a blank, as mountinfo, swaps and fstab write it. Each escape is a byte, not a character."""
+    plain = _ESCAPE.sub(lambda match: bytes([int(match.group(1), 8) & 0xFF]), text.encode("utf-8", "surrogateescape"))
+    # What reads these files is written in C, where a text ends there.
+    return plain.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def plain_path(path: str) -> str:
+    """An absolute path without doubled or trailing slashes, ``.`` and ``..``; anything else as it is.
+
+    ``os.path.normpath`` keeps two slashes at the beginning: POSIX lets them mean something else, Linux does not.
+    """
+    return os.path.normpath("/" + path.lstrip("/")) if path.startswith("/") else path
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
     """Every mount, in mount order (a later one at the same place hides the earlier)."""
     mounts = []
-    for line in text.splitlines():
-        left, separator, right = line.partition(" - ")
-        before, after = left.split(), right.split()
+    for line in lines(text):
+        # By single blanks: a source may be empty, and other white space may be part of a name.
+        left, separator, right = line.rstrip("\n").partition(" - ")
+        before, after = left.split(" "), right.split(" ")
         if not separator or len(before) < 6 or len(after) < 2:
             continue
         options = before[5].split(",")
@@ -66,50 +85,60 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 def read_mounts(root: str = "/") -> list[Mount]:
     """The mounts that this process sees; empty when /proc is not there."""
-    try:
-        with open(os.path.join(root, "proc/self/mountinfo"), encoding="utf-8", errors="surrogateescape") as stream:
-            return parse_mountinfo(stream.read())
-    except OSError:
-        return []
+    return parse_mountinfo(exact_text(os.path.join(root, "proc/self/mountinfo")))
+
+
+def swap_sources(root: str = "/") -> list[str]:
+    """Files and devices that are swapped to."""
+    told = lines(exact_text(os.path.join(root, "proc/swaps")))[1:]
+    return [unescape(re.split(r"[ \t]", line, maxsplit=1)[0]) for line in told if line.strip()]
 
 
 def mount_at(mount_point: str, mounts: list[Mount]) -> Mount | None:
     """The topmost mount exactly at ``mount_point``, or None."""
-    wanted = os.path.normpath(mount_point)
+    wanted = plain_path(mount_point)
     found = None
     for mount in mounts:
-        if os.path.normpath(mount.mount_point) == wanted:
+        if plain_path(mount.mount_point) == wanted:
             found = mount
     return found
 
 
 def mount_holding(path: str, mounts: list[Mount]) -> Mount | None:
     """The mount that ``path`` (absolute, links resolved by the caller) lies on, or None."""
-    wanted = os.path.normpath(path)
+    wanted = plain_path(path)
     best = None
     for mount in mounts:
-        point = os.path.normpath(mount.mount_point)
+        point = plain_path(mount.mount_point)
         prefix = point if point.endswith("/") else point + "/"
         inside = wanted == point or wanted.startswith(prefix)
-        if inside and (best is None or len(point) >= len(os.path.normpath(best.mount_point))):
+        if inside and (best is None or len(point) >= len(plain_path(best.mount_point))):
             best = mount
     return best
 
 
 def parse_fstab(text: str) -> list[FstabEntry]:
-    """Every entry of an fstab; comments and malformed lines are left out."""
+    """Every line of an fstab that is neither empty nor a comment, as libmount reads it.
+
+    Three fields suffice. A line that libmount passes over is marked so: another reader may well take it, as systemd
+    did before 254.
+    """
     entries = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        fields = line.split()
-        if len(fields) < 4 or fields[0].startswith("#"):
+    for number, line in enumerate(lines(text), start=1):
+        plain = line.rstrip("\n").partition("\0")[0]
+        plain = plain[:-1] if plain.endswith("\r") else plain
+        fields = [field for field in re.split(r"[ \t]+", plain) if field]
+        if not fields or fields[0].startswith("#"):
             continue
+        spec, mount_point, fs_type, options = (unescape(field) for field in [*fields, "", "", ""][:4])
         entries.append(
             FstabEntry(
-                spec=unescape(fields[0]),
-                mount_point=unescape(fields[1]),
-                fs_type=fields[2],
-                options=tuple(fields[3].split(",")),
+                spec=_TAG.sub(r"\1\3", spec),
+                mount_point=mount_point,
+                fs_type=fs_type,
+                options=tuple(options.split(",")) if options else (),
                 line_number=number,
+                skipped=len(fields) < 3 or not all(_NUMBER.fullmatch(field) for field in fields[4:6]),
             )
         )
     return entries

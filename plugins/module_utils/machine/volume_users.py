@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Sequence
 
-from ..common.files import read_text
+from ..common.files import exact_text, lines, read_text
 from .drives import holders_of
-from .mounts import unescape
+from .mounts import parse_mountinfo, plain_path, swap_sources, unescape
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class _Place:
 
 def occupants(device_number: str, device: str, mount_point: str, root: str = "/") -> list[str]:
     """All that bars the volume ``device`` (``major:minor``, kernel name) from being unmounted for good, a line each."""
+    mount_point = plain_path(mount_point)
     found = ["`%s` is mounted in it" % point for point in _mounts_within(mount_point, root)]
     found += ["it is mounted at `%s`, too" % point for point in _elsewhere(device_number, mount_point, root)]
     found += ["swap file `%s`" % path for path in _swap_files(mount_point, root)]
@@ -81,18 +82,18 @@ def _how(pid: int, places: Sequence[_Place], device_number: str, root: str) -> s
     major, minor = (int(part) for part in device_number.split(":"))
     # address perms offset dev inode pathname; dev is hexadecimal here.
     mapped = "%02x:%02x" % (major, minor)
-    for line in (read_text(os.path.join(base, "maps")) or "").splitlines():
+    for line in lines(exact_text(os.path.join(base, "maps"))):
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[3] == mapped:
-            return "mapped file `%s`" % fields[5]
+            return "mapped file `%s`" % fields[5].rstrip("\n")
     return None
 
 
 def _places(pid: str, device_number: str, root: str) -> list[_Place]:
     """Mounts of the device, from /proc/PID/mountinfo with its ids and propagation (proc(5))."""
     found = []
-    for line in (read_text(os.path.join(root, "proc", pid, "mountinfo")) or "").splitlines():
-        fields = line.split()
+    for line in lines(exact_text(os.path.join(root, "proc", pid, "mountinfo"))):
+        fields = line.rstrip("\n").split(" ")
         if len(fields) > 6 and fields[2] == device_number:
             tags = fields[6 : fields.index("-")] if "-" in fields else []
             follows = any(tag.startswith(("shared:", "master:")) for tag in tags)
@@ -101,8 +102,8 @@ def _places(pid: str, device_number: str, root: str) -> list[_Place]:
 
 
 def _mounts_within(mount_point: str, root: str) -> list[str]:
-    lines = (read_text(os.path.join(root, "proc/self/mountinfo")) or "").splitlines()
-    points = [unescape(line.split()[4]) for line in lines if len(line.split()) > 6]
+    mounts = parse_mountinfo(exact_text(os.path.join(root, "proc/self/mountinfo")))
+    points = [mount.mount_point for mount in mounts]
     return [point for point in points if point != mount_point and _within(point, mount_point)]
 
 
@@ -112,15 +113,13 @@ def _elsewhere(device_number: str, mount_point: str, root: str) -> list[str]:
 
 
 def _swap_files(mount_point: str, root: str) -> list[str]:
-    lines = (read_text(os.path.join(root, "proc/swaps")) or "").splitlines()[1:]
-    paths = [unescape(line.split()[0]) for line in lines if line.split()]
-    return [path for path in paths if _within(path, mount_point)]
+    return [path for path in swap_sources(root) if _within(path, mount_point)]
 
 
 def _loops(mount_point: str, root: str) -> list[tuple[str, str]]:
     found = []
     for path in sorted(glob.glob(os.path.join(root, "sys/block/loop*/loop/backing_file"))):
-        backing = read_text(path) or ""
+        backing = exact_text(path).rstrip("\n")
         if _within(backing, mount_point):
             found.append((path.split(os.sep)[-3], backing))
     return found

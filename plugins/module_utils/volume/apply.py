@@ -12,8 +12,8 @@ from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
 from ..machine.drive_contents import read_signatures
-from ..machine.fstab import FSTAB, FstabConflict, with_entry
-from ..machine.mounts import mount_at, parse_fstab, read_mounts
+from ..machine.fstab import FSTAB, FstabConflict, entries_at, with_entry
+from ..machine.mounts import mount_at, read_mounts
 from .make_xfs import discard_half_made, half_made, make_xfs
 from .mount_options import at_mount_only, like, shown_options, unwanted
 from .mount_point import Place, reload_systemd
@@ -142,7 +142,7 @@ class Volume(Place):
         options = ",".join([*self.wanted["mount_options"], "nofail", timeout])
         before = content(self._path(FSTAB))
         ours = {"UUID=" + known for known in self.known}
-        there = {entry.spec for entry in parse_fstab(before) if entry.mount_point == self.point}
+        there = {entry.spec for entry in entries_at(before, self.point)}
         try:
             after = with_entry(
                 before, "UUID=" + (uuid or "(new)"), self.point, "xfs", options, replace_any_spec=there <= ours

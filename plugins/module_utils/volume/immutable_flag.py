@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator
 
+from ..common.files import content, lines
 from ..machine.mounts import mount_at, parse_mountinfo
 
 # include/uapi/linux/fs.h. The number says `long`, yet the kernel reads and writes an int.
@@ -183,11 +184,10 @@ def _leave_mounts(path: str) -> None:
     if os.readlink("/proc/self/ns/mnt") == before:
         raise Unsupported("`%s`: no mounts of one's own here" % path)
     for _ in range(16):
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as stream:
-            text = stream.read()
+        text = content("/proc/self/mountinfo")
         if mount_at(path, parse_mountinfo(text)) is None:
             return
-        if any(" shared:" in line or " master:" in line for line in text.splitlines()):
+        if any(" shared:" in line or " master:" in line for line in lines(text)):
             raise Unsupported("`%s`: its mounts stay shared" % path)
         if libc.umount2(os.fsencode(path), _MNT_DETACH) != 0:
             raise _unsupported(path, OSError(ctypes.get_errno(), ""))
