@@ -18,8 +18,8 @@ description:
     have the hash given there and nobody uses them. One drive that does not, and none is touched.
   - On a built node every difference is reported, and one that cannot be mended without risk to the data fails the
     module before anything is changed. A node whose array is made anew loses its manifest first.
-  - Then writes the array into mdadm.conf by UUID and rebuilds an initramfs that is older than that file, in this
-    order, so that the array has its name after a reboot.
+  - Then writes the array into mdadm.conf by UUID and rebuilds the initramfs when that file was changed or when an
+    image does not carry the arrays of that file, in this order, so that the array has its name after a reboot.
 options:
   name:
     description: Name of the array, C(/dev/md/NAME).
@@ -109,20 +109,28 @@ from typing import Mapping  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
+from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402  # noqa: E402
 from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
-from ..module_utils.array.initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images  # noqa: E402
+from ..module_utils.array.initramfs import (  # noqa: E402  # noqa: E402
+    Image,
+    images,
+    judge_images,
+    mdadm_conf_path,
+    rebuild,
+    rebuild_command,
+    stale_images,
+)
 from ..module_utils.array.md_arrays import (  # noqa: E402
     Array,
     Step,
     Superblock,
     Wanted,
     adopted,
-    conf_with_array,
     decide,
     examine,
     read_arrays,
 )
+from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
 from ..module_utils.common.drift import Difference, Drifted, built_manifest, forget, told  # noqa: E402
@@ -130,7 +138,6 @@ from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
-from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 
 CHUNK_MIN = 4096
@@ -249,19 +256,13 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
     after = conf_with_array(before, wanted.name, uuid)
     if after != before and not module.check_mode:
         replace_file(conf, after)
-    stale = images() if after != before and module.check_mode else stale_images(conf)
-    if rebuild_command() is None:
-        stale = []
-    if stale and not module.check_mode:
-        rebuild()
-    if stale and not module.check_mode and stale_images(conf):
-        module.fail_json(msg="the initramfs is still older than `%s`. hint: rebuild it by hand" % conf)
+    stale = renew_initramfs(module, conf, uuid, after != before)
     return {
         "changed": step.action != "keep" or after != before or bool(stale),
         "differences": told(differences),
         "action": step.action,
         "wiped": [drive.serial for drive in doomed],
-        "initramfs_rebuilt": stale,
+        "initramfs_rebuilt": [image.path for image in stale],
         "array": {
             "uuid": None if uuid == "(new)" else uuid,
             "name": wanted.name,
@@ -285,11 +286,30 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             {
                 "before_header": "initramfs",
                 "after_header": "initramfs",
-                "before": "".join("%s: older than %s\n" % (path, conf) for path in stale),
-                "after": "".join("%s: rebuilt\n" % path for path in stale),
+                "before": "".join("%s\n" % image for image in stale),
+                "after": "".join("%s: rebuilt\n" % image.path for image in stale),
             },
         ],
     }
+
+
+def renew_initramfs(module: AnsibleModule, conf: str, uuid: str, changed: bool) -> list[Image]:
+    """The images that do not carry the arrays of ``conf``, rebuilt unless in check mode. ``uuid`` is our array's."""
+    judged = judge_images(conf, changed=changed)
+    stale = [image for image in judged if image.problem] if rebuild_command() is not None else []
+    if stale and not module.check_mode:
+        rebuild()
+        judged = judge_images(conf, only=uuid)
+        left = [str(image) for image in judged if image.problem]
+        if left:
+            module.fail_json(
+                msg="the initramfs does not carry `%s` after it was rebuilt: %s. hint: rebuild it by hand"
+                % (conf, "; ".join(left))
+            )
+    for image in judged:
+        if image.unknown:
+            module.warn("whether the initramfs carries `%s` is not known: %s" % (conf, image))
+    return stale
 
 
 def drift(

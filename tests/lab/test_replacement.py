@@ -12,11 +12,9 @@ pytestmark = pytest.mark.usefixtures("marker")
 
 DEV = "dev() { lsblk -dno NAME,SERIAL | awk -v s=$1 '$2 == s {print \"/dev/\" $1}'; }; "
 SWAP = ("-e", "replace_drive_old_serial=LAB1NV3", "-e", "replace_drive_new_serial=LAB1NV3R")
-# Lines of somebody else's, without making the initramfs look old.
+# Lines of somebody else's.
 THEIRS = """echo '# theirs' >> /etc/fstab
-touch -r /etc/mdadm/mdadm.conf /tmp/when
-echo 'ARRAY /dev/md/theirs metadata=1.2 UUID=00000000:11111111:22222222:33333333' >> /etc/mdadm/mdadm.conf
-touch -r /tmp/when /etc/mdadm/mdadm.conf"""
+echo 'ARRAY /dev/md/theirs metadata=1.2 UUID=00000000:11111111:22222222:33333333' >> /etc/mdadm/mdadm.conf"""
 LEFT = f"""for n in 1 2 3 3R 4 5 6 7 8; do d=$(dev LAB1NV$n); [ -z "$d" ] || wipefs -n $d; done
 grep -c md127 /proc/mdstat
 grep -c . /etc/tunetool/node.json {POINT} 2>&1 | grep -vc 'No such'

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.array.md_arrays import Array, Superblock, Wanted, conf_with_array, decide, parse_examine
+from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide, parse_examine
+from tunetool.node.array.mdadm_conf import conf_with_array
 
 UUID = "2d1e0b40:129b6514:c5540f43:066bc3a1"
 NAMES = tuple(f"nvme{number}n1" for number in range(1, 9))

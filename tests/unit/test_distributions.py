@@ -6,13 +6,13 @@ The trees under tests/data/distributions are made by hand: they hold what each d
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tunetool.node.array.initramfs import images, mdadm_conf_path, rebuild_command, stale_images
+from initramfs_images import image
+from tunetool.node.array.initramfs import images, judge_images, mdadm_conf_path, rebuild_command
 from tunetool.node.machine.distribution import parse_os_release, read_distribution
 
 ROOT = Path(__file__).parents[2]
@@ -48,15 +48,20 @@ def test_what_each_distribution_gets(machine: tuple[Path, dict[str, Any]]) -> No
 
 def test_only_images_of_installed_kernels_can_be_stale(machine: tuple[Path, dict[str, Any]]) -> None:
     root, document = machine
-    conf = root / document["expected"]["mdadm_conf"].lstrip("/")
+    name = document["expected"]["mdadm_conf"]
+    conf = root / name.lstrip("/")
     conf.parent.mkdir(parents=True, exist_ok=True)
-    conf.touch()
-    newest = max(path.stat().st_mtime_ns for path in (root / "boot").iterdir()) + 1
-    os.utime(conf, ns=(newest, newest))
-    assert relative(stale_images(document["expected"]["mdadm_conf"], str(root)), root) == document["expected"]["images"]
-    for path in document["expected"]["images"]:
-        os.utime(root / path.lstrip("/"), ns=(newest + 1, newest + 1))
-    assert stale_images(document["expected"]["mdadm_conf"], str(root)) == []
+    conf.write_text("ARRAY /dev/md/a UUID=1:2:3:4\n")
+
+    def stale() -> list[str]:
+        return relative([one.path for one in judge_images(name, str(root)) if one.problem], root)
+
+    for path in (root / "boot").iterdir():
+        path.write_bytes(image("ARRAY /dev/md/a UUID=5:6:7:8\n"))
+    assert stale() == document["expected"]["images"]
+    for place in document["expected"]["images"]:
+        (root / place.lstrip("/")).write_bytes(image(conf.read_text()))
+    assert stale() == []
 
 
 def test_packages_and_their_manager(machine: tuple[Path, dict[str, Any]]) -> None:

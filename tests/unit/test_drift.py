@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_host_files import XFS_INFO
 
+from initramfs_images import image
 from machines import RECORDED, lay_out
 from tunetool.node.array.drift import Asked, array_differences
 from tunetool.node.array.md_arrays import Array, Superblock, read_arrays
@@ -135,8 +136,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     write(root, UNIT, place_text)
     write(root, "usr/sbin/update-initramfs", "")
     (root / "lib/modules/6.1.0-56-cloud-amd64").mkdir(parents=True)
-    write(root, IMAGE, "")
-    os.utime(root / "etc/mdadm/mdadm.conf", (1, 1))
+    (root / IMAGE).parent.mkdir(exist_ok=True)
+    (root / IMAGE).write_bytes(image(CONF))
     offload = root / MANIFEST["offload_dir"].lstrip("/")
     offload.mkdir(parents=True)
     offload.chmod(0o1777)
@@ -185,9 +186,7 @@ FILES = [
 def test_each_thing_that_can_be_mended_is_named(
     node: Node, path: str, old: str, new: str, name: str, expected: str
 ) -> None:
-    image = node.root / IMAGE
     node.edit(path, old, new)
-    os.utime(image)
     found = {one.name: one for one in node.look()}
     # An array line that is gone makes the images old too.
     assert set(found) == ({name, "initramfs"} if name == "mdadm.conf" else {name})
@@ -200,9 +199,9 @@ def test_what_is_not_in_a_file_is_named(node: Node) -> None:
     node.signatures = [replace(SIGNATURE, label="scratch")]
     node.bare = Directory(True, False)
     (node.root / MANIFEST["offload_dir"].lstrip("/")).chmod(0o700)
-    os.utime(node.root / IMAGE, (0, 0))
+    (node.root / IMAGE).write_bytes(image("# no array\n"))
     assert [(one.name, one.expected, one.found, one.mended) for one in node.look()] == [
-        ("initramfs", "newer than mdadm.conf", f"older: {node.root / IMAGE}", True),
+        ("initramfs", "the arrays of mdadm.conf", f"{node.root / IMAGE}: it lacks `{CONF.strip()}`", True),
         ("mount.bare", "immutable", "writable", True),
         ("filesystem.label", "`nvme_raid0`", "`scratch`", True),
         ("offload.directory", "root:root 1777", "root:root 0700", True),

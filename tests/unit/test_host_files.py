@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.array.initramfs import stale_images
 from tunetool.node.audit.before_changes import in_the_way
 from tunetool.node.common.change_lock import Locked, only_one
 from tunetool.node.common.files import content, replace_file
@@ -130,18 +129,6 @@ def test_a_replaced_file_keeps_its_mode_and_leaves_nothing_beside_it(tmp_path: P
     assert path.stat().st_mode & 0o777 == 0o600
     assert content(str(path)) == "two\n"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_initramfs_older_than_mdadm_conf_is_stale(tmp_path: Path) -> None:
-    (tmp_path / "boot").mkdir()
-    (tmp_path / "lib/modules/6.1.0-31-cloud-amd64").mkdir(parents=True)
-    (tmp_path / "etc/mdadm").mkdir(parents=True)
-    conf, image = tmp_path / "etc/mdadm/mdadm.conf", tmp_path / "boot/initrd.img-6.1.0-31-cloud-amd64"
-    image.touch()
-    conf.touch()
-    assert stale_images("/etc/mdadm/mdadm.conf", str(tmp_path)) == [str(image)]
-    os.utime(image, ns=(conf.stat().st_mtime_ns + 1, conf.stat().st_mtime_ns + 1))
-    assert stale_images("/etc/mdadm/mdadm.conf", str(tmp_path)) == []
 
 
 def test_a_second_run_waits_and_then_names_the_first(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from machines import RECORDED, lay_out
 from tunetool.node.array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria
-from tunetool.node.array.md_arrays import Superblock, conf_with_array, conf_without_array, read_arrays
+from tunetool.node.array.md_arrays import Superblock, read_arrays
+from tunetool.node.array.mdadm_conf import conf_with_array, conf_without_array
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import disks_under, read_drives
 from tunetool.node.machine.fstab import with_entry, without_entry

@@ -6,11 +6,12 @@ import os
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from ..common.drift import Difference, lines_only_in
 from ..common.files import content
 from ..units import format_size_binary
-from .initramfs import images, mdadm_conf_path, rebuild_command, stale_images
-from .md_arrays import DEAD_STATES, Array, Superblock, conf_with_array, find
+from .drift import Difference, lines_only_in
+from .initramfs import judge_images, mdadm_conf_path, rebuild_command
+from .md_arrays import DEAD_STATES, Array, Superblock, find
+from .mdadm_conf import conf_with_array
 
 ANEW = "save the data, `playbooks/teardown.yml`, then `site.yml`; or ask for what is there"
 
@@ -135,9 +136,9 @@ def compare_memory_of_it(name: str, uuid: str, root: str = "/") -> list[Differen
     found = []
     if after != before:
         found.append(Difference("mdadm.conf", lines_only_in(after, before), lines_only_in(before, after)))
-    stale = images(root) if after != before else stale_images(conf, root)
+    stale = [image for image in judge_images(conf, root, changed=after != before) if image.problem]
     if stale and rebuild_command(root) is not None:
-        found.append(Difference("initramfs", "newer than mdadm.conf", "older: %s" % ", ".join(stale)))
+        found.append(Difference("initramfs", "the arrays of mdadm.conf", "; ".join(map(str, stale))))
     return found
 
 

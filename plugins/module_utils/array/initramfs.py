@@ -1,14 +1,22 @@
-"""Is the initramfs older than the mdadm.conf that it must carry, and how is it rebuilt here?"""
+"""Does the initramfs carry the arrays of mdadm.conf, and how is it rebuilt here?
+
+What is in an image decides, never its time: a clock that was behind makes an old image look new.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
-from typing import Optional
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional, Sequence
 
+from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..common.commands import run
+from ..common.files import exact_text
 from ..machine.distribution import DEBIAN, REDHAT, read_distribution
+from .initramfs_image import Carried, Damaged, Unreadable, read_carried
+from .mdadm_conf import ArrayLine, array_lines
 
 DEBIAN_CONF = "/etc/mdadm/mdadm.conf"
 OTHERS_CONF = "/etc/mdadm.conf"
@@ -45,16 +53,99 @@ def _is_kernel(version: str, root: str) -> bool:
     return any(os.path.isdir(os.path.join(root, base, version)) for base in ("lib/modules", "usr/lib/modules"))
 
 
-def stale_images(conf: str, root: str = "/") -> list[str]:
-    """Images built before ``conf`` was last written: at the next boot they would name the array from old knowledge.
+@dataclass(frozen=True)
+class Image:
+    """One image and what is wrong with it."""
 
-    Times decide, not a note of our own, so that a run cut between the two writes is found by the next one.
+    path: str
+    problem: str = ""
+    """Why the next boot would know other arrays than mdadm.conf; empty where it would not."""
+    unknown: str = ""
+    """Why that cannot be said."""
+
+    def __str__(self) -> str:
+        return "%s: %s" % (self.path, self.problem or self.unknown or "as mdadm.conf")
+
+
+def judge_images(conf: str, root: str = "/", changed: bool = False, gone: str = "", only: str = "") -> list[Image]:
+    """Every image against the file ``conf`` (``/etc/mdadm/mdadm.conf``).
+
+    ``changed``: this run has changed, or would change, that file, so that no image has it yet. ``gone`` is the UUID of
+    an array that is no more; with ``only``, nothing but the array of that UUID is asked about. A run that was cut
+    between the two writes is found by the next one, from the image alone.
     """
-    try:
-        written = os.stat(os.path.join(root, conf.lstrip("/"))).st_mtime_ns
-    except FileNotFoundError:
-        return []
-    return [path for path in images(root) if os.stat(path).st_mtime_ns <= written]
+    wanted = array_lines(exact_text(os.path.join(root, conf.lstrip("/"))))
+    wanted = [one for one in wanted if one.names(only)] if only else wanted
+    found = []
+    for path in images(root):
+        if changed:
+            found.append(Image(path, "built before `%s` was changed" % conf))
+            continue
+        try:
+            carried = read_carried(path, _NAMES)
+        except Damaged as error:
+            found.append(Image(path, str(error)))
+        except Unreadable as error:
+            found.append(Image(path, unknown=str(error)))
+        else:
+            found.append(Image(path, apart(carried, wanted, gone)))
+    return found
+
+
+_NAMES = (DEBIAN_CONF.lstrip("/"), OTHERS_CONF.lstrip("/"))
+
+
+def apart(carried: Carried, wanted: Sequence[ArrayLine], gone: str = "") -> str:
+    """How an image differs from the lines ``wanted`` of mdadm.conf; empty where it serves as well.
+
+    Other lines do no harm, unless they are about the same array: initramfs-tools puts in what it finds on the drives
+    where mdadm.conf has no ARRAY line.
+    """
+    if carried.conf is None:
+        # Without mdadm nothing is assembled before the root file system is there, with its own mdadm.conf.
+        return "it has mdadm and no mdadm.conf" if carried.mdadm and wanted else ""
+    there = array_lines(carried.conf.decode("utf-8", "surrogateescape"))
+    known = {one.words for one in wanted}
+    for one in wanted:
+        if one.words not in {other.words for other in there}:
+            return "it lacks `%s`" % one
+    for other in there:
+        same = any(set(one.uuids) & set(other.uuids) or set(one.devices) & set(other.devices) for one in wanted)
+        if other.words not in known and (same or other.names(gone)):
+            return "it still has `%s`" % other
+    return ""
+
+
+def check_images(array: Mapping[str, Any], root: str = "/") -> Check:
+    """Whether the next boot knows the manifest's array, by every image that there is."""
+    conf = mdadm_conf_path(root)
+    expected = "array `%s` by UUID in `%s` and in every initramfs" % (array["name"], conf)
+    judged = judge_images(conf, root, only=array["uuid"])
+    if not judged:
+        return Check(CHECK_ID, SKIP, expected, "no initramfs")
+    text = exact_text(os.path.join(root, conf.lstrip("/")))
+    mine = [one for one in array_lines(text) if one.names(array["uuid"])]
+    if not any("/dev/md/" + array["name"] in one.devices for one in mine):
+        found = "`%s` has %s" % (conf, "`%s`" % mine[0] if mine else "no line for it")
+        return Check(CHECK_ID, FAIL, expected, found, "run `site.yml`")
+    wrong = [str(image) for image in judged if image.problem]
+    if wrong:
+        command = rebuild_command(root)
+        by_hand = "run `%s`" % " ".join(command) if command else "rebuild it as this distribution does"
+        return Check(CHECK_ID, FAIL, expected, "; ".join(wrong), "run `site.yml`, or " + by_hand)
+    dark = [str(image) for image in judged if image.unknown]
+    if dark:
+        return Check(
+            CHECK_ID,
+            UNKNOWN,
+            expected,
+            "; ".join(dark),
+            "run this as root, with the program installed that unpacks the image",
+        )
+    return Check(CHECK_ID, PASS, expected, "%d looked into" % len(judged))
+
+
+CHECK_ID = "array.initramfs"
 
 
 def rebuild_command(root: str = "/") -> Optional[list[str]]:

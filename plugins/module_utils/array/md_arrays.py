@@ -261,35 +261,3 @@ def _decide_assembled(wanted: Wanted, array: Array, uuid: str) -> Step:
 def find(arrays: Sequence[Array], uuid: str | None) -> Array | None:
     """The assembled array of that UUID."""
     return next((array for array in arrays if uuid and array.uuid == uuid), None)
-
-
-_ARRAY_LINE = re.compile(r"^\s*ARRAY\s", re.IGNORECASE)
-
-
-def conf_with_array(text: str, name: str, uuid: str) -> str:
-    """mdadm.conf with exactly one line for this array, other lines untouched.
-
-    Lines that name the same UUID, or the same ``/dev/md/NAME``, are replaced: two of them are how an array comes
-    back under another name.
-    """
-    wanted = "ARRAY /dev/md/%s metadata=1.2 UUID=%s" % (name, uuid)
-    kept, placed = [], False
-    for line in text.splitlines():
-        fields = line.split()
-        ours = bool(_ARRAY_LINE.match(line)) and (
-            "UUID=%s" % uuid in fields or (len(fields) > 1 and fields[1] == "/dev/md/%s" % name)
-        )
-        if not ours:
-            kept.append(line)
-        elif not placed:
-            kept.append(wanted)
-            placed = True
-    if not placed:
-        kept.append(wanted)
-    return "\n".join(kept) + "\n"
-
-
-def conf_without_array(text: str, uuid: str) -> str:
-    """mdadm.conf without the ARRAY lines of this UUID, all other lines as they are."""
-    lines = text.splitlines(keepends=True)
-    return "".join(line for line in lines if not (_ARRAY_LINE.match(line) and "UUID=%s" % uuid in line.split()))

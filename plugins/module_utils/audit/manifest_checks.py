@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping
 
+from ..array.initramfs import check_images
 from ..array.md_arrays import DEAD_STATES, Array, find, read_arrays
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..gds.facts import read_gds_facts
@@ -25,6 +26,8 @@ from ..units import format_size_binary
 from ..volume.immutable_flag import Unsupported, is_immutable
 from ..volume.xfs_geometry import geometry_of_mount
 
+__all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks", "shown_options"]
+
 
 def run_checks(
     manifest: Mapping[str, Any], root: str = "/", health: Reader | None = None, locker: Locker | None = None
@@ -40,7 +43,7 @@ def run_checks(
     mount = mount_at(manifest["filesystem"]["mount_point"], mounts)
     serials = [member["serial"] for member in manifest["array"]["members"]]
     members = [drive for drive in drives.values() if drive.serial in serials]
-    checks = _array_checks(manifest["array"], array, drives)
+    checks = [*_array_checks(manifest["array"], array, drives), check_images(manifest["array"], root)]
     reader = health or (read_health if root == "/" else None)
     checks += [*judge_health(members, reader), judge_links(members)]
     checks += _filesystem_checks(manifest["filesystem"], array, mount, root)

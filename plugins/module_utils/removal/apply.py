@@ -7,13 +7,13 @@ import os
 import time
 from typing import Mapping
 
-from ..array.initramfs import images, mdadm_conf_path, rebuild, rebuild_command, stale_images
-from ..array.md_arrays import conf_without_array
+from ..array.initramfs import judge_images, mdadm_conf_path, rebuild, rebuild_command
+from ..array.mdadm_conf import conf_without_array
 from ..common.commands import CommandError, run
 from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
-from ..ephemeral import boot_unit
+from ..ephemeral import boot_unit as bootunit
 from ..machine.drive_contents import claim_problem, read_signatures
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, without_entry
@@ -157,19 +157,24 @@ class Job:
             raise CommandError("drives are not blank after all: %s" % ", ".join(map(str, left)))
 
     def rebuild_initramfs(self) -> None:
-        """Once, when mdadm.conf is younger than an image."""
+        """Once, when this run changed mdadm.conf, or when an image still knows the array."""
         conf = mdadm_conf_path()
         changed = any(entry["before_header"] == conf for entry in self.diff)
-        stale = images() if self.check_mode and changed else stale_images(conf)
+        judged = judge_images(conf, changed=changed, gone=self.volume.uuid)
+        stale = [image for image in judged if image.problem]
         if not stale or rebuild_command() is None:
             return
         self.note(
             "initramfs",
-            "".join("%s: older than %s\n" % (path, conf) for path in stale),
-            "".join("%s: rebuilt\n" % path for path in stale),
+            "".join("%s\n" % image for image in stale),
+            "".join("%s: rebuilt\n" % image.path for image in stale),
         )
-        if not self.check_mode:
-            rebuild()
+        if self.check_mode:
+            return
+        rebuild()
+        for image in judge_images(conf, gone=self.volume.uuid):
+            if image.problem:
+                self.warnings.append("%s. hint: rebuild it by hand" % image)
 
     def remove_mount_point(self) -> None:
         """The bare directory, which nobody could have written to."""

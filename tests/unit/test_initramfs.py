@@ -1,0 +1,287 @@
+"""What the next boot knows of the array: judged by the mdadm.conf in each image, whatever the clock said."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from initramfs_images import MICROCODE, archive, entry, image, packed
+from tunetool.node.array import initramfs, initramfs_image
+from tunetool.node.array.initramfs import check_images, judge_images
+from tunetool.node.array.initramfs_image import Carried, Damaged, Unreadable, read_carried
+from tunetool.node.array.mdadm_conf import array_lines, conf_with_array, conf_without_array, line_for
+from tunetool.node.common.check_result import FAIL, PASS, SKIP, UNKNOWN
+from tunetool.node.common.files import content, replace_file
+
+UUID, OLD = "8c2b1c7e:0a1d5c55:9a3f4d6b:11223344", "00000000:11111111:22222222:33333333"
+NAME = "nvme_raid0"
+HEAD = "# mdadm.conf\nHOMEHOST <system>\nMAILADDR root\n"
+CONF = HEAD + line_for(NAME, UUID) + "\n"
+PATH = "/etc/mdadm/mdadm.conf"
+NAMES = ("etc/mdadm/mdadm.conf", "etc/mdadm.conf")
+ARRAY = {"name": NAME, "uuid": UUID}
+KERNEL = "6.1.0-31-cloud-amd64"
+FORMS = ["none", "gzip", "bzip2", "xz", "lzma", "zstd", "lz4", "lzop"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A Debian node whose one image has the array list of before."""
+    (tmp_path / "boot").mkdir()
+    (tmp_path / "lib/modules" / KERNEL).mkdir(parents=True)
+    (tmp_path / "etc/mdadm").mkdir(parents=True)
+    (tmp_path / "etc/os-release").write_text("ID=debian\n")
+    (tmp_path / PATH[1:]).write_text(CONF)
+    put(tmp_path, image(HEAD + line_for(NAME, OLD) + "\n"))
+    return tmp_path
+
+
+def put(root: Path, data: bytes) -> Path:
+    path = root / f"boot/initrd.img-{KERNEL}"
+    path.write_bytes(data)
+    return path
+
+
+def problems(root: Path, **how: object) -> list[str]:
+    return [one.problem for one in judge_images(PATH, str(root), **how)]  # type: ignore[arg-type]  # as they are named
+
+
+@pytest.mark.parametrize("year", [1970, 2060])
+def test_times_decide_nothing(root: Path, year: int) -> None:
+    conf, img = root / PATH[1:], next((root / "boot").iterdir())
+    then = time.mktime((year, 1, 2, 0, 0, 0, 0, 0, 0))
+    os.utime(conf, (then, then))
+    assert problems(root) == [f"it lacks `{line_for(NAME, UUID)}`"]
+    assert check_images(ARRAY, str(root)).status == FAIL
+    put(root, image(CONF))
+    os.utime(img, (0, 0))
+    os.utime(conf, (then, then))
+    assert problems(root) == [""]
+    assert check_images(ARRAY, str(root)).status == PASS
+
+
+def test_a_run_cut_between_the_two_writes_is_found_by_the_next(root: Path) -> None:
+    (root / PATH[1:]).write_text(HEAD)
+    put(root, image(HEAD))
+    before = content(str(root / PATH[1:]))
+    after = conf_with_array(before, NAME, UUID)
+    assert problems(root, changed=after != before) == [f"built before `{PATH}` was changed"]
+    replace_file(str(root / PATH[1:]), after)
+    # Here the run is cut. The next one has nothing to change in mdadm.conf.
+    assert conf_with_array(content(str(root / PATH[1:])), NAME, UUID) == after
+    assert problems(root) == [f"it lacks `{line_for(NAME, UUID)}`"]
+
+
+def test_an_image_that_still_knows_a_removed_array_is_rebuilt(root: Path) -> None:
+    put(root, image(CONF))
+    (root / PATH[1:]).write_text(conf_without_array(CONF, UUID))
+    assert problems(root, gone=UUID) == [f"it still has `{line_for(NAME, UUID)}`"]
+    # Without any ARRAY line in the file, initramfs-tools puts in what it finds on the drives.
+    put(root, image(HEAD + line_for("theirs", OLD) + "\n"))
+    assert problems(root, gone=UUID) == [""]
+
+
+@pytest.mark.parametrize(
+    ("there", "problem"),
+    [
+        (HEAD, "it lacks"),
+        (HEAD + f"ARRAY /dev/md127 UUID={UUID}\n", "it lacks"),
+        (CONF + f"ARRAY /dev/md/other metadata=1.2 UUID={UUID}\n", "it still has `ARRAY /dev/md/other"),
+        (CONF + line_for(NAME, OLD) + "\n", "it still has"),
+        (HEAD + f"#ARRAY\narray  /dev/md/{NAME}\n\tmetadata=1.2\n# why\n  UUID={UUID}\r\n", ""),
+        (CONF.replace("HOMEHOST <system>", "#CREATE x"), ""),
+        (CONF + line_for("theirs", OLD) + "\n", ""),
+    ],
+)
+def test_what_the_image_says_decides(root: Path, there: str, problem: str) -> None:
+    put(root, image(there))
+    (found,) = problems(root)
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)
+
+
+def test_verify_asks_about_our_array_alone(root: Path) -> None:
+    put(root, image(CONF))
+    (root / PATH[1:]).write_text(CONF + line_for("theirs", OLD) + "\n")
+    assert problems(root) == [f"it lacks `{line_for('theirs', OLD)}`"]
+    assert check_images(ARRAY, str(root)).status == PASS
+    put(root, image(CONF + f"ARRAY /dev/md127 UUID={UUID}\n"))
+    assert check_images(ARRAY, str(root)).status == FAIL
+
+
+def test_an_image_without_mdadm_assembles_nothing(root: Path) -> None:
+    put(root, image(None, program=False))
+    assert problems(root) == [""]
+    put(root, image(None))
+    assert problems(root) == ["it has mdadm and no mdadm.conf"]
+    (root / PATH[1:]).write_text(HEAD)
+    assert problems(root) == [""]
+
+
+@pytest.mark.parametrize("early", [b"", MICROCODE, MICROCODE + b"\0" * 4096 + archive({"kernel/x": b"abc"})])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_read(form: str, early: bytes, tmp_path: Path) -> None:
+    if form in ("zstd", "lz4", "lzop") and shutil.which(form) is None:
+        pytest.skip(f"`{form}` is not here to pack an image")
+    path = tmp_path / "image"
+    path.write_bytes(image(CONF, form, early))
+    assert read_carried(str(path), NAMES) == Carried(CONF.encode(), mdadm=False)
+    path.write_bytes(image(None, form, early))
+    assert read_carried(str(path), NAMES) == Carried(None, mdadm=True)
+    path.write_bytes(image(None, form, early, program=False))
+    assert read_carried(str(path), NAMES) == Carried(None, mdadm=False)
+
+
+def test_a_file_of_several_names_has_its_bytes_with_the_last(tmp_path: Path) -> None:
+    members = entry("a/mdadm.conf", b"", 7, links=2) + entry("etc/mdadm.conf", b"", 7, links=2)
+    members += entry("usr/x", b"other", 8) + entry("var/mdadm.conf", CONF.encode(), 7, links=2)
+    (tmp_path / "image").write_bytes(members + entry("TRAILER!!!", b""))
+    assert read_carried(str(tmp_path / "image"), NAMES).conf == CONF.encode()
+
+
+def test_the_rest_of_a_large_image_is_never_unpacked(tmp_path: Path) -> None:
+    """What follows ``etc`` may be damaged, and nobody notices: that it is not read is what makes ``verify`` quick."""
+    data = archive({"etc/mdadm/mdadm.conf": CONF.encode(), "usr/firmware": os.urandom(1 << 22)})
+    whole = packed(data, "gzip")
+    (tmp_path / "image").write_bytes(whole[: len(whole) // 2])
+    assert read_carried(str(tmp_path / "image"), NAMES).conf == CONF.encode()
+
+
+@pytest.mark.parametrize("form", ["none", "gzip", "xz", "zstd"])
+def test_an_image_that_is_cut_off_is_rebuilt(root: Path, form: str) -> None:
+    if shutil.which(form) is None and form == "zstd":
+        pytest.skip("`zstd` is not here to pack an image")
+    whole = image(None, form, program=False)
+    for length in (0, 3, 50, len(MICROCODE) // 2, len(MICROCODE) + 60, len(whole) - 600):
+        put(root, whole[:length] if length else b"")
+        found = judge_images(PATH, str(root))[0]
+        assert found.problem or found.unknown
+        assert check_images(ARRAY, str(root)).status in (FAIL, UNKNOWN)
+    put(root, b"")
+    assert judge_images(PATH, str(root))[0].problem
+
+
+# --- where nobody can tell ---
+
+
+def test_an_image_that_cannot_be_read_is_no_pass(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(data: bytes) -> tuple[str, str]:
+        put(root, data)
+        check = check_images(ARRAY, str(root))
+        return check.status, check.found
+
+    assert judged(b"\x7fELF" * 100)[0] == UNKNOWN
+    assert judged(MICROCODE + b"hello there" * 100)[0] == UNKNOWN
+    if shutil.which("zstd"):
+        whole = image(CONF, "zstd")
+        assert judged(whole)[0] == PASS
+        monkeypatch.setattr(initramfs_image.shutil, "which", lambda *_, **__: None)
+        status, found = judged(whole)
+        assert (status, "`zstd`" in found) == (UNKNOWN, True)
+    path = put(root, b"")
+    path.unlink()
+    path.mkdir()
+    assert check_images(ARRAY, str(root)).status == UNKNOWN
+    path.rmdir()
+    os.mkfifo(path)
+    assert check_images(ARRAY, str(root)).status == UNKNOWN
+    path.unlink()
+    path.symlink_to("nowhere")
+    assert check_images(ARRAY, str(root)).status == UNKNOWN
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_an_image_that_may_not_be_read_is_no_pass(root: Path) -> None:
+    put(root, image(CONF)).chmod(0)
+    assert check_images(ARRAY, str(root)).status == UNKNOWN
+
+
+def test_without_an_image_there_is_nothing_to_judge_and_without_a_line_no_pass(root: Path) -> None:
+    put(root, image(CONF))
+    (root / PATH[1:]).write_text(HEAD)
+    check = check_images(ARRAY, str(root))
+    assert (check.status, check.found) == (FAIL, f"`{PATH}` has no line for it")
+    (root / f"boot/initrd.img-{KERNEL}").unlink()
+    assert check_images(ARRAY, str(root)).status == SKIP
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=400), at=st.integers(0, 20000), cut=st.booleans(), form=st.sampled_from(FORMS[:5]))
+def test_no_image_ends_the_run(data: bytes, at: int, cut: bool, form: str, tmp_path: Path) -> None:
+    whole = image(CONF, form)
+    at %= len(whole)
+    path = tmp_path / "image"
+    path.write_bytes(whole[:at] + data + (b"" if cut else whole[at + len(data) :]))
+    with contextlib.suppress(Damaged, Unreadable):
+        assert isinstance(read_carried(str(path), NAMES), Carried)
+
+
+def test_only_known_programs_rebuild(root: Path) -> None:
+    assert initramfs.rebuild_command(str(root)) is None
+    assert "as this distribution does" in check_images(ARRAY, str(root)).remedy
+    (root / "usr/sbin").mkdir(parents=True)
+    (root / "usr/sbin/update-initramfs").touch()
+    assert "`update-initramfs -u -k all`" in check_images(ARRAY, str(root)).remedy
+
+
+# --- mdadm.conf ---
+
+CONF_LINES = st.sampled_from(
+    [
+        "# a comment",
+        "",
+        " # indented",
+        "DEVICE partitions",
+        "  containers",
+        f"ARRAY /dev/md/theirs metadata=1.2 UUID={OLD}",
+        "\tname=node:theirs # why",
+        'arr "/dev/md/with blank"',
+        "#\udcfc\f\v\u2028\x85",
+        "MAILADDR root\r",
+        "\r",
+        "\fARRAY",
+    ]
+)
+
+
+@given(before=st.lists(CONF_LINES, max_size=8), end=st.sampled_from(["", "\n", "\r\n"]))
+@example(before=["ARRAY /dev/md/theirs", "# c", f"  UUID={OLD}"], end="")
+@example(before=["# only a comment"], end="")
+def test_mdadm_conf_edited_and_put_back_is_the_same_to_the_byte(before: list[str], end: str) -> None:
+    text = "\n".join(before) + end
+    begun = any(line[:1] not in ("", " ", "\t", "#") for line in before)
+    changed = conf_with_array(text, NAME, UUID)
+    assert conf_with_array(changed, NAME, UUID) == changed
+    theirs = [one.words for one in array_lines(text)]
+    assert [one.words for one in array_lines(changed) if not one.names(UUID)] == theirs
+    assert str(next(one for one in array_lines(changed) if one.names(UUID))) == line_for(NAME, UUID)
+    assert changed.replace(line_for(NAME, UUID) + "\n", "", 1).startswith(text)
+    back = conf_without_array(changed, UUID)
+    # A file of nothing but indented lines, without a last line end, keeps the line end that ours needed.
+    assert back == text or (not begun and back == text + "\n")
+    assert conf_without_array(text, UUID) == text
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        f"ARRAY /dev/md/{NAME} metadata=1.2\n   UUID={OLD}\n",
+        f"array {NAME} uuid={OLD}\n",
+        f'ARRAY "/dev/md/{NAME}"\n\n# UUID=x\n\tUUID={OLD} # the old one\n',
+        f"ARRAY /dev/md127 metadata=1.2 uuid={UUID.replace(':', '-').upper()}\n",
+        f"ARRAY /dev/md127 UUID={UUID.replace(':', '')}\nARR /dev/md/{NAME} level=raid0\n",
+    ],
+)
+def test_a_line_about_the_array_is_replaced_however_it_is_written(old: str) -> None:
+    after = conf_with_array(HEAD + old + "DEVICE partitions\n", NAME, UUID)
+    assert [str(one) for one in array_lines(after)] == [line_for(NAME, UUID)]
+    assert after.startswith(HEAD)
+    assert after.endswith("DEVICE partitions\n")
+    assert conf_without_array(after, UUID).replace("\n# UUID=x\n", "") == HEAD + "DEVICE partitions\n"
