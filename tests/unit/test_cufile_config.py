@@ -223,3 +223,14 @@ def test_moving_one_key_away_names_that_key_alone(data: st.DataObject, paths: se
         same_name = [key for key in KEYS if key.name == name]
         if len(same_name) == 1:
             assert problem.remedy == f"its place is `{path}`"
+
+
+@pytest.mark.parametrize(("text", "line"), [("{\n", 2), ('{"a": "\u2028\x85",\n\n x', 3), ('{"a": 1,\n#\v no\n}', 2)])
+def test_the_line_of_a_fault_is_counted_as_json_counts(text: str, line: int) -> None:
+    (problem,) = check_config(text)
+    assert (problem.line, problem.effect) == (line, REFUSED)
+
+
+@given(st.text(alphabet='{}[]",:#/* \n\r\f\v\u2028a1', max_size=30))
+def test_no_text_ends_the_check_of_a_config(text: str) -> None:
+    assert isinstance(check_config(text), list)

@@ -278,7 +278,7 @@ def _without_comments(text: str) -> str:
 
 
 def _malformed(plain: str, error: json.JSONDecodeError) -> Problem:
-    line = plain.splitlines()[error.lineno - 1].strip() if plain.strip() else ""
+    line = plain.split("\n")[error.lineno - 1].strip()
     remedy = "libcufile refuses the whole file: mend line %d" % error.lineno
     if line.startswith("#"):
         remedy = "`#` begins no comment here: write `//`"

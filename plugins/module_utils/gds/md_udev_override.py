@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Optional
 
-from ..common.files import content
+from ..common.files import content, lines
 from ..common.refusal import Refusal
 from .volume_facts import MD_RULE, UDEV_PLACES, lists_members
 
@@ -46,17 +46,16 @@ def wanted_override(root: str = "/", asked: bool = True) -> Override:
 
 def render(source: str) -> str:
     """The distribution's rule with the members listed, and the word of what it was made from."""
-    kept = [
-        line if line.lstrip().startswith("#") else line.replace(" --no-devices", "") for line in source.splitlines()
-    ]
-    return "%s\n%s%s\n%s\n" % (HEADER, _MARK, _hash(source), "\n".join(kept))
+    kept = [line if line.lstrip().startswith("#") else line.replace(" --no-devices", "") for line in lines(source)]
+    end = "" if source.endswith("\n") else "\n"
+    return "%s\n%s%s\n%s%s" % (HEADER, _MARK, _hash(source), "".join(kept), end)
 
 
 def outdated(root: str = "/") -> bool:
     """Whether the distribution has changed its rule since ours was made from it."""
     ours = content(os.path.join(root, PATH.lstrip("/")))
     source = distributions_rule(root)
-    return ours.startswith(HEADER) and (source is None or _MARK + _hash(source) not in ours.splitlines())
+    return ours.startswith(HEADER) and (source is None or _MARK + _hash(source) + "\n" not in lines(ours))
 
 
 def distributions_rule(root: str = "/") -> Optional[str]:

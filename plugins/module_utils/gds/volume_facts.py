@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any, Optional
 
-from ..common.files import read_text
+from ..common.files import lines, read_text
 from ..machine.block_stack import device_directory, devices_under, read_stack
 
 MD_RULE = "63-md-raid-arrays.rules"
@@ -42,7 +42,7 @@ def read_md_rule(root: str = "/") -> dict[str, Any]:
 
 def lists_members(rule: str) -> Optional[bool]:
     """Whether an md rule asks mdadm for the members too; None for a rule that does not ask mdadm for details at all."""
-    asks = [line for line in rule.splitlines() if not line.lstrip().startswith("#") and "--detail" in line]
+    asks = [line for line in lines(rule) if not line.lstrip().startswith("#") and "--detail" in line]
     return not any("--no-devices" in line for line in asks) if asks else None
 
 

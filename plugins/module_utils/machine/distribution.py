@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Optional
 
-from ..common.files import read_text
+from ..common.files import lines, read_text
 
 DEBIAN = "debian"
 REDHAT = "redhat"
@@ -58,7 +58,7 @@ def read_distribution(root: str = "/") -> Distribution:
 def parse_os_release(text: str) -> dict[str, str]:
     """Its assignments, quotes taken off as a shell would."""
     values = {}
-    for line in text.splitlines():
+    for line in lines(text):
         name, separator, value = line.strip().partition("=")
         if not separator or name.startswith("#"):
             continue

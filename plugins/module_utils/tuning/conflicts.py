@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Iterator, Sequence
 
-from ..common.files import read_text
+from ..common.files import lines, read_text
 from .persistent_files import SYSCTL_PATH, TMPFILES_PATH, TUNED_PROFILE, UDEV_PATH, attribute
 from .settings import CPU_SETTINGS, DRIVE_SETTINGS, THP, Tuning, wanted
 
@@ -63,7 +63,7 @@ def ordered(kind: str, suffix: str, root: str) -> list[str]:
 def _lines(path: str) -> Iterator[tuple[int, str]]:
     """Numbered lines that say something, continued ones joined."""
     held, first = "", 0
-    for number, raw in enumerate((read_text(path) or "").splitlines(), start=1):
+    for number, raw in enumerate(lines(read_text(path) or ""), start=1):
         first = first or number
         held += raw.strip()
         if held.endswith("\\"):
