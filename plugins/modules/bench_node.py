@@ -57,8 +57,7 @@ stderr_tail:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
-
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.tunetool_command import ask  # noqa: E402
 
 

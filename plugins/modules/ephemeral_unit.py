@@ -97,8 +97,6 @@ import grp  # noqa: E402  (Ansible wants the documentation first)
 import pwd  # noqa: E402
 from typing import Any  # noqa: E402
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
 from ..module_utils.common import manifest as manifests  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
@@ -106,8 +104,9 @@ from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import SCHEMA_NAME, ConfigError, dump  # noqa: E402
 from ..module_utils.ephemeral.boot_unit import UNIT, carry_out, changes, files, has_run, take_effect  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-from ..module_utils.volume.unit_dropins import ForeignDropIn, units_problem  # noqa: E402
+from ..module_utils.volume.unit_dropins import ForeignDropIn, units_problem  # noqa: E402  # noqa: E402
 
 
 def configuration(wanted: dict[str, Any], offload: bool) -> dict[str, Any]:

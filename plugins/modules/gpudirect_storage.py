@@ -106,14 +106,13 @@ differences:
 
 from dataclasses import asdict  # noqa: E402  (Ansible wants the documentation first)
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Ledger, built_manifest, told  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.gds.apply import GdsJob  # noqa: E402
 from ..module_utils.gds.path_choice import AUTO, MODES, Impossible  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 
 def main() -> None:

@@ -94,14 +94,13 @@ reboot_reasons:
 
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, Ledger, built_manifest, message, settle, told  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.memory import memory_total  # noqa: E402
 from ..module_utils.memory.apply import ARGUMENTS, MemoryJob  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.units import UnitError  # noqa: E402
 
 

@@ -100,12 +100,11 @@ differences:
   elements: dict
 """
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
-
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, built_manifest, settle, told  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.tuning.apply import TuningJob  # noqa: E402
 from ..module_utils.tuning.settings import ARGUMENTS  # noqa: E402
 

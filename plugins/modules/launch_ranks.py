@@ -92,8 +92,7 @@ import tarfile  # noqa: E402
 import time  # noqa: E402
 from typing import Any, Sequence  # noqa: E402
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.tunetool_command import MARK  # noqa: E402
 
 GUARD = "tunetool.launch.node"

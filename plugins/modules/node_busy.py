@@ -49,9 +49,8 @@ found:
 
 import os  # noqa: E402  (Ansible wants the documentation first)
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
 from ..module_utils.machine.busy import killed_by_a_reboot  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 
 def main() -> None:

@@ -118,14 +118,13 @@ import os  # noqa: E402
 from dataclasses import asdict  # noqa: E402
 from typing import Any  # noqa: E402
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
 from ..module_utils.audit.manifest_checks import run_checks  # noqa: E402
 from ..module_utils.common.check_result import FAIL  # noqa: E402
 from ..module_utils.common.drift import Difference, built_manifest, told  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, load, refuse_newer, write  # noqa: E402
 from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, TunedError, choose, render  # noqa: E402
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
 
@@ -184,8 +183,7 @@ def main() -> None:
         pass
     except ManifestError as error:
         module.warn("%s: it is replaced" % error.message)
-    # Damaged, it may hold any bytes: a difference must be printable.
-    before, after = content(MANIFEST_PATH).encode(errors="replace").decode(), dump(document)
+    before, after = content(MANIFEST_PATH), dump(document)
     built = built_manifest() or document
     stale = content(TUNED_PATH) != (block or "")
     result = {

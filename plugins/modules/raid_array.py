@@ -107,29 +107,10 @@ initramfs_rebuilt:
 import re  # noqa: E402  (Ansible wants the documentation first)
 from typing import Mapping  # noqa: E402
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
-from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402  # noqa: E402
+from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
 from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
-from ..module_utils.array.initramfs import (  # noqa: E402  # noqa: E402
-    Image,
-    images,
-    judge_images,
-    mdadm_conf_path,
-    rebuild,
-    rebuild_command,
-    stale_images,
-)
-from ..module_utils.array.md_arrays import (  # noqa: E402
-    Array,
-    Step,
-    Superblock,
-    Wanted,
-    adopted,
-    decide,
-    examine,
-    read_arrays,
-)
+from ..module_utils.array.initramfs import Image, judge_images, mdadm_conf_path, rebuild, rebuild_command  # noqa: E402
+from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
@@ -138,6 +119,7 @@ from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 
 CHUNK_MIN = 4096

@@ -128,14 +128,13 @@ import os  # noqa: E402  (Ansible wants the documentation first)
 import re  # noqa: E402
 from typing import Any  # noqa: E402
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
 from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, Ledger, built_manifest, message, settle, told  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
 from ..module_utils.volume.unit_dropins import units_problem  # noqa: E402

@@ -135,8 +135,6 @@ table:
 
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
 from ..module_utils.array.drive_decisions import Criteria, table  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
@@ -144,15 +142,15 @@ from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.plan.plan_file import PLAYBOOKS, REPLACE, TEARDOWN  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.removal.apply import Job  # noqa: E402
 from ..module_utils.removal.decision import consent_problem, plan_removal  # noqa: E402
 from ..module_utils.removal.facts import describe, look  # noqa: E402
 from ..module_utils.removal.plan_part import removal_part  # noqa: E402
 from ..module_utils.removal.replacement import Swap, plan_replacement  # noqa: E402
-from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-from ..module_utils.volume.immutable_flag import Unsupported  # noqa: E402
-from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402
+from ..module_utils.volume.immutable_flag import Unsupported  # noqa: E402  # noqa: E402
+from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402  # noqa: E402
 
 
 def criteria_of(wanted: dict[str, Any]) -> Criteria:

@@ -96,8 +96,7 @@ stderr_tail:
 
 from typing import Any, Mapping  # noqa: E402  (Ansible wants the documentation first)
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.tunetool_command import ask  # noqa: E402
 
 

@@ -64,11 +64,10 @@ import shutil  # noqa: E402
 import tarfile  # noqa: E402
 import tempfile  # noqa: E402
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
 from ..module_utils.machine.distribution import read_distribution  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 
 def installed_key(program: str) -> str | None:

@@ -72,9 +72,8 @@ import sys  # noqa: E402
 import tarfile  # noqa: E402
 import tempfile  # noqa: E402
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 # Oldest glibc first: pip takes any of them. RHEL 9, Debian 12 and Ubuntu 22.04 all have 2.28 or newer.
 PLATFORMS = ("manylinux_2_17_%s", "manylinux2014_%s", "manylinux_2_28_%s")

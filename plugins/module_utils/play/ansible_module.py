@@ -1,0 +1,29 @@
+"""Ansible's module class, for modules that show what they read on a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.module_utils import basic
+
+from ..common.files import printable
+
+
+class AnsibleModule(basic.AnsibleModule):  # type: ignore[misc]  # ansible-core comes without types
+    """One whose every result is UTF-8.
+
+    A file or a name on a node may hold any bytes, and ansible-core 2.19 takes no result with one that is not: the task
+    would fail after its work is done, and again at every later run.
+    """
+
+    def exit_json(self, **kwargs: Any) -> None:
+        """End the module, without error."""
+        super().exit_json(**printable(kwargs))
+
+    def fail_json(self, msg: str, **kwargs: Any) -> None:
+        """End the module, with an error."""
+        super().fail_json(printable(msg), **printable(kwargs))
+
+    def warn(self, warning: str, **kwargs: Any) -> None:
+        """Say something beside the result."""
+        super().warn(printable(warning), **kwargs)
