@@ -109,7 +109,7 @@ from typing import Mapping  # noqa: E402
 
 from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
 from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
-from ..module_utils.array.initramfs import Image, judge_images, mdadm_conf_path, rebuild, rebuild_command  # noqa: E402
+from ..module_utils.array.initramfs import Image, mdadm_conf_path, renew  # noqa: E402
 from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
@@ -277,21 +277,15 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
 
 def renew_initramfs(module: AnsibleModule, conf: str, uuid: str, changed: bool) -> list[Image]:
     """The images that do not carry the arrays of ``conf``, rebuilt unless in check mode. ``uuid`` is our array's."""
-    judged = judge_images(conf, changed=changed)
-    stale = [image for image in judged if image.problem] if rebuild_command() is not None else []
-    if stale and not module.check_mode:
-        rebuild()
-        judged = judge_images(conf, only=uuid)
-        left = [str(image) for image in judged if image.problem]
-        if left:
-            module.fail_json(
-                msg="the initramfs does not carry `%s` after it was rebuilt: %s. hint: rebuild it by hand"
-                % (conf, "; ".join(left))
-            )
-    for image in judged:
-        if image.unknown:
-            module.warn("whether the initramfs carries `%s` is not known: %s" % (conf, image))
-    return stale
+    renewed = renew(conf, changed, acting=not module.check_mode, ours=uuid)
+    if renewed.left:
+        module.fail_json(
+            msg="the initramfs does not carry `%s` after it was rebuilt: %s. hint: rebuild it by hand"
+            % (conf, "; ".join(map(str, renewed.left)))
+        )
+    for image in renewed.unknown:
+        module.warn("whether the initramfs carries `%s` is not known: %s" % (conf, image))
+    return list(renewed.stale)
 
 
 def drift(

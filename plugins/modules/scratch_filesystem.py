@@ -124,7 +124,6 @@ offload_dir:
   type: str
 """
 
-import os  # noqa: E402  (Ansible wants the documentation first)
 import re  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -134,6 +133,7 @@ from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, Ledger, built_manifest, message, settle, told  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
+from ..module_utils.machine.mounts import plain_path  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
@@ -144,14 +144,14 @@ from ..module_utils.volume.xfs_geometry import LABEL_MAX, wanted_geometry  # noq
 def problem_with(wanted: dict[str, Any], log_su_bytes: int) -> str | None:
     """What is impossible about the arguments, before anything is looked at."""
     point = wanted["mount_point"]
-    if not point.startswith("/") or os.path.normpath(point) in ("/", "/usr", "/etc", "/var", "/boot", "/home"):
+    if not point.startswith("/") or plain_path(point) in ("/", "/usr", "/etc", "/var", "/boot", "/home"):
         return "mount point `%s` is not a place for scratch. hint: use `/mnt/nvme_raid0`" % point
     if len(wanted["label"]) > LABEL_MAX or not re.fullmatch(r"[^\s\"'\\]*", wanted["label"]):
         return "label `%s` is longer than %d characters, or holds a blank or a quote. hint: `nvme_raid0`" % (
             wanted["label"],
             LABEL_MAX,
         )
-    if wanted["offload_dir"] and not wanted["offload_dir"].startswith(os.path.normpath(point) + "/"):
+    if wanted["offload_dir"] and not wanted["offload_dir"].startswith(plain_path(point) + "/"):
         return "offload directory `%s` is not under `%s`. hint: put it there" % (wanted["offload_dir"], point)
     sizes = {"k": 1024, "": 1}
     for option in wanted["mount_options"]:
@@ -203,7 +203,7 @@ def main() -> None:
             filesystem={
                 "uuid": uuid,
                 "type": "xfs",
-                "mount_point": module.params["mount_point"],
+                "mount_point": plain_path(module.params["mount_point"]),
                 "data_su_bytes": geometry.data_su_bytes,
                 "data_sw": geometry.data_sw,
                 "log_su_bytes": geometry.log_su_bytes,

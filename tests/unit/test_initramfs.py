@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from initramfs_images import MICROCODE, archive, entry, image, packed
 from tunetool.node.array import initramfs, initramfs_image
-from tunetool.node.array.initramfs import check_images, judge_images
+from tunetool.node.array.initramfs import Renewal, check_images, judge_images, renew
 from tunetool.node.array.initramfs_image import Carried, Damaged, Unreadable, read_carried
 from tunetool.node.array.mdadm_conf import array_lines, conf_with_array, conf_without_array, line_for
 from tunetool.node.common.check_result import FAIL, PASS, SKIP, UNKNOWN
@@ -166,6 +167,73 @@ def test_an_image_that_is_cut_off_is_rebuilt(root: Path, form: str) -> None:
         assert check_images(ARRAY, str(root)).status in (FAIL, UNKNOWN)
     put(root, b"")
     assert judge_images(PATH, str(root))[0].problem
+
+
+# --- rebuilding ---
+
+TOOL = """#!{python}
+import sys
+sys.path[:0] = [{tests!r}]
+from initramfs_images import image
+root = {root!r}
+conf = open(root + "/etc/mdadm/mdadm.conf").read()
+open(root + "/rebuilt", "a").write("once ")
+open(root + "/boot/initrd.img-{kernel}", "wb").write(image({conf}))
+"""
+
+
+def tool(root: Path, monkeypatch: pytest.MonkeyPatch, conf: str = "conf") -> None:
+    """An update-initramfs that puts mdadm.conf, or what ``conf`` says, into the image."""
+    path = root / "usr/sbin/update-initramfs"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tests = str(Path(__file__).parents[1])
+    path.write_text(TOOL.format(python=sys.executable, tests=tests, root=str(root), kernel=KERNEL, conf=conf))
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+
+
+def rebuilt(root: Path) -> int:
+    return (root / "rebuilt").read_text().count("once") if (root / "rebuilt").exists() else 0
+
+
+def test_an_image_is_rebuilt_once_and_never_in_check_mode(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(root, monkeypatch)
+    path = str(root / f"boot/initrd.img-{KERNEL}")
+    looked = renew(PATH, changed=False, acting=False, root=str(root), ours=UUID)
+    assert ([one.path for one in looked.stale], rebuilt(root)) == ([path], 0)
+    assert renew(PATH, changed=False, acting=True, root=str(root), ours=UUID) == looked
+    assert rebuilt(root) == 1
+    assert renew(PATH, changed=False, acting=True, root=str(root), ours=UUID) == Renewal(())
+    assert rebuilt(root) == 1
+    # This run has changed the file: rebuilt, whatever the image seems to say.
+    assert renew(PATH, changed=True, acting=True, root=str(root), ours=UUID).left == ()
+    assert rebuilt(root) == 2
+
+
+def test_an_image_that_comes_out_without_the_array_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(root, monkeypatch, conf=repr(HEAD))
+    (left,) = renew(PATH, changed=False, acting=True, root=str(root), ours=UUID).left
+    assert left.problem == f"it lacks `{line_for(NAME, UUID)}`"
+
+
+def test_an_image_that_lost_its_array_is_rebuilt_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(root, monkeypatch)
+    put(root, image(CONF))
+    (root / PATH[1:]).write_text(HEAD)
+    for _ in range(2):
+        assert renew(PATH, changed=False, acting=True, root=str(root), gone=UUID).left == ()
+    assert rebuilt(root) == 1
+
+
+def test_an_image_in_an_unknown_form_is_rebuilt_only_by_the_run_that_changed_the_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(root, monkeypatch)
+    put(root, b"\x7fELF" * 100)
+    renewed = renew(PATH, changed=False, acting=True, root=str(root), ours=UUID)
+    assert (renewed.stale, len(renewed.unknown), rebuilt(root)) == ((), 1, 0)
+    renewed = renew(PATH, changed=True, acting=True, root=str(root), ours=UUID)
+    assert (len(renewed.stale), renewed.unknown, rebuilt(root)) == (1, (), 1)
 
 
 # --- where nobody can tell ---

@@ -162,8 +162,29 @@ def _has_program(name: str, root: str) -> bool:
     return any(os.path.isfile(os.path.join(root, place, name)) for place in _PROGRAM_PLACES)
 
 
-def rebuild() -> None:
-    """Rebuild all images. Minutes on a slow node; raises ``CommandError`` when the tool fails."""
-    command = rebuild_command()
-    if command is not None:
+@dataclass(frozen=True)
+class Renewal:
+    """What became of the images."""
+
+    stale: tuple[Image, ...]
+    """Rebuilt, or to be rebuilt in check mode."""
+    left: tuple[Image, ...] = ()
+    """Wrong also after they were rebuilt."""
+    unknown: tuple[Image, ...] = ()
+
+
+def renew(conf: str, changed: bool, acting: bool, root: str = "/", ours: str = "", gone: str = "") -> Renewal:
+    """Rebuild the images that do not carry the arrays of ``conf``, where ``acting`` and where there is a tool for it.
+
+    Minutes on a slow node; raises ``CommandError`` when the tool fails. ``changed`` and ``gone`` are those of
+    ``judge_images``. Of what comes out nothing is asked but the array ``ours``.
+    """
+    judged = judge_images(conf, root, changed=changed, gone=gone)
+    command = rebuild_command(root)
+    stale = tuple(image for image in judged if image.problem and command is not None)
+    left: tuple[Image, ...] = ()
+    if stale and acting and command is not None:
         run(command, timeout=1800)
+        judged = judge_images(conf, root, gone=gone, only=ours)
+        left = tuple(image for image in judged if image.problem)
+    return Renewal(stale, left, tuple(image for image in judged if image.unknown))

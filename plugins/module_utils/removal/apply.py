@@ -7,7 +7,7 @@ import os
 import time
 from typing import Mapping
 
-from ..array.initramfs import judge_images, mdadm_conf_path, rebuild, rebuild_command
+from ..array.initramfs import mdadm_conf_path, renew
 from ..array.mdadm_conf import conf_without_array
 from ..common.commands import CommandError, run
 from ..common.files import content, replace_file
@@ -160,21 +160,13 @@ class Job:
         """Once, when this run changed mdadm.conf, or when an image still knows the array."""
         conf = mdadm_conf_path()
         changed = any(entry["before_header"] == conf for entry in self.diff)
-        judged = judge_images(conf, changed=changed, gone=self.volume.uuid)
-        stale = [image for image in judged if image.problem]
-        if not stale or rebuild_command() is None:
-            return
+        renewed = renew(conf, changed, acting=not self.check_mode, gone=self.volume.uuid)
         self.note(
             "initramfs",
-            "".join("%s\n" % image for image in stale),
-            "".join("%s: rebuilt\n" % image.path for image in stale),
+            "".join("%s\n" % image for image in renewed.stale),
+            "".join("%s: rebuilt\n" % image.path for image in renewed.stale),
         )
-        if self.check_mode:
-            return
-        rebuild()
-        for image in judge_images(conf, gone=self.volume.uuid):
-            if image.problem:
-                self.warnings.append("%s. hint: rebuild it by hand" % image)
+        self.warnings += ["%s. hint: rebuild it by hand" % image for image in (*renewed.left, *renewed.unknown)]
 
     def remove_mount_point(self) -> None:
         """The bare directory, which nobody could have written to."""

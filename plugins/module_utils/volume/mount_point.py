@@ -12,7 +12,7 @@ from ..array.md_arrays import Array
 from ..common.commands import run
 from ..common.drift import Ledger
 from ..common.refusal import Refusal
-from ..machine.mounts import Mount, mount_at, read_mounts
+from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
 from .immutable_flag import Directory, Unsupported, look, look_beneath, set_immutable, set_immutable_beneath
 from .unit_dropins import UNITS_DIRECTORY, ForeignDropIn, apply, changes
 
@@ -25,7 +25,7 @@ class Place:
         self.ledger = ledger
         self.array = array
         self.root = root
-        self.point: str = wanted["mount_point"]
+        self.point: str = plain_path(wanted["mount_point"])
 
     def _path(self, path: str) -> str:
         return os.path.join(self.root, path.lstrip("/"))
