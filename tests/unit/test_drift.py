@@ -162,6 +162,22 @@ def test_a_node_without_a_manifest_has_none_whatever_it_is(node: Node) -> None:
     assert node.look(replace(ASKED, chunk_bytes=2**19)) == []
 
 
+@pytest.mark.parametrize("point", [POINT + "/", "/" + POINT])
+def test_one_mount_point_is_one_however_it_is_written(node: Node, point: str) -> None:
+    assert node.look(mount_point=point) == []
+
+
+@pytest.mark.parametrize(
+    "theirs", [f"LABEL=other {POINT}/ ext4 nofail 0 0", f"LABEL=other /{POINT} ext4", f"UUID=11-22 {POINT}/. xfs ro"]
+)
+def test_a_second_line_for_the_mount_point_stops_the_run(node: Node, theirs: str) -> None:
+    path = node.root / "etc/fstab"
+    path.write_bytes(b"# fr\xfc\r\n" + theirs.encode() + b"\n" + path.read_bytes())
+    left = one_left(node.look())
+    assert left.name == f"fstab[{POINT}]"
+    assert "twice (lines 2, " in left.found
+
+
 FILES = [
     ("etc/fstab", ",nofail", "", f"fstab[{POINT}]", "nofail"),
     ("etc/fstab", "size=536870912", "size=1", "fstab[/dev/shm]", "size=536870912"),

@@ -476,6 +476,17 @@ def test_a_namespace_that_may_not_be_read_is_no_other_namespace(proc: Path) -> N
     assert busy(proc) == ["process 1 `init` (working directory)"]
 
 
+def test_names_of_any_bytes_are_in_the_way_and_the_mount_itself_is_not(proc: Path) -> None:
+    odd = "a\vb\u2028c\xa0d\udcfc"
+    mounts = (proc / "proc/self/mountinfo").read_bytes()
+    inner = f"50 40 0:9 / {POINT}/{odd} rw - tmpfs  rw\n".encode("utf-8", "surrogateescape")
+    (proc / "proc/self/mountinfo").write_bytes(mounts + inner)
+    swaps = f"Filename\tType\n{POINT}/{odd}\\040x          file\t1 0 -2\n"
+    (proc / "proc/swaps").write_bytes(swaps.encode("utf-8", "surrogateescape"))
+    expected = [f"`{POINT}/{odd}` is mounted in it", f"swap file `{POINT}/{odd} x`"]
+    assert occupants("9:127", "md127", POINT + "/", str(proc)) == expected
+
+
 def test_mounts_swap_and_loops_within_are_in_the_way(proc: Path) -> None:
     with (proc / "proc/self/mountinfo").open("a") as stream:
         stream.write(f"50 40 0:9 / {POINT}/inner rw - tmpfs tmpfs rw\n51 1 9:127 /x /srv/x rw - xfs /dev/md127 rw\n")
