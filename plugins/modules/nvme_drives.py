@@ -160,8 +160,8 @@ from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted  # noqa: E402
 from ..module_utils.common.drift import told as as_told  # noqa: E402
 from ..module_utils.common.manifest import ManifestError, load, refuse_newer  # noqa: E402
-from ..module_utils.ephemeral import boot_unit as bootunit  # noqa: E402
-from ..module_utils.gds import apply as gds_job  # noqa: E402
+from ..module_utils.ephemeral import boot_unit  # noqa: E402
+from ..module_utils.gds import apply as gds_apply  # noqa: E402
 from ..module_utils.gds.facts import read_gpus  # noqa: E402
 from ..module_utils.machine.drive_contents import (  # noqa: E402
     RAID_MEMBER,
@@ -174,12 +174,12 @@ from ..module_utils.machine.drive_contents import (  # noqa: E402
 )
 from ..module_utils.machine.drives import Drive, disks_under, read_drives  # noqa: E402
 from ..module_utils.machine.lba_formats import Formats, try_formats, with_capacity  # noqa: E402
-from ..module_utils.memory import apply as memory_job  # noqa: E402
+from ..module_utils.memory import apply as memory_apply  # noqa: E402
 from ..module_utils.plan.plan_file import host_part  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.tuning.persistent_files import anything_of_ours  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-from ..module_utils.volume import apply as volume  # noqa: E402
 from ..module_utils.volume import apply as volume_apply  # noqa: E402
 
 OBSTACLE_HINT = "remove that line, or choose another `scratch_filesystem_mount_point`; nothing was changed"

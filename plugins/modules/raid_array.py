@@ -120,6 +120,7 @@ from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 
 CHUNK_MIN = 4096

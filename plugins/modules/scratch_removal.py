@@ -148,9 +148,10 @@ from ..module_utils.removal.decision import consent_problem, plan_removal  # noq
 from ..module_utils.removal.facts import describe, look  # noqa: E402
 from ..module_utils.removal.plan_part import removal_part  # noqa: E402
 from ..module_utils.removal.replacement import Swap, plan_replacement  # noqa: E402
+from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
-from ..module_utils.volume.immutable_flag import Unsupported  # noqa: E402  # noqa: E402
-from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402  # noqa: E402
+from ..module_utils.volume.immutable_flag import Unsupported  # noqa: E402
+from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402
 
 
 def criteria_of(wanted: dict[str, Any]) -> Criteria:

@@ -26,7 +26,7 @@ from ..units import format_size_binary
 from ..volume.immutable_flag import Unsupported, is_immutable
 from ..volume.xfs_geometry import geometry_of_mount
 
-__all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks", "shown_options"]
+__all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks"]
 
 
 def run_checks(

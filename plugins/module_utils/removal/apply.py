@@ -13,7 +13,7 @@ from ..common.commands import CommandError, run
 from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
-from ..ephemeral import boot_unit as bootunit
+from ..ephemeral import boot_unit
 from ..machine.drive_contents import claim_problem, read_signatures
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, without_entry
