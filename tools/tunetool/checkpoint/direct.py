@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.items import BLOCK
 from tunetool.node.machine.block_stack import read_stack
 
@@ -120,7 +121,8 @@ class Target:
 
 
 class DataFile:
-    """A new file of ``size`` bytes, a multiple of 4096. Raises ``WriteFailed``; nothing is ever half reported."""
+    """A new file of ``size`` bytes, a multiple of 4096. Raises ``WriteFailed``, and then has left no file; nothing is
+    ever half reported."""
 
     def __init__(self, path: Path, size: int, target: Target, gds: bool = False) -> None:
         self.path, self.size = path, size
@@ -130,6 +132,7 @@ class DataFile:
             "creating it",
             lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | direct, 0o666),
         )
+        self.created = Created.at(path, self._handle)
         try:
             preallocated = target.preallocates and self._told(
                 f"preallocating {size} bytes", lambda: _fallocate(self._handle, size)
@@ -142,6 +145,7 @@ class DataFile:
                 self._registered = Registered(self._handle, path)
         except BaseException:
             self.close()
+            self.created.remove()
             raise
 
     def write(self, view: Buffer, offset: int) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tunetool.checkpoint import space
+from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.direct import DataFile, Target
 from tunetool.checkpoint.host_buffers import POOL, Source, is_plain, views
 from tunetool.checkpoint.items import LARGE, Archive, Placed, archive, place
@@ -158,6 +159,8 @@ class Job:
         self.devices = {item.source.tensor.device for item in items if item.source and item.source.tensor.is_cuda}
         self.gpu = min(self.devices, key=str, default=None)
         self.paths = [directory / names(number) for number in range(len(self.layout.sizes))]
+        self.created: list[Created] = []
+        """What this job created itself. A file that was there before is none of its business."""
         self.copy_first = copy_first
         self.gds_bytes = sum(block.length for blocks in self.layout.blocks for block in blocks if _from_gpu(block))
 
@@ -191,6 +194,7 @@ class Job:
         def open_files() -> list[DataFile]:
             for path, size in zip(self.paths, self.layout.sizes, strict=True):
                 files.append(DataFile(path, size, self.target, gds=self.gds_bytes > 0))
+                self.created.append(files[-1].created)
             return files
 
         try:
@@ -216,9 +220,9 @@ class Job:
         )
 
     def remove(self) -> None:
-        for path in self.paths:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        """The files that this job created, and no others."""
+        for file in self.created:
+            file.remove()
 
     def _results(self) -> list[WriteResult]:
         results = []
