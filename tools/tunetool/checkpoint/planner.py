@@ -23,6 +23,9 @@ class DirectSavePlanner(DefaultSavePlanner):
 
     The metadata stays torch's own: a cut tensor looks like a sharded one, so DefaultLoadPlanner with any reader loads
     it into any layout. The plan depends only on the ranks' plans. ``ValueError`` unless ``split_above`` is positive.
+
+    ``enable_plan_caching``: as torch's planner has it: ranks whose part of the state has not changed in shape since the
+    last save send no plan. ``TypeError`` where torch is too old for it.
     """
 
     def __init__(
@@ -31,8 +34,12 @@ class DirectSavePlanner(DefaultSavePlanner):
         flatten_sharded_tensors: bool = True,
         *,
         split_above: int = SPLIT_ABOVE,
+        enable_plan_caching: bool = False,
     ) -> None:
-        super().__init__(flatten_state_dict, flatten_sharded_tensors)
+        caching = {"enable_plan_caching": True} if enable_plan_caching else {}
+        super().__init__(flatten_state_dict, flatten_sharded_tensors, **caching)
+        # torch keeps plans by this name, in the class: a planner that cuts otherwise must not get them.
+        self._cached_plans_key = f"{type(self).__name__}-{split_above}"
         if split_above < 1:
             raise ValueError(f"split_above must be a positive number of bytes, not {split_above}")
         self.split_above = split_above
@@ -41,12 +48,20 @@ class DirectSavePlanner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
         self._whole = defaultdict(list)
-        for item in plan.items:
+        # Not those of `plan`, which is empty when torch has cached one like it.
+        for item in self.plan.items:
             self._whole[item.index.fqn].append(item)
         return plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        plans: tuple[list[SavePlan], Metadata] = super().create_global_plan(share_out(all_plans, self.split_above))
+        if not hasattr(DefaultSavePlanner, "_create_global_plan"):  # torch without plan caching
+            all_plans = share_out(all_plans, self.split_above)
+        plans: tuple[list[SavePlan], Metadata] = super().create_global_plan(all_plans)
+        return plans
+
+    def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        # With cached plans, this gets all of them, and the method above only those that have changed.
+        plans: tuple[list[SavePlan], Metadata] = super()._create_global_plan(share_out(all_plans, self.split_above))
         return plans
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
