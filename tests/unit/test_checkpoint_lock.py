@@ -107,6 +107,20 @@ def test_another_hosts_saver_shows_that_it_lives(tmp_path: Path) -> None:
     Lock.take(tmp_path).release()
 
 
+def test_another_hosts_lock_from_the_future_counts_from_now(tmp_path: Path) -> None:
+    """Its clock was set back: a dead holder would else keep everybody out until that time comes."""
+    path = tmp_path / NAME
+    path.write_text(holder_elsewhere().text())
+    future = time.time() + 365 * 86400
+    os.utime(path, (future, future))
+    with pytest.raises(CannotJudge):
+        Lock.take(tmp_path)
+    assert abs(path.stat().st_mtime - time.time()) < 3600
+    silent = path.stat().st_mtime - DEAD_AFTER - 1
+    os.utime(path, (silent, silent))
+    Lock.take(tmp_path).release()
+
+
 def test_the_rule() -> None:
     now = Holder.this_process()
     gone, elsewhere = replace(now, start=now.start - 1), holder_elsewhere()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.checkpoint.pace import Pace, is_saving, saving
+from tunetool.checkpoint.pace import Pace, Saver, is_saving, saving
 from tunetool.checkpoint.steps import remove_step, step_number, steps_in, surplus, sweep
 from tunetool.errors import CannotJudge, UsageProblem
 
@@ -94,13 +95,13 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def busy(self, _: Path) -> bool:
-        return self.now < self.busy_until
+    def saves(self, scratch: Path) -> list[Saver]:
+        return [Saver(("a save",), scratch / "lock", "process 7")] if self.now < self.busy_until else []
 
 
 def test_a_rate_is_kept_and_nothing_is_saved_up_for_a_burst() -> None:
     clock = Clock()
-    pace = Pace(Path(), 100.0, clock=clock, sleep=clock.sleep, busy=clock.busy)
+    pace = Pace(Path(), 100.0, clock=clock, sleep=clock.sleep, saves=clock.saves)
     for _ in range(11):
         pace.wait(50)
     assert clock.now == pytest.approx(5.0)
@@ -113,12 +114,28 @@ def test_a_rate_is_kept_and_nothing_is_saved_up_for_a_burst() -> None:
 def test_it_pauses_while_a_save_runs_and_gives_signs_of_life() -> None:
     clock, signs = Clock(), []
     clock.busy_until = 3.0
-    pace = Pace(Path(), None, lambda: signs.append(clock.now), clock, clock.sleep, clock.busy)
+    pace = Pace(Path(), None, lambda: signs.append(clock.now), clock, clock.sleep, clock.saves)
     pace.wait(50)
     assert clock.now == pytest.approx(3.0, abs=0.1)
     assert len(signs) > 10
     pace.wait(50)
     assert clock.now == pytest.approx(3.0, abs=0.1), "without a rate it does not wait"
+
+
+def test_no_save_is_waited_for_without_end_and_it_is_told_which() -> None:
+    clock, lines = Clock(), []
+    clock.busy_until = 100.0
+    pace = Pace(Path(), None, clock=clock, sleep=clock.sleep, saves=clock.saves, say=lines.append, limit=10.0)
+    for _ in range(3):
+        pace.wait(50)
+        assert clock.now == pytest.approx(10.0, abs=0.1), "it waits once for each save"
+    (line,) = lines
+    assert line.endswith("waited 10 s for a save and goes on beside it: `lock`: process 7")
+    clock.now = 200.0
+    pace.wait(50)
+    clock.busy_until = 205.0
+    pace.wait(50)
+    assert clock.now == pytest.approx(205.0, abs=0.1), "the next one is another save"
 
 
 def test_a_save_is_seen_while_any_rank_saves_and_not_after(tmp_path: Path) -> None:
@@ -137,6 +154,50 @@ def test_a_save_that_dies_is_over(tmp_path: Path) -> None:
             os._exit(0)
     os.waitpid(pid, 0)
     assert not is_saving(tmp_path)
+
+
+def test_a_save_that_dies_is_over_though_a_child_of_it_lives(tmp_path: Path) -> None:
+    """A loader of data, forked during the save, has the parent's open files."""
+    script = """
+import os, sys, time
+from pathlib import Path
+from tunetool.checkpoint.pace import saving
+with saving(Path(sys.argv[1])):
+    there, here = os.pipe()
+    if os.fork() == 0:
+        os.write(here, b"!")
+        time.sleep(60)
+    os.read(there, 1)
+    print("saving", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "saving\n"
+            assert is_saving(tmp_path)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            assert not is_saving(tmp_path)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_child_that_leaves_the_save_does_not_end_it(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from tunetool.checkpoint.pace import is_saving, saving
+with saving(Path(sys.argv[1])):
+    if os.fork() == 0:
+        sys.exit(0)
+    os.wait()
+    print(is_saving(Path(sys.argv[1])))
+"""
+    found = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert found.stdout == "True\n"
 
 
 def test_the_lock_of_our_writer_counts_until_it_is_stale(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import xxhash
 
 from tunetool.checkpoint.bulk import METADATA
 from tunetool.checkpoint.drain_worker import Order, order_text
+from tunetool.checkpoint.pace import savers
 from tunetool.checkpoint.steps import step_number
 from tunetool.errors import CannotJudge, UsageProblem
 
@@ -40,13 +41,15 @@ class Drain:
         """The complete step on shared storage, every rank's files in it.
 
         Raises ``CannotJudge`` when that failed, which names the file, rank or node, and ``TimeoutError`` when it is not
-        done within ``timeout`` seconds.
+        done within ``timeout`` seconds, which names the save that it gives way to, if there is one.
         """
         if self._path is None:
             try:
                 said, _ = self._process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
-                raise TimeoutError(f"`{self._step_dir}` is not drained yet") from None
+                waits = "; ".join(map(str, savers(self._step_dir.parent)))
+                told = f": it gives way to a save, {waits}" if waits else ""
+                raise TimeoutError(f"`{self._step_dir}` is not drained yet{told}") from None
             self._path = self._outcome(said)
         return self._path
 
@@ -96,8 +99,8 @@ def drain(
 
     ``rate``: bytes per second of this rank, reading back included; ``"auto"``: as fast as it goes. Either way it runs
     at low priority and pauses while a save runs in ``step_dir``'s parent (a `DirectWriter`, or any writer inside
-    `saving`). ``max_to_keep`` and ``local_max_to_keep``: steps to keep in ``bulk_dir`` and beside ``step_dir``, 1 at
-    least; what is deleted is always older than the newest complete drained step.
+    `saving`), for 600 s at most. ``max_to_keep`` and ``local_max_to_keep``: steps to keep in ``bulk_dir`` and beside
+    ``step_dir``, 1 at least; what is deleted is always older than the newest complete drained step.
     ``patience``: seconds without a sign of life of another rank after which it gives up.
 
     Raises ``UsageProblem`` for a name that is no step, a coordinator without `.metadata` and impossible numbers.

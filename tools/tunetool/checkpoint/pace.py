@@ -7,14 +7,21 @@ import ctypes
 import fcntl
 import os
 import platform
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from tunetool.checkpoint.saver_lock import NAME as SAVE_LOCK
+from tunetool.checkpoint.saver_lock import TOUCH_EVERY, Holder
+
 FLAG = ".tunetool-saving"
-SAVE_LOCK = ".tunetool-save.lock"
-"""The coordinator's lock in a directory that is saved to; touched every 20 s (checkpoint/lock.py)."""
-_SILENT = 60.0
+_SILENT = 3 * TOUCH_EVERY
+_CLOCK_STEP = 5.0
+"""Seconds by which a lock's time may lie in the future, since clocks are slewed."""
+PAUSE_AT_MOST = 600.0
+"""Seconds that a drain waits for one save."""
 _LOOK = 0.01
 """Seconds between two looks while a save runs."""
 
@@ -23,6 +30,19 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _WHO_PROCESS, _CLASS_IDLE = 1, 3 << 13
 _NICE = 10
 """A tenth of a busy core. At 19 a drain stands still on a node whose loaders take every core."""
+
+_held: set[int] = set()
+"""Handles of ``saving``."""
+
+
+def _forget_in_child() -> None:
+    # A forked loader of data would hold the lock for as long as it lives, or end it while its parent still saves.
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @contextlib.contextmanager
@@ -38,34 +58,87 @@ def saving(scratch: Path, *, make: bool = True) -> Iterator[None]:
     handle = None
     with contextlib.suppress(OSError):
         handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o666)
+        _held.add(handle)
         fcntl.flock(handle, fcntl.LOCK_SH)
     try:
         yield
     finally:
-        if handle is not None:
-            # Said aloud: a child forked meanwhile holds the same lock, and closing alone would leave it to that one.
+        if handle is not None and handle in _held:
+            _held.discard(handle)
+            # Said aloud: a child that a library forked past Python holds the same lock, and closing alone would leave
+            # it to that one.
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
 
+@dataclass(frozen=True)
+class Saver:
+    """Who saves, as far as the file tells that shows it. ``key`` tells one save from the next."""
+
+    key: tuple[object, ...]
+    file: Path
+    who: str
+    silent: float | None = None
+    """Seconds since the file's last sign of life, where it gives any."""
+
+    def __str__(self) -> str:
+        sign = "" if self.silent is None else f", last sign of life {max(self.silent, 0.0):.0f} s ago"
+        return f"`{self.file}`: {self.who}{sign}"
+
+
 def is_saving(scratch: Path) -> bool:
     """Whether a save runs there: ``saving`` is held, or a directory of it is locked by a writer of ours."""
+    return bool(savers(scratch))
+
+
+def savers(scratch: Path) -> list[Saver]:
+    """The saves that run in ``scratch``."""
+    found = []
     with contextlib.suppress(OSError):
         handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
+            found.append(Saver((FLAG,), scratch / FLAG, _lockers(handle)))
         finally:
             os.close(handle)
     with contextlib.suppress(OSError):
-        for lock in scratch.glob(f"*/{SAVE_LOCK}"):
-            # Its age, not the kernel's lock: to try that one could make the saver believe that another one holds it.
-            with contextlib.suppress(OSError):
-                if time.time() - lock.stat().st_mtime < _SILENT:
-                    return True
-    return False
+        found += filter(None, map(_locked_by, scratch.glob(f"*/{SAVE_LOCK}")))
+    return found
+
+
+def _locked_by(path: Path) -> Saver | None:
+    """Who saves under this lock; None when it was left by somebody who is dead."""
+    # Its age and its process, not the kernel's lock: to try that one could make the saver believe that another one
+    # holds it.
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        silent = time.time() - status.st_mtime
+        if not -_CLOCK_STEP <= silent < _SILENT:
+            return None
+        holder = Holder.parse(path.read_text(encoding="utf-8", errors="replace"))
+        if holder is None:
+            return Saver((path, status.st_ino), path, "a process that has just begun", silent)
+        if not holder.is_gone(Holder.this_process()):
+            return Saver((path, status.st_ino, holder.tokens[-1:]), path, str(holder), silent)
+    return None
+
+
+def _lockers(handle: int) -> str:
+    """The processes that hold a kernel lock on the file, as far as /proc/locks shows them."""
+    status = os.fstat(handle)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    pids: set[str] = set()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines():
+            fields = line.split()
+            # `1: FLOCK  ADVISORY  READ 4242 fd:00:1234 0 EOF`; one that waits has an arrow before FLOCK
+            if len(fields) == 8 and fields[1] == "FLOCK" and fields[5] == device:
+                pids.add(fields[4])
+    if not pids:
+        return "a process"
+    return f"process{'es' if len(pids) > 1 else ''} {', '.join(sorted(pids, key=int))} on `{os.uname().nodename}`"
 
 
 class Pace:
@@ -78,17 +151,25 @@ class Pace:
         tick: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        busy: Callable[[Path], bool] = is_saving,
+        saves: Callable[[Path], Sequence[Saver]] = savers,
+        say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
+        limit: float = PAUSE_AT_MOST,
     ) -> None:
-        """``rate`` in bytes per second, None for no limit; ``tick`` is called now and then, also while it waits."""
-        self._scratch, self._rate, self._busy = scratch, rate, busy
-        self._tick, self._clock, self._sleep = tick, clock, sleep
+        """``rate`` in bytes per second, None for no limit; ``tick`` is called now and then, also while it waits.
+
+        ``limit``: seconds to wait for one save at most. Then ``say`` tells which it was, and it is waited for no more:
+        a checkpoint that never leaves the node is worse than a save that is slowed down.
+        """
+        self._scratch, self._rate, self._saves = scratch, rate, saves
+        self._tick, self._clock, self._sleep, self._say, self._limit = tick, clock, sleep, say, limit
         self._free_at = clock()
+        self._since: dict[tuple[object, ...], float] = {}
+        self._ignored: set[tuple[object, ...]] = set()
 
     def wait(self, count: int) -> None:
         """Return when ``count`` more bytes may be moved. What was not used is not saved up for a burst."""
         self._tick()
-        while self._busy(self._scratch):
+        while self._must_wait():
             self._sleep(_LOOK)
             self._tick()
         if self._rate is None:
@@ -97,6 +178,17 @@ class Pace:
             self._sleep(min(left, 0.5))
             self._tick()
         self._free_at = max(self._free_at, self._clock()) + count / self._rate
+
+    def _must_wait(self) -> bool:
+        found = {saver.key: saver for saver in self._saves(self._scratch)}
+        now = self._clock()
+        self._since = {key: self._since.get(key, now) for key in found}
+        self._ignored &= found.keys()
+        for key, since in self._since.items():
+            if key not in self._ignored and now - since >= self._limit:
+                self._ignored.add(key)
+                self._say(f"a drain has waited {self._limit:g} s for a save and goes on beside it: {found[key]}")
+        return bool(found.keys() - self._ignored)
 
 
 def yield_to_training() -> None:

@@ -73,6 +73,10 @@ class Holder:
     def text(self) -> str:
         return json.dumps(dict(vars(self)))
 
+    def is_gone(self, now: Holder) -> bool:
+        """Whether it was a process of this host that is no more. ``now``: this process. False for other hosts."""
+        return (self.host, self.boot) == (now.host, now.boot) and not _lives(self)
+
     def __str__(self) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started))
         return f"process {self.pid} on `{self.host}`, since {when}"
@@ -131,6 +135,10 @@ class Lock:
                 unclaimed = made or (kernel_gave and not text)
                 silent = _clock(directory) - os.fstat(handle).st_mtime
                 holder = Holder.parse(text)
+                if silent < -TOUCH_EVERY:
+                    # No sign of life is from the future: the clock was set back. From now on silence counts again, and
+                    # a holder that lives goes on touching it.
+                    os.utime(handle)
                 if kernel_gave is False or not (unclaimed or dead_by_rule(holder, now, silent, bool(kernel_gave))):
                     raise _busy(directory, holder, silent, now)
                 now = replace(now, tokens=(*(holder.tokens if holder else ()), token))
@@ -146,6 +154,14 @@ class Lock:
     def release(self) -> None:
         """Give it up and remove the file. Does nothing the second time."""
         self._end()
+
+
+def holder_in(directory: Path) -> Holder | None:
+    """What the lock in ``directory`` says, whether or not its holder lives; None where there is none."""
+    try:
+        return Holder.parse((directory / NAME).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
 
 
 def _busy(directory: Path, holder: Holder | None, silent: float, now: Holder) -> CannotJudge:
