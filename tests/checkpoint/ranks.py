@@ -11,6 +11,7 @@ import torch
 import torch._dynamo  # DTensor imports it at its first use, which every child would then do again
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -114,3 +115,20 @@ def load_shards(rank: int, world: int, path: str, meet: str, seed: int) -> dict[
     ]
     dist.destroy_process_group()
     return {"wrong": wrong, "step": state["step"], "unverified": sorted(set(reader.unverified))}
+
+
+def save_cached(rank: int, world: int, path: str, meet: str, planner: str) -> None:
+    """Five saves into directories of their own, each followed by one in place, all by planners that cache."""
+    _joined(rank, world, meet)
+    made: Any = DefaultSavePlanner if planner == "torch" else DirectSavePlanner
+    for step in range(5):
+        rows = 9 if rank == 1 and step >= 2 else 7
+        state = {
+            f"own{rank}": torch.full((rows, 1000), 100.0 * step + rank),
+            "same": torch.full((1000, 130), 100.0 * step),
+        }
+        for name in (f"step_{step}", "same"):
+            settings = {} if planner == "torch" else {"split_above": 100_000}
+            writer = DirectWriter(Path(path) / name)
+            dcp.save(state, storage_writer=writer, planner=made(enable_plan_caching=True, **settings))
+    dist.destroy_process_group()

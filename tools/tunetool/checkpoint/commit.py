@@ -12,11 +12,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunetool.checkpoint import metadata, saver_lock
+from tunetool.checkpoint import metadata
+from tunetool.checkpoint import saver_lock as lock
+from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.errors import CannotJudge, TunetoolError
 
@@ -27,6 +29,13 @@ _DATA = re.compile(r"__\d+_\d+(\.(?P<token>[0-9a-f]{16}))?\.distcp")
 """Data files, ours and those of torch's FileSystemWriter."""
 _METADATA = re.compile(r"\.metadata\.(?P<token>[0-9a-f]{16})\.tmp")
 """What ours writes before it is renamed."""
+_TOKEN = re.compile(r"[0-9a-f]{16}")
+UNFINISHED = ".tunetool-save.unfinished"
+"""Tokens, one a line, of the saves by several ranks that began since the last commit. When one fails, no process knows
+whether all its ranks have ended, so that files of it may appear after the coordinator has removed what it found."""
+_REMEMBERED = 1000
+_TAIL = 4096
+"""Bytes at the end of `.metadata` that hold the save's token, where ours wrote it."""
 
 
 def data_name(rank: int, index: int, token: str) -> str:
@@ -37,17 +46,24 @@ def data_name(rank: int, index: int, token: str) -> str:
 class Saving:
     """One save into one directory, opened by the coordinator. Ends by ``commit`` or ``abandon``."""
 
-    def __init__(self, directory: Path, held: saver_lock.Lock) -> None:
+    def __init__(self, directory: Path, held: lock.Lock, unfinished: Sequence[str] = ()) -> None:
         self.directory = directory
         self._lock = held
+        self._pid = os.getpid()
         self.token = held.tokens[-1]
+        self._tokens = tuple(dict.fromkeys((*unfinished, *held.tokens)))
+        self.failed: tuple[str, ...] = ()
+        """Tokens of earlier saves here that did not end by a commit. Their files are removed here; other nodes, where
+        the directory is their own, may have more of them."""
 
     @classmethod
-    def open(cls, directory: Path) -> Saving:
-        """Make the directory, lock it, and remove what the saves left in it that held the lock until they were killed.
+    def open(cls, directory: Path, *, alone: bool = True) -> Saving:
+        """Make the directory, lock it, and remove what earlier saves left in it that did not end by a commit.
 
         No more than that: where every node has storage of its own, other files here may be named by the metadata in
         the same directory of another node, whose rank was the coordinator of the save before.
+
+        ``alone``: no other process writes files of this save.
 
         Raises ``CannotJudge`` naming the process that saves there now, or why the directory cannot be written.
         """
@@ -58,11 +74,15 @@ class Saving:
             held = saver_lock.Lock.take(directory, token)
         try:
             with _told(directory):
-                _sweep(directory, held.tokens)
+                made = cls(directory, held, _unfinished(directory))
+                earlier = [each for each in made._tokens if each != token]
+                made.failed = _sweep(directory, earlier)
+                if not alone:
+                    _remember(directory, [*earlier, token])
         except BaseException:
             held.release()
             raise
-        return cls(directory, held)
+        return made
 
     def data_name(self, rank: int, index: int) -> str:
         """``__{rank}_{index}.{token}.distcp``; other ranks know the token from the plan, see ``data_name``."""
@@ -87,13 +107,20 @@ class Saving:
         # The save is complete: what cannot be removed now is removed by the next one.
         with contextlib.suppress(OSError):
             _sweep(self.directory)
+            for name in (UNFINISHED, f"{UNFINISHED}.tmp"):
+                (self.directory / name).unlink(missing_ok=True)
         self._lock.release()
 
     def abandon(self) -> None:
-        """Remove this save's files, unless the directory's metadata names them, and give up the lock."""
+        """Remove this save's files, unless the directory's metadata names them, and give up the lock.
+
+        Does nothing in a child of the process that opened it.
+        """
+        if os.getpid() != self._pid:
+            return
         try:
             with contextlib.suppress(OSError):
-                _sweep(self.directory, self._lock.tokens)
+                _sweep(self.directory, self._tokens)
         finally:
             self._lock.release()
 
@@ -106,20 +133,82 @@ def make_directory(directory: Path) -> None:
         fsync_directory(place.parent)
 
 
-def _sweep(directory: Path, tokens: Collection[str] | None = None) -> None:
+def sweep_failed(directory: Path, failed: Collection[str]) -> None:
+    """On a rank, before it asks for space: remove files of saves that the coordinator says failed.
+
+    The coordinator has done so in its own directory; this is for the nodes that have another one.
+    """
+    with _told(directory):
+        _sweep(directory, failed)
+
+
+def remove_uncommitted(directory: Path, token: str, files: Sequence[Created]) -> None:
+    """Remove a rank's own files of the save ``token``, unless it was committed or goes on.
+
+    Only for a directory in which the coordinator keeps its lock and `.metadata`. Raises ``CannotJudge`` while another
+    process saves there; that one removes them.
+    """
+    if not _names(directory / metadata.NAME, token) and any(file.path.exists() for file in files):
+        # As the next save there would do it: the directory knows the save as one that did not end by a commit, and
+        # once the lock is had, its metadata says for certain what counts.
+        Saving.open(directory).abandon()
+
+
+def _names(path: Path, token: str) -> bool:
+    """Whether the metadata names files of this save. Its bytes tell; parsing it takes far longer."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL))
+            if token.encode() in stream.read():
+                return True
+            stream.seek(0)
+            return token.encode() in stream.read()
+    except FileNotFoundError:
+        return False
+
+
+def _unfinished(directory: Path) -> list[str]:
+    try:
+        lines = (directory / UNFINISHED).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return [line for line in lines if _TOKEN.fullmatch(line)]
+
+
+def _remember(directory: Path, tokens: Sequence[str]) -> None:
+    """The list anew, durable before any rank writes; the lock is held."""
+    temporary = directory / f"{UNFINISHED}.tmp"
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.writelines(f"{token}\n" for token in tokens[-_REMEMBERED:])
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(directory / UNFINISHED)
+    fsync_directory(directory)
+
+
+def _sweep(directory: Path, tokens: Collection[str] | None = None) -> tuple[str, ...]:
     """Delete files of checkpoints, or of these saves alone, that no metadata of the directory names.
 
-    None while one of its metadata cannot be read.
+    None while one of its metadata cannot be read. Returns those of ``tokens`` that no metadata names.
     """
+    found = [
+        (path, match["token"])
+        for path in directory.iterdir()
+        if (match := _DATA.fullmatch(path.name) or _METADATA.fullmatch(path.name))
+        and (tokens is None or match["token"] in tokens)
+    ]
+    if not found and not tokens:
+        return ()
     try:
         named = metadata.named_in(directory)
     except TunetoolError:
-        return
-    for path in directory.iterdir():
-        found = _DATA.fullmatch(path.name) or _METADATA.fullmatch(path.name)
-        if found and path.name not in named and (tokens is None or found["token"] in tokens):
+        return ()
+    for path, _ in found:
+        if path.name not in named:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+    kept = {match["token"] for name in named if (match := _DATA.fullmatch(name))}
+    return tuple(token for token in tokens or () if token not in kept)
 
 
 @contextlib.contextmanager

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from tunetool.checkpoint import commit, pace
+from tunetool.checkpoint import commit, pace, saves
 from tunetool.checkpoint.gds import library
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.job import Job, Outcome, Settings, resolve
@@ -51,23 +52,51 @@ class Saved:
 
 @dataclass(frozen=True)
 class _Ticket:
-    """What the coordinator tells each rank, in the plan's ``storage_data``."""
+    """What the coordinator tells each rank about one save, in the plan's ``storage_data``.
+
+    A planner that caches plans (``enable_plan_caching``) drops the plan that comes from the coordinator and hands
+    ``write_data`` the one of an earlier save, with that save's ticket. So a ticket that comes to a rank is kept for its
+    thread as it is unpickled; the same thread then writes.
+    """
 
     token: str
     rank: int
+    failed: tuple[str, ...] = ()
+    """Tokens of earlier saves that failed, and may have left files on this rank's node."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self.token, self.rank, self.failed)
 
 
-_open: dict[Path, tuple[commit.Saving, threading.Thread]] = {}
-"""Saves that this process coordinates, and the thread of each."""
+class _Arrived(threading.local):
+    ticket: _Ticket | None = None
 
 
-def _abandon_failed() -> None:
-    """torch tells the coordinator nothing when another rank failed. A save whose thread has ended, or asks for the next
-    one, is over."""
-    for directory, (saving, thread) in list(_open.items()):
-        if thread is threading.current_thread() or not thread.is_alive():
-            del _open[directory]
-            saving.abandon()
+_arrived = _Arrived()
+"""The ticket of the save that this thread takes part in, until it writes."""
+_used: set[tuple[str, int]] = set()
+"""Token and rank of each ticket that this process has written under."""
+
+
+def _arrive(token: str, rank: int, failed: tuple[str, ...]) -> _Ticket:
+    _arrived.ticket = _Ticket(token, rank, failed)
+    return _arrived.ticket
+
+
+def _take_ticket(plan: SavePlan) -> _Ticket:
+    ticket, _arrived.ticket = _arrived.ticket or plan.storage_data, None
+    if not isinstance(ticket, _Ticket):
+        raise UsageProblem(
+            f"the plan carries a `{type(ticket).__name__}` where DirectWriter's coordinator puts the name of the save",
+            "let `prepare_global_plan` of the same kind of writer see every plan",
+        )
+    if (ticket.token, ticket.rank) in _used:
+        raise UsageProblem(
+            f"the plan of rank {ticket.rank} belongs to the save `{ticket.token}`, which has written its files already",
+            "the planner reuses plans in a way that torch's own do not: make a new planner for each save",
+        )
+    _used.add((ticket.token, ticket.rank))
+    return ticket
 
 
 def default_threads() -> int:
@@ -113,7 +142,7 @@ class DirectWriter(StorageWriter):
         gds: bool = False,
     ) -> None:
         super().__init__()
-        _abandon_failed()
+        saves.end_overdue()
         self.path = Path(path)
         self.overwrite = overwrite
         threads = default_threads() if threads is None else threads
@@ -135,6 +164,7 @@ class DirectWriter(StorageWriter):
         self.last: Saved | None = None
         """Of this rank's last completed save."""
         self._hold: Hold | None = None
+        self._coordinates = False
 
     def __getstate__(self) -> dict[str, Any]:
         # dcp.async_save sends it to a process of its own, where no loop is to be held.
@@ -148,7 +178,7 @@ class DirectWriter(StorageWriter):
 
     def _take_hold(self, hold: Hold) -> None:
         # Here, in the loop's own thread, it is known that the loop's synchronous saves are over.
-        _abandon_failed()
+        saves.end_overdue()
         if self._hold is not None:
             self._hold.join()
         self._hold = hold
@@ -176,23 +206,33 @@ class DirectWriter(StorageWriter):
                 "`use_collectives=False` is not for DirectWriter: no rank would know the others' files",
                 "leave it out, or use torch's FileSystemWriter",
             )
+        self._coordinates = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """On the coordinator: takes the directory's lock. Now, since a planner that caches plans would be out of step
+        with the other ranks' after a failure once it has made the global plan."""
+        if self._coordinates:
+            self._begin()
         return plan
 
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinator, once every rank has planned: takes the directory's lock and names the save."""
-        _abandon_failed()
+    def _begin(self) -> commit.Saving:
         if not self.overwrite and (self.path / ".metadata").exists():
             raise UsageProblem(f"`{self.path}` holds a checkpoint already", "save elsewhere, or with overwrite=True")
-        directory = self.path.absolute()
-        saving = commit.Saving.open(directory)
-        _open[directory] = (saving, threading.current_thread())
-        return [replace(plan, storage_data=_Ticket(saving.token, rank)) for rank, plan in enumerate(plans)]
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        return saves.begin(self.path.absolute(), alone=not several)
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """On the coordinator, once every rank has planned: names the save to each."""
+        saving = saves.current(self.path.absolute()) or self._begin()
+        tickets = [_Ticket(saving.token, rank, saves.abandoned(saving)) for rank in range(len(plans))]
+        if len(tickets) == 1:
+            # Alone, torch hands the plan over as it is.
+            _arrived.ticket = tickets[0]
+        return [replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets, strict=True)]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator, once every rank's files are synced: the new checkpoint replaces the old one."""
-        saving, _ = _open.pop(self.path.absolute())
+        saving = saves.close(self.path.absolute())
         try:
             metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
             metadata.storage_meta = replace(self.storage_meta(), save_id=saving.token)
@@ -208,12 +248,16 @@ class DirectWriter(StorageWriter):
         references then."""
         hold = self._hold if self._hold and self._hold.is_mine() else None
         began = hold.began if hold else time.monotonic()
+        ticket = None
         try:
+            ticket = _take_ticket(plan)
             # Drains of older steps give way.
             with pace.saving(self.path.absolute().parent, make=False):
-                outcome = self._write(plan, planner, hold)
+                outcome = self._write(ticket, plan, planner, hold)
         except BaseException:
-            self._abandon(plan.storage_data)
+            if ticket is not None:
+                # The coordinator's own share failed: it will not be asked to finish.
+                saves.abandon(self.path.absolute(), ticket.token)
             raise
         finally:
             if hold:
@@ -235,11 +279,13 @@ class DirectWriter(StorageWriter):
         done.set_result(outcome.results)
         return done
 
-    def _write(self, plan: SavePlan, planner: SavePlanner, hold: Hold | None) -> Outcome:
-        ticket: _Ticket = plan.storage_data
+    def _write(self, ticket: _Ticket, plan: SavePlan, planner: SavePlanner, hold: Hold | None) -> Outcome:
         directory = self.path.absolute()
-        # Where each node has storage of its own, the coordinator made only its own directory.
+        # Where each node has storage of its own, the coordinator made only its own directory, and swept no other.
         commit.make_directory(directory)
+        saves.learn(ticket.failed)
+        commit.sweep_failed(directory, ticket.failed)
+        shared = saves.is_shared(directory, ticket.token)
         items = [resolve(write, planner, self.settings.checksums) for write in plan.items]
 
         def name(number: int) -> str:
@@ -252,10 +298,5 @@ class DirectWriter(StorageWriter):
         except BaseException:
             job.remove()
             raise
+        saves.hand_over(directory, ticket.token, job.created, shared)
         return outcome
-
-    def _abandon(self, ticket: _Ticket) -> None:
-        """The coordinator's own share failed: it will not be asked to finish."""
-        directory = self.path.absolute()
-        if directory in _open and _open[directory][0].token == ticket.token:
-            _open.pop(directory)[0].abandon()

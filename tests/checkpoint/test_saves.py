@@ -1,0 +1,358 @@
+"""What is left of saves that fail, and of plans that outlive their save: nothing of the first, no harm by the second."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+
+from tunetool.checkpoint import DirectSavePlanner, DirectWriter, drain, metadata, saving
+from tunetool.checkpoint import saver_lock as lock
+from tunetool.checkpoint.commit import UNFINISHED, Saving
+from tunetool.checkpoint.job import Item, Job, Settings
+from tunetool.checkpoint.pace import FLAG, is_saving
+from tunetool.errors import CannotJudge
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+PROGRAM = str(Path(__file__).with_name("save_ranks.py"))
+MIB = 1 << 20
+Ask = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def no_cached_plans() -> Iterator[None]:
+    """torch keeps them in the class, for the life of the process."""
+    caches = [value for name, value in vars(SavePlanner).items() if name.startswith("_cached_")]
+    assert caches
+    for cache in caches:
+        cache.clear()
+    yield
+    for cache in caches:
+        cache.clear()
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def data(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("*.distcp"))
+
+
+def only_the_checkpoint(path: Path) -> bool:
+    return names(path) == {".metadata", *metadata.files_of(metadata.read(path))}
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"w": torch.full((1000, 1000), value), "n": {"step": int(value), "turned": torch.full((30, 20), value).t()}}
+
+
+def holds(path: Path, value: float) -> bool:
+    found = state(-1.0)
+    dcp.load(found, storage_reader=dcp.FileSystemReader(path))
+    expected = state(value)
+    return bool(
+        torch.equal(found["w"], expected["w"])
+        and torch.equal(found["n"]["turned"], expected["n"]["turned"])
+        and found["n"]["step"] == expected["n"]["step"]
+    )
+
+
+def torch_s() -> Any:
+    return DefaultSavePlanner(enable_plan_caching=True)
+
+
+def ours() -> Any:
+    return DirectSavePlanner(enable_plan_caching=True, split_above=MIB)
+
+
+def plainly(planner: Any, writer: DirectWriter, value: float) -> None:
+    dcp.save(state(value), storage_writer=writer, planner=planner)
+
+
+def behind(planner: Any, writer: DirectWriter, value: float) -> None:
+    dcp.async_save(
+        state(value), storage_writer=writer, planner=planner, async_stager=writer.stager()
+    ).result()  # fmt: skip
+
+
+@pytest.mark.parametrize("planner", [torch_s, ours])
+@pytest.mark.parametrize("save", [plainly, behind])
+@pytest.mark.parametrize("place", ["one directory", "a directory each"])
+@pytest.mark.parametrize("kept", [False, True], ids=["new writers", "one writer"])
+def test_a_cached_plan_saves_every_step_s_own_bytes(
+    tmp_path: Path, planner: Callable[[], Any], save: Callable[..., None], place: str, kept: bool
+) -> None:
+    writer = DirectWriter(tmp_path / "step_0")
+    for value in range(3):
+        path = tmp_path / ("step_0" if place == "one directory" else f"step_{value}")
+        if kept:
+            writer.reset(path)
+        else:
+            writer = DirectWriter(path)
+        save(planner(), writer, value)
+        assert holds(path, value)
+        assert only_the_checkpoint(path)
+    assert SavePlanner._cached_final_save_plan, "plans were cached"
+    if place != "one directory":
+        assert all(holds(tmp_path / f"step_{value}", value) for value in range(3))
+
+
+@pytest.mark.parametrize("planner", ["torch", "ours"])
+def test_ranks_that_cache_plans(forks: Ask, tmp_path: Path, planner: str) -> None:
+    """In place and beside; from the third save on, one rank's part has another shape."""
+    order = {"path": str(tmp_path), "meet": str(tmp_path / "meet"), "planner": planner}
+    answers = forks(do="save_cached", world=3, **{"with": order})
+    assert [answer["status"] for answer in answers] == [0, 0, 0], answers
+    for step in range(5):
+        rows = 7 if step < 2 else 9
+        found = {f"own{rank}": torch.zeros(rows if rank == 1 else 7, 1000) for rank in range(3)}
+        found["same"] = torch.zeros(1000, 130)
+        path = tmp_path / f"step_{step}"
+        dcp.load(found, storage_reader=dcp.FileSystemReader(path))
+        assert torch.equal(found.pop("same"), torch.full((1000, 130), 100.0 * step))
+        for name, tensor in found.items():
+            assert torch.equal(tensor, torch.full_like(tensor, 100.0 * step + int(name[-1]))), (step, name)
+    assert only_the_checkpoint(tmp_path / "same")
+
+
+@pytest.mark.parametrize("planner", [torch_s, ours])
+def test_a_planner_that_caches_goes_on_after_a_save_that_was_refused(
+    tmp_path: Path, planner: Callable[[], Any]
+) -> None:
+    held = Saving.open(tmp_path)
+    with pytest.raises(CheckpointException, match="is being saved to by process"):
+        plainly(planner(), DirectWriter(tmp_path), 1)
+    held.abandon()
+    for value in (2, 3):
+        plainly(planner(), DirectWriter(tmp_path), value)
+        assert holds(tmp_path, value)
+
+
+class Keeper(DefaultSavePlanner):
+    """Writes by the first plan that it ever saw, whatever torch says: a copy of it, or the very object."""
+
+    first: SavePlan | None = None
+    copies = False
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        type(self).first = plan = type(self).first or new_plan
+        return super().finish_plan(copy.deepcopy(plan) if self.copies else plan)
+
+
+def test_a_plan_of_another_save_brings_its_items_and_not_its_files(tmp_path: Path) -> None:
+    class Mine(Keeper):
+        pass
+
+    for value in range(2):
+        plainly(Mine(), DirectWriter(tmp_path), value)
+        assert holds(tmp_path, value)
+
+
+def test_a_copied_ticket_of_another_save_is_refused_by_name(tmp_path: Path) -> None:
+    class Mine(Keeper):
+        copies = True
+
+    plainly(Mine(), DirectWriter(tmp_path), 0)
+    before = names(tmp_path)
+    with pytest.raises(CheckpointException, match=r"belongs to the save `[0-9a-f]{16}`, which has written its files"):
+        plainly(Mine(), DirectWriter(tmp_path), 1)
+    assert holds(tmp_path, 0)
+    DirectWriter(tmp_path)
+    assert names(tmp_path) == before
+
+
+def test_a_file_that_was_there_before_stays_where_a_save_fails(tmp_path: Path) -> None:
+    """Under the very name that the save wants to use."""
+    path = tmp_path / "__0_0.distcp"
+    path.write_bytes(b"somebody else's")
+    items = [Item(None, b"ours")]  # type: ignore[arg-type]  # what it is of is not looked at before the end
+    job = Job(tmp_path, items, Settings(1, 1, MIB, False), lambda _: path.name, copy_first=False)
+    with pytest.raises(CannotJudge, match="File exists"):
+        job.run([], lambda: None)
+    assert path.read_bytes() == b"somebody else's"
+
+
+def ranks(what: str, directories: list[Path], meet: Path, seed: int, check: bool = False) -> list[str]:
+    """What each of two ranks said on stdout, once both have ended."""
+    begun = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, what, str(rank), str(directory), str(meet), str(seed)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, directory in enumerate(directories)
+    ]  # fmt: skip
+    said = []
+    try:
+        for process in begun:
+            out, error = process.communicate(timeout=180)
+            assert not check or process.returncode == 0, error
+            said.append(out)
+    finally:
+        for process in begun:
+            process.kill()
+            process.wait()
+    return said
+
+
+def whole(directory: Path, seed: int) -> bool:
+    found = {f"w{rank}": torch.zeros(6 * MIB) for rank in range(2)}
+    dcp.load(found, storage_reader=dcp.FileSystemReader(directory))
+    return all(torch.equal(found[f"w{rank}"], torch.full((6 * MIB,), float(seed + rank))) for rank in range(2))
+
+
+@contextlib.contextmanager
+def small_tmpfs(place: Path, megabytes: int) -> Iterator[Path]:
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {made.stderr}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["rank 1 fails", "rank 0 dies"])
+def test_ranks_that_exit_leave_no_data_of_a_save_that_failed(tmp_path: Path, what: str) -> None:
+    with small_tmpfs(tmp_path / "scratch", 105) as scratch:
+        step = scratch / "step_1"
+        ranks(what, [step, step], tmp_path / "meet-1", 1)
+        assert data(step) == []
+        assert not (step / lock.NAME).exists()
+        ranks("nothing", [step, step], tmp_path / "meet-2", 5, check=True)
+        assert only_the_checkpoint(step)
+        assert whole(step, 5)
+
+
+@needs_root
+def test_what_killed_ranks_left_goes_before_space_is_asked_for(tmp_path: Path) -> None:
+    """60 MiB hold one save of 48, and not what the killed one left besides."""
+    with small_tmpfs(tmp_path / "scratch", 60) as scratch:
+        step = scratch / "step_1"
+        ranks("all are killed", [step, step], tmp_path / "meet-1", 1)
+        assert sum((step / name).stat().st_blocks * 512 for name in data(step)) >= 24 * MIB
+        ranks("nothing", [step, step], tmp_path / "meet-2", 5, check=True)
+        assert only_the_checkpoint(step)
+        assert whole(step, 5)
+
+
+@needs_root
+def test_nodes_with_storage_of_their_own_learn_from_the_next_save_what_failed(tmp_path: Path) -> None:
+    """Node B has no lock and no metadata: whether its files count, its rank cannot know."""
+    with small_tmpfs(tmp_path / "a", 40) as a, small_tmpfs(tmp_path / "b", 40) as b:
+        steps = [a / "step_1", b / "step_1"]
+        ranks("rank 0 fails", steps, tmp_path / "meet-1", 1)
+        assert data(steps[0]) == []
+        assert len(data(steps[1])) > 0
+        ranks("nothing", steps, tmp_path / "meet-2", 5, check=True)
+        assert len(data(steps[1])) == len(
+            {name for name in metadata.files_of(metadata.read(steps[0])) if "__1_" in name}
+        )
+        together = tmp_path / "together"
+        together.mkdir()
+        for path in (*steps[0].iterdir(), *steps[1].iterdir()):
+            (together / path.name).symlink_to(path)
+        assert whole(together, 5)
+
+
+def test_the_lock_ends_with_a_save_that_another_rank_failed(tmp_path: Path) -> None:
+    """While the coordinator lives on and keeps the exception, the writer and the planner."""
+    step = tmp_path / "step_1"
+    said = ranks("rank 1 fails and lives on", [step, step], tmp_path / "meet", 3, check=True)
+    assert said == ["over: 1\nsaved\n"] * 2
+    assert only_the_checkpoint(step)
+    assert whole(step, 3)
+    assert UNFINISHED not in names(step)
+
+
+def test_a_child_of_a_fork_that_exits_ends_no_save_of_its_parent(tmp_path: Path) -> None:
+    script = """
+import os, sys, warnings, torch, torch.distributed.checkpoint as dcp
+from tunetool.checkpoint import DirectWriter
+warnings.simplefilter("ignore")
+class Forking(dcp.DefaultSavePlanner):
+    def resolve_data(self, item):
+        if os.fork() == 0:
+            sys.exit(0)
+        os.wait()
+        return super().resolve_data(item)
+dcp.save({"w": torch.ones(9)}, storage_writer=DirectWriter(sys.argv[1]), planner=Forking())
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, timeout=120)
+    assert only_the_checkpoint(tmp_path)
+
+
+def test_a_process_that_is_ended_in_a_save_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM, handled as a scheduler's warning often is."""
+    script = """
+import signal, sys, time, warnings, torch, torch.distributed.checkpoint as dcp
+from tunetool.checkpoint import DirectWriter
+warnings.simplefilter("ignore")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+class Slow(dcp.DefaultSavePlanner):
+    def finish_plan(self, plan):
+        print("saving", flush=True)
+        time.sleep(60)
+dcp.save({"w": torch.ones(9)}, storage_writer=DirectWriter(sys.argv[1]), planner=Slow())
+"""
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "saving\n"
+        assert names(tmp_path) == {lock.NAME}
+        process.send_signal(signal.SIGTERM)
+        # torch wraps the exit into its own exception.
+        assert process.wait(timeout=60) != 0
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("how", ["our writer", "another writer"])
+def test_who_waits_for_a_drain_hears_for_whom_it_waits(tmp_path: Path, how: str) -> None:
+    scratch = tmp_path / "scratch"
+    dcp.save(state(1), storage_writer=dcp.FileSystemWriter(scratch / "step_1"))
+    file = scratch / FLAG if how == "another writer" else scratch / "step_2" / lock.NAME
+    with contextlib.ExitStack() as held:
+        if how == "another writer":
+            held.enter_context(saving(scratch))
+        else:
+            held.callback(Saving.open(scratch / "step_2").abandon)
+        work = drain(scratch / "step_1", tmp_path / "bulk")
+        held.callback(work.stop)
+        with pytest.raises(TimeoutError) as caught:
+            work.wait(2)
+        told = str(caught.value)
+        assert f"it gives way to a save, `{file}`: process {os.getpid()} on `{os.uname().nodename}`" in told
+        assert ("last sign of life " in told) == (how == "our writer")
+    assert not is_saving(scratch)
+
+
+def test_a_dead_saver_s_lock_holds_nobody_up_whatever_its_time(tmp_path: Path) -> None:
+    (tmp_path / "step_1").mkdir()
+    script = "import os, sys; from pathlib import Path; from tunetool.checkpoint.saver_lock import Lock\n"
+    script += "held = Lock.take(Path(sys.argv[1])); os._exit(0)"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "step_1")], check=True, timeout=60)
+    left = tmp_path / "step_1" / lock.NAME
+    assert left.exists()
+    for seconds in (0.0, 3600.0, 10 * 365 * 86400.0):
+        os.utime(left, (time.time() + seconds, time.time() + seconds))
+        assert not is_saving(tmp_path), seconds
