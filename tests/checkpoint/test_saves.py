@@ -233,7 +233,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system:
 
 
 @needs_root
-@pytest.mark.parametrize("what", ["rank 1 fails", "rank 0 dies"])
+@pytest.mark.parametrize(
+    "what", ["rank 1 fails", *(pytest.param(f"rank 0 {what}", marks=pytest.mark.slow) for what in ("fails", "dies"))]
+)
 def test_ranks_that_exit_leave_no_data_of_a_save_that_failed(tmp_path: Path, what: str) -> None:
     with small_tmpfs(tmp_path / "scratch", 105) as scratch:
         step = scratch / "step_1"
@@ -246,6 +248,7 @@ def test_ranks_that_exit_leave_no_data_of_a_save_that_failed(tmp_path: Path, wha
 
 
 @needs_root
+@pytest.mark.slow
 def test_what_killed_ranks_left_goes_before_space_is_asked_for(tmp_path: Path) -> None:
     """60 MiB hold one save of 48, and not what the killed one left besides."""
     with small_tmpfs(tmp_path / "scratch", 60) as scratch:

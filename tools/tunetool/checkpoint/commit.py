@@ -76,7 +76,8 @@ class Saving:
             with _told(directory):
                 made = cls(directory, held, _unfinished(directory))
                 earlier = [each for each in made._tokens if each != token]
-                made.failed = _sweep(directory, earlier)
+                _sweep(directory, earlier)
+                made.failed = _failed(directory, earlier)
                 if not alone:
                     _remember(directory, [*earlier, token])
         except BaseException:
@@ -186,29 +187,43 @@ def _remember(directory: Path, tokens: Sequence[str]) -> None:
     fsync_directory(directory)
 
 
-def _sweep(directory: Path, tokens: Collection[str] | None = None) -> tuple[str, ...]:
+def _sweep(directory: Path, tokens: Collection[str] | None = None) -> None:
     """Delete files of checkpoints, or of these saves alone, that no metadata of the directory names.
 
-    None while one of its metadata cannot be read. Returns those of ``tokens`` that no metadata names.
+    None while one of its metadata cannot be read.
     """
+    if tokens is not None and not tokens:
+        return
     found = [
-        (path, match["token"])
+        path
         for path in directory.iterdir()
         if (match := _DATA.fullmatch(path.name) or _METADATA.fullmatch(path.name))
         and (tokens is None or match["token"] in tokens)
     ]
-    if not found and not tokens:
+    if not found:
+        # Metadata of a large checkpoint takes long to read.
+        return
+    try:
+        named = metadata.named_in(directory)
+    except TunetoolError:
+        return
+    for path in found:
+        if path.name not in named:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+
+def _failed(directory: Path, tokens: Collection[str]) -> tuple[str, ...]:
+    """Those of ``tokens``, saves that another rank's node may have files of, that the directory's metadata does not
+    name. None while it cannot be read."""
+    if not tokens:
         return ()
     try:
         named = metadata.named_in(directory)
     except TunetoolError:
         return ()
-    for path, _ in found:
-        if path.name not in named:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
     kept = {match["token"] for name in named if (match := _DATA.fullmatch(name))}
-    return tuple(token for token in tokens or () if token not in kept)
+    return tuple(token for token in tokens if token not in kept)
 
 
 @contextlib.contextmanager
