@@ -19,8 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
-from tunetool.checkpoint import DirectSavePlanner, DirectWriter, drain, metadata, saving
-from tunetool.checkpoint import saver_lock as lock
+from tunetool.checkpoint import DirectSavePlanner, DirectWriter, drain, metadata, saver_lock, saving
 from tunetool.checkpoint.commit import UNFINISHED, Saving
 from tunetool.checkpoint.job import Item, Job, Settings
 from tunetool.checkpoint.pace import FLAG, is_saving
@@ -241,7 +240,7 @@ def test_ranks_that_exit_leave_no_data_of_a_save_that_failed(tmp_path: Path, wha
         step = scratch / "step_1"
         ranks(what, [step, step], tmp_path / "meet-1", 1)
         assert data(step) == []
-        assert not (step / lock.NAME).exists()
+        assert not (step / saver_lock.NAME).exists()
         ranks("nothing", [step, step], tmp_path / "meet-2", 5, check=True)
         assert only_the_checkpoint(step)
         assert whole(step, 5)
@@ -322,7 +321,7 @@ dcp.save({"w": torch.ones(9)}, storage_writer=DirectWriter(sys.argv[1]), planner
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "saving\n"
-        assert names(tmp_path) == {lock.NAME}
+        assert names(tmp_path) == {saver_lock.NAME}
         process.send_signal(signal.SIGTERM)
         # torch wraps the exit into its own exception.
         assert process.wait(timeout=60) != 0
@@ -333,7 +332,7 @@ dcp.save({"w": torch.ones(9)}, storage_writer=DirectWriter(sys.argv[1]), planner
 def test_who_waits_for_a_drain_hears_for_whom_it_waits(tmp_path: Path, how: str) -> None:
     scratch = tmp_path / "scratch"
     dcp.save(state(1), storage_writer=dcp.FileSystemWriter(scratch / "step_1"))
-    file = scratch / FLAG if how == "another writer" else scratch / "step_2" / lock.NAME
+    file = scratch / FLAG if how == "another writer" else scratch / "step_2" / saver_lock.NAME
     with contextlib.ExitStack() as held:
         if how == "another writer":
             held.enter_context(saving(scratch))
@@ -354,7 +353,7 @@ def test_a_dead_saver_s_lock_holds_nobody_up_whatever_its_time(tmp_path: Path) -
     script = "import os, sys; from pathlib import Path; from tunetool.checkpoint.saver_lock import Lock\n"
     script += "held = Lock.take(Path(sys.argv[1])); os._exit(0)"
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "step_1")], check=True, timeout=60)
-    left = tmp_path / "step_1" / lock.NAME
+    left = tmp_path / "step_1" / saver_lock.NAME
     assert left.exists()
     for seconds in (0.0, 3600.0, 10 * 365 * 86400.0):
         os.utime(left, (time.time() + seconds, time.time() + seconds))

@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunetool.checkpoint import metadata
-from tunetool.checkpoint import saver_lock as lock
+from tunetool.checkpoint import metadata, saver_lock
 from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.errors import CannotJudge, TunetoolError
@@ -46,7 +45,7 @@ def data_name(rank: int, index: int, token: str) -> str:
 class Saving:
     """One save into one directory, opened by the coordinator. Ends by ``commit`` or ``abandon``."""
 
-    def __init__(self, directory: Path, held: lock.Lock, unfinished: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, held: saver_lock.Lock, unfinished: Sequence[str] = ()) -> None:
         self.directory = directory
         self._lock = held
         self._pid = os.getpid()

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.checkpoint import commit
-from tunetool.checkpoint import saver_lock as lock
 from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.torch_call import TorchCall
 
