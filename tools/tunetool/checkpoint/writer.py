@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from tunetool.checkpoint import commit, pace, saves
+from tunetool.checkpoint import commit, open_saves, pace
 from tunetool.checkpoint.gds import library
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.job import Job, Outcome, Settings, resolve
@@ -142,7 +142,7 @@ class DirectWriter(StorageWriter):
         gds: bool = False,
     ) -> None:
         super().__init__()
-        saves.end_overdue()
+        open_saves.end_overdue()
         self.path = Path(path)
         self.overwrite = overwrite
         threads = default_threads() if threads is None else threads
@@ -178,7 +178,7 @@ class DirectWriter(StorageWriter):
 
     def _take_hold(self, hold: Hold) -> None:
         # Here, in the loop's own thread, it is known that the loop's synchronous saves are over.
-        saves.end_overdue()
+        open_saves.end_overdue()
         if self._hold is not None:
             self._hold.join()
         self._hold = hold
@@ -219,12 +219,12 @@ class DirectWriter(StorageWriter):
         if not self.overwrite and (self.path / ".metadata").exists():
             raise UsageProblem(f"`{self.path}` holds a checkpoint already", "save elsewhere, or with overwrite=True")
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return saves.begin(self.path.absolute(), alone=not several)
+        return open_saves.begin(self.path.absolute(), alone=not several)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On the coordinator, once every rank has planned: names the save to each."""
-        saving = saves.current(self.path.absolute()) or self._begin()
-        tickets = [_Ticket(saving.token, rank, saves.abandoned(saving)) for rank in range(len(plans))]
+        saving = open_saves.current(self.path.absolute()) or self._begin()
+        tickets = [_Ticket(saving.token, rank, open_saves.abandoned(saving)) for rank in range(len(plans))]
         if len(tickets) == 1:
             # Alone, torch hands the plan over as it is.
             _arrived.ticket = tickets[0]
@@ -232,7 +232,7 @@ class DirectWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator, once every rank's files are synced: the new checkpoint replaces the old one."""
-        saving = saves.close(self.path.absolute())
+        saving = open_saves.close(self.path.absolute())
         try:
             metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
             metadata.storage_meta = replace(self.storage_meta(), save_id=saving.token)
@@ -257,7 +257,7 @@ class DirectWriter(StorageWriter):
         except BaseException:
             if ticket is not None:
                 # The coordinator's own share failed: it will not be asked to finish.
-                saves.abandon(self.path.absolute(), ticket.token)
+                open_saves.abandon(self.path.absolute(), ticket.token)
             raise
         finally:
             if hold:
@@ -283,9 +283,9 @@ class DirectWriter(StorageWriter):
         directory = self.path.absolute()
         # Where each node has storage of its own, the coordinator made only its own directory, and swept no other.
         commit.make_directory(directory)
-        saves.learn(ticket.failed)
+        open_saves.learn(ticket.failed)
         commit.sweep_failed(directory, ticket.failed)
-        shared = saves.is_shared(directory, ticket.token)
+        shared = open_saves.is_shared(directory, ticket.token)
         items = [resolve(write, planner, self.settings.checksums) for write in plan.items]
 
         def name(number: int) -> str:
@@ -298,5 +298,5 @@ class DirectWriter(StorageWriter):
         except BaseException:
             job.remove()
             raise
-        saves.hand_over(directory, ticket.token, job.created, shared)
+        open_saves.hand_over(directory, ticket.token, job.created, shared)
         return outcome

@@ -141,7 +141,7 @@ def learn(failed: Collection[str]) -> None:
 
 def is_shared(directory: Path, token: str) -> bool:
     """Whether the coordinator of the save ``token`` has its lock in this very directory."""
-    holder = lock.holder_in(directory)
+    holder = saver_lock.holder_in(directory)
     return holder is not None and token in holder.tokens
 
 
