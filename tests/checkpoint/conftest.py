@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+PATIENCE = 90.0
+"""Seconds without a sign of life of another rank; a drain gives way to everything else that runs."""
 Ask = Callable[..., Any]
 
 
@@ -49,3 +51,19 @@ def forks() -> Iterator[Ask]:
     """Ranks that need no second to start. See ``forks.py``."""
     with _serving(str(HERE / "forks.py")) as ask:
         yield ask
+
+
+@pytest.fixture
+def drains() -> Iterator[Callable[..., Any]]:
+    """Begins drains, and ends what is left of them."""
+    from tunetool.checkpoint import drain
+
+    begun = []
+
+    def begin(*arguments: Any, **options: Any) -> Any:
+        begun.append(drain(*arguments, **{"patience": PATIENCE, **options}))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.stop()

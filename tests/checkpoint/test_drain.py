@@ -90,20 +90,6 @@ def as_job(tmp_path: Path, work: Callable[[int], Any], world: int = 2) -> list[A
     return [pickle.loads(out.read_bytes()) for _, out in children]
 
 
-@pytest.fixture
-def drains() -> Iterator[Callable[..., Drain]]:
-    """Begins drains, and ends what is left of them."""
-    begun: list[Drain] = []
-
-    def begin(*arguments: Any, **options: Any) -> Drain:
-        begun.append(drain(*arguments, **{"patience": PATIENCE, **options}))
-        return begun[-1]
-
-    yield begin
-    for each in begun:
-        each.stop()
-
-
 def eventually(holds: Callable[[], Any], seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
@@ -300,11 +286,14 @@ def test_each_tier_keeps_its_newest_steps(tmp_path: Path, drains: Callable[..., 
         if number == 1:
             save(scratch, 0)
     assert sorted(path.name for path in bulk.iterdir()) == ["step_3", "step_4"]
+    # Step 0 never was drained: it may be wanted.
+    assert sorted(path.name for path in scratch.glob("step_*")) == ["step_0", "step_4"]
+    drains(scratch / "step_4", bulk, local_max_to_keep=1, delete_undrained=True).wait(PATIENCE)
     assert sorted(path.name for path in scratch.glob("step_*")) == ["step_4"]
     # Newer steps that never were drained do not push the drained one out.
     for number in (5, 6):
         save(scratch, number)
-    drains(scratch / "step_4", bulk, local_max_to_keep=1).wait(PATIENCE)
+    drains(scratch / "step_4", bulk, local_max_to_keep=1, delete_undrained=True).wait(PATIENCE)
     assert sorted(path.name for path in scratch.glob("step_*")) == ["step_4", "step_5", "step_6"]
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.checkpoint.pace import Pace, Saver, is_saving, saving
-from tunetool.checkpoint.steps import remove_step, step_number, steps_in, surplus, sweep
+from tunetool.checkpoint.pace import Pace, is_saving, saving
+from tunetool.checkpoint.saves import Stamp, stamp, stamps, surplus
+from tunetool.checkpoint.steps import remove_step, same_step, step_number, steps_in, sweep
 from tunetool.errors import CannotJudge, UsageProblem
 
 pytest.importorskip("xxhash")
@@ -48,23 +49,103 @@ def test_two_directories_of_one_step_are_refused(tmp_path: Path) -> None:
     assert "are the same step" in refused.value.message
 
 
-@given(NUMBERS, NUMBERS, st.integers(1, 5))
-def test_what_is_deleted_is_older_than_the_newest_drained_step(steps: set[int], drained: set[int], keep: int) -> None:
-    going = surplus(steps, drained, keep)
-    assert set(going) <= steps
-    assert len(steps) - len(going) >= min(keep, len(steps))
-    if drained:
-        assert all(step < max(drained) for step in going)
-    else:
-        assert going == []
-    # On shared storage itself all that may go goes.
-    left = steps - set(surplus(steps, steps, keep))
-    assert left == set(sorted(steps)[-keep:])
+@given(
+    st.dictionaries(st.integers(0, 40), st.builds(Stamp, st.integers(0, 2), st.integers(0, 9)), max_size=12),
+    NUMBERS,
+    NUMBERS,
+    st.integers(1, 5),
+)
+def test_what_is_deleted_was_saved_before_what_stays(
+    steps: dict[int, Stamp], deletable: set[int], spared: set[int], keep: int
+) -> None:
+    going = surplus(steps, deletable, spared, keep)
+    assert set(going) <= steps.keys() & deletable - spared
+    left = steps.keys() - set(going)
+    assert len(left) >= min(keep, len(steps))
+    # What stays though it was saved before something that went has a reason.
+    reasons = spared | (steps.keys() - deletable)
+    assert all(steps[gone] <= steps[stays] for gone in going for stays in left - reasons)
+    # Where nothing else holds them all go but those that were saved last.
+    last = sorted(steps, key=lambda step: (steps[step], step))[-keep:]
+    assert steps.keys() - set(surplus(steps, steps, (), keep)) == set(last)
 
 
 def test_keeping_nothing_is_refused() -> None:
     with pytest.raises(UsageProblem):
-        surplus([1, 2], [1, 2], 0)
+        surplus({1: Stamp(0, 1), 2: Stamp(0, 2)}, [1, 2], (), 0)
+
+
+SECOND = 10**9
+
+
+class Saver:
+    """Saves at given times of its clock; each save is drained at once, or not at all."""
+
+    def __init__(self) -> None:
+        self.recorded: dict[int, Stamp] = {}
+        self.undrained: dict[int, int] = {}
+        self.count = 0
+
+    def save(self, clock: int, drained: bool) -> None:
+        self.count += 1
+        when = clock * SECOND
+        if drained:
+            others = self.undrained.values()
+            self.recorded[self.count] = stamp(when, list(self.recorded.values()), list(others), when)
+        else:
+            self.undrained[self.count] = when
+
+    def order(self, clock: int) -> list[int]:
+        found = stamps(self.recorded, self.undrained, clock * SECOND)
+        return sorted(found, key=found.__getitem__)
+
+
+@given(st.lists(st.tuples(st.integers(5, 10**6), st.booleans()), min_size=1, max_size=12))
+def test_a_clock_that_only_goes_on_orders_by_time(saves: list[tuple[int, bool]]) -> None:
+    saver, clock = Saver(), 0
+    for later, drained in saves:
+        clock += later
+        saver.save(clock, drained)
+    assert saver.order(clock + 1) == list(range(1, saver.count + 1))
+
+
+@given(
+    st.lists(st.tuples(st.integers(5, 1000), st.booleans()), min_size=1, max_size=8),
+    st.integers(4, 10**6),
+    st.lists(st.integers(1, 1000), min_size=1, max_size=8),
+)
+def test_a_clock_that_goes_back_turns_nothing_round(
+    before: list[tuple[int, bool]], back: int, after: list[int]
+) -> None:
+    """As long as it is seen: drained are the last save before it, and those after it."""
+    saver, clock = Saver(), 10**7
+    for later, drained in [*before, (5, True)]:
+        clock += later
+        saver.save(clock, drained)
+    clock -= back
+    for later in [1, *after]:
+        clock += later
+        saver.save(clock, True)
+    drained_ones = [each for each in saver.order(clock) if each in saver.recorded]
+    assert drained_ones == sorted(drained_ones)
+
+
+def test_a_step_saved_before_the_clock_went_back_and_drained_after_is_no_newer() -> None:
+    known = [Stamp(0, 1000 * SECOND), Stamp(1, 500 * SECOND)]
+    assert stamp(1001 * SECOND, known, (), 510 * SECOND) == Stamp(0, 1001 * SECOND)
+    assert stamp(505 * SECOND, known, (), 510 * SECOND) == Stamp(1, 505 * SECOND)
+    # A file server's clock that is ahead by less is no clock that went back.
+    assert stamp(511 * SECOND, [Stamp(0, 510 * SECOND)], (), 510 * SECOND) == Stamp(0, 511 * SECOND)
+
+
+def test_another_name_of_a_step_is_found(tmp_path: Path) -> None:
+    (tmp_path / "step_7").mkdir()
+    (tmp_path / "step_70").mkdir()
+    (tmp_path / "step_007").write_text("a file")
+    assert same_step(tmp_path / "step_7") is None
+    for name in ("step-7", "step_0007"):
+        assert same_step(tmp_path / name) == tmp_path / "step_7"
+    assert same_step(tmp_path / "nothing" / "step_7") is None
 
 
 def test_a_deletion_that_was_interrupted_leaves_no_half_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +372,35 @@ PLACES = st.lists(
     st.builds(Place, st.integers(0, 5), st.sampled_from(["/l", "/b"]), DIGESTS, st.sampled_from([None, "gone"])),
     max_size=6,
 )
+
+
+def test_the_last_saved_step_is_taken_whatever_its_number() -> None:
+    def saved(step: int, tier: str, stamp: Stamp | None, written: int) -> Place:
+        return Place(step, f"/{tier}/step_{step}", f"digest{step}", None, stamp, written)
+
+    places = (saved(5000, "bulk", Stamp(0, 50), 70), saved(1500, "bulk", Stamp(0, 60), 65))
+    found = agree([Survey(0, "a", places, 100)])
+    assert found is not None
+    assert (found.step, found.skipped) == (1500, ())
+    # One that no drain has seen is ordered by its own time, and the time of a copy is later.
+    found = agree([Survey(0, "a", (*places, saved(700, "local", None, 61), saved(700, "bulk", None, 90)), 100)])
+    assert found is not None
+    assert found.step == 700
+    found = agree([Survey(0, "a", (*places, saved(700, "local", None, 59), saved(700, "bulk", None, 90)), 100)])
+    assert found is not None
+    assert found.step == 1500
+
+
+def test_a_step_saved_anew_under_its_number_is_told_from_the_old_one() -> None:
+    old = Place(3, "/bulk/step_3", "old", None, Stamp(0, 10))
+    other = Place(4, "/bulk/step_4", "four", None, Stamp(0, 20))
+    new = Place(3, "/local/step_3", "new", None, None, 30)
+    found = agree([Survey(0, "a", (new, old, other))])
+    assert found is not None
+    assert found.paths == {0: "/local/step_3"}
+    found = agree([Survey(0, "a", (new, old, other)), Survey(1, "b", (old, other))])
+    assert found is not None
+    assert found.step == 4, "the new one is not there for all, and the old one is older"
 
 
 @given(st.lists(PLACES, min_size=1, max_size=4))

@@ -5,6 +5,9 @@
 
 The digest is that of the step's `.metadata`, so that two saves of one step are never mixed. A step becomes complete by
 one rename of its directory, after the marker in it was written last.
+
+Plan, manifests and marker also hold what the copied files were (inode, size, times) and when the step was saved.
+Markers of earlier versions do not.
 """
 
 from __future__ import annotations
@@ -20,7 +23,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.checkpoint.steps import fsync_directory, remove_step, steps_in
+import xxhash
+
+from tunetool.checkpoint import identity
+from tunetool.checkpoint.identity import Identity
+from tunetool.checkpoint.saves import Stamp
+from tunetool.checkpoint.steps import (
+    fsync_directory,
+    number_or_none,
+    remove_step,
+    same_step,
+    step_number,
+    two_names,
+)
 from tunetool.checkpoint.transfer import PART, Filed, Gone, digest_of, remove_parts
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.files import replace_file
@@ -28,9 +43,12 @@ from tunetool.node.common.files import replace_file
 METADATA = ".metadata"
 MARKER = ".tunetool-drained.json"
 SCHEMA = "tunetool.drained/1"
+OTHER_METADATA = "`.metadata` is of another save than the data"
 _PLAN = "plan.json"
 _HELD = ".metadata-of-the-step"
 """`.metadata` under another name: a reader must not take for a checkpoint what is still on its way."""
+_CHANGED = "changed.json"
+"""Why a step on its way may not become complete: its source changed."""
 _RANKS = "ranks"
 _ON_ITS_WAY = ".draining-"
 _WRITER = re.compile(r"__(?P<rank>\d+)_\d+(\.[0-9a-f]+)?\.distcp")
@@ -43,6 +61,19 @@ class Delivery:
     rank: int
     host: str
     files: Mapping[str, Filed | None] = field(default_factory=dict)
+    sources: Mapping[str, Identity] = field(default_factory=dict)
+    """What those files were on the node when the drain was asked for."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step on its way is to hold."""
+
+    needed: Mapping[str, int]
+    """By file, the least bytes that it must have."""
+    saved: Stamp | None = None
+    metadata: Identity | None = None
+    """Of the `.metadata` that is drained."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +84,11 @@ class Marker:
     files: Mapping[str, Filed]
     hosts: Mapping[str, str]
     """By file, the host that it was drained from."""
+    sources: Mapping[str, Identity] = field(default_factory=dict)
+    """By file, what it was on that host; empty in markers of earlier versions, as are the next two."""
+    saved: Stamp | None = None
+    metadata: Identity | None = None
+    """Of the `.metadata` that was drained."""
 
 
 def writer_of(name: str) -> int | None:
@@ -81,30 +117,76 @@ def name_of(partial: Path) -> tuple[str, str]:
     return name, digest
 
 
-def begin(bulk: Path, name: str, digest: str, metadata: bytes, needed: Mapping[str, int]) -> Path:
+def two_names_of(bulk: Path, name: str) -> UsageProblem | None:
+    """What to say when another name of the same step is there, or on its way."""
+    other = same_step(bulk / name)
+    if other is None:
+        number = step_number(name)
+        others = (path for path in partials(bulk) if name_of(path)[0] != name)
+        other = next((path for path in others if number_or_none(name_of(path)[0]) == number), None)
+    return two_names(other, Path(name)) if other is not None else None
+
+
+def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Path:
     """Make room for a step, or take up where an earlier drain of the same save was interrupted.
 
-    What other saves of this step left on its way is removed. Raises ``CannotJudge`` when the storage fails.
+    What other saves of this step left on its way is removed. Raises ``UsageProblem`` for another name of the same step,
+    ``CannotJudge`` when the storage fails.
     """
     partial = partial_of(bulk, name, digest)
     try:
         for other in partials(bulk, name):
-            if other == partial:
+            if other == partial and not _of_another_save(other, plan):
                 continue
-            if marker_of(other) is not None:
+            if sound_marker_of(other) is not None:
                 publish(bulk, other, ())  # complete, but for its name: it stays until the new one is
             else:
                 shutil.rmtree(other, ignore_errors=True)
         (partial / _RANKS).mkdir(parents=True, exist_ok=True)
+        # Asked once it is there: of two that come at once under two names, one at least sees the other.
+        problem = two_names_of(bulk, name)
+        if problem is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise problem
+        for stale in (_CHANGED, MARKER):
+            (partial / stale).unlink(missing_ok=True)
         with (partial / _HELD).open("wb") as stream:
             stream.write(metadata)
             stream.flush()
             os.fsync(stream.fileno())
+        document = {
+            "needed": dict(plan.needed),
+            "saved": plan.saved and plan.saved.row(),
+            "metadata": plan.metadata and plan.metadata.row(),
+        }
         # Last: who finds it may deliver.
-        _put(partial / _PLAN, {"needed": dict(needed)})
+        _put(partial / _PLAN, document)
     except OSError as error:
         raise _failed(bulk, error) from error
     return partial
+
+
+def _of_another_save(partial: Path, plan: Plan) -> bool:
+    """Whether what lies there is not known to be of this `.metadata`: another save's can have the same bytes."""
+    there = plan_of(partial)
+    return there is None or there.metadata != plan.metadata
+
+
+def spoil(partial: Path, why: CannotJudge) -> None:
+    """Say for all ranks that a step on its way may not become complete. What each file was stays recorded there."""
+    with contextlib.suppress(OSError):
+        _put(partial / _CHANGED, {"error": why.message, "hint": why.hint})
+
+
+def spoilt(partial: Path) -> CannotJudge | None:
+    """Why a step on its way may not become complete; None when it may."""
+    try:
+        document = json.loads((partial / _CHANGED).read_text())
+        return CannotJudge(str(document["error"]), str(document["hint"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return CannotJudge(f"`{partial}` is damaged", "drain the step again")
 
 
 def _put(path: Path, document: object) -> None:
@@ -114,11 +196,13 @@ def _put(path: Path, document: object) -> None:
     temporary.replace(path)
 
 
-def plan_of(partial: Path) -> dict[str, int] | None:
-    """By file, the least bytes that it must have; None while there is no plan, or only what a power cut left of it."""
+def plan_of(partial: Path) -> Plan | None:
+    """None while there is no plan, or only what a power cut left of it."""
     try:
-        needed = json.loads((partial / _PLAN).read_text())["needed"]
-        return {str(name): int(size) for name, size in needed.items()}
+        document = json.loads((partial / _PLAN).read_text())
+        needed = {str(name): int(size) for name, size in document["needed"].items()}
+        metadata = document.get("metadata")
+        return Plan(needed, Stamp.parse(document.get("saved")), metadata and Identity.parse(metadata))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -131,6 +215,7 @@ def deliver(partial: Path, delivery: Delivery) -> None:
         "rank": delivery.rank,
         "host": delivery.host,
         "files": {name: filed and asdict(filed) for name, filed in delivery.files.items()},
+        "sources": identity.rows(delivery.sources),
     }
     try:
         _put(manifest_path(partial, delivery.rank), document)
@@ -152,7 +237,8 @@ def deliveries(partial: Path) -> list[Delivery]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             document = json.loads(path.read_text())
             files = {name: _filed(each) if each else None for name, each in document["files"].items()}
-            found.append(Delivery(int(document["rank"]), str(document["host"]), files))
+            sources = identity.parsed(document.get("sources", {}))
+            found.append(Delivery(int(document["rank"]), str(document["host"]), files, sources))
     return found
 
 
@@ -196,21 +282,12 @@ def shown(names: list[str]) -> str:
 
 def publish(bulk: Path, partial: Path, brought: Iterable[Delivery]) -> Path:
     """Make a step complete whose files are all there. For one process alone: the coordinator's."""
-    name, digest = name_of(partial)
+    name, _ = name_of(partial)
     final = bulk / name
-    brought = list(brought)
     try:
-        if marker_of(partial) is None:
-            hosts = {file: each.host for each in brought for file in each.files}
-            files = {file: asdict(filed) for file, filed in delivered(partial, brought).items()}
-            remove_parts(partial)
-            for folder in {(partial / file).parent for file in files}:
-                fsync_directory(folder)
-            (partial / _HELD).replace(partial / METADATA)
-            document = {"schema": SCHEMA, "step": name, "digest": digest, "files": files, "hosts": hosts}
-            # Synced with its directory, which so holds `.metadata` and all files too.
-            replace_file(str(partial / MARKER), json.dumps(document, indent=1))
-        for leftover in (_PLAN, _RANKS, _HELD):
+        if sound_marker_of(partial) is None:
+            _seal(partial, list(brought))
+        for leftover in (_PLAN, _RANKS, _HELD, _CHANGED):
             path = partial / leftover
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         if final.exists():
@@ -223,9 +300,33 @@ def publish(bulk: Path, partial: Path, brought: Iterable[Delivery]) -> Path:
     return final
 
 
+def _seal(partial: Path, brought: list[Delivery]) -> None:
+    name, digest = name_of(partial)
+    plan = plan_of(partial)
+    hosts = {file: each.host for each in brought for file in each.files}
+    sources = {file: source for each in brought for file, source in each.sources.items()}
+    files = {file: asdict(filed) for file, filed in delivered(partial, brought).items()}
+    remove_parts(partial)
+    for folder in {(partial / file).parent for file in files}:
+        fsync_directory(folder)
+    (partial / _HELD).replace(partial / METADATA)
+    document = {
+        "schema": SCHEMA,
+        "step": name,
+        "digest": digest,
+        "files": files,
+        "hosts": hosts,
+        "sources": identity.rows(sources),
+        "saved": plan and plan.saved and plan.saved.row(),
+        "metadata": plan and plan.metadata and plan.metadata.row(),
+    }
+    # Synced with its directory, which so holds `.metadata` and all files too.
+    replace_file(str(partial / MARKER), json.dumps(document, indent=1))
+
+
 def replaceable(final: Path) -> None:
     """Raises ``UsageProblem`` for a step that no drain has put there."""
-    if marker_of(final) is None:
+    if not (final / MARKER).exists():
         raise UsageProblem(f"`{final}` is there, and was not drained", "move it away, or drain to another directory")
 
 
@@ -234,11 +335,44 @@ def marker_of(directory: Path) -> Marker | None:
     try:
         document = json.loads((directory / MARKER).read_text())
         files = {str(name): _filed(each) for name, each in document["files"].items()}
-        return Marker(str(document["digest"]), files, dict(document["hosts"]))
+        metadata = document.get("metadata")
+        return Marker(
+            str(document["digest"]),
+            files,
+            dict(document["hosts"]),
+            identity.parsed(document.get("sources", {})),
+            Stamp.parse(document.get("saved")),
+            metadata and Identity.parse(metadata),
+        )
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CannotJudge(f"`{directory / MARKER}` is damaged", "drain the step again, or load another one") from None
+
+
+def sound_marker_of(directory: Path) -> Marker | None:
+    """The marker of a complete step; None without one, or with one that is damaged."""
+    try:
+        return marker_of(directory)
+    except CannotJudge:
+        return None
+
+
+def whole(directory: Path) -> Marker | None:
+    """The marker of a complete step whose files are there at their full length, with its own `.metadata`; else None."""
+    marker = sound_marker_of(directory)
+    try:
+        if marker is None or digest_of_metadata(directory) != marker.digest:
+            return None
+        sizes = all((directory / name).stat().st_size == filed.size for name, filed in marker.files.items())
+    except OSError:
+        return None
+    return marker if sizes else None
+
+
+def digest_of_metadata(directory: Path) -> str:
+    """Raises ``OSError``."""
+    return xxhash.xxh3_64_hexdigest((directory / METADATA).read_bytes())
 
 
 def verify_drained(directory: str | Path) -> int:
@@ -251,6 +385,11 @@ def verify_drained(directory: str | Path) -> int:
     if marker is None:
         raise UsageProblem(f"`{place}` was not drained: it has no checksums", "name a step on shared storage")
     changed = []
+    try:
+        if digest_of_metadata(place) != marker.digest:
+            changed.append(OTHER_METADATA)
+    except OSError as error:
+        changed.append(f"`{METADATA}` cannot be read: {error.strerror}")
     for name, filed in sorted(marker.files.items()):
         try:
             found = digest_of(place / name)
@@ -267,11 +406,6 @@ def verify_drained(directory: str | Path) -> int:
             "load another step; if this one is still on its node, remove it here and drain it again",
         )
     return sum(filed.size for filed in marker.files.values())
-
-
-def complete_steps(bulk: Path) -> dict[int, Path]:
-    """The drained steps by number."""
-    return {number: path for number, path in steps_in(bulk).items() if marker_of(path) is not None}
 
 
 def _failed(place: Path, error: OSError) -> CannotJudge:

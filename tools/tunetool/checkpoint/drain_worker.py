@@ -17,12 +17,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import xxhash
+
 from tunetool.checkpoint import bulk as on_bulk
-from tunetool.checkpoint.bulk import Delivery
+from tunetool.checkpoint import identity
+from tunetool.checkpoint.bulk import Delivery, Plan
+from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.pace import Pace, saving, yield_to_training
+from tunetool.checkpoint.retention import Keep, leave_note, retain_on_bulk, retain_on_node, same_data, stamp_of
 from tunetool.checkpoint.space import need
-from tunetool.checkpoint.steps import remove_step, steps_in, surplus, sweep
-from tunetool.checkpoint.transfer import Filed, Gone, copy_file, digest_of, remove_parts
+from tunetool.checkpoint.steps import sweep
+from tunetool.checkpoint.transfer import Changed, Filed, Gone, copy_file, digest_of, remove_parts
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
 _LOOK = 0.1
@@ -45,9 +50,16 @@ class Order:
     """Of the `.metadata` in ``step_dir``, where there is one."""
     needed: dict[str, int] | None
     """By file that it names, the least bytes it must have."""
+    sources: dict[str, list[int]]
+    """By file, what it was when the drain was asked for (``identity.Identity``)."""
+    metadata: list[int] | None
+    """The same of `.metadata`."""
+    asked_ns: int
+    """What the clock said then."""
     rate: float | None
     max_to_keep: int | None
     local_max_to_keep: int | None
+    delete_undrained: bool
     patience: float
 
 
@@ -59,6 +71,8 @@ class Worker:
         self.step_dir, self.bulk = Path(order.step_dir), Path(order.bulk_dir)
         self.name = self.step_dir.name
         self.host = socket.gethostname()
+        self.sources = identity.parsed(order.sources)
+        self.metadata = Identity.parse(order.metadata) if order.metadata else None
         self._sign: Path | None = None
         self._signed = 0.0
         self.pace = Pace(self.step_dir.parent, order.rate, tick=self._sign_of_life)
@@ -74,36 +88,56 @@ class Worker:
         return final
 
     def _coordinate(self) -> Path:
-        order, digest, needed = self.order, self.order.digest, self.order.needed
-        if digest is None or needed is None:
+        order, digest, needed, metadata = self.order, self.order.digest, self.order.needed, self.metadata
+        if digest is None or needed is None or metadata is None:
             raise UsageProblem(f"`{self.step_dir}` has no `.metadata`", "drain after the save is done")
         with _locked(self.step_dir / on_bulk.METADATA, fcntl.LOCK_EX):
+            content = self._metadata(digest)
             with _named(self.bulk):
                 self.bulk.mkdir(parents=True, exist_ok=True)
                 sweep(self.bulk)
+            problem = on_bulk.two_names_of(self.bulk, self.name)
+            if problem is not None:
+                raise problem
             final, partial = self.bulk / self.name, on_bulk.partial_of(self.bulk, self.name, digest)
-            if self._is_there(final, digest):
-                return final
-            if on_bulk.marker_of(partial) is None:
+            if on_bulk.sound_marker_of(partial) is not None:
+                on_bulk.publish(self.bulk, partial, ())  # it lacked nothing but its name
+            if not self._holds_what_is_here(final):
                 if final.exists():
                     on_bulk.replaceable(final)
                 there = sum(path.stat().st_size for path in partial.glob("*.distcp"))
                 need(self.bulk, max(0, sum(needed.values()) - there))
-                with _named(self.step_dir):
-                    metadata = (self.step_dir / on_bulk.METADATA).read_bytes()
-                on_bulk.begin(self.bulk, self.name, digest, metadata, needed)
-                self._deliver(partial, needed)
-                self._await_the_others(partial, needed)
-            final = on_bulk.publish(self.bulk, partial, on_bulk.deliveries(partial))
+                saved = stamp_of(self.step_dir, self.bulk, metadata.mtime_ns, order.asked_ns, digest)
+                on_bulk.begin(self.bulk, self.name, digest, content, Plan(needed, saved, metadata))
+                try:
+                    self._deliver(partial, needed)
+                    self._await_the_others(partial, needed)
+                    self._metadata(digest)
+                except Changed as changed:
+                    on_bulk.spoil(partial, changed)
+                    raise
+                on_bulk.publish(self.bulk, partial, on_bulk.deliveries(partial))
             if order.max_to_keep is not None:
-                steps = on_bulk.complete_steps(self.bulk)
-                for step in surplus(steps, steps, order.max_to_keep):
-                    remove_step(steps[step])
+                retain_on_bulk(self.bulk, order.max_to_keep, self.name)
             return final
+
+    def _metadata(self, digest: str) -> bytes:
+        """`.metadata`. Raises ``Changed`` when it is not what it was when the drain was asked for."""
+        path = self.step_dir / on_bulk.METADATA
+        with _named(path):
+            content = path.read_bytes()
+        if xxhash.xxh3_64_hexdigest(content) != digest:
+            raise Changed(path)
+        return content
 
     def _await_the_others(self, partial: Path, needed: Mapping[str, int]) -> None:
         patience = _Patience(self.order.patience)
         while True:
+            changed = on_bulk.spoilt(partial)
+            if changed is not None:
+                raise changed
+            if not partial.exists():
+                raise Gone(partial)
             brought = on_bulk.deliveries(partial)
             there = on_bulk.delivered(partial, brought)
             if needed.keys() <= there.keys():
@@ -122,16 +156,23 @@ class Worker:
         final = self.bulk / self.name
         while True:
             partial = self._find()
-            needed = on_bulk.plan_of(partial) if partial else None
-            if partial is not None and needed is not None:
+            plan = on_bulk.plan_of(partial) if partial else None
+            if partial is not None and plan is not None:
                 digest = on_bulk.name_of(partial)[1]
                 try:
-                    self._deliver(partial, needed)
+                    self._deliver(partial, plan.needed)
                 except Gone:
                     # It was an older save's, which the coordinator has removed, or another drain was in the way.
                     self._rest()
                     continue
-                while partial.exists() and not patience.ends(_signs(partial)):
+                except Changed as changed:
+                    on_bulk.spoil(partial, changed)
+                    raise
+                # Without its manifest it was begun anew.
+                while self._is_signed() and not patience.ends(_signs(partial)):
+                    spoilt = on_bulk.spoilt(partial)
+                    if spoilt is not None:
+                        raise spoilt
                     self._rest()
                 if not partial.exists() and self._is_there(final, digest):
                     return final
@@ -147,67 +188,91 @@ class Worker:
 
     def _find(self) -> Path | None:
         if self.order.digest is not None:
-            known = on_bulk.partial_of(self.bulk, self.name, self.order.digest)
-            return known if known.is_dir() else None
-        # `.metadata` lies on another node. An older save's leftovers are removed by the coordinator, and then this rank
-        # begins again.
-        return next(iter(on_bulk.partials(self.bulk, self.name)), None)
+            known = [on_bulk.partial_of(self.bulk, self.name, self.order.digest)]
+        else:
+            # `.metadata` lies on another node. An older save's leftovers are removed by the coordinator, and then this
+            # rank begins again.
+            known = on_bulk.partials(self.bulk, self.name)
+        return next(filter(self._is_begun, known), None)
+
+    def _is_begun(self, partial: Path) -> bool:
+        """Not what is left of an earlier drain, which the coordinator will begin anew or refuse."""
+        if not partial.is_dir() or on_bulk.spoilt(partial) is not None:
+            return False
+        plan = on_bulk.plan_of(partial)
+        return plan is None or None in (plan.metadata, self.metadata) or plan.metadata == self.metadata
 
     def _is_there(self, final: Path, digest: str) -> bool:
-        marker = on_bulk.marker_of(final)
-        if marker is None or marker.digest != digest:
-            return False
-        try:
-            return all((final / name).stat().st_size == filed.size for name, filed in marker.files.items())
-        except OSError:
-            return False  # damaged since: it is drained anew
+        marker = on_bulk.whole(final)
+        return marker is not None and marker.digest == digest
 
     def _holds_what_is_here(self, final: Path) -> bool:
-        """Whether the step was complete before this rank began: another drain may have brought its files."""
-        marker = on_bulk.marker_of(final)
-        if marker is None:
+        """Whether this very save lies there whole: another drain may have brought it."""
+        marker = on_bulk.whole(final)
+        if marker is None or self.order.digest not in (None, marker.digest):
             return False
-        if self.order.digest is not None:
-            return marker.digest == self.order.digest
-        here = {path.name for path in self.step_dir.glob("*.distcp")} & marker.files.keys()
-        if not here and any(self.step_dir.glob("*.distcp")):
+        # The same `.metadata` can be another save's, and one that lies elsewhere cannot be asked.
+        named = {name: each for name, each in self.sources.items() if name in marker.files}
+        if self.order.digest is None and not named and any(name.endswith(".distcp") for name in self.sources):
             return False
-        sizes = all((self.step_dir / name).stat().st_size == marker.files[name].size for name in here)
-        return sizes and all(digest_of(self.step_dir / name, self.pace.wait) == marker.files[name] for name in here)
+        with _named(self.step_dir):
+            return same_data(self.step_dir, named, marker, self.pace.wait)
 
     def _deliver(self, partial: Path, needed: Mapping[str, int]) -> None:
-        """Copy what the plan names and lies here: of the ranks of one node each takes its part."""
+        """Copy what the plan names and lies here: of the ranks of one node each takes its part.
+
+        Raises ``Changed`` for a file that is not what it was when the drain was asked for, or when an earlier drain of
+        this save was: then it is not known whether it is of this save.
+        """
         order = self.order
-        here = [name for name in sorted(needed) if (self.step_dir / name).exists()]
-        mine = here[order.local_rank :: order.local_world]
-        there = on_bulk.delivered(partial, on_bulk.deliveries(partial))
-        files: dict[str, Filed | None] = {name: there.get(name) for name in mine}
+        here = [name for name in sorted(needed) if name in self.sources]
+        mine = {name: self.sources[name] for name in here[order.local_rank :: order.local_world]}
+        brought = on_bulk.deliveries(partial)
+        there = on_bulk.delivered(partial, brought)
+        files: dict[str, Filed | None] = dict.fromkeys(mine)
+        for earlier in brought:
+            for name in earlier.sources.keys() & mine.keys():
+                if not mine[name].as_written(earlier.sources[name]):
+                    self._refuse_another(partial, name, there.get(name))
+                if mine[name] == earlier.sources[name]:
+                    files[name] = there.get(name)
+        own = next((each.sources for each in brought if each.rank == order.rank), {})
+        # What another rank's file was, by an earlier drain, must not be forgotten.
+        delivery = Delivery(order.rank, self.host, files, {**own, **mine})
         self._sign = on_bulk.manifest_path(partial, order.rank)
         remove_parts(partial, order.rank)
-        on_bulk.deliver(partial, Delivery(order.rank, self.host, files))
-        for name in mine:
-            size = (self.step_dir / name).stat().st_size
-            if size < needed[name]:
+        on_bulk.deliver(partial, delivery)
+        for name, source in mine.items():
+            if source.size < needed[name]:
                 raise CannotJudge(
-                    f"`{self.step_dir / name}` has {size} of the {needed[name]} bytes that `.metadata` speaks of",
+                    f"`{self.step_dir / name}` has {source.size} of the {needed[name]} bytes that `.metadata` names",
                     "the checkpoint on this node is damaged: go back to an older one",
                 )
             if files[name] is None:
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                files[name] = copy_file(self.step_dir / name, partial / name, self.pace.wait, order.rank)
-                on_bulk.deliver(partial, Delivery(order.rank, self.host, files))
+                files[name] = copy_file(self.step_dir / name, partial / name, self.pace.wait, order.rank, source)
+                on_bulk.deliver(partial, delivery)
+
+    def _refuse_another(self, partial: Path, name: str, there: Filed | None) -> None:
+        """Raises ``Changed`` unless the file's bytes are those that were copied."""
+        path = self.step_dir / name
+        with _named(path):
+            if there is None or digest_of(path, self.pace.wait) != there:
+                raise Changed(
+                    path, "an earlier drain of this save began", f"; if its bytes are right, remove `{partial}`"
+                )
 
     def _retain_here(self) -> None:
-        keep = self.order.local_max_to_keep
-        if keep is None or self.order.local_rank != 0:
+        order = self.order
+        if order.local_rank != 0:
             return
-        scratch = self.step_dir.parent
-        sweep(scratch)
-        steps = steps_in(scratch)
-        for step in surplus(steps, on_bulk.complete_steps(self.bulk), keep):
-            # Who still drains it holds it; who deletes it too was quicker.
-            with contextlib.suppress(BlockingIOError, CannotJudge), _locked(steps[step], fcntl.LOCK_EX | fcntl.LOCK_NB):
-                remove_step(steps[step])
+        leave_note(self.step_dir, self.bulk, self.sources)
+        if order.local_max_to_keep is not None:
+            keep = Keep(order.local_max_to_keep, order.max_to_keep, order.delete_undrained)
+            retain_on_node(self.step_dir, self.bulk, keep, self.pace.wait)
+
+    def _is_signed(self) -> bool:
+        return self._sign is not None and self._sign.exists()
 
     def _rest(self) -> None:
         self._sign_of_life()

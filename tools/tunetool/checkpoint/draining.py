@@ -12,14 +12,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import xxhash
 
 from tunetool.checkpoint.bulk import METADATA
 from tunetool.checkpoint.drain_worker import Order, order_text
-from tunetool.checkpoint.pace import savers
-from tunetool.checkpoint.steps import step_number
+from tunetool.checkpoint.identity import Identity, look_at, rows
+from tunetool.checkpoint.saves import now_ns
+from tunetool.checkpoint.steps import same_step, step_number, two_names
 from tunetool.errors import CannotJudge, UsageProblem
 
 _PACKAGES = Path(__file__).resolve().parents[2]
@@ -85,6 +86,7 @@ def drain(
     rate: float | Literal["auto"] = "auto",
     max_to_keep: int | None = None,
     local_max_to_keep: int | None = None,
+    delete_undrained: bool = False,
     patience: float = 600.0,
 ) -> Drain:
     """Copy the complete checkpoint in ``step_dir`` (named ``step_<N>``) to ``bulk_dir/step_<N>``, in the background.
@@ -99,14 +101,23 @@ def drain(
 
     ``rate``: bytes per second of this rank, reading back included; ``"auto"``: as fast as it goes. Either way it runs
     at low priority and pauses while a save runs in ``step_dir``'s parent (a `DirectWriter`, or any writer inside
-    `saving`), for 600 s at most. ``max_to_keep`` and ``local_max_to_keep``: steps to keep in ``bulk_dir`` and beside
-    ``step_dir``, 1 at least; what is deleted is always older than the newest complete drained step.
+    `saving`). ``max_to_keep`` and ``local_max_to_keep``: steps to keep in ``bulk_dir`` and beside ``step_dir``, 1 at
+    least: those that were saved last, whatever their numbers. Never deleted are the step that was just drained and
+    what is not whole in ``bulk_dir``. With ``delete_undrained`` that is no longer so for what was saved on the node
+    before the last step that is whole there: for jobs that do not drain every step.
     ``patience``: seconds without a sign of life of another rank after which it gives up.
 
-    Raises ``UsageProblem`` for a name that is no step, a coordinator without `.metadata` and impossible numbers.
+    The step must not be saved to until `wait` returns: the drain fails when a file of it is not what it was when this
+    was called.
+
+    Raises ``UsageProblem`` for a name that is no step, two names of one step, a coordinator without `.metadata` and
+    impossible numbers.
     """
     source, bulk = Path(step_dir).resolve(), Path(bulk_dir).resolve()
     step_number(source.name)
+    other = same_step(source)
+    if other is not None:
+        raise two_names(other, source)
     if source.parent == bulk:
         raise UsageProblem(f"`{bulk}` is where the step lies already", "name the directory on shared storage")
     _check_numbers(rate, max_to_keep, local_max_to_keep)
@@ -118,25 +129,18 @@ def drain(
     own_locals = _or(local_world, None if told else places["local_world"], 1)
     if not 0 <= own_rank < own_world or not 0 <= own_local < own_locals or not 0 <= coordinator < own_world:
         raise UsageProblem(f"rank {own_rank} of {own_world}, {own_local} of {own_locals} on its node", "count from 0")
-    digest, needed = _metadata_in(source)
-    if own_rank == coordinator and digest is None:
-        raise UsageProblem(
-            f"`{source}` has no `.metadata`, so it is no complete checkpoint",
-            "drain after the save is done; `coordinator=` is the rank that wrote `.metadata`",
-        )
-    order = Order(
-        step_dir=str(source),
-        bulk_dir=str(bulk),
+    order = _order(
+        source,
+        bulk,
         rank=own_rank,
         world=own_world,
         local_rank=own_local,
         local_world=own_locals,
         coordinator=coordinator,
-        digest=digest,
-        needed=needed,
         rate=None if rate == "auto" else float(rate),
         max_to_keep=max_to_keep,
         local_max_to_keep=local_max_to_keep,
+        delete_undrained=delete_undrained,
         patience=patience,
     )
     process = subprocess.Popen(
@@ -156,16 +160,38 @@ def drain(
     return Drain(process, source)
 
 
-def _metadata_in(step_dir: Path) -> tuple[str | None, dict[str, int] | None]:
-    """Digest of `.metadata`, and by file that it names the least bytes; None where it lies on another node."""
-    path = step_dir / METADATA
+def _order(source: Path, bulk: Path, *, rank: int, coordinator: int, **options: Any) -> Order:
+    """What is to be drained, as it lies there now: whatever is written to it from here on is another save's."""
+    path = source / METADATA
+    digest: str | None = None
+    needed: dict[str, int] | None = None
+    metadata: Identity | None = None
     try:
-        content = path.read_bytes()
+        with path.open("rb") as stream:
+            metadata = Identity.of(os.fstat(stream.fileno()))
+            content = stream.read()
     except FileNotFoundError:
-        if not step_dir.is_dir():
-            raise UsageProblem(f"`{step_dir}` is no directory", "name the directory that was saved to") from None
-        return None, None
-    return named_by(content, path)
+        if not source.is_dir():
+            raise UsageProblem(f"`{source}` is no directory", "name the directory that was saved to") from None
+        if rank == coordinator:
+            raise UsageProblem(
+                f"`{source}` has no `.metadata`, so it is no complete checkpoint",
+                "drain after the save is done; `coordinator=` is the rank that wrote `.metadata`",
+            ) from None
+    else:
+        digest, needed = named_by(content, path)
+    return Order(
+        step_dir=str(source),
+        bulk_dir=str(bulk),
+        rank=rank,
+        coordinator=coordinator,
+        digest=digest,
+        needed=needed,
+        sources=rows(look_at(source, needed)),
+        metadata=metadata.row() if metadata else None,
+        asked_ns=now_ns(),
+        **options,
+    )
 
 
 def named_by(content: bytes, path: Path) -> tuple[str, dict[str, int]]:

@@ -1,4 +1,4 @@
-"""Step directories: their names, which of them may go, and how they go.
+"""Step directories: their names, and how they go.
 
 A step is `step_<N>` or `step-<N>`, and nothing else is.
 """
@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 
 from tunetool.errors import UsageProblem
@@ -27,39 +26,50 @@ def step_number(name: str) -> int:
     return int(match["number"])
 
 
-def steps_in(root: Path) -> dict[int, Path]:
+def steps_in(root: Path, *, ambiguous: bool = False) -> dict[int, Path]:
     """The step directories by number; none where ``root`` is missing.
 
-    Raises ``UsageProblem`` when two names mean one step: which of them is meant cannot be known.
+    Raises ``UsageProblem`` when two names mean one step: which of them is meant cannot be known. With ``ambiguous``
+    both are left out instead.
     """
     found: dict[int, Path] = {}
+    twice: set[int] = set()
     try:
         entries = sorted(root.iterdir())
     except FileNotFoundError:
         return found
     for path in entries:
-        match = _STEP.fullmatch(path.name)
-        if match is None or not path.is_dir():
+        number = number_or_none(path.name)
+        if number is None or not path.is_dir():
             continue
-        number = int(match["number"])
         if number in found:
-            raise UsageProblem(f"`{found[number]}` and `{path.name}` are the same step", "rename or remove one of them")
+            if not ambiguous:
+                raise two_names(found[number], path)
+            twice.add(number)
         found[number] = path
-    return found
+    return {number: path for number, path in found.items() if number not in twice}
 
 
-def surplus(steps: Collection[int], drained: Collection[int], keep: int) -> list[int]:
-    """Which of ``steps``, those of one tier, may be deleted to keep the ``keep`` newest. Pure.
+def same_step(path: Path) -> Path | None:
+    """Another directory beside ``path`` (which need not exist) whose name means the same step."""
+    number = step_number(path.name)
+    try:
+        entries = sorted(path.parent.iterdir())
+    except FileNotFoundError:
+        return None
+    others = (each for each in entries if each.name != path.name)
+    return next((each for each in others if number_or_none(each.name) == number and each.is_dir()), None)
 
-    ``drained`` are the steps that lie complete on shared storage. The newest of them stays, and so does everything
-    newer: until a newer one has left the nodes it is all there is to go back to.
-    """
-    if keep < 1:
-        raise UsageProblem(f"`max_to_keep={keep}` would keep nothing", "1 at least, or None to keep all")
-    if not drained:
-        return []
-    kept = set(sorted(steps)[-keep:])
-    return sorted(step for step in steps if step not in kept and step < max(drained))
+
+def number_or_none(name: str) -> int | None:
+    """The number in a step directory's name; None for any other name."""
+    match = _STEP.fullmatch(name)
+    return int(match["number"]) if match else None
+
+
+def two_names(first: Path, second: Path) -> UsageProblem:
+    """What is said of two names of one step."""
+    return UsageProblem(f"`{first}` and `{second.name}` are the same step", "rename or remove one of them")
 
 
 def remove_step(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which step a new job can go on from: the newest that every one of its ranks can read.
+"""Which step a new job can go on from: the last saved that every one of its ranks can read.
 
 A tier is a directory of steps: scratch on the node, shared storage behind it. What one rank can read is surveyed by
 ``survey``; ``agree``, pure, decides over the surveys of all ranks.
@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.checkpoint import bulk
+from tunetool.checkpoint.bulk import Marker
 from tunetool.checkpoint.draining import named_by, places_of
-from tunetool.checkpoint.steps import step_number, steps_in
+from tunetool.checkpoint.identity import look
+from tunetool.checkpoint.retention import note_in
+from tunetool.checkpoint.saves import Stamp, now_ns, stamps
+from tunetool.checkpoint.steps import number_or_none, steps_in
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
 _SHOWN = 3
@@ -33,6 +37,10 @@ class Place:
     """Of its `.metadata`: steps of one number and different saves must not be mixed."""
     problem: str | None = None
     """Why it cannot be read here, None when it can."""
+    recorded: Stamp | None = None
+    """When it was saved, as a drain recorded it."""
+    written_ns: int = 0
+    """When its `.metadata` was written, else when a name in its directory was made or removed last."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,8 @@ class Survey:
     rank: int
     host: str
     places: tuple[Place, ...] = ()
+    now_ns: int = 0
+    """What the clock said."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Agreement:
     paths: Mapping[int, str]
     """By rank."""
     skipped: tuple[str, ...] = ()
-    """Newer steps that not every rank can read, and why."""
+    """Steps that were saved later, which not every rank can read, and why."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +72,14 @@ class Latest:
     step: int
     path: Path
     skipped: tuple[str, ...] = field(default=())
-    """Newer steps, each with the shard and the node that are missing: worth a line in the job's log."""
+    """Steps that were saved later, each with the shard and the node that are missing: worth a line in the job's log."""
 
 
 def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest | None:
-    """The newest step that every rank of this job can read, or None where no tier has any step.
+    """The step that was saved last of those that every rank of this job can read, or None where no tier has any step.
+
+    The last saved has the highest number, unless the job went back to an older step and saved on from there. A drain
+    records when its step was saved; of others the time of `.metadata` is taken.
 
     ``tiers``: directories of steps, the nearest first; each rank reads from the first that holds the step whole, every
     file that its `.metadata` names. ``world``: ranks of this job; by default those of torch.distributed where it is
@@ -109,42 +122,83 @@ def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest |
 
 def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
     """What this rank can read. Raises ``UsageProblem`` for two directories of one step in one tier."""
-    host = socket.gethostname()
+    host, roots = socket.gethostname(), list(map(Path, tiers))
+    steps = {root: steps_in(root) for root in roots}
+    partials = {root: bulk.partials(root) if root.is_dir() else [] for root in roots}
+    drained = {}
+    for root in roots:
+        for path in [*steps[root].values(), *partials[root]]:
+            marker = bulk.sound_marker_of(path)
+            if marker is not None:
+                drained[marker.digest] = marker
     found: list[Place] = []
-    for root in map(Path, tiers):
-        steps = steps_in(root)
-        found += [_look(number, path) for number, path in steps.items()]
-        for partial in bulk.partials(root) if root.is_dir() else []:
+    for root in roots:
+        found += [_look(number, path, drained) for number, path in steps[root].items()]
+        for partial in partials[root]:
             name, digest = bulk.name_of(partial)
-            number = step_number(name)
-            if bulk.marker_of(partial) is not None:
-                found.append(_look(number, partial))
-            elif number not in steps:
-                found.append(Place(number, str(root / name), digest, _on_its_way(partial)))
-    return Survey(rank, host, tuple(found))
+            number = number_or_none(name)
+            if number is None:
+                continue
+            if bulk.sound_marker_of(partial) is not None:
+                found.append(_look(number, partial, drained))
+            elif number not in steps[root]:
+                plan = bulk.plan_of(partial)
+                saved = plan.saved if plan else None
+                found.append(Place(number, str(root / name), digest, _on_its_way(partial), saved, _written(partial)))
+    return Survey(rank, host, tuple(found), now_ns())
 
 
-def _look(number: int, path: Path) -> Place:
+def _written(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _look(number: int, path: Path, drained: Mapping[str, Marker]) -> Place:
+    """``drained`` are the markers of all tiers by digest."""
     metadata = path / bulk.METADATA
     try:
         content = metadata.read_bytes()
         digest, needed = named_by(content, metadata)
         marker = bulk.marker_of(path)
     except OSError as error:
-        return Place(number, str(path), None, f"`{metadata}`: {error.strerror}")
+        return Place(number, str(path), None, f"`{metadata}`: {error.strerror}", None, _written(path))
     except TunetoolError as error:
-        return Place(number, str(path), None, error.message)
+        return Place(number, str(path), None, error.message, None, _written(path))
+    if marker is not None and marker.digest != digest:
+        problem = f"{bulk.OTHER_METADATA} in `{path}`"
+        return Place(number, str(path), None, problem, marker.saved, _written(metadata))
     hosts = marker.hosts if marker else {}
+    known = drained.get(digest)
+    note = note_in(path)
+    note = note if note is not None and note.digest == digest else None
     wrong = []
     for name, least in sorted(needed.items()):
-        problem = _unreadable(path / name, marker.files[name].size if marker and name in marker.files else least)
-        if problem:
+        problem_of_it = _unreadable(path / name, marker.files[name].size if marker and name in marker.files else least)
+        if problem_of_it is None and marker is None and known is not None:
+            problem_of_it = _overwritten(path, name, known)
+        if problem_of_it:
             writer = bulk.writer_of(name)
             whose = f" of rank {writer}" if writer is not None else ""
             node = f" from node `{hosts[name]}`" if name in hosts else ""
-            wrong.append(f"shard `{name}`{whose}{node} {problem}")
+            wrong.append(f"shard `{name}`{whose}{node} {problem_of_it}")
     more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    return Place(number, str(path), digest, f"{wrong[0]} in `{path}`{more}" if wrong else None)
+    told = f"{wrong[0]} in `{path}`{more}" if wrong else None
+    saved = next((each.saved for each in (known, note) if each is not None), None)
+    return Place(number, str(path), digest, told, saved, _written(metadata))
+
+
+def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
+    """Whether a file was written to since the step was drained from here, though `.metadata` was not."""
+    source = drained.sources.get(name)
+    if source is None or drained.metadata is None:
+        return None
+    try:
+        same = look(path / bulk.METADATA) == drained.metadata
+        return "was written to after it was drained" if same and not look(path / name).as_written(source) else None
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
 
 
 def _unreadable(path: Path, least: int) -> str | None:
@@ -162,9 +216,12 @@ def _unreadable(path: Path, least: int) -> str | None:
 
 
 def _on_its_way(partial: Path) -> str:
-    needed, brought = bulk.plan_of(partial), bulk.deliveries(partial)
-    if needed is None:
+    plan, brought, changed = bulk.plan_of(partial), bulk.deliveries(partial), bulk.spoilt(partial)
+    if changed is not None:
+        return f"its drain to `{partial.parent}` failed: {changed.message}"
+    if plan is None:
         return f"its drain to `{partial.parent}` had only begun"
+    needed = plan.needed
     there = bulk.delivered(partial, brought)
     hosts = {name: each.host for each in brought for name in each.files}
     lacking = sorted(needed.keys() - there.keys())
@@ -179,36 +236,49 @@ def _on_its_way(partial: Path) -> str:
 
 
 def agree(surveys: Sequence[Survey]) -> Agreement | None:
-    """The newest step that every rank can read, from the same save; None where no rank saw any step. Pure.
+    """The last saved step that every rank can read, from the same save; None where no rank saw any step. Pure.
 
     Every rank reads from the first of its places that has it. Raises ``CannotJudge`` when none of the steps will do.
     """
-    steps = sorted({place.step for each in surveys for place in each.places}, reverse=True)
-    skipped: list[str] = []
-    for step in steps:
-        for digest in _saves_of(step, surveys):
-            chosen = {each.rank: _first(each, step, digest) for each in surveys}
-            paths = {rank: place.path for rank, place in chosen.items() if place is not None}
-            if len(paths) == len(surveys):
-                return Agreement(step, paths, tuple(skipped))
-        skipped.append(f"step {step}: {'; '.join(_why_not(step, surveys))}")
-    if not steps:
+    skipped: dict[int, str] = {}
+    order = _order(surveys)
+    for step, digest in sorted(order, key=lambda save: (order[save], save[0]), reverse=True):
+        chosen = {each.rank: _first(each, step, digest) for each in surveys}
+        paths = {rank: place.path for rank, place in chosen.items() if place is not None}
+        if len(paths) == len(surveys):
+            return Agreement(step, paths, tuple(told for number, told in skipped.items() if number != step))
+        skipped.setdefault(step, f"step {step}: {'; '.join(_why_not(step, surveys))}")
+    if not order:
         return None
-    more = f"; and {len(skipped) - _SHOWN} older ones" if len(skipped) > _SHOWN else ""
+    lines = list(skipped.values())
+    more = f"; and {len(lines) - _SHOWN} older ones" if len(lines) > _SHOWN else ""
     raise CannotJudge(
-        f"no step can be read by every rank: {'; '.join(skipped[:_SHOWN])}{more}",
+        f"no step can be read by every rank: {'; '.join(lines[:_SHOWN])}{more}",
         "bring the node with the missing shards back, or point at another directory; to begin anew, move these away",
     )
 
 
-def _first(survey: Survey, step: int, digest: str) -> Place | None:
+def _order(surveys: Sequence[Survey]) -> dict[tuple[int, str | None], Stamp]:
+    """When each save was saved. Of the times of its copies the first is taken: it is that of the save itself."""
+    recorded: dict[tuple[int, str | None], Stamp] = {}
+    times: dict[tuple[int, str | None], int] = {}
+    for place in (place for each in surveys for place in each.places):
+        save = place.step, place.digest
+        if place.recorded is not None:
+            recorded[save] = max(recorded.get(save, place.recorded), place.recorded)
+        times[save] = min(times.get(save) or place.written_ns, place.written_ns or times.get(save, 0))
+    known = {step for step, digest in times if digest is not None}
+    # Of a place without `.metadata` it is not known which save it is of.
+    unrecorded = {
+        (step, digest): when
+        for (step, digest), when in times.items()
+        if (step, digest) not in recorded and (digest is not None or step not in known)
+    }
+    return stamps(recorded, unrecorded, max((each.now_ns for each in surveys), default=0))
+
+
+def _first(survey: Survey, step: int, digest: str | None) -> Place | None:
     return next((p for p in survey.places if p.step == step and p.digest == digest and p.problem is None), None)
-
-
-def _saves_of(step: int, surveys: Sequence[Survey]) -> list[str]:
-    """The saves of this step that anyone can read, those of the nearest tier first."""
-    found = [p.digest for each in surveys for p in each.places if p.step == step and p.problem is None and p.digest]
-    return list(dict.fromkeys(found))
 
 
 def _why_not(step: int, surveys: Sequence[Survey]) -> list[str]:

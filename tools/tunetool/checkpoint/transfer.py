@@ -14,6 +14,7 @@ from pathlib import Path
 
 import xxhash
 
+from tunetool.checkpoint.identity import Identity
 from tunetool.errors import CannotJudge
 
 CHUNK = 4 * 2**20
@@ -29,6 +30,16 @@ class Gone(CannotJudge):
         super().__init__(f"`{path}` was removed while it was written", "do two jobs drain the same step to one place?")
 
 
+class Changed(CannotJudge):
+    """What is read was written to since it was saved."""
+
+    def __init__(self, path: Path, since: str = "the drain of its step was asked for", more: str = "") -> None:
+        super().__init__(
+            f"`{path}` changed since {since}",
+            f"a step that drains must not be saved to; save it again, then drain it again{more}",
+        )
+
+
 @dataclass(frozen=True)
 class Filed:
     """A file as it was written and read back."""
@@ -37,23 +48,30 @@ class Filed:
     xxh3_64: str
 
 
-def copy_file(source: Path, target: Path, wait: Callable[[int], None], rank: int = 0) -> Filed:
+def copy_file(
+    source: Path, target: Path, wait: Callable[[int], None], rank: int = 0, expected: Identity | None = None
+) -> Filed:
     """Copy ``source`` to ``target``, which appears whole or not at all. ``wait`` is asked before each piece.
 
-    Raises ``CannotJudge`` for what the storage refuses and for bytes that come back changed, ``Gone`` when the
-    directory of ``target`` was removed meanwhile.
+    ``expected`` is what ``source`` must be, before and after; without it, what it is when it is opened.
+
+    Raises ``Changed`` when ``source`` is not that, ``CannotJudge`` for what the storage refuses and for bytes that come
+    back changed, ``Gone`` when the directory of ``target`` was removed meanwhile.
     """
     temporary = target.with_name(f"{PART}{rank}-{target.name}-{secrets.token_hex(4)}")
     try:
         with _told(source, "read"):
             stream = source.open("rb", buffering=0)
         with stream:
+            expected = expected or Identity.of(os.fstat(stream.fileno()))
+            _check(stream.fileno(), source, expected)
             with _told(target, "written"):
                 out = _create(temporary)
             try:
                 written = _copy(stream.fileno(), source, out, target, wait)
             finally:
                 os.close(out)
+            _check(stream.fileno(), source, expected)
         with _told(target, "read back"):
             back = digest_of(temporary, wait)
         if back != written:
@@ -70,6 +88,14 @@ def copy_file(source: Path, target: Path, wait: Callable[[int], None], rank: int
             temporary.unlink()
 
 
+def _check(handle: int, source: Path, expected: Identity) -> None:
+    """Raises ``Changed`` unless the open file and the one of that name are what was ``expected``."""
+    with _told(source, "read"):
+        found = {Identity.of(os.fstat(handle)), Identity.of(source.stat())}
+    if found != {expected}:
+        raise Changed(source)
+
+
 def remove_parts(directory: Path, rank: int | None = None) -> None:
     """Delete what interrupted copies left, of one rank or of all."""
     for path in directory.rglob(f"{PART}*" if rank is None else f"{PART}{rank}-*"):
@@ -79,7 +105,6 @@ def remove_parts(directory: Path, rank: int | None = None) -> None:
 
 def _copy(source: int, name: Path, out: int, target: Path, wait: Callable[[int], None]) -> Filed:
     with _told(name, "read"):
-        expected = os.fstat(source).st_size
         # Already read once: pages of the checkpoint must not push out what training reads.
         os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     hashed, done, synced = xxhash.xxh3_64(), 0, 0
@@ -100,8 +125,6 @@ def _copy(source: int, name: Path, out: int, target: Path, wait: Callable[[int],
                 synced = done
         with contextlib.suppress(OSError):
             os.posix_fadvise(source, 0, done, os.POSIX_FADV_DONTNEED)
-    if done != expected:
-        raise CannotJudge(f"`{name}` changed while it was drained", "a step that is drained must not be saved to again")
     with _told(target, "written"):
         os.fsync(out)
         os.posix_fadvise(out, 0, 0, os.POSIX_FADV_DONTNEED)

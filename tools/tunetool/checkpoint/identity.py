@@ -1,0 +1,86 @@
+"""Whether a file is still the one that was looked at: its inode, its size and its times."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+_TICK_NS = 20 * 10**6
+"""What is written twice within one tick of the kernel's clock (10 ms at most) can have one time for both."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A file's inode, size, and times of its last write (mtime) and of its last change of any kind (ctime)."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Identity:
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    @classmethod
+    def parse(cls, found: Any) -> Identity:
+        """Of ``row``. Raises ``ValueError`` and ``TypeError``."""
+        inode, size, mtime_ns, ctime_ns = found
+        return cls(int(inode), int(size), int(mtime_ns), int(ctime_ns))
+
+    def row(self) -> list[int]:
+        """For JSON."""
+        return list(astuple(self))
+
+    def as_written(self, other: Identity) -> bool:
+        """Whether size and time of writing are the same, as they are of a file that was moved or linked to."""
+        return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
+
+
+def look(path: Path) -> Identity:
+    """Raises ``OSError``."""
+    return Identity.of(path.stat())
+
+
+def look_at(directory: Path, names: Iterable[str] | None = None) -> dict[str, Identity]:
+    """The regular files of ``directory`` and below it, or those of these names that are there.
+
+    Waits until the clock has passed the newest of them, so that whatever is written from now on has another time.
+    """
+    if names is None:
+        names = [str(path.relative_to(directory)) for path in directory.rglob("*")]
+    names = list(names)
+    found = _statuses(directory, names)
+    newest = max((status.st_ctime_ns for status in found.values()), default=0)
+    left = newest + _TICK_NS - time.time_ns()
+    if 0 < left <= _TICK_NS:
+        time.sleep(left / 1e9)
+        found = _statuses(directory, names)
+    return {name: Identity.of(status) for name, status in found.items()}
+
+
+def _statuses(directory: Path, names: Iterable[str]) -> dict[str, os.stat_result]:
+    found = {}
+    for name in names:
+        try:
+            status = (directory / name).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found[name] = status
+    return found
+
+
+def rows(files: Mapping[str, Identity]) -> dict[str, list[int]]:
+    """For JSON."""
+    return {name: each.row() for name, each in files.items()}
+
+
+def parsed(document: Mapping[str, Any]) -> dict[str, Identity]:
+    """Of ``rows``. Raises ``ValueError``, ``TypeError`` and ``AttributeError``."""
+    return {str(name): Identity.parse(row) for name, row in document.items()}

@@ -1,0 +1,216 @@
+"""Which steps of either tier are deleted when one has been drained.
+
+Never the step just drained, nor what is not whole on shared storage: it may be all there is. Kept are those that were
+saved last.
+
+A step that was drained can have gone from shared storage as surplus before it goes from the node. So a note is left in
+its directory on the node, when it was whole there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunetool.checkpoint import bulk as on_bulk
+from tunetool.checkpoint import identity, saves
+from tunetool.checkpoint.bulk import METADATA, Marker
+from tunetool.checkpoint.identity import Identity, look
+from tunetool.checkpoint.saves import Key, Stamp, stamp, stamps, surplus
+from tunetool.checkpoint.steps import remove_step, steps_in, sweep
+from tunetool.checkpoint.transfer import digest_of
+from tunetool.node.common.files import replace_file
+
+NOTE = ".tunetool-was-drained.json"
+_DATA = "*.distcp"
+_AT_WORK = ("*.tmp", ".tunetool-save.lock")
+"""What lies in a directory only while something is saved to it, or when that died."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """How many steps of each tier, None for all; and whether those may go from the node that never were drained."""
+
+    on_node: int
+    on_bulk: int | None = None
+    delete_undrained: bool = False
+
+
+def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, asked_ns: int, digest: str) -> Stamp:
+    """The stamp of the save in ``step_dir``: what an earlier drain of it recorded, else by what was saved so far."""
+    earlier = on_bulk.plan_of(on_bulk.partial_of(bulk, step_dir.name, digest))
+    if earlier is not None and earlier.saved is not None and earlier.saved.time_ns == saved_ns:
+        return earlier.saved
+    found = [on_bulk.sound_marker_of(path) for path in steps_in(bulk, ambiguous=True).values()]
+    known = [marker.saved for marker in found if marker is not None and marker.saved is not None]
+    for partial in on_bulk.partials(bulk):
+        plan, marker = on_bulk.plan_of(partial), on_bulk.sound_marker_of(partial)
+        known += [each.saved for each in (plan, marker) if each is not None and each.saved is not None]
+    others = [
+        when
+        for path in steps_in(step_dir.parent, ambiguous=True).values()
+        if path != step_dir and (when := _written(path / METADATA)) is not None
+    ]
+    return stamp(saved_ns, known, others, asked_ns)
+
+
+def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
+    """Keep the ``keep`` steps that were saved last, and the one called ``drained``. What is not whole has no say."""
+    steps = steps_in(bulk, ambiguous=True)
+    if len(steps) <= keep:
+        return
+    found = _whole(steps)
+    recorded = {number: marker.saved for number, (_, marker) in found.items() if marker.saved is not None}
+    order = stamps(recorded, _times({number: path for number, (path, _) in found.items()}, recorded), saves.now_ns())
+    spared = [number for number, (path, _) in found.items() if path.name == drained]
+    for number in surplus(order, found, spared, keep):
+        remove_step(found[number][0])
+
+
+def leave_note(step_dir: Path, bulk: Path, sources: Mapping[str, Identity]) -> None:
+    """Note in ``step_dir`` that these files of it are whole on shared storage. Without it the step stays longer."""
+    marker = on_bulk.sound_marker_of(bulk / step_dir.name)
+    if marker is None:
+        return
+    document = {
+        "digest": marker.digest,
+        "bulk": str(bulk),
+        "saved": marker.saved and marker.saved.row(),
+        "sources": identity.rows(sources),
+    }
+    with contextlib.suppress(OSError):
+        replace_file(str(step_dir / NOTE), json.dumps(document))
+
+
+def note_in(step_dir: Path, bulk: Path | None = None) -> Marker | None:
+    """What a drain (to ``bulk``) noted in a step on the node: no more than its digest, its files and its stamp."""
+    try:
+        document = json.loads((step_dir / NOTE).read_text())
+        if bulk is not None and document["bulk"] != str(bulk):
+            return None
+        sources = identity.parsed(document["sources"])
+        return Marker(str(document["digest"]), {}, {}, sources, Stamp.parse(document["saved"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def retain_on_node(step_dir: Path, bulk: Path, keep: Keep, wait: Callable[[int], None]) -> None:
+    """Beside ``step_dir``, which was just drained. The last one that is whole on shared storage stays here, too.
+
+    What was whole there, and would be surplus there, may go here.
+    """
+    scratch = step_dir.parent
+    sweep(scratch)
+    here = steps_in(scratch, ambiguous=True)
+    if (step_dir / METADATA).exists():
+        # Where `.metadata` lies, a step without it is no checkpoint yet.
+        here = {number: path for number, path in here.items() if (path / METADATA).exists()}
+    on_bulk_too = steps_in(bulk, ambiguous=True)
+    there = _whole({number: path for number, path in on_bulk_too.items() if number in here or keep.on_bulk is not None})
+    drained = {
+        number: there[number][1]
+        for number, path in here.items()
+        if number in there and there[number][0].name == path.name and _has_metadata(path, there[number][1])
+    }
+    notes = {number: note_in(path, bulk) for number, path in here.items() if not (bulk / path.name).exists()}
+    gone = {number: note for number, note in notes.items() if note is not None and _has_metadata(here[number], note)}
+    order, order_there = _orders(here, {**gone, **drained}, there)
+    spared = [number for number, path in here.items() if path == step_dir]
+    last = sorted(drained, key=lambda number: order[number])[-1:]
+    undrained = here.keys() - drained.keys() if keep.delete_undrained else ()
+    superseded = {number for number in undrained if any(order[number] < order[each] for each in last)}
+    if keep.on_bulk is not None:
+        newer = {number: sum(each > order[number] for each in order_there.values()) for number in gone}
+        drained |= {number: note for number, note in gone.items() if newer[number] >= keep.on_bulk}
+    for number in surplus(order, drained.keys() | superseded, [*spared, *last], keep.on_node):
+        wait(0)
+        # Who still drains it holds it; who deletes it too was quicker.
+        with contextlib.suppress(OSError), _alone(here[number]):
+            marker = drained.get(number)
+            if is_at_work(here[number]) or (marker and not is_what_was_drained(here[number], marker, wait)):
+                continue
+            remove_step(here[number])
+
+
+def _orders(
+    here: Mapping[int, Path], known: Mapping[int, Marker], there: Mapping[int, tuple[Path, Marker]]
+) -> tuple[dict[int, Stamp], dict[int, Stamp]]:
+    """The stamps on the node and on shared storage, where another save may lie under the same number."""
+    recorded = {("here", number): each.saved for number, each in known.items() if each.saved is not None}
+    recorded |= {("there", number): each.saved for number, (_, each) in there.items() if each.saved is not None}
+    paths = {("here", number): path for number, path in here.items()}
+    paths |= {("there", number): path for number, (path, _) in there.items()}
+    order = stamps(recorded, _times(paths, recorded), saves.now_ns())
+    return {number: order["here", number] for number in here}, {number: order["there", number] for number in there}
+
+
+def _whole(steps: Mapping[int, Path]) -> dict[int, tuple[Path, Marker]]:
+    """Those of the drained steps that are whole."""
+    found = {number: (path, on_bulk.whole(path)) for number, path in steps.items()}
+    return {number: (path, marker) for number, (path, marker) in found.items() if marker is not None}
+
+
+def _has_metadata(path: Path, marker: Marker) -> bool:
+    """Whether the `.metadata` here is the one that was drained; where it lies on another node it has no say."""
+    try:
+        return on_bulk.digest_of_metadata(path) == marker.digest
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def is_at_work(step_dir: Path) -> bool:
+    """Whether something is saved to it, or a save died there."""
+    return any(next(step_dir.glob(pattern), None) for pattern in _AT_WORK)
+
+
+def is_what_was_drained(step_dir: Path, marker: Marker, wait: Callable[[int], None]) -> bool:
+    """Whether all data here was drained: by inode, size and times, else by reading it. Raises ``OSError``."""
+    names = [str(path.relative_to(step_dir)) for path in step_dir.rglob(_DATA)]
+    found = {name: look(step_dir / name) for name in names}
+    named = marker.files.keys() | marker.sources.keys()
+    return bool(found) and found.keys() <= named and same_data(step_dir, found, marker, wait)
+
+
+def same_data(step_dir: Path, files: Mapping[str, Identity], marker: Marker, wait: Callable[[int], None]) -> bool:
+    """Whether these files, which ``marker`` names, hold what was drained. Raises ``OSError``."""
+    unknown = [name for name, each in files.items() if marker.sources.get(name) != each]
+    if any(name not in marker.files or files[name].size != marker.files[name].size for name in unknown):
+        return False
+    return all(digest_of(step_dir / name, wait) == marker.files[name] for name in unknown)
+
+
+def _times(steps: Mapping[Key, Path], recorded: Collection[Key]) -> dict[Key, int]:
+    """When the steps without a record were saved: when their `.metadata` was written, else the last of their files."""
+    times = {}
+    for key, path in steps.items():
+        if key in recorded:
+            continue
+        written = _written(path / METADATA)
+        if written is None:
+            written = max((each for each in map(_written, path.glob("*")) if each is not None), default=0)
+        times[key] = written
+    return times
+
+
+def _written(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
