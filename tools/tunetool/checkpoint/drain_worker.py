@@ -266,7 +266,7 @@ class Worker:
         order = self.order
         if order.local_rank != 0:
             return
-        leave_note(self.step_dir, self.bulk, self.sources)
+        leave_note(self.step_dir, self.bulk, self.sources, self.metadata)
         if order.local_max_to_keep is not None:
             keep = Keep(order.local_max_to_keep, order.max_to_keep, order.delete_undrained)
             retain_on_node(self.step_dir, self.bulk, keep, self.pace.wait)

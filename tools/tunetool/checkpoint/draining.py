@@ -129,7 +129,7 @@ def drain(
     own_locals = _or(local_world, None if told else places["local_world"], 1)
     if not 0 <= own_rank < own_world or not 0 <= own_local < own_locals or not 0 <= coordinator < own_world:
         raise UsageProblem(f"rank {own_rank} of {own_world}, {own_local} of {own_locals} on its node", "count from 0")
-    order = _order(
+    order = order_of(
         source,
         bulk,
         rank=own_rank,
@@ -160,7 +160,7 @@ def drain(
     return Drain(process, source)
 
 
-def _order(source: Path, bulk: Path, *, rank: int, coordinator: int, **options: Any) -> Order:
+def order_of(source: Path, bulk: Path, *, rank: int, coordinator: int, **options: Any) -> Order:
     """What is to be drained, as it lies there now: whatever is written to it from here on is another save's."""
     path = source / METADATA
     digest: str | None = None

@@ -72,7 +72,7 @@ def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
         remove_step(found[number][0])
 
 
-def leave_note(step_dir: Path, bulk: Path, sources: Mapping[str, Identity]) -> None:
+def leave_note(step_dir: Path, bulk: Path, sources: Mapping[str, Identity], metadata: Identity | None) -> None:
     """Note in ``step_dir`` that these files of it are whole on shared storage. Without it the step stays longer."""
     marker = on_bulk.sound_marker_of(bulk / step_dir.name)
     if marker is None:
@@ -82,19 +82,22 @@ def leave_note(step_dir: Path, bulk: Path, sources: Mapping[str, Identity]) -> N
         "bulk": str(bulk),
         "saved": marker.saved and marker.saved.row(),
         "sources": identity.rows(sources),
+        "metadata": metadata.row() if metadata else None,
     }
     with contextlib.suppress(OSError):
         replace_file(str(step_dir / NOTE), json.dumps(document))
 
 
 def note_in(step_dir: Path, bulk: Path | None = None) -> Marker | None:
-    """What a drain (to ``bulk``) noted in a step on the node: no more than its digest, its files and its stamp."""
+    """What a drain (to ``bulk``) noted in a step on the node: its digest, its stamp, and what its files were."""
     try:
         document = json.loads((step_dir / NOTE).read_text())
         if bulk is not None and document["bulk"] != str(bulk):
             return None
         sources = identity.parsed(document["sources"])
-        return Marker(str(document["digest"]), {}, {}, sources, Stamp.parse(document["saved"]))
+        metadata = document["metadata"]
+        saved = Stamp.parse(document["saved"])
+        return Marker(str(document["digest"]), {}, {}, sources, saved, metadata and Identity.parse(metadata))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -170,9 +170,8 @@ def _look(number: int, path: Path, drained: Mapping[str, Marker]) -> Place:
         problem = f"{bulk.OTHER_METADATA} in `{path}`"
         return Place(number, str(path), None, problem, marker.saved, _written(metadata))
     hosts = marker.hosts if marker else {}
-    known = drained.get(digest)
     note = note_in(path)
-    note = note if note is not None and note.digest == digest else None
+    known = drained.get(digest) or (note if note is not None and note.digest == digest else None)
     wrong = []
     for name, least in sorted(needed.items()):
         problem_of_it = _unreadable(path / name, marker.files[name].size if marker and name in marker.files else least)
@@ -185,8 +184,7 @@ def _look(number: int, path: Path, drained: Mapping[str, Marker]) -> Place:
             wrong.append(f"shard `{name}`{whose}{node} {problem_of_it}")
     more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     told = f"{wrong[0]} in `{path}`{more}" if wrong else None
-    saved = next((each.saved for each in (known, note) if each is not None), None)
-    return Place(number, str(path), digest, told, saved, _written(metadata))
+    return Place(number, str(path), digest, told, known.saved if known else None, _written(metadata))
 
 
 def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
