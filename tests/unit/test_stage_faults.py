@@ -23,7 +23,8 @@ import pytest
 from staged import Quiet, beside, evict, stage, verify, view
 from tunetool.errors import CannotJudge, ExitCode
 from tunetool.stage.destination import find_place, only_one
-from tunetool.stage.moving import Plan, move
+from tunetool.stage.ends import Source
+from tunetool.stage.moving import BLOCK_BYTES, Plan, move
 from tunetool.stage.tree import Entry
 
 ROOT = Path(__file__).parents[2]
@@ -54,12 +55,30 @@ def turn(source: Path) -> str:
     return "/sub/7` changed while it was read"
 
 
+def turn_unseen(source: Path) -> str:
+    """Other bytes of the same length, under the time of the old ones."""
+    was = (source / "sub/7").stat()
+    with (source / "sub/7").open("r+b") as stream:
+        stream.write(b"z" * 20007)
+    os.utime(source / "sub/7", ns=(was.st_atime_ns, was.st_mtime_ns))
+    return "/sub/7` changed while it was read"
+
+
+def swap_unseen(source: Path) -> str:
+    """Another file under its name, of the same length and time."""
+    was, new = (source / "sub/7").stat(), source.parent / "new"
+    new.write_bytes(b"z" * 20007)
+    os.utime(new, ns=(was.st_atime_ns, was.st_mtime_ns))
+    new.replace(source / "sub/7")
+    return "/sub/7` changed while it was read"
+
+
 def one_more(source: Path) -> str:
     (source / "sub/new").touch()
     return "` changed while it was staged"
 
 
-@pytest.mark.parametrize("harm", [vanish, grow, turn, one_more])
+@pytest.mark.parametrize("harm", [vanish, grow, turn, turn_unseen, swap_unseen, one_more])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_source_at_work_is_no_copy(source: Path, tmp_path: Path, harm: Callable[[Path], str], before: bool) -> None:
     destination, old = tmp_path / "copy", {}
@@ -78,6 +97,36 @@ def test_a_source_at_work_is_no_copy(source: Path, tmp_path: Path, harm: Callabl
         # The tree that was to be replaced is whole, and still known as what it is.
         assert view(destination) == old
         assert evict(destination, tmp_path / "runs").code == ExitCode.OK
+
+
+@pytest.mark.parametrize("times", ["new", "kept"])
+def test_a_file_that_changes_in_the_middle_of_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: str
+) -> None:
+    """After its first block was read, and before its last: half of each would be a copy of neither."""
+    source, destination = tmp_path / "source", tmp_path / "copy"
+    source.mkdir()
+    large = source / "large"
+    large.write_bytes(b"1" * (2 * BLOCK_BYTES + 1))
+    was, reads, fill = large.stat(), list[int](), Source.fill
+
+    def between_blocks(self: Source, buffer: memoryview, offset: int, count: int) -> int:
+        reads.append(offset)
+        if len(reads) == 2:
+            with large.open("r+b") as stream:
+                stream.write(b"2" * (2 * BLOCK_BYTES + 1))
+            if times == "kept":
+                os.utime(large, ns=(was.st_atime_ns, was.st_mtime_ns))
+        return fill(self, buffer, offset, count)
+
+    # Nothing from outside can stop a copy between two blocks.
+    monkeypatch.setattr(Source, "fill", between_blocks)
+    with pytest.raises(CannotJudge) as caught:
+        stage(source, destination, tmp_path / "runs", threads=1)
+    assert "` changed while it was " in caught.value.message
+    assert len(reads) == 3
+    assert not destination.exists()
+    assert beside(destination) == []
 
 
 def test_a_drive_that_does_not_read(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tunetool.stage.destination import Place, inode_of, put, remove_tree, settle
 from tunetool.stage.manifest import Manifest, rooted
 from tunetool.stage.moving import Moved, Plan, move
 from tunetool.stage.system import flush
-from tunetool.stage.tree import Entry, files_of, same_source, scan, total_bytes
+from tunetool.stage.tree import Entry, files_of, scan, total_bytes, untouched
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _copy(job: Job, built: Path, tick: Callable[[int], None]) -> Moved:
     plan = Plan(built, job.checksum, job.threads, not job.source_in_memory, write_direct=not job.in_memory)
     moved = move(files_of(job.entries), plan, tick)
     _finish_directories(job.entries, built)
-    if not same_source(scan(Path(job.source)), job.entries):
+    if not untouched(scan(Path(job.source)), job.entries):
         raise CannotJudge(f"`{job.source}` changed while it was staged", "stage a source at rest")
     return moved
 

@@ -21,7 +21,7 @@ class Source:
     """The bytes of one piece; past the page cache where that helps."""
 
     def __init__(self, entry: Entry, piece: Piece, *, straight: bool, ask_cache: bool, as_listed: bool) -> None:
-        """``straight``: past the page cache; ``as_listed``: the file must be of that size and time."""
+        """``straight``: past the page cache; ``as_listed``: the file must be the one that was listed."""
         self.entry = entry
         self.direct: int | None = None
         self._stack = contextlib.ExitStack()
@@ -70,10 +70,8 @@ class Source:
     def _check(self) -> None:
         """Raises ``CannotJudge`` when the file is not as it was listed."""
         found = os.fstat(self._handle)
-        if self._as_listed and (found.st_size, found.st_mtime_ns) != (
-            self.entry.size,
-            self.entry.mtime_ns,
-        ):
+        now = found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+        if self._as_listed and now != (self.entry.size, self.entry.mtime_ns, self.entry.inode, self.entry.ctime_ns):
             raise _changed(self.entry)
 
 

@@ -88,7 +88,7 @@ _FIELDS: dict[str, Any] = {"path": str, "kind": str, "size": int, "mtime_ns": in
 
 
 def _as_row(entry: Entry, digests: Sequence[str] | None) -> dict[str, object]:
-    row = {name: value for name, value in asdict(entry).items() if name != "origin"}
+    row = {name: value for name, value in asdict(entry).items() if name in _FIELDS}
     return row if digests is None else {**row, "digests": list(digests)}
 
 

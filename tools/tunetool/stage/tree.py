@@ -20,7 +20,11 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry. ``path`` is relative to the tree, ``.`` for the tree itself; ``origin`` is where a file is read."""
+    """One entry. ``path`` is relative to the tree, ``.`` for the tree itself; ``origin`` is where a file is read.
+
+    ``inode`` and ``ctime_ns`` are those of a file that was listed here. They tell that it changed while it was staged,
+    its time of writing set back or not; they say nothing later, and no manifest holds them.
+    """
 
     path: str
     kind: Kind
@@ -29,6 +33,8 @@ class Entry:
     mode: int = 0
     target: str = ""
     origin: str = ""
+    inode: int = 0
+    ctime_ns: int = 0
 
 
 def scan(root: Path) -> list[Entry]:
@@ -83,6 +89,12 @@ def within(path: str, directory: str) -> bool:
 def same_source(now: Sequence[Entry], before: Sequence[Entry]) -> bool:
     """Whether two scans saw the same. A directory's time changes with every temporary file, so it has no say."""
     return [_identity(entry) for entry in now] == [_identity(entry) for entry in before]
+
+
+def untouched(now: Sequence[Entry], before: Sequence[Entry]) -> bool:
+    """Whether nothing of a source was so much as touched between two scans."""
+    files = [[(entry.inode, entry.ctime_ns) for entry in files_of(entries)] for entries in (now, before)]
+    return same_source(now, before) and files[0] == files[1]
 
 
 def _identity(entry: Entry) -> tuple[object, ...]:
@@ -164,7 +176,11 @@ class _Walk:
         elif not os.access(path, os.R_OK):
             self._refuse(f"`{self.root}/{name}` may not be read", "run as a user who may")
         else:
-            self.entries.append(Entry(name, "file", found.st_size, found.st_mtime_ns, found.st_mode & MODE, "", path))
+            mode = found.st_mode & MODE
+            file = Entry(
+                name, "file", found.st_size, found.st_mtime_ns, mode, "", path, found.st_ino, found.st_ctime_ns
+            )
+            self.entries.append(file)
 
     def _add_directory(self, name: str, path: str, found: os.stat_result, way: tuple[str, ...]) -> None:
         self.entries.append(Entry(name, "directory", mtime_ns=found.st_mtime_ns, mode=found.st_mode & MODE))
