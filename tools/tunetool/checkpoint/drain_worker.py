@@ -54,8 +54,6 @@ class Order:
     """By file, what it was when the drain was asked for (``identity.Identity``)."""
     metadata: list[int] | None
     """The same of `.metadata`."""
-    asked_ns: int
-    """What the clock said then."""
     rate: float | None
     max_to_keep: int | None
     local_max_to_keep: int | None
@@ -107,7 +105,7 @@ class Worker:
                     on_bulk.replaceable(final)
                 there = sum(path.stat().st_size for path in partial.glob("*.distcp"))
                 need(self.bulk, max(0, sum(needed.values()) - there))
-                saved = stamp_of(self.step_dir, self.bulk, metadata.mtime_ns, order.asked_ns, digest)
+                saved = stamp_of(self.step_dir, self.bulk, metadata.mtime_ns, digest)
                 on_bulk.begin(self.bulk, self.name, digest, content, Plan(needed, saved, metadata))
                 try:
                     self._deliver(partial, needed)

@@ -19,7 +19,6 @@ import xxhash
 from tunetool.checkpoint.bulk import METADATA
 from tunetool.checkpoint.drain_worker import Order, order_text
 from tunetool.checkpoint.identity import Identity, look_at, rows
-from tunetool.checkpoint.saves import now_ns
 from tunetool.checkpoint.steps import same_step, step_number, two_names
 from tunetool.errors import CannotJudge, UsageProblem
 
@@ -189,7 +188,6 @@ def order_of(source: Path, bulk: Path, *, rank: int, coordinator: int, **options
         needed=needed,
         sources=rows(look_at(source, needed)),
         metadata=metadata.row() if metadata else None,
-        asked_ns=now_ns(),
         **options,
     )
 

@@ -41,7 +41,7 @@ class Keep:
     delete_undrained: bool = False
 
 
-def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, asked_ns: int, digest: str) -> Stamp:
+def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str) -> Stamp:
     """The stamp of the save in ``step_dir``: what an earlier drain of it recorded, else by what was saved so far."""
     earlier = on_bulk.plan_of(on_bulk.partial_of(bulk, step_dir.name, digest))
     if earlier is not None and earlier.saved is not None and earlier.saved.time_ns == saved_ns:
@@ -56,7 +56,8 @@ def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, asked_ns: int, digest: s
         for path in steps_in(step_dir.parent, ambiguous=True).values()
         if path != step_dir and (when := _written(path / METADATA)) is not None
     ]
-    return stamp(saved_ns, known, others, asked_ns)
+    # The clock is asked after that: what was saved since the drain was asked for is not ahead of it.
+    return stamp(saved_ns, known, others, saves.now_ns())
 
 
 def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
