@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.checkpoint.pace import Pace, is_saving, saving
-from tunetool.checkpoint.saves import Stamp, stamp, stamps, surplus
+from tunetool.checkpoint.save_order import Stamp, stamp, stamps, surplus
 from tunetool.checkpoint.steps import remove_step, same_step, step_number, steps_in, sweep
 from tunetool.errors import CannotJudge, UsageProblem
 

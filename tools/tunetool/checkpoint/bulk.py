@@ -27,7 +27,7 @@ import xxhash
 
 from tunetool.checkpoint import identity
 from tunetool.checkpoint.identity import Identity
-from tunetool.checkpoint.saves import Stamp
+from tunetool.checkpoint.save_order import Stamp
 from tunetool.checkpoint.steps import (
     fsync_directory,
     number_or_none,

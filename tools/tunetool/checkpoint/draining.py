@@ -19,6 +19,7 @@ import xxhash
 from tunetool.checkpoint.bulk import METADATA
 from tunetool.checkpoint.drain_worker import Order, order_text
 from tunetool.checkpoint.identity import Identity, look_at, rows
+from tunetool.checkpoint.pace import savers
 from tunetool.checkpoint.steps import same_step, step_number, two_names
 from tunetool.errors import CannotJudge, UsageProblem
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.checkpoint import commit
+from tunetool.checkpoint import commit, saver_lock
 from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.torch_call import TorchCall
 

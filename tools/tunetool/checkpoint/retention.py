@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.checkpoint import bulk as on_bulk
-from tunetool.checkpoint import identity, saves
+from tunetool.checkpoint import identity, save_order
 from tunetool.checkpoint.bulk import METADATA, Marker
 from tunetool.checkpoint.identity import Identity, look
-from tunetool.checkpoint.saves import Key, Stamp, stamp, stamps, surplus
+from tunetool.checkpoint.save_order import Key, Stamp, stamp, stamps, surplus
 from tunetool.checkpoint.steps import remove_step, steps_in, sweep
 from tunetool.checkpoint.transfer import digest_of
 from tunetool.node.common.files import replace_file
@@ -57,7 +57,7 @@ def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str) -> Stamp:
         if path != step_dir and (when := _written(path / METADATA)) is not None
     ]
     # The clock is asked after that: what was saved since the drain was asked for is not ahead of it.
-    return stamp(saved_ns, known, others, saves.now_ns())
+    return stamp(saved_ns, known, others, save_order.now_ns())
 
 
 def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
@@ -67,7 +67,9 @@ def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
         return
     found = _whole(steps)
     recorded = {number: marker.saved for number, (_, marker) in found.items() if marker.saved is not None}
-    order = stamps(recorded, _times({number: path for number, (path, _) in found.items()}, recorded), saves.now_ns())
+    order = stamps(
+        recorded, _times({number: path for number, (path, _) in found.items()}, recorded), save_order.now_ns()
+    )
     spared = [number for number, (path, _) in found.items() if path.name == drained]
     for number in surplus(order, found, spared, keep):
         remove_step(found[number][0])
@@ -149,7 +151,7 @@ def _orders(
     recorded |= {("there", number): each.saved for number, (_, each) in there.items() if each.saved is not None}
     paths = {("here", number): path for number, path in here.items()}
     paths |= {("there", number): path for number, (path, _) in there.items()}
-    order = stamps(recorded, _times(paths, recorded), saves.now_ns())
+    order = stamps(recorded, _times(paths, recorded), save_order.now_ns())
     return {number: order["here", number] for number in here}, {number: order["there", number] for number in there}
 
 

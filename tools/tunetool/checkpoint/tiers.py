@@ -19,7 +19,7 @@ from tunetool.checkpoint.bulk import Marker
 from tunetool.checkpoint.draining import named_by, places_of
 from tunetool.checkpoint.identity import look
 from tunetool.checkpoint.retention import note_in
-from tunetool.checkpoint.saves import Stamp, now_ns, stamps
+from tunetool.checkpoint.save_order import Stamp, now_ns, stamps
 from tunetool.checkpoint.steps import number_or_none, steps_in
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
