@@ -6,15 +6,13 @@ Such an archive is an uncompressed zip with the records ``data.pkl`` (a pickle: 
 
 from __future__ import annotations
 
-import collections
-import io
 import math
-import pickle
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tunetool.checkpoint import pickled, plain
 from tunetool.checkpoint.items import CHECKSUM_RECORD, STORAGES
 
 HEAD = TAIL = 4096
@@ -63,7 +61,7 @@ def find(read: Callable[[int, int], bytes], length: int) -> Plain | None:
     """
     try:
         return _find(read, length)
-    except (_Other, struct.error, pickle.UnpicklingError, LookupError, TypeError, ValueError, EOFError):
+    except (_Other, pickled.Refused, struct.error, LookupError, TypeError, ValueError):
         return None
 
 
@@ -117,6 +115,9 @@ def _records(read: Callable[[int, int], bytes], length: int) -> dict[str, _Recor
             unpacked, packed, header = _from_extra(extra, unpacked, packed, header)
         if signature != b"PK\1\2" or method or flags & 1 or packed != unpacked:
             raise _Other
+        # Of two records of one name, another reader could take the other.
+        if name in records:
+            raise _Other
         records[name] = _Record(header, unpacked)
     return records
 
@@ -146,40 +147,34 @@ class _Storage:
     count: int
 
 
-class _Recipe(pickle.Unpickler):
-    """Follows the pickle with stand-ins for what it calls."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"):
-            return _v2 if name.endswith("2") else _v3
-        if module == "torch" and (name in _DTYPES or name in ITEM_SIZES):
-            return name
-        if (module, name) == ("torch.storage", "UntypedStorage"):
-            return name
-        if (module, name) == ("collections", "OrderedDict"):
-            return collections.OrderedDict
+def _storage(pid: Any) -> _Storage:
+    _, kind, key, _, count = pid
+    if key != "0" or type(kind) is not str or type(count) is not int:
         raise _Other
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        _, kind, key, _, count = pid
-        if key != "0":
-            raise _Other
-        return _Storage(_DTYPES.get(kind), int(count))
+    return _Storage(_DTYPES.get(kind), count)
 
 
 def _v2(storage: _Storage, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any) -> Any:
-    if storage.dtype is None:
+    if type(storage) is not _Storage or storage.dtype is None:
         raise _Other
     return storage.dtype, _contiguous(storage.count, offset, shape, stride)
 
 
 def _v3(storage: _Storage, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, dtype: str) -> Any:
+    if type(storage) is not _Storage:
+        raise _Other
     # Counted in bytes there.
     return dtype, _contiguous(storage.count // ITEM_SIZES[dtype], offset, shape, stride)
 
 
 def _contiguous(count: int, offset: int, shape: Any, stride: Any) -> tuple[int, ...]:
     """The shape, of a tensor whose elements lie in order and fill the storage."""
+    if (
+        type(shape) is not tuple
+        or len(shape) > _DIMENSIONS
+        or not all(type(size) is int and size >= 0 for size in shape)
+    ):
+        raise _Other
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if size != 1 and step != expected and math.prod(shape):
@@ -187,11 +182,27 @@ def _contiguous(count: int, offset: int, shape: Any, stride: Any) -> tuple[int, 
         expected *= size
     if offset or count != math.prod(shape):
         raise _Other
-    return tuple(shape)
+    return shape
+
+
+_DIMENSIONS = 64
+"""torch computes with no more, and the product of many lengths takes long."""
+
+# What a saved tensor's pickle calls; stand-ins, since nothing of torch's is to run here.
+_RECIPE = pickled.Vocabulary(
+    {
+        ("torch._utils", "_rebuild_tensor_v2"): pickled.Call(_v2),
+        ("torch._utils", "_rebuild_tensor_v3"): pickled.Call(_v3),
+        **{("torch", name): name for name in (*_DTYPES, *ITEM_SIZES)},
+        ("torch.storage", "UntypedStorage"): "UntypedStorage",
+        ("collections", "OrderedDict"): pickled.Call(plain.ordered_dict),
+    },
+    persistent=_storage,
+)
 
 
 def _tensor(recipe: bytes) -> tuple[str, tuple[int, ...]]:
-    found = _Recipe(io.BytesIO(recipe)).load()
-    if not (isinstance(found, tuple) and len(found) == 2 and found[0] in ITEM_SIZES and isinstance(found[1], tuple)):
+    found = pickled.load(recipe, _RECIPE)
+    if not (type(found) is tuple and len(found) == 2 and found[0] in ITEM_SIZES and type(found[1]) is tuple):
         raise _Other
     return found

@@ -6,81 +6,39 @@ The file is a pickle of ``torch.distributed.checkpoint.metadata.Metadata``
 
 from __future__ import annotations
 
-import collections
-import io
+import errno
+import gc
 import pickle
 import re
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed.checkpoint.filesystem as torch_filesystem
-import torch.distributed.checkpoint.metadata as torch_metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.metadata import Metadata as _Metadata
 
+from tunetool import regular
+from tunetool.checkpoint import pickled
+from tunetool.checkpoint.plain import Malformed, check_plain
+from tunetool.checkpoint.vocabulary import VOCABULARY, is_leaf
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 NAME = ".metadata"
+LARGEST = 1 << 30
+"""Bytes. Of 1,024 ranks with 1,344 tensors each it is a third of that."""
 _OF_A_DIRECTORY = re.compile(r"(?:__\d+)?\.metadata")
 """torch names it ``__{rank}.metadata`` when every rank saved for itself."""
-
-_TORCH_METADATA = "torch.distributed.checkpoint.metadata"
-_ADMITTED: dict[tuple[str, str], Any] = {
-    **{
-        (_TORCH_METADATA, name): getattr(torch_metadata, name)
-        for name in (
-            "Metadata",
-            "TensorStorageMetadata",
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "TensorProperties",
-            "MetadataIndex",
-            "StorageMeta",
-            "_MEM_FORMAT_ENCODING",
-        )
-        if hasattr(torch_metadata, name)
-    },
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): torch_filesystem._StorageInfo,
-    ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
-    **{
-        ("builtins", kind.__name__): kind
-        # Not bytes and its like, which take a size and make a stranger's file fill the memory.
-        for kind in (complex, dict, frozenset, list, set, tuple)
-    },
-    ("collections", "OrderedDict"): collections.OrderedDict,
-    # `StorageMeta.checkpoint_id` is the path that was saved to. Only its words matter here, and a saver's Windows
-    # path cannot be made on Linux.
-    **{
-        (module, name): pure
-        for module in ("pathlib", "pathlib._local")  # Python 3.13 moved them
-        for name, pure in (
-            ("PosixPath", Path),
-            ("PurePosixPath", PurePosixPath),
-            ("WindowsPath", PureWindowsPath),
-            ("PureWindowsPath", PureWindowsPath),
-        )
-    },
-}
-
-
-class Refused(pickle.UnpicklingError):
-    """A class that no metadata of torch's has."""
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        found = _ADMITTED.get((module, name))
-        if found is None and module == "torch":
-            # Exactly one name, so a dotted one cannot walk from here to anything else.
-            found = torch.__dict__.get(name)
-            if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-                found = None
-        if found is None:
-            raise Refused(f"{module}.{name}")
-        return found
 
 
 def loads(content: bytes, path: Path) -> Metadata:
@@ -90,51 +48,103 @@ def loads(content: bytes, path: Path) -> Metadata:
     is cut short, and for a pickle of something else.
     """
     try:
-        found = _Unpickler(io.BytesIO(content)).load()
-    except Refused as refused:
+        with _without_collections():
+            found = pickled.load(content, VOCABULARY)
+    except pickled.Refused as refused:
         raise UsageProblem(
-            f"`{path}` names `{refused}`, which no metadata of torch.distributed.checkpoint holds; nothing was run",
+            f"`{path}` names `{_in_one_line(str(refused))}`, which no metadata of torch.distributed.checkpoint holds; "
+            "nothing was run",
             "load it only if you know who wrote it; save without objects of your own in the planner's data",
         ) from None
     except Exception as error:  # a pickle that is cut or made up can raise anything
+        reason = str(error) if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
         raise UsageProblem(
-            f"`{path}` cannot be read as a checkpoint's metadata: {type(error).__name__}: {error}",
+            f"`{path}` cannot be read as a checkpoint's metadata: {_in_one_line(reason)}",
             "the file is damaged; load another checkpoint",
         ) from None
-    _check(found, path)
+    wrong = _wrong(found)
+    if wrong:
+        raise UsageProblem(
+            f"`{path}` is no metadata of a checkpoint: {_in_one_line(wrong)}",
+            "the file is damaged; load another checkpoint",
+        )
     return found
 
 
-def _check(found: Any, path: Path) -> None:
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Half of the time would go into looking, again and again, for garbage among objects that are all kept."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _in_one_line(text: str) -> str:
+    """Names come from the file: they may hold anything, of any length."""
+    shown = text if text.isprintable() else text.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return shown if len(shown) <= 1000 else f"{shown[:1000]}..."
+
+
+def _wrong(found: Any) -> str | None:
     """What readers rely on, so that they need not ask again."""
-    wrong = None
-    if not isinstance(found, torch_metadata.Metadata):
-        wrong = f"it holds a `{type(found).__name__}`"
-    elif not isinstance(found.state_dict_metadata, dict):
-        wrong = "it has no table of tensors"
-    elif found.storage_data is not None:
-        if not isinstance(found.storage_data, dict):
-            wrong = "it has no table of files"
-        else:
-            wrong = next(filter(None, map(_wrong_place, found.storage_data.items())), None)
-    if wrong:
-        raise UsageProblem(
-            f"`{path}` is no metadata of a checkpoint: {wrong}", "the file is damaged; load another checkpoint"
-        )
+    if type(found) is not _Metadata:
+        return f"it holds a `{type(found).__name__}`"
+    if type(getattr(found, "state_dict_metadata", None)) is not dict:
+        return "it has no table of tensors"
+    if found.storage_data is not None and type(found.storage_data) is not dict:
+        return "it has no table of files"
+    for part in (
+        map(_wrong_entry, found.state_dict_metadata.items()),
+        map(_wrong_place, (found.storage_data or {}).items()),
+        [_wrong_rest(found)],
+    ):
+        wrong = next(filter(None, part), None)
+        if wrong:
+            return wrong
+    return None
+
+
+def _wrong_entry(entry: tuple[Any, Any]) -> str | None:
+    name, said = entry
+    if type(name) is not str:
+        return "a tensor's name is no text"
+    if type(said) is TensorStorageMetadata:
+        dimensions = len(said.size)
+        for chunk in said.chunks:
+            if type(chunk) is not ChunkStorageMetadata or len(chunk.sizes) != dimensions:
+                return f"`{name}` has a part that is none of it"
+    elif type(said) is not BytesStorageMetadata:
+        return f"`{name}` is described by a `{type(said).__name__}`"
+    return None
+
+
+def _wrong_rest(found: Any) -> str | None:
+    if not all(type(name) is str for name in getattr(found.storage_meta, "modules", ())):
+        return "its table of modules holds something else"
+    try:
+        check_plain(found.planner_data, is_leaf)
+    except Malformed as error:
+        return f"in the planner's data {error}"
+    return None
 
 
 def _wrong_place(entry: tuple[Any, Any]) -> str | None:
     index, place = entry
-    if not isinstance(index, torch_metadata.MetadataIndex) or not isinstance(place, torch_filesystem._StorageInfo):
+    if type(index) is not MetadataIndex or type(place) is not _StorageInfo:
         return f"`{index}` is stored in no way that torch's FileSystemWriter uses"
-    name, offset, length = (getattr(place, field, None) for field in ("relative_path", "offset", "length"))
-    if not isinstance(name, str) or not is_inside(name):
+    name, offset, length = place.relative_path, place.offset, place.length
+    if type(name) is not str or not is_inside(name):
         return f"`{index.fqn}` lies outside the checkpoint, in `{name}`"
-    if not isinstance(offset, int) or not isinstance(length, int) or offset < 0 or length < 0:
+    if type(offset) is not int or type(length) is not int or offset < 0 or length < 0 or offset + length >= 1 << 63:
         return f"`{index.fqn}` lies at {offset}, {length} bytes long"
     return None
 
 
+@lru_cache(4096)
 def is_inside(name: str) -> bool:
     """Whether a relative path stays within the directory that it is relative to."""
     path = PurePosixPath(name)
@@ -148,12 +158,14 @@ def read(directory: Path, rank: int | None = None) -> Metadata:
     """
     path = directory / (NAME if rank is None else f"__{rank}{NAME}")
     try:
-        content = path.read_bytes()
+        content = regular.read_bytes(path, LARGEST)
     except OSError as error:
-        raise UsageProblem(
-            f"`{path}` cannot be read: {error.strerror}", "name the directory of a complete checkpoint"
-        ) from None
+        raise _unreadable(path, error) from None
     return loads(content, path)
+
+
+def _unreadable(path: Path, error: OSError) -> UsageProblem:
+    return UsageProblem(f"`{path}` cannot be read: {error.strerror}", "name the directory of a complete checkpoint")
 
 
 def dumps(metadata: Metadata, path: Path) -> bytes:
@@ -173,5 +185,11 @@ def named_in(directory: Path) -> set[str]:
     named: set[str] = set()
     for path in directory.iterdir():
         if _OF_A_DIRECTORY.fullmatch(path.name):
-            named |= files_of(loads(path.read_bytes(), path))
+            try:
+                content = regular.read_bytes(path, LARGEST)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EFBIG):
+                    raise
+                raise _unreadable(path, error) from None
+            named |= files_of(loads(content, path))
     return named

@@ -1,0 +1,392 @@
+"""Pickles that others wrote, read without Python's unpickler: nothing that a file names is imported, called or set.
+
+Python's own, restricted to a few classes, still lets a file set attributes of these classes (the opcode BUILD on a
+class), and hashes what the file nests (a tuple that holds another twice, 60 levels deep, is hashed for ever; one of
+100,000 levels ends the process). Here an opcode makes a plain value, or calls what the caller gave under that name.
+It reads what Python's pickler writes in protocols 2 to 5. Pure: no torch.
+"""
+
+from __future__ import annotations
+
+import collections
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+from tunetool.checkpoint.plain import Malformed, check_key, hashable
+
+_I32 = struct.Struct("<i").unpack_from
+_U32 = struct.Struct("<I").unpack_from
+_STACK = 1 << 20
+"""Values at a time. The pickler writes containers in parts of 1000."""
+_STEPS = 1 << 16
+"""Opcodes between two looks at the stack."""
+_INTEGER_BYTES = 9
+"""Of an integer: an unsigned one of 64 bits. Arithmetic with larger ones takes as long as a stranger wants."""
+
+
+class Refused(Exception):
+    """The pickle names this; the caller gave nothing under that name."""
+
+
+class Call:
+    """What a pickle may call: ``make`` is given the arguments, and must check them."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self.make = make
+
+
+class Kind:
+    """What a pickle may make and then fill.
+
+    ``new`` makes an object of the class ``of``; ``fill`` is given this object and the state that the pickle has for
+    it, must check the state, and returns whether it took it. None: an object that has no state.
+    """
+
+    __slots__ = ("fill", "new", "of")
+
+    def __init__(self, of: type, new: Callable[[], Any], fill: Callable[[Any, Any], bool] | None) -> None:
+        self.of, self.new, self.fill = of, new, fill
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a pickle may name.
+
+    ``names``: by module and name, a ``Call``, a ``Kind``, or an immutable value. ``find``: asked for a name that is
+    not among them; raises ``Refused`` or gives what ``names`` could hold. ``keys``: classes beside plain ones whose
+    objects may be keys once they were filled. ``persistent``: makes the value of a persistent id.
+    """
+
+    names: Mapping[tuple[str, str], Any]
+    find: Callable[[str, str], Any] | None = None
+    keys: frozenset[type] = frozenset()
+    persistent: Callable[[Any], Any] | None = None
+
+
+def load(content: bytes, vocabulary: Vocabulary) -> Any:
+    """The value that the pickle describes.
+
+    Raises ``Refused`` for a name that is not in the vocabulary, ``Malformed`` for what the pickler would not write,
+    and what the vocabulary's functions raise.
+    """
+    return _Loading(content, vocabulary).run()
+
+
+class _Loading:
+    """One pickle. The opcodes that each tensor takes stand in ``run``, all others in a table of their own."""
+
+    def __init__(self, content: bytes, vocabulary: Vocabulary) -> None:
+        self.content, self.vocabulary = content, vocabulary
+        self.at = 0
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: list[Any] = []
+        self.fills = {
+            kind.of: kind.fill for kind in vocabulary.names.values() if isinstance(kind, Kind) and kind.fill is not None
+        }
+        self.empty: dict[int, Any] = {}
+        """Objects that were made and not filled yet, by id; kept alive here."""
+
+    def run(self) -> Any:
+        try:
+            return self._run()
+        except IndexError:
+            # Past the end of the file, of the stack or of the memo.
+            raise Malformed("it is cut short, or no pickle") from None
+        except (struct.error, UnicodeDecodeError):
+            raise Malformed("it is no pickle") from None
+
+    # One loop, and no call for what each of 100,000 tensors takes dozens of: this is what loading metadata costs. So
+    # an opcode looks itself at those that the pickler always writes behind it.
+    def _run(self) -> Any:  # noqa: C901, PLR0912, PLR0915
+        content, memo, marks = self.content, self.memo, self.marks
+        remember, empty, fills = memo.append, self.empty, self.fills
+        stack, at = self.stack, 0
+        while True:
+            if len(stack) > _STACK or len(marks) > _STACK:
+                raise Malformed("it holds too many values at a time")
+            for _ in repeat(None, _STEPS):
+                op = content[at]
+                at += 1
+                if op == 0x68:  # BINGET
+                    stack.append(memo[content[at]])
+                    at += 1
+                    continue
+                if op == 0x6A:  # LONG_BINGET
+                    stack.append(memo[_U32(content, at)[0]])
+                    at += 4
+                    continue
+                if op == 0x4B:  # BININT1
+                    stack.append(content[at])
+                    at += 1
+                    continue
+                if op == 0x29:  # EMPTY_TUPLE
+                    if content[at] != 0x81:
+                        stack.append(())
+                        continue
+                    at += 1  # NEWOBJ
+                    kind = stack[-1]
+                    if type(kind) is not Kind:
+                        raise Malformed("it makes an object of what is no class")
+                    value = stack[-1] = kind.new()
+                    if kind.fill is not None:
+                        empty[id(value)] = value
+                elif op == 0x75:  # SETITEMS
+                    items, stack = stack, marks.pop()
+                    self.stack = stack
+                    self._set_items(stack[-1], items)
+                    if content[at] != 0x62:
+                        continue
+                    at += 1  # BUILD
+                    state = stack.pop()
+                    value = stack[-1]
+                    # Once for each object that NEWOBJ made: never a class, nor what was checked before.
+                    if empty.pop(id(value), None) is None or not fills[type(value)](value, state):
+                        raise Malformed(f"it sets attributes of a `{type(value).__name__}`")
+                    continue
+                elif op == 0x7D:  # EMPTY_DICT
+                    value = {}
+                    stack.append(value)
+                elif op == 0x86:  # TUPLE2
+                    value = stack.pop()
+                    value = stack[-1] = (stack[-1], value)
+                elif op == 0x85:  # TUPLE1
+                    value = stack[-1] = (stack[-1],)
+                elif op == 0x52:  # REDUCE
+                    arguments = stack.pop()
+                    call = stack[-1]
+                    if type(call) is not Call or type(arguments) is not tuple:
+                        raise Malformed("it calls what is no function")
+                    value = stack[-1] = call.make(*arguments)
+                elif op == 0x28:  # MARK
+                    marks.append(stack)
+                    self.stack = stack = []
+                    continue
+                elif op == 0x8C:  # SHORT_BINUNICODE
+                    stop = at + 1 + content[at]
+                    value = str(content[at + 1 : stop], "utf-8", "surrogatepass")
+                    # Cut short: the file ends here, and so does reading it.
+                    at = stop
+                    stack.append(value)
+                elif op == 0x62:  # BUILD
+                    state = stack.pop()
+                    value = stack[-1]
+                    if empty.pop(id(value), None) is None or not fills[type(value)](value, state):
+                        raise Malformed(f"it sets attributes of a `{type(value).__name__}`")
+                    continue
+                elif op == 0x89:  # NEWFALSE
+                    stack.append(False)
+                    continue
+                elif op == 0x4D:  # BININT2
+                    stack.append(content[at] | content[at + 1] << 8)
+                    at += 2
+                    continue
+                elif op == 0x4A:  # BININT
+                    stack.append(_I32(content, at)[0])
+                    at += 4
+                    continue
+                elif op == 0x5D:  # EMPTY_LIST
+                    value = []
+                    stack.append(value)
+                elif op == 0x74:  # TUPLE
+                    value, stack = tuple(stack), marks.pop()
+                    self.stack = stack
+                    stack.append(value)
+                elif op == 0x61:  # APPEND
+                    value = stack.pop()
+                    if type(stack[-1]) is not list:
+                        raise Malformed("it appends to what is no list")
+                    stack[-1].append(value)
+                    continue
+                elif op == 0x94:  # MEMOIZE
+                    remember(stack[-1])
+                    continue
+                elif op == 0x2E:  # STOP
+                    if empty:
+                        raise Malformed(f"a `{type(next(iter(empty.values()))).__name__}` has no contents")
+                    if marks or len(stack) != 1:
+                        raise Malformed("it leaves values behind")
+                    return stack[0]
+                else:
+                    self.at = at
+                    handler = _HANDLERS.get(op)
+                    if handler is None:
+                        raise Malformed(f"opcode {op:#04x} at {at - 1} is none that such a file has")
+                    handler(self)
+                    at, stack = self.at, self.stack
+                    continue
+                if content[at] == 0x94:  # MEMOIZE
+                    remember(value)
+                    at += 1
+
+    def _find(self, module: str, name: str) -> Any:
+        if self.vocabulary.find is None:
+            raise Refused(f"{module}.{name}")
+        return self.vocabulary.find(module, name)
+
+    def _text(self, start: int, stop: int) -> str:
+        if stop > len(self.content):
+            raise Malformed("it is cut short")
+        return str(self.content[start:stop], "utf-8", "surrogatepass")
+
+    def _take(self, count: int) -> bytes:
+        start, self.at = self.at, self.at + count
+        if self.at > len(self.content):
+            raise Malformed("it is cut short")
+        return self.content[start : self.at]
+
+    def _number(self, form: str) -> Any:
+        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+
+    def _since_mark(self) -> list[Any]:
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def _set_items(self, table: Any, items: list[Any]) -> None:
+        if (type(table) is not dict and type(table) is not collections.OrderedDict) or len(items) % 2:
+            raise Malformed("it sets keys of what is no table")
+        keys, others = items[::2], self.vocabulary.keys
+        for key in keys:
+            if type(key) is not str:
+                check_key(key, others)
+                if self.empty and id(key) in self.empty:
+                    raise Malformed("an object without contents is a key of a table")
+        table.update(zip(keys, items[1::2], strict=True))
+
+    # What follows is in `_HANDLERS`.
+
+    def stack_global(self) -> None:
+        name, module = self.stack.pop(), self.stack.pop()
+        if type(module) is not str or type(name) is not str:
+            raise Malformed("it names something by what is no text")
+        self._name(module, name)
+
+    def named(self) -> None:
+        self._name(self._line(), self._line())
+
+    def _name(self, module: str, name: str) -> None:
+        known = self.vocabulary.names.get((module, name))
+        self.stack.append(self._find(module, name) if known is None else known)
+
+    def protocol(self) -> None:
+        if not 2 <= self._number("<B") <= 5:
+            raise Malformed("it is of a protocol that no saver here writes")
+
+    def frame(self) -> None:
+        self._number("<Q")
+
+    def binput(self) -> None:
+        self._put(self._number("<B"))
+
+    def long_binput(self) -> None:
+        self._put(self._number("<I"))
+
+    def _put(self, index: int) -> None:
+        # The pickler counts up.
+        if index > len(self.memo):
+            raise Malformed("it numbers its values in no order")
+        self.memo[index : index + 1] = [self.stack[-1]]
+
+    def none(self) -> None:
+        self.stack.append(None)
+
+    def true(self) -> None:
+        self.stack.append(True)
+
+    def long(self) -> None:
+        count = self._number("<B")
+        if count > _INTEGER_BYTES:
+            raise Malformed(f"it holds an integer of {count} bytes")
+        self.stack.append(int.from_bytes(self._take(count), "little", signed=True))
+
+    def real(self) -> None:
+        self.stack.append(self._number(">d"))
+
+    def text(self) -> None:
+        self._long_text("<I")
+
+    def text_8(self) -> None:
+        self._long_text("<Q")
+
+    def _long_text(self, form: str) -> None:
+        length = self._number(form)
+        self.stack.append(self._text(self.at, self.at + length))
+        self.at += length
+
+    def short_bytes(self) -> None:
+        self.stack.append(self._take(self._number("<B")))
+
+    def bytes_4(self) -> None:
+        self.stack.append(self._take(self._number("<I")))
+
+    def bytes_8(self) -> None:
+        self.stack.append(self._take(self._number("<Q")))
+
+    def triple(self) -> None:
+        self.stack[-3:] = [(self.stack[-3], self.stack[-2], self.stack[-1])]
+
+    def appends(self) -> None:
+        items = self._since_mark()
+        if type(self.stack[-1]) is not list:
+            raise Malformed("it appends to what is no list")
+        self.stack[-1].extend(items)
+
+    def setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items(self.stack[-1], [key, value])
+
+    def empty_set(self) -> None:
+        self.stack.append(set())
+
+    def additems(self) -> None:
+        items = self._since_mark()
+        if type(self.stack[-1]) is not set:
+            raise Malformed("it adds to what is no set")
+        self.stack[-1].update(hashable(items))
+
+    def frozen_set(self) -> None:
+        items = self._since_mark()
+        self.stack.append(frozenset(hashable(items)))
+
+    def _line(self) -> str:
+        stop = self.content.find(b"\n", self.at, self.at + 1000)
+        if stop < 0:
+            raise Malformed("it is cut short, or names something by too long a name")
+        start, self.at = self.at, stop + 1
+        return self._text(start, stop)
+
+    def persistent(self) -> None:
+        if self.vocabulary.persistent is None:
+            raise Malformed("it names data that lies elsewhere")
+        self.stack[-1] = self.vocabulary.persistent(self.stack[-1])
+
+
+_HANDLERS: dict[int, Callable[[_Loading], None]] = {
+    0x80: _Loading.protocol,
+    0x95: _Loading.frame,
+    0x71: _Loading.binput,
+    0x72: _Loading.long_binput,
+    0x4E: _Loading.none,
+    0x88: _Loading.true,
+    0x8A: _Loading.long,
+    0x47: _Loading.real,
+    0x58: _Loading.text,
+    0x8D: _Loading.text_8,
+    0x43: _Loading.short_bytes,
+    0x42: _Loading.bytes_4,
+    0x8E: _Loading.bytes_8,
+    0x87: _Loading.triple,
+    0x65: _Loading.appends,
+    0x73: _Loading.setitem,
+    0x8F: _Loading.empty_set,
+    0x90: _Loading.additems,
+    0x91: _Loading.frozen_set,
+    0x63: _Loading.named,
+    0x93: _Loading.stack_global,
+    0x51: _Loading.persistent,
+}

@@ -1,0 +1,108 @@
+"""Plain data from a file that somebody else wrote: what may be in it, how deep, and what may be hashed. Pure."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_NESTED = 64
+"""Levels of what a dict's key, or plain data, may hold."""
+_KEY_PARTS = 100
+"""Values within one dict's key."""
+
+
+class Malformed(ValueError):
+    """No pickle that Python's pickler would write of such data; says why."""
+
+
+_EASY = frozenset({str, int, bool, type(None), float, bytes, complex})
+
+
+def check_key(key: Any, others: frozenset[type] = frozenset()) -> None:
+    """Raises ``Malformed`` for what cannot be a key, or takes too long to be hashed."""
+    kind = type(key)
+    if kind in _EASY or kind in others:
+        return
+    parts, level, seen = [key], 0, 0
+    while parts:
+        level += 1
+        below: list[Any] = []
+        for part in parts:
+            kind = type(part)
+            if kind is tuple or kind is frozenset:
+                seen += len(part)
+                if seen > _KEY_PARTS or level > _NESTED:
+                    raise Malformed("a key of a table is nested too deeply")
+                below += part
+            elif kind not in _EASY and kind not in others:
+                raise Malformed(f"a `{kind.__name__}` is a key of a table")
+        parts = below
+
+
+def check_plain(value: Any, leaves: Callable[[Any], bool] = lambda _: False) -> None:
+    """Raises ``Malformed`` unless ``value`` is made of plain data, at most 64 levels deep; ``leaves`` admits others."""
+    level, seen, level_parts = 0, set[int](), [value]
+    while level_parts:
+        level += 1
+        if level > _NESTED:
+            raise Malformed("it is nested too deeply")
+        below: list[Any] = []
+        for part in level_parts:
+            kind = type(part)
+            if kind in _EASY:
+                continue
+            if kind in _CONTAINERS:
+                # What several hold is looked at once; what holds itself ends at the limit of levels.
+                if id(part) not in seen:
+                    seen.add(id(part))
+                    below += part
+                    if kind is dict or kind is collections.OrderedDict:
+                        below += part.values()
+            elif not leaves(part):
+                raise Malformed(f"it holds a `{kind.__name__}`")
+        level_parts = below
+
+
+_CONTAINERS = frozenset({tuple, list, dict, collections.OrderedDict, set, frozenset})
+
+
+def hashable(items: Iterable[Any]) -> Iterable[Any]:
+    for item in items:
+        check_key(item)
+        yield item
+
+
+def as_set(*arguments: Any) -> set[Any]:
+    """For ``Call``: a set, from nothing or a list."""
+    return set(hashable(_taken(arguments)))
+
+
+def as_frozenset(*arguments: Any) -> frozenset[Any]:
+    """For ``Call``: a frozen set, from nothing or a list."""
+    return frozenset(hashable(_taken(arguments)))
+
+
+def as_complex(*arguments: Any) -> complex:
+    """For ``Call``: a complex number, from its two parts."""
+    if len(arguments) != 2 or not all(type(part) is float for part in arguments):
+        raise Malformed("a complex number is made of something else than two numbers")
+    return complex(*arguments)
+
+
+def ordered_dict(*arguments: Any) -> collections.OrderedDict[Any, Any]:
+    """For ``Call``: an empty one, which the pickle fills."""
+    if arguments:
+        raise Malformed("an OrderedDict is made of something")
+    return collections.OrderedDict()
+
+
+def _taken(arguments: tuple[Any, ...]) -> list[Any]:
+    """What the list held. The pickler writes it for this set alone: emptied, it cannot fill the memory with copies."""
+    if not arguments:
+        return []
+    if len(arguments) != 1 or type(arguments[0]) is not list:
+        raise Malformed("a set is made of what is no list")
+    items = arguments[0].copy()
+    arguments[0].clear()
+    return items

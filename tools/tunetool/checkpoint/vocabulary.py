@@ -1,0 +1,246 @@
+"""What `.metadata` of a distributed checkpoint may name, and how each is made, from checked values alone.
+
+After torch/distributed/checkpoint/{metadata,filesystem}.py. The objects are torch's own; the classes, and what they do
+when Python unpickles them, are out of the file's reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from tunetool.checkpoint.pickled import Call, Kind, Refused, Vocabulary
+from tunetool.checkpoint.plain import Malformed, as_complex, as_frozenset, as_set, check_plain, ordered_dict
+
+_DIMENSIONS = 64
+"""torch computes with no more."""
+_PATH_CHARACTERS = 4096
+
+
+def _size(*arguments: Any) -> torch.Size:
+    (lengths,) = arguments
+    if type(lengths) is not tuple or len(lengths) > _DIMENSIONS:
+        raise Malformed("a shape is made of what is no list of lengths")
+    for length in lengths:
+        if type(length) is not int or not 0 <= length < 1 << 63:
+            raise Malformed(f"a shape holds `{length}`" if type(length) is int else "a shape holds what is no length")
+    return torch.Size(lengths)
+
+
+def _path(kind: type[PurePath]) -> Call:
+    def make(*parts: Any) -> PurePath:
+        if not all(type(part) is str for part in parts) or sum(map(len, parts)) + len(parts) > _PATH_CHARACTERS:
+            raise Malformed("a path is made of what is no text, or too much of it")
+        return kind(*parts)
+
+    return Call(make)
+
+
+def _one_of(what: str, known: dict[Any, Any]) -> Call:
+    def choose(*arguments: Any) -> Any:
+        if len(arguments) != 1 or type(arguments[0]) not in (int, str) or arguments[0] not in known:
+            raise Malformed(f"it names a {what} that torch does not have")
+        return known[arguments[0]]
+
+    return Call(choose)
+
+
+def _fields(made: Any, state: Any, known: dict[str, Callable[[Any], bool]]) -> bool:
+    """Sets what ``known`` accepts, and nothing that the class itself has under this name. For the few objects."""
+    if type(state) is not dict:
+        return False
+    for name, value in state.items():
+        if type(name) is not str:
+            return False
+        if name in known:
+            if not known[name](value):
+                raise Malformed(f"`{name}` of a `{type(made).__name__}` is a `{type(value).__name__}`")
+        elif not name.isidentifier() or name.startswith("_") or hasattr(type(made), name):
+            return False
+        else:
+            # A field that a newer torch added.
+            check_plain(value, is_leaf)
+        made.__dict__[name] = value
+    return True
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in kinds
+
+
+_NONE = type(None)
+_METADATA_FIELDS: dict[str, Callable[[Any], bool]] = {
+    # `_check` looks into the tables, once nothing can change them any more.
+    "state_dict_metadata": lambda _: True,
+    "planner_data": lambda _: True,
+    "storage_data": lambda _: True,
+    "storage_meta": _is(_NONE, StorageMeta),
+    "version": _is(_NONE, str),
+}
+_META_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "checkpoint_id": lambda value: value is None or isinstance(value, (str, PurePath)),
+    "save_id": _is(_NONE, str),
+    "load_id": _is(_NONE, str),
+    "modules": _is(list),
+}
+
+
+def _fill_metadata(made: Any, state: Any) -> bool:
+    return _fields(made, state, _METADATA_FIELDS)
+
+
+def _fill_meta(made: Any, state: Any) -> bool:
+    return _fields(made, state, _META_FIELDS)
+
+
+def _fill_place(made: Any, state: Any) -> bool:
+    if type(state) is not dict:
+        return False
+    own = made.__dict__
+    own["relative_path"], own["offset"], own["length"] = state["relative_path"], state["offset"], state["length"]
+    if len(state) > 3:
+        through = state["transform_descriptors"]
+        if len(state) > 4 or type(through) not in (list, tuple) or not all(type(name) is str for name in through):
+            return False
+        # A copy: the pickle could still change what it refers to.
+        own["transform_descriptors"] = through[:]
+    return True
+
+
+def _fill_tensor(made: Any, state: Any) -> bool:
+    if type(state) is not dict or len(state) != 3:
+        return False
+    own = made.__dict__
+    own["properties"], own["size"], own["chunks"] = state["properties"], state["size"], state["chunks"]
+    return (
+        type(own["properties"]) is TensorProperties and type(own["size"]) is torch.Size and type(own["chunks"]) is list
+    )
+
+
+def _fill_chunk(made: Any, state: Any) -> bool:
+    if type(state) is not dict or len(state) != 2:
+        return False
+    own = made.__dict__
+    own["offsets"], own["sizes"] = offsets, sizes = state["offsets"], state["sizes"]
+    return type(offsets) is torch.Size and type(sizes) is torch.Size and len(offsets) == len(sizes)
+
+
+def _fill_properties(made: Any, state: Any) -> bool:
+    if type(state) is not tuple or len(state) != 5:
+        return False
+    own = made.__dict__
+    own["dtype"], own["layout"], own["requires_grad"], own["memory_format"], own["pin_memory"] = state
+    return (
+        type(state[0]) is torch.dtype
+        and type(state[1]) is torch.layout
+        and type(state[2]) is bool
+        and type(state[3]) is torch.memory_format
+        and type(state[4]) is bool
+    )
+
+
+def _fill_index(made: Any, state: Any) -> bool:
+    if type(state) is not dict or len(state) > 3:
+        return False
+    own = made.__dict__
+    own["fqn"] = state["fqn"]
+    own["index"] = index = state["index"]
+    if len(state) == 3:
+        own["offset"] = offset = state["offset"]
+        if offset is not None and type(offset) is not torch.Size:
+            return False
+    return type(own["fqn"]) is str and (index is None or type(index) is int)
+
+
+_TORCH_METADATA = "torch.distributed.checkpoint.metadata"
+
+
+def _kind(of: type, fill: Callable[[Any, Any], bool] | None) -> Kind:
+    return Kind(of, partial(object.__new__, of), fill)
+
+
+_LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
+_MEMORY_FORMATS = {0: torch.contiguous_format, 1: torch.channels_last, 2: torch.preserve_format}
+"""By `_MEM_FORMAT_ENCODING` of torch's metadata.py."""
+
+_NAMES: dict[tuple[str, str], Any] = {
+    **{
+        (_TORCH_METADATA, kind.of.__name__): kind
+        for kind in (
+            _kind(Metadata, _fill_metadata),
+            _kind(TensorStorageMetadata, _fill_tensor),
+            _kind(BytesStorageMetadata, None),
+            _kind(ChunkStorageMetadata, _fill_chunk),
+            _kind(TensorProperties, _fill_properties),
+            _kind(MetadataIndex, _fill_index),
+            _kind(StorageMeta, _fill_meta),
+        )
+    },
+    (_TORCH_METADATA, "_MEM_FORMAT_ENCODING"): _one_of("memory format", _MEMORY_FORMATS),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _kind(_StorageInfo, _fill_place),
+    ("torch", "Size"): Call(_size),
+    ("torch.serialization", "_get_layout"): _one_of("layout", _LAYOUTS),
+    **{
+        (module, name): Call(make)
+        for module in ("builtins", "__builtin__")  # protocol 2 has Python 2's names
+        for name, make in (
+            ("complex", as_complex),
+            ("frozenset", as_frozenset),
+            ("set", as_set),
+        )
+    },
+    ("collections", "OrderedDict"): Call(ordered_dict),
+    # `StorageMeta.checkpoint_id` is the path that was saved to. Only its words matter here, and a saver's Windows
+    # path cannot be made on Linux.
+    **{
+        (module, name): _path(pure)
+        for module in ("pathlib", "pathlib._local")  # Python 3.13 moved them
+        for name, pure in (
+            ("PosixPath", Path),
+            ("PurePosixPath", PurePosixPath),
+            ("WindowsPath", PureWindowsPath),
+            ("PureWindowsPath", PureWindowsPath),
+        )
+    },
+}
+
+
+def _of_torch(module: str, name: str) -> Any:
+    # Exactly one name, so a dotted one cannot walk from here to anything else.
+    found = torch.__dict__.get(name) if module == "torch" else None
+    if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+        raise Refused(f"{module}.{name}")
+    return found
+
+
+VOCABULARY = Vocabulary(_NAMES, _of_torch, keys=frozenset({MetadataIndex, torch.Size}))
+_LEAVES = (
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    PurePath,
+    MetadataIndex,
+    ChunkStorageMetadata,
+    BytesStorageMetadata,
+    TensorProperties,
+)
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether plain data may hold it as it is: it cannot change, and what is in it was checked."""
+    return isinstance(value, _LEAVES)
