@@ -10,6 +10,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +141,31 @@ def _change(path: Path, change: Callable[[dict], object]) -> None:  # type: igno
     path.write_text(json.dumps(document))
 
 
+def _header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Another header before the same bytes."""
+    content = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", content)
+    listed = json.loads(content[8 : 8 + length])
+    change(listed)
+    text = json.dumps(listed).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+
+
+def _first(listed: dict[str, Any]) -> dict[str, Any]:
+    return next(entry for name, entry in listed.items() if name != "__metadata__")
+
+
+def _shift(listed: dict[str, Any], by: int) -> None:
+    for name, entry in listed.items():
+        if name != "__metadata__":
+            entry["data_offsets"] = [place + by for place in entry["data_offsets"]]
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 SECOND = "model-00002-of-00004.safetensors"
 
 
@@ -175,6 +201,18 @@ SECOND = "model-00002-of-00004.safetensors"
         ),
         (lambda d: (d / "tokenizer.json").unlink(), "/tokenizer.json` is missing"),
         (shutil.rmtree, "is no directory"),
+        (lambda d: _header(d / SECOND, lambda h: _shift(h, 2)), f"/{SECOND}` is no safetensors file: '"),
+        (lambda d: _header(d / SECOND, lambda h: _shift(h, -2)), "data_offsets that are no two whole numbers"),
+        (lambda d: _header(d / SECOND, lambda h: _first(h).update(dtype="F32")), "take "),
+        (lambda d: _header(d / SECOND, lambda h: _first(h).update(dtype="F4")), "take "),
+        (lambda d: _header(d / SECOND, lambda h: h.update(more=_first(h))), "is where it must begin"),
+        (lambda d: _header(d / SECOND, lambda h: _first(h)["shape"].append(1.0)), "no list of whole numbers"),
+        (lambda d: (d / SECOND).write_bytes(struct.pack("<Q", 90_000) + b"[" * 90_000), "is nested too deeply"),
+        (lambda d: (d / shards.INDEX).write_text("[" * 100_000), f"/{shards.INDEX}` is no index"),
+        (lambda d: _fifo(d / shards.INDEX), f"/{shards.INDEX}` is no index"),
+        (lambda d: _fifo(d / SECOND), f"/{SECOND}` is missing"),
+        (lambda d: _fifo(d / "config.json"), "/config.json` cannot be read"),
+        (lambda d: (d / "config.json").write_text("[" * 100_000), "/config.json` cannot be read"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_named(copy: Path, spoil: Callable[[Path], object], words: str) -> None:

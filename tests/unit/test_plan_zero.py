@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -219,8 +221,9 @@ def test_a_config_json_gives_the_same_tensors_as_the_known_model(tmp_path: Path)
 def safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
     listed, offset = {}, 0
     for name, shape in shapes.items():
-        listed[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + 2]}
-        offset += 2
+        stop = offset + 2 * math.prod(shape)
+        listed[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, stop]}
+        offset = stop
     header = json.dumps({"__metadata__": {"format": "pt"}, **listed}).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(offset))
 
@@ -264,6 +267,23 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
             load_model(str(path))
     with pytest.raises(UsageProblem):
         load_model(str(tmp_path / "nothing"))
+
+
+def test_a_header_or_a_config_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    for name, content in (
+        ("model.safetensors", struct.pack("<Q", 100_000) + b"[" * 100_000),
+        ("config.json", b"[" * 100_000),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageProblem, match=f"{name}` "):
+            load_model(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "model.safetensors.index.json"])
+def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UsageProblem, match=f"{name}` cannot be read: it is no regular file"):
+        load_model(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(

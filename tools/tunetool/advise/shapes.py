@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tunetool import safetensors_header
 from tunetool.errors import UsageProblem
 
 _LAYER = re.compile(r"(^|\.)(layers|h|blocks|block)\.(\d+)\.")
-_SAFETENSORS_HEADER_MAX = 100 * 2**20
-"""safetensors' own limit on a header."""
 
 
 @dataclass(frozen=True)
@@ -172,21 +169,24 @@ def decoder_from_config(document: Mapping[str, Any], path: str) -> Decoder:
 
 def tensors_from_safetensors(header: bytes, path: str) -> tuple[Tensor, ...]:
     """The tensors that the beginning of a .safetensors file lists, in the order in which they lie in it."""
+    length = header_bytes(header[:8], path)
     try:
-        (length,) = struct.unpack("<Q", header[:8])
-        listed = json.loads(header[8 : 8 + length])
-        entries = [(each["data_offsets"][0], name, each["shape"]) for name, each in listed.items() if name[0] != "_"]
-        return tuple(Tensor(name, tuple(int(size) for size in shape)) for _, name, shape in sorted(entries))
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
-        raise UsageProblem(f"`{path}` is no safetensors file", "name a folder with a model's files") from None
+        listed = safetensors_header.entries(header[8:length])
+    except safetensors_header.Invalid as error:
+        raise _no_safetensors(path, error) from None
+    return tuple(Tensor(entry.name, entry.shape) for entry in listed)
 
 
 def header_bytes(start: bytes, path: str) -> int:
     """How many bytes of a .safetensors file its list of tensors takes, from its first 8."""
-    length = struct.unpack("<Q", start)[0] if len(start) == 8 else _SAFETENSORS_HEADER_MAX + 1
-    if length > _SAFETENSORS_HEADER_MAX:
-        raise UsageProblem(f"`{path}` is no safetensors file", "name a folder with a model's files")
-    return 8 + int(length)
+    try:
+        return safetensors_header.START + safetensors_header.length(start)
+    except safetensors_header.Invalid as error:
+        raise _no_safetensors(path, error) from None
+
+
+def _no_safetensors(path: str, error: Exception) -> UsageProblem:
+    return UsageProblem(f"`{path}` is no safetensors file: {error}", "name a folder with a model's files")
 
 
 def in_module_order(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

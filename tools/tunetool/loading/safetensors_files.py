@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import struct
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tunetool.advise.shapes import header_bytes
+from tunetool import regular, safetensors_header
 from tunetool.errors import UsageProblem
 
 INDEX = "model.safetensors.index.json"
@@ -20,6 +18,9 @@ DTYPES = {
     "I8": "int8",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "BF16": "bfloat16",
     "F16": "float16",
     "I16": "int16",
@@ -27,6 +28,10 @@ DTYPES = {
     "I32": "int32",
     "F64": "float64",
     "I64": "int64",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "C64": "complex64",
 }
 """torch's name of a dtype by safetensors'."""
 _AGAIN = "copy or download the model again; `tunetool stage --verify` finds what a copy lost"
@@ -55,7 +60,7 @@ def files_of(directory: Path) -> tuple[str, ...]:
             "name a directory with .safetensors files, or have one made with `7b`, `3b` or `tiny`",
         )
     try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
+        names = set(regular.read_json(index)["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageProblem(f"`{index}` is no index of .safetensors files", _AGAIN) from None
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
@@ -80,33 +85,33 @@ def stored(directory: Path) -> list[Stored]:
 
 def _in_file(path: Path) -> Iterator[Stored]:
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = header_bytes(start, str(path))
-            header = start + file.read(length - 8)
+        with os.fdopen(regular.open_regular(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = safetensors_header.length(file.read(safetensors_header.START))
+            header = file.read(length)
+        first = safetensors_header.START + length
+        if len(header) < length:
+            raise UsageProblem(f"`{path}` is cut short: {size} bytes, its list of tensors alone is {first}", _AGAIN)
+        entries = safetensors_header.entries(header)
     except OSError as error:
         raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", _AGAIN) from None
-    if len(header) < length:
-        raise UsageProblem(f"`{path}` is cut short: {size} bytes, its list of tensors alone is {length}", _AGAIN)
-    entries = _entries(header, path)
-    whole = length + max((stop for _, _, _, _, stop in entries), default=0)
+    except safetensors_header.Invalid as error:
+        raise UsageProblem(f"`{path}` is no safetensors file: {error}", _AGAIN) from None
+    whole = first + (entries[-1].end if entries else 0)
     if size != whole:
         how = "is cut short" if size < whole else "is too long"
         raise UsageProblem(f"`{path}` {how}: {size} bytes, and its header lists {whole}", _AGAIN)
-    for name, dtype, shape, begin, stop in entries:
-        yield Stored(name, path.name, length + begin, stop - begin, dtype, shape)
-
-
-def _entries(header: bytes, path: Path) -> list[tuple[str, str, tuple[int, ...], int, int]]:
-    try:
-        listed: dict[str, Any] = json.loads(header[8:])
-        found: list[tuple[str, str, tuple[int, ...], int, int]] = [
-            (name, DTYPES[each["dtype"]], tuple(map(int, each["shape"])), int(begin), int(stop))
-            for name, each in listed.items()
-            if name != "__metadata__"
-            for begin, stop in [each["data_offsets"]]
-        ]
-        return sorted(found, key=lambda entry: entry[3])
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError):
-        raise UsageProblem(f"`{path}` is no safetensors file", _AGAIN) from None
+    for entry in entries:
+        if entry.dtype not in DTYPES:
+            raise UsageProblem(
+                f"`{path}`: `{entry.name}` is of dtype {entry.dtype}, which is not read here",
+                f"known: {', '.join(DTYPES)}",
+            )
+        yield Stored(
+            entry.name,
+            path.name,
+            first + entry.begin,
+            entry.end - entry.begin,
+            DTYPES[entry.dtype],
+            entry.shape,
+        )

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tunetool import regular
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.training.data.pictures import make
 from tunetool.training.model.reference_model import PIXELS
@@ -62,13 +63,17 @@ def read_conversations(directory: Path, name: str | None = None) -> list[Convers
     return [_conversation(document, entry, directory, f"`{path}`: sample {n}") for n, document in enumerate(documents)]
 
 
+_LARGEST = 8 << 30
+"""Bytes of a file of samples, which is held whole."""
+
+
 def _json(path: Path) -> Any:
     try:
-        text = path.read_text()
+        text = regular.read_bytes(path, _LARGEST).decode("utf-8")
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         return json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageProblem(f"`{path}` cannot be read: {error}", _HINT) from None
 
 

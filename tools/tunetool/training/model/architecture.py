@@ -6,12 +6,11 @@ are the names of the tensors, which every version of transformers reads; version
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunetool.advise.shapes import Decoder, Tensor
+from tunetool import regular
 from tunetool.errors import UsageProblem
 
 MODEL_TYPE = "qwen2_5_vl"
@@ -122,7 +121,7 @@ def read_configuration(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     hint = "name a directory with config.json and the weights of a Qwen2.5-VL, or one of `7b`, `3b`, `tiny`"
     try:
-        document = json.loads(path.read_text())
+        document = regular.read_json(path)
     except FileNotFoundError:
         what = "has no `config.json`" if directory.is_dir() else "is no directory"
         raise UsageProblem(f"`{directory}` {what}", hint) from None
