@@ -109,8 +109,30 @@ def release_buffers() -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements are all of it: strided, not quantized. Others go through ``torch.save`` as they are."""
-    return tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+    """Whether its elements are all of it, and lie in its own memory. Others go through ``torch.save`` as they are.
+
+    Raises ``ValueError``, saying why, where its memory does not hold its elements (FSDP frees that of parameters).
+    """
+    if (
+        tensor.layout != torch.strided
+        or tensor.is_quantized
+        or tensor.is_nested
+        or tensor.device.type == "meta"
+        # Such a class answers for its elements itself: quantized, fake, a wrapper around other tensors ...
+        or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        or tensor._is_zerotensor()
+        or torch._is_functional_tensor(tensor)
+    ):
+        return False
+    if not tensor.numel():
+        return True
+    last = tensor.storage_offset() + sum(
+        (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    needed, held = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()
+    if held < needed or not tensor.untyped_storage().data_ptr():
+        raise ValueError(f"its elements take {needed} bytes, and its memory holds {held}")
+    return True
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from tunetool.checkpoint.host_buffers import POOL, Source, is_plain, views
 from tunetool.checkpoint.items import LARGE, Archive, Placed, archive, place
 from tunetool.checkpoint.layout import Block, Part, cut, share_out
 from tunetool.checkpoint.pipeline import Digest, Pipeline
+from tunetool.errors import CannotJudge
 
 FILE_BYTES = 32 << 20
 """A smaller state is written into fewer files than it might be: each costs an fsync."""
@@ -56,11 +57,17 @@ def resolve(write: WriteItem, planner: SavePlanner, checksums: bool) -> Item:
     data = planner.resolve_data(write)
     if isinstance(data, io.BytesIO):
         return Item(write, data.getvalue())
-    tensor = data.detach()
-    if not is_plain(tensor):
-        stream = io.BytesIO()
-        torch.save(tensor.cpu(), stream)
-        return Item(write, stream.getvalue())
+    try:
+        tensor = data.detach()
+        if not is_plain(tensor):
+            stream = io.BytesIO()
+            torch.save(tensor.cpu(), stream)
+            return Item(write, stream.getvalue())
+    except Exception as error:  # what a tensor's own class raises
+        raise CannotJudge(
+            f"`{write.index.fqn}`, a `{type(data).__name__}`, cannot be saved: {str(error).partition(chr(10))[0]}",
+            "leave it out of the state, or save the plain tensors that it is made of",
+        ) from error
     source = Source(tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Item(write, archive(dtype, tuple(tensor.shape), source.bytes, checksums), source)
