@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -190,6 +191,33 @@ def test_a_file_of_another_save(copied: Path, tmp_path: Path) -> None:
     shutil.copy(their_file, ours_file)
     told = refusal(copied, seeded.state(1, 2))
     assert "`model.large` with shape [16384, 128], and the metadata says [32768, 64]" in told
+
+
+def test_swapped_data_files_are_found(tmp_path: Path) -> None:
+    """Each file is whole, and each tensor has its own checksum: only its name says that it lies elsewhere."""
+    state = {"a": torch.zeros(64, 64), "b": torch.ones(64, 64)}
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        dcp.save(state, storage_writer=DirectWriter(path, checksums=True))
+    assert load(first, state) is None
+    # Of another save, under this one's name.
+    (mine,), (theirs,) = first.glob("*.distcp"), second.glob("*.distcp")
+    shutil.copy(theirs, mine)
+    assert "holds another tensor, or that of another save, where `" in refusal(first, state)
+    # Another tensor of this save: the metadata's places are exchanged.
+    described = metadata.read(second)
+    at_a, at_b = described.storage_data
+    stored = described.storage_data
+    stored[at_a], stored[at_b] = stored[at_b], stored[at_a]
+    (second / ".metadata").write_bytes(metadata.dumps(described, second / ".metadata"))
+    assert "holds another tensor, or that of another save, where `" in refusal(second, state)
+
+
+def test_a_fifo_in_place_of_a_data_file_is_not_waited_for(copied: Path) -> None:
+    file, _ = raw_place(copied, "model.large")
+    file.unlink()
+    os.mkfifo(file)
+    assert f"`{file}`" in refusal(copied, seeded.state(1, 2))
 
 
 class Planted:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.checkpoint.items import BLOCK, CHECKSUM_RECORD, LARGE, Archive, place
+from tunetool.checkpoint.items import ALIGNMENT, BLOCK, CHECKSUM_RECORD, LARGE, SMALL, Archive, place
 from tunetool.checkpoint.layout import Block, Part, cut, share_out
 
 SHAPES = st.lists(st.integers(0, 300), max_size=4).map(tuple)
@@ -27,7 +27,7 @@ def archive(shape: tuple[int, ...], checksum: bool = False) -> Archive:
 def test_an_archive_is_a_zip_whose_records_any_unzip_finds(shape: tuple[int, ...], checksum: bool) -> None:
     made = archive(shape, checksum)
     raw = bytes(made.data_bytes)
-    content = made.head + raw + made.tail("00112233aabbccdd" if checksum else None)
+    content = made.head + raw + made.tail("00112233aabbccdd44556677eeff8899" if checksum else None)
     assert len(content) == made.length
     with zipfile.ZipFile(io.BytesIO(content)) as found:
         assert found.read("archive/version") == b"3\n"
@@ -35,7 +35,7 @@ def test_an_archive_is_a_zip_whose_records_any_unzip_finds(shape: tuple[int, ...
         # Its CRC-32 stays 0, which for zeros of no length is right.
         assert found.getinfo("archive/data/0").file_size == len(raw)
         if checksum:
-            assert found.read(f"archive/{CHECKSUM_RECORD}") == b"00112233aabbccdd"
+            assert found.read(f"archive/{CHECKSUM_RECORD}") == b"00112233aabbccdd44556677eeff8899"
         assert found.testzip() == ("archive/data/0" if raw else None)
 
 
@@ -48,7 +48,7 @@ def test_an_archive_over_4_gib_has_the_wide_fields(size: int) -> None:
 
         def __init__(self) -> None:
             self.at, self.end = 0, made.length
-            self.tail = made.tail("f" * 16)
+            self.tail = made.tail("f" * 32)
 
         def seekable(self) -> bool:
             return True
@@ -70,13 +70,13 @@ def test_an_archive_over_4_gib_has_the_wide_fields(size: int) -> None:
 
     with zipfile.ZipFile(Sparse()) as found:
         assert found.getinfo("archive/data/0").file_size == size
-        assert found.read(f"archive/{CHECKSUM_RECORD}") == b"f" * 16
+        assert found.read(f"archive/{CHECKSUM_RECORD}") == b"f" * 32
         assert found.getinfo(f"archive/{CHECKSUM_RECORD}").header_offset == len(made.head) + size
 
 
 def test_a_digest_belongs_to_an_archive_with_a_checksum_alone() -> None:
     with pytest.raises(ValueError, match="digest"):
-        archive((3,)).tail("0" * 16)
+        archive((3,)).tail("0" * 32)
     with pytest.raises(ValueError, match="digest"):
         archive((3,), checksum=True).tail()
 
@@ -102,7 +102,7 @@ def test_items_lie_one_after_another_with_their_raw_bytes_at_whole_blocks(conten
         if isinstance(content, int):
             assert (at.data, at.length) == (at.offset, content)
         else:
-            assert at.data % BLOCK == 0
+            assert at.data % (BLOCK if content.data_bytes >= SMALL else ALIGNMENT) == 0
             assert at.data - at.offset == len(content.head)
             assert at.length == content.length
             # What must be written as one, from head to tail, is in no block of a neighbour.

@@ -107,8 +107,13 @@ def with_record(name: str, content: bytes, method: int = zipfile.ZIP_STORED) -> 
 
 def test_our_archives() -> None:
     made = Archive("bfloat16", (3, 5), 30, checksum=True)
-    found = look(made.head + bytes(30) + made.tail("0123456789abcdef"))
-    assert found == archive.Plain(len(made.head), 30, "bfloat16", (3, 5), "0123456789abcdef")
+    digest, seal = "0123456789abcdef", "fedcba9876543210"
+    found = look(made.head + bytes(30) + made.tail(digest + seal))
+    assert found == archive.Plain(len(made.head), 30, "bfloat16", (3, 5), digest, seal)
+    # As they were before checksums had seals.
+    assert look(made.head + bytes(30) + made.tail(digest)) == archive.Plain(
+        len(made.head), 30, "bfloat16", (3, 5), digest, None
+    )
 
 
 def test_archives_larger_than_32_bits_can_count() -> None:

@@ -20,6 +20,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    os.set_blocking(handle, True)
     return handle
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunetool.checkpoint import pickled, plain
-from tunetool.checkpoint.items import CHECKSUM_RECORD, STORAGES
+from tunetool.checkpoint.items import CHECKSUM_RECORD, DIGITS, STORAGES
 
 HEAD = TAIL = 4096
 """Bytes at each end of an item that hold all that is asked here."""
@@ -34,7 +34,7 @@ _DTYPES = {storage: dtype for dtype, storage in STORAGES.items()}
 class Plain:
     """A contiguous tensor, ``length`` raw bytes at ``offset`` from the start of its item; ``dtype`` as torch names it.
 
-    ``checksum`` is the content of the record ``items.CHECKSUM_RECORD``, None where there is none.
+    ``checksum`` and ``seal`` are the content of the record ``items.CHECKSUM_RECORD``, None where there is none.
     """
 
     offset: int
@@ -42,6 +42,7 @@ class Plain:
     dtype: str
     shape: tuple[int, ...]
     checksum: str | None
+    seal: str | None = None
 
 
 class _Other(Exception):
@@ -80,8 +81,8 @@ def _find(read: Callable[[int, int], bytes], length: int) -> Plain:
     start = _start(read, raw)
     if raw.size != math.prod(shape) * ITEM_SIZES[dtype] or start + raw.size > length:
         raise _Other
-    checksum = content(CHECKSUM_RECORD).decode("ascii") if f"{prefix}/{CHECKSUM_RECORD}" in records else None
-    return Plain(start, raw.size, dtype, shape, checksum)
+    sums = content(CHECKSUM_RECORD).decode("ascii") if f"{prefix}/{CHECKSUM_RECORD}" in records else ""
+    return Plain(start, raw.size, dtype, shape, sums[:DIGITS] or None, sums[DIGITS:] or None)
 
 
 _END = struct.Struct("<4s4H2IH")

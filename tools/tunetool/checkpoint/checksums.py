@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunetool.errors import CannotJudge, UsageProblem
@@ -24,6 +25,13 @@ def hasher() -> Any:
             "checksums of tensors need the package `xxhash`",
             "`pip install 'tunetool[checkpoint]'`, or turn checksums and `verify` off",
         ) from None
+
+
+def seal(digest: str, save: str | None, tensor: str, offset: Sequence[int]) -> str:
+    """Binds a checksum to its save and its place in a tensor: two whole data files could have been swapped."""
+    made = hasher()
+    made.update("\0".join((digest, save or "", tensor, *map(str, offset))).encode("utf-8", "surrogatepass"))
+    return str(made.hexdigest())
 
 
 class Chain:

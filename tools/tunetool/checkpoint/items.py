@@ -1,4 +1,4 @@
-"""A tensor in a data file: a complete ``torch.save`` archive around raw bytes that begin at a multiple of 4096.
+"""A tensor in a data file: a `torch.save` archive around raw bytes that, from 64 KiB on, begin at a multiple of 4096.
 
 torch.distributed.checkpoint's FileSystemReader slices an item out of its file and gives it to ``torch.load``, so each
 item is an uncompressed zip with the records that ``torch.load`` asks for. Everything before the raw bytes (``head``)
@@ -23,8 +23,14 @@ BLOCK = 4096
 """Bytes. What O_DIRECT asks of offsets and lengths on every drive we know of, logical blocks of 4 KiB included."""
 LARGE = 1 << 20
 """Bytes. Items from here on start in a block of their own, so that they can be written alone."""
+SMALL = 64 << 10
+"""Bytes. Smaller tensors do not take whole blocks: 20,000 of a few bytes would take 86 MB."""
+ALIGNMENT = 64
+"""Bytes. What the raw bytes of small ones begin at a multiple of, as torch's own."""
+DIGITS = 16
 CHECKSUM_RECORD = ".tunetool/xxh3_64"
-"""After the raw bytes: xxh3_64 of them, 16 lower-case hexadecimal digits. torch never looks for it."""
+"""After the raw bytes: xxh3_64 of them, and its seal (``checksums.seal``), each 16 lower-case hexadecimal digits. torch
+never looks for it."""
 
 STORAGES = {
     "float64": "DoubleStorage",
@@ -167,7 +173,7 @@ class Archive:
 
     @cached_property
     def tail_bytes(self) -> int:
-        return len(self.tail("0" * 16 if self.checksum else None))
+        return len(self.tail("0" * 2 * DIGITS if self.checksum else None))
 
     @property
     def length(self) -> int:
@@ -178,7 +184,7 @@ class Archive:
         return self._tail(None)
 
     def tail(self, digest: str | None = None) -> bytes:
-        """What follows the raw bytes; ``digest`` (16 hexadecimal digits) exactly if this archive has a checksum."""
+        """What follows the raw bytes; ``digest`` (checksum and seal) exactly if this archive has a checksum."""
         if (digest is not None) != self.checksum:
             raise ValueError("a digest belongs to an archive with a checksum, and only to that")
         return self._plain_tail if digest is None else self._tail(digest)
@@ -233,7 +239,7 @@ def _place(contents: Sequence[Archive | int]) -> Iterator[Placed]:
             continue
         large = content.data_bytes >= LARGE
         head = len(content.head)
-        data = round_up((round_up(at) if large else at) + head)
+        data = round_up((round_up(at) if large else at) + head, ALIGNMENT if content.data_bytes < SMALL else BLOCK)
         yield Placed(data - head, data, content.length)
         at = data - head + content.length
         at = round_up(at) if large else at

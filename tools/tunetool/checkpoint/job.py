@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tunetool.checkpoint import space
-from tunetool.checkpoint.created import Created
+from tunetool.checkpoint.checksums import seal
 from tunetool.checkpoint.direct import DataFile, Target
 from tunetool.checkpoint.host_buffers import POOL, Source, is_plain, views
 from tunetool.checkpoint.items import LARGE, Archive, Placed, archive, place
@@ -47,13 +47,21 @@ class Item:
     write: WriteItem
     content: Archive | bytes
     source: Source | None = None
+    save: str = ""
+
+    def tail(self, digest: str) -> bytes:
+        """What follows the raw bytes of a tensor with a checksum."""
+        assert not isinstance(self.content, bytes)  # noqa: S101  (only tensors have checksums)
+        index = self.write.index
+        return self.content.tail(digest + seal(digest, self.save, index.fqn, index.offset or ()))
 
     @property
     def length(self) -> int:
         return len(self.content) if isinstance(self.content, bytes) else self.content.length
 
 
-def resolve(write: WriteItem, planner: SavePlanner, checksums: bool) -> Item:
+def resolve(write: WriteItem, planner: SavePlanner, checksums: bool, save: str) -> Item:
+    """The item with its data, for the save of this name."""
     data = planner.resolve_data(write)
     if isinstance(data, io.BytesIO):
         return Item(write, data.getvalue())
@@ -70,7 +78,7 @@ def resolve(write: WriteItem, planner: SavePlanner, checksums: bool) -> Item:
         ) from error
     source = Source(tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Item(write, archive(dtype, tuple(tensor.shape), source.bytes, checksums), source)
+    return Item(write, archive(dtype, tuple(tensor.shape), source.bytes, checksums), source, save)
 
 
 @dataclass
@@ -117,7 +125,7 @@ def _parts(number: int, item: Item, at: Placed, limit: int, digests: dict[int, D
         digest = digests[number] = Digest(content.data_bytes)
 
         def sealed() -> bytes:
-            return content.tail(digest.result())
+            return item.tail(digest.result())
 
         tail = sealed
     else:

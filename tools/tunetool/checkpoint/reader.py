@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from tunetool.checkpoint import archive, index, metadata
-from tunetool.checkpoint.checksums import Chain
+from tunetool.checkpoint.checksums import Chain, seal
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.items import BLOCK
 from tunetool.checkpoint.source import Files
@@ -158,6 +158,9 @@ class DirectReader(StorageReader):
         checked: set[Any] = set()
         for item, target, plain in zip(items, targets, found, strict=True):
             self._agrees(item, target, plain)
+        for item, target, plain in zip(items, targets, found, strict=True):
+            if self.verify and plain is not None and plain.checksum and plain.seal:
+                self._is_of_this_save(item, plain)
             if plain is None:
                 self._by_torch(item, target, files)
             else:
@@ -198,6 +201,15 @@ class DirectReader(StorageReader):
                 f"`{name}` is to be read into shape {list(target.shape)}, and {list(item.lengths)} of it are asked"
                 f" for from `{file}`",
                 "the planner's resolve_tensor() must give the part that its read item names",
+            )
+
+    def _is_of_this_save(self, item: ReadItem, plain: archive.Plain) -> None:
+        index, save = item.storage_index, getattr(self._metadata.storage_meta, "save_id", None)
+        if seal(plain.checksum or "", save, index.fqn, index.offset or ()) != plain.seal:
+            raise CannotJudge(
+                f"`{self.path / self._place(item).relative_path}` holds another tensor, or that of another save, where "
+                f"`{index.fqn}` must lie",
+                "data files were swapped or replaced; load another checkpoint",
             )
 
     def _by_torch(self, item: ReadItem, target: Any, files: Files) -> None:

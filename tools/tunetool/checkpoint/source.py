@@ -15,6 +15,7 @@ from tunetool.checkpoint.direct import pages
 from tunetool.checkpoint.items import BLOCK
 from tunetool.errors import CannotJudge
 from tunetool.node.machine.block_stack import read_stack
+from tunetool.regular import open_regular
 
 _HINTS = {
     errno.ENOENT: "a file of the checkpoint is missing; load another one, or drain's copy of this one",
@@ -143,12 +144,12 @@ class Files:
             return handle
 
     def _open(self, name: str) -> int:
-        path, flags = self.directory / name, os.O_RDONLY | os.O_CLOEXEC
+        path = self.directory / name
         if self.direct:
             try:
-                return os.open(path, flags | os.O_DIRECT)
+                return open_regular(path, os.O_DIRECT)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 self.direct = False
-        return os.open(path, flags)
+        return open_regular(path)
