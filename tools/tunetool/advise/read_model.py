@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tunetool import regular
+from tunetool import regular_files
 from tunetool.advise.shapes import (
     PRESETS,
     Decoder,
@@ -58,7 +58,7 @@ def load_decoder(text: str) -> Decoder:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = regular.read_json(path)
+        found = regular_files.read_json(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not JSON"
         raise UsageProblem(f"`{path}` cannot be read: {reason}", "name a transformers config.json") from None
@@ -82,7 +82,7 @@ def _from_weights(name: str, files: list[Path]) -> Model:
     tensors: list[Tensor] = []
     for file in files:
         try:
-            with os.fdopen(regular.open_regular(file), "rb") as stream:
+            with os.fdopen(regular_files.open_regular(file), "rb") as stream:
                 start = stream.read(8)
                 tensors += tensors_from_safetensors(start + stream.read(header_bytes(start, str(file)) - 8), str(file))
         except OSError as error:

@@ -102,9 +102,9 @@ def drain(
     ``rate``: bytes per second of this rank, reading back included; ``"auto"``: as fast as it goes. Either way it runs
     at low priority and pauses while a save runs in ``step_dir``'s parent (a `DirectWriter`, or any writer inside
     `saving`), for 600 s at most. ``max_to_keep`` and ``local_max_to_keep``: steps to keep in ``bulk_dir`` and beside
-    ``step_dir``, 1 at least: those that were saved last, whatever their numbers. Never deleted are the step that was just drained and
-    what is not whole in ``bulk_dir``. With ``delete_undrained`` that is no longer so for what was saved on the node
-    before the last step that is whole there: for jobs that do not drain every step.
+    ``step_dir``, 1 at least: those that were saved last, whatever their numbers. Never deleted are the step that was
+    just drained and what is not whole in ``bulk_dir``. With ``delete_undrained`` that is no longer so for what was
+    saved on the node before the last step that is whole there: for jobs that do not drain every step.
     ``patience``: seconds without a sign of life of another rank after which it gives up.
 
     The step must not be saved to until `wait` returns: the drain fails when a file of it is not what it was when this

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from tunetool.checkpoint import space
 from tunetool.checkpoint.checksums import seal
+from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.direct import DataFile, Target
 from tunetool.checkpoint.host_buffers import POOL, Source, is_plain, views
 from tunetool.checkpoint.items import LARGE, Archive, Placed, archive, place

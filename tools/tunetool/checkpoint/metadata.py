@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.metadata import Metadata as _Metadata
 
-from tunetool import regular
+from tunetool import regular_files
 from tunetool.checkpoint import pickled
 from tunetool.checkpoint.plain import Malformed, check_plain
 from tunetool.checkpoint.vocabulary import VOCABULARY, is_leaf
@@ -158,7 +158,7 @@ def read(directory: Path, rank: int | None = None) -> Metadata:
     """
     path = directory / (NAME if rank is None else f"__{rank}{NAME}")
     try:
-        content = regular.read_bytes(path, LARGEST)
+        content = regular_files.read_bytes(path, LARGEST)
     except OSError as error:
         raise _unreadable(path, error) from None
     return loads(content, path)
@@ -186,7 +186,7 @@ def named_in(directory: Path) -> set[str]:
     for path in directory.iterdir():
         if _OF_A_DIRECTORY.fullmatch(path.name):
             try:
-                content = regular.read_bytes(path, LARGEST)
+                content = regular_files.read_bytes(path, LARGEST)
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.EFBIG):
                     raise

@@ -15,7 +15,7 @@ from tunetool.checkpoint.direct import pages
 from tunetool.checkpoint.items import BLOCK
 from tunetool.errors import CannotJudge
 from tunetool.node.machine.block_stack import read_stack
-from tunetool.regular import open_regular
+from tunetool.regular_files import open_regular
 
 _HINTS = {
     errno.ENOENT: "a file of the checkpoint is missing; load another one, or drain's copy of this one",

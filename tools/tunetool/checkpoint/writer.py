@@ -283,6 +283,9 @@ class DirectWriter(StorageWriter):
         directory = self.path.absolute()
         # Where each node has storage of its own, the coordinator made only its own directory, and swept no other.
         commit.make_directory(directory)
+        open_saves.learn(ticket.failed)
+        commit.sweep_failed(directory, ticket.failed)
+        shared = open_saves.is_shared(directory, ticket.token)
         items = [resolve(write, planner, self.settings.checksums, ticket.token) for write in plan.items]
 
         def name(number: int) -> str:

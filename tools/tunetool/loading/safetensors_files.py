@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool import regular, safetensors_header
+from tunetool import regular_files, safetensors_header
 from tunetool.errors import UsageProblem
 
 INDEX = "model.safetensors.index.json"
@@ -60,7 +60,7 @@ def files_of(directory: Path) -> tuple[str, ...]:
             "name a directory with .safetensors files, or have one made with `7b`, `3b` or `tiny`",
         )
     try:
-        names = set(regular.read_json(index)["weight_map"].values())
+        names = set(regular_files.read_json(index)["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageProblem(f"`{index}` is no index of .safetensors files", _AGAIN) from None
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
@@ -85,7 +85,7 @@ def stored(directory: Path) -> list[Stored]:
 
 def _in_file(path: Path) -> Iterator[Stored]:
     try:
-        with os.fdopen(regular.open_regular(path), "rb") as file:
+        with os.fdopen(regular_files.open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = safetensors_header.length(file.read(safetensors_header.START))
             header = file.read(length)

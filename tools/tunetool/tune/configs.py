@@ -12,7 +12,11 @@ from typing import Any
 
 import jinja2
 
-from tunetool import regular
+from tunetool import regular_files
+from tunetool.advise import zero
+from tunetool.advise.ds_config import plan
+from tunetool.advise.ds_config_plan import Job, Node, Plan
+from tunetool.advise.read_model import load_model
 from tunetool.errors import UsageProblem
 from tunetool.measure.aio.driver import memlock
 from tunetool.measure.progress import Progress
@@ -59,7 +63,7 @@ class Written:
 def read_settings(path: Path) -> AioSettings:
     """The `aio` block in a JSON file, such as `tunetool tune` writes. Raises ``UsageProblem``."""
     try:
-        document = regular.read_json(path)
+        document = regular_files.read_json(path)
     except OSError as error:
         raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", "`--aio` takes a JSON file") from None
     except ValueError as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tunetool import regular
+from tunetool import regular_files
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.training.data.pictures import make
 from tunetool.training.model.reference_model import PIXELS
@@ -69,7 +69,7 @@ _LARGEST = 8 << 30
 
 def _json(path: Path) -> Any:
     try:
-        text = regular.read_bytes(path, _LARGEST).decode("utf-8")
+        text = regular_files.read_bytes(path, _LARGEST).decode("utf-8")
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         return json.loads(text)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunetool import regular
+from tunetool import regular_files
+from tunetool.advise.shapes import Decoder, Tensor
 from tunetool.errors import UsageProblem
 
 MODEL_TYPE = "qwen2_5_vl"
@@ -121,7 +122,7 @@ def read_configuration(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     hint = "name a directory with config.json and the weights of a Qwen2.5-VL, or one of `7b`, `3b`, `tiny`"
     try:
-        document = regular.read_json(path)
+        document = regular_files.read_json(path)
     except FileNotFoundError:
         what = "has no `config.json`" if directory.is_dir() else "is no directory"
         raise UsageProblem(f"`{directory}` {what}", hint) from None
