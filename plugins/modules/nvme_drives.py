@@ -203,7 +203,8 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
     try:
         superblocks = examine(members)
     except CommandError:
-        superblocks = {}  # a node without mdadm yet: what the kernel runs is all that is known
+        # A node without mdadm yet. Nothing is taken because of it: these drives hold something, and are refused.
+        superblocks = {}
     for block in superblocks.values():
         uuid = plain_uuid(block.uuid)
         found[uuid] = Foreign(uuid, block.name, block.level, block.chunk_bytes, block.raid_disks, block.version)
@@ -260,7 +261,10 @@ def array_action(selection: Selection, array_name: str, chunk: int, adopt: bool)
     try:
         superblocks = examine(wanted.members)
     except CommandError as error:
-        return "refuse", "%s. hint: install it, so that members can be asked" % error
+        return (
+            "refuse",
+            "%s. hint: `mdadm --examine` must answer for the members: install it where it is missing" % error,
+        )
     named = adopted(wanted, superblocks) if action == "adopt" else wanted
     step = decide(named, superblocks, read_arrays())
     if step.action in ("refuse", "create"):

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide, parse_examine
-from tunetool.node.array.mdadm_conf import conf_with_array
+from tunetool.node.array.md_arrays import Array, Superblock, Wanted, conf_with_array, decide, examine, parse_examine
+from tunetool.node.common.commands import CommandError, NotInstalled
 
 UUID = "2d1e0b40:129b6514:c5540f43:066bc3a1"
 NAMES = tuple(f"nvme{number}n1" for number in range(1, 9))
 WANTED = Wanted("nvme_raid0", "raid0", 2**20, NAMES)
 SUPERBLOCKS = {name: Superblock(name, UUID, "nvme_raid0", "raid0", 8, 2**20, slot) for slot, name in enumerate(NAMES)}
 ASSEMBLED = Array("md127", UUID, "nvme_raid0", "raid0", 2**20, 8, "clean", NAMES, "9:127")
+
+
+@pytest.mark.parametrize("blank", ["", "echo 'mdadm: No md superblock detected on /dev/nvme1n1.' >&2; exit 1"])
+def test_a_device_that_mdadm_cannot_open_is_none_without_a_superblock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank: str
+) -> None:
+    """As mdadm 4.2 answers: it ends with 1 over a blank device, and over one that it cannot open."""
+    program = tmp_path / "mdadm"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def mdadm(script: str) -> None:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    mdadm(blank)
+    assert examine(["nvme1n1"]) == {}
+    mdadm(f"echo 'mdadm: cannot open /dev/nvme2n1: Permission denied' >&2; {blank or 'exit 1'}")
+    with pytest.raises(CommandError, match="cannot open /dev/nvme2n1: Permission denied") as caught:
+        examine(["nvme1n1", "nvme2n1"])
+    assert not isinstance(caught.value, NotInstalled)
 
 
 def test_blank_members_become_an_array() -> None:

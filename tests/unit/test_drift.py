@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +61,8 @@ CONF = f"ARRAY /dev/md/nvme_raid0 metadata=1.2 UUID={MANIFEST['array']['uuid']}\
 UNIT = "etc/systemd/system/slurmd.service.d/60-tunetool-scratch.conf"
 IMAGE = "boot/initrd.img-6.1.0-56-cloud-amd64"
 SIGNATURE = Signature("md127", "xfs", "nvme_raid0", FS_UUID, "0x0")
+SUPERBLOCK = Superblock("", MANIFEST["array"]["uuid"], "nvme_raid0", "raid0", 8, 2**20, 0)
+NO_MDADM = CommandError("`mdadm` is not installed")
 
 
 def wishes(**changes: Any) -> dict[str, Any]:
@@ -107,10 +109,22 @@ class Node:
         self.xfs_info = XFS_INFO
         self.bare = Directory(True, True)
         self.ran: list[list[str]] = []
+        self.superblocks: dict[str, Superblock] | CommandError = {
+            f"nvme{slot + 1}n1": SUPERBLOCK for slot in range(len(SERIALS))
+        }
 
     def run(self, argv: list[str], **_: object) -> Result:
         self.ran.append(list(argv))
         return Result(0, self.xfs_info if argv[0] == "xfs_info" else "", "")
+
+    def examine(self, devices: Sequence[str]) -> dict[str, Superblock]:
+        if isinstance(self.superblocks, CommandError):
+            raise self.superblocks
+        return {
+            name: replace(block, device=name, role=slot)
+            for slot, (name, block) in enumerate(self.superblocks.items())
+            if name in devices
+        }
 
     def look(self, asked: Asked = ASKED, **changes: Any) -> list[Difference]:
         return before_changes.overview(asked, wishes(**changes), str(self.root))
@@ -142,10 +156,11 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     offload.mkdir(parents=True)
     offload.chmod(0o1777)
     found = Node(root)
-    monkeypatch.setattr(volume_apply, "run", found.run)
-    monkeypatch.setattr(mount_point, "run", found.run)
-    monkeypatch.setattr(volume_apply, "read_signatures", lambda names: found.signatures)
-    monkeypatch.setattr(mount_point, "look_beneath", lambda path: found.bare)
+    monkeypatch.setattr(overviews, "examine", found.examine)
+    monkeypatch.setattr(volume, "run", found.run)
+    monkeypatch.setattr(place, "run", found.run)
+    monkeypatch.setattr(volume, "read_signatures", lambda names: found.signatures)
+    monkeypatch.setattr(place, "look_beneath", lambda path: found.bare)
     if os.geteuid() != 0:
         monkeypatch.setattr(mount_point, "name_of", lambda uid: "root")
         monkeypatch.setattr(mount_point, "group_of", lambda gid: "root")
@@ -307,7 +322,10 @@ def test_an_array_that_waits_to_be_assembled_is_mended_and_a_member_less_is_not(
     assert one_left(array_differences(*arguments)).found == "7 of 8 members; missing: `LAB1NV3`"
 
 
-def test_an_array_made_anew_is_left_unless_it_is_adopted(node: Node) -> None:
+@pytest.mark.parametrize("answers", [True, False], ids=["mdadm", "no mdadm"])
+def test_an_array_made_anew_is_left_unless_it_is_adopted(node: Node, answers: bool) -> None:
+    if not answers:
+        node.superblocks = NO_MDADM
     other = json.loads(json.dumps(MANIFEST).replace(MANIFEST["array"]["uuid"], "0:0:0:0").replace(FS_UUID, "11-22"))
     write(node.root, "etc/tunetool/node.json", json.dumps(other))
     left = [one for one in node.look() if not one.mended]
@@ -315,6 +333,22 @@ def test_an_array_made_anew_is_left_unless_it_is_adopted(node: Node) -> None:
     assert all("raid_array_adopt" in one.hint for one in left)
     taken = node.look(replace(ASKED, adopt=True), adopt=True)
     assert {one.name: one.mended for one in taken} == {"array.uuid": True, "filesystem.uuid": True}
+
+
+def test_an_array_that_mdadm_cannot_be_asked_for_is_unknown_and_not_as_asked(node: Node) -> None:
+    (node.root / "sys/block/md127").unlink()
+    assert [one.name for one in node.look()] == ["array.assembled"]
+    node.superblocks = NO_MDADM
+    left = one_left(node.look())
+    assert (left.name, left.expected) == ("array", f"array `nvme_raid0` UUID {MANIFEST['array']['uuid']}")
+    assert left.found == "no answer: `mdadm` is not installed"
+    assert "mdadm --examine" in left.hint
+
+
+def test_no_array_is_known_where_the_drives_carry_none(node: Node) -> None:
+    (node.root / "sys/block/md127").unlink()
+    node.superblocks = {}
+    assert node.look() == []
 
 
 @pytest.mark.parametrize(

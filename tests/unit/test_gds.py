@@ -12,6 +12,7 @@ import pytest
 
 from machines import RECORDED, lay_out
 from tunetool.node.audit.manifest_checks import run_checks
+from tunetool.node.common.commands import CommandError
 from tunetool.node.common.drift import Ledger
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.gds import packages as gds_packages
@@ -645,6 +646,27 @@ def test_packages_come_first_and_only_then_the_rest(machine: Machine, monkeypatc
     drifted = job(machine, "auto", **asked)
     drifted.all()
     assert drifted.packages == ["libcufile-13-0=1.15.0.42-1"]
+
+
+def test_packages_that_nobody_can_be_asked_for_are_unknown_and_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandError, match="neither dpkg nor rpm"):
+        gds_packages.installed()
+    with pytest.raises(CommandError, match="neither apt-cache nor dnf"):
+        gds_packages.available(["nvidia-gds"])
+    program("dnf", "exit 1")
+    assert not gds_packages.available(["nvidia-gds"])
+    program("dpkg-query", "echo 'the database is locked' >&2; exit 2")
+    with pytest.raises(CommandError, match="the database is locked"):
+        gds_packages.installed()
+    program("rpm", "echo installed kernel 5.14")
+    assert gds_packages.installed() == {"kernel": "5.14"}
 
 
 def test_a_configuration_that_would_be_ignored_is_refused_before_anything_is_written(machine: Machine) -> None:

@@ -403,6 +403,20 @@ def test_grubby_that_makes_something_else_is_undone(monkeypatch: pytest.MonkeyPa
     assert fake.words == ["hugepagesz=1G", "hugepages=4"]
 
 
+def test_grubby_that_cannot_even_be_undone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeGrubby("hugepagesz=1G hugepages=4")
+
+    def breaks(argv: list[str], **_: object) -> Result:
+        if len(fake.ran) == 1 and argv[1] != "--info=ALL":
+            raise CommandError("`grubby` failed with exit status 1: no space left")
+        return fake.run(argv)
+
+    monkeypatch.setattr(bootloader, "run", breaks)
+    with pytest.raises(Refusal, match=r"could not be put back .*no space left") as caught:
+        Grubby().put(["hugepagesz=1G", "hugepages=8"], ["hugepagesz=1G", "hugepages=4"])
+    assert "was put back" not in str(caught.value)
+
+
 def test_grubby_would_mix_up_somebody_elses_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeGrubby("hugepages=512")
     monkeypatch.setattr(boot_loader, "run", fake.run)

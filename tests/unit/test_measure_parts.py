@@ -221,8 +221,21 @@ def test_gpu_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert jobs.gpu_processes() == ["process 4711 (`/usr/bin/python3`) uses a GPU"]
     program.write_text("#!/bin/sh\necho 'No running processes found'\n")
     assert jobs.gpu_processes() == []
-    program.write_text("#!/bin/sh\nexit 9\n")
-    assert jobs.gpu_processes() == []
+
+
+@pytest.mark.parametrize("script", ["exit 9", None], ids=["fails", "missing"])
+def test_who_has_a_gpu_open_is_seen_where_nvidia_smi_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
+) -> None:
+    if script:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert jobs.gpu_processes(str(tmp_path)) == []
+    (tmp_path / "proc/4711/fd").mkdir(parents=True)
+    (tmp_path / "proc/4711/fd/3").symlink_to("/dev/nvidia0")
+    (tmp_path / "proc/4711/comm").write_text("python3\n")
+    assert jobs.gpu_processes(str(tmp_path)) == ["process 4711 (`python3`) has a GPU open"]
 
 
 def test_slurm_jobs_but_for_one_s_own(tmp_path: Path) -> None:

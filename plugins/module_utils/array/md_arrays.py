@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
-from ..common.commands import run
+from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text
 
 DEAD_STATES = ("broken", "inactive", "clear")
@@ -131,12 +131,18 @@ def _unprefixed(name: str | None) -> str | None:
 
 
 def examine(devices: Sequence[str]) -> dict[str, Superblock]:
-    """Superblocks of the devices ``/dev/NAME`` that carry one, by kernel name. Reads only; needs root."""
+    """Superblocks of the devices ``/dev/NAME`` that carry one, by kernel name. Reads only; needs root.
+
+    Raises ``CommandError`` also where mdadm could not open one of them: that is no device without a superblock.
+    """
     if not devices:
         return {}
-    # mdadm ends with 1 when any device carries no superblock: not an error here.
-    text = run(["mdadm", "--examine"] + ["/dev/" + device for device in devices], accept=(0, 1)).stdout
-    return parse_examine(text)
+    # mdadm ends with 1 when any device carries no superblock, which is no error here, and also when it cannot read one.
+    done = run(["mdadm", "--examine"] + ["/dev/" + device for device in devices], accept=(0, 1))
+    closed = [line for line in done.stderr.splitlines() if "cannot open" in line]
+    if closed:
+        raise CommandError("`mdadm --examine` failed: %s" % "; ".join(closed[:3]))
+    return parse_examine(done.stdout)
 
 
 def parse_examine(text: str) -> dict[str, Superblock]:

@@ -24,7 +24,9 @@ from ..volume.apply import Volume
 
 
 def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[Difference]:
-    """Every difference on a built node; none on any other, nor where its array is gone.
+    """Every difference on a built node; none on any other, nor where its drives carry no array at all.
+
+    Where mdadm cannot be asked what they carry and the kernel runs none of it, the array is unknown: one difference.
 
     ``wishes`` has what M(tunetool.node.scratch_filesystem) and M(tunetool.node.host_memory) will be asked for, as
     ``filesystem`` and ``memory``; either may be None.
@@ -35,15 +37,15 @@ def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[D
     drives = read_drives(root)
     serials = {drive.name: drive.serial for drive in drives}
     arrays = read_arrays(root)
-    superblocks = {}
+    superblocks, no_answer = {}, ""
     if not any(array.uuid == manifest["array"]["uuid"] for array in arrays):
         try:
             superblocks = examine([drive.name for drive in drives])
-        except CommandError:
-            return []  # a node without mdadm has no array yet
+        except CommandError as error:
+            no_answer = str(error)
     array = built_array(manifest, arrays, superblocks, serials)
     if array is None:
-        return []
+        return [_unknown_array(manifest, no_answer)] if no_answer else []
     found = array_differences(manifest, asked, arrays, superblocks, serials, root)
     volume, memory = wishes.get("filesystem"), wishes.get("memory")
     if volume and array.device and complete(array):
@@ -53,6 +55,17 @@ def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[D
     if memory:
         found += _look(manifest, "memory", lambda ledger: MemoryJob(memory, ledger, root).all())
     return found
+
+
+def _unknown_array(manifest: Mapping[str, Any], no_answer: str) -> Difference:
+    built = manifest["array"]
+    return Difference(
+        "array",
+        "array `%s` UUID %s" % (built["name"], built["uuid"]),
+        "no answer: %s" % no_answer,
+        mended=False,
+        hint="`mdadm --examine` must answer for the drives: `site.yml --tags packages` installs it where it is missing",
+    )
 
 
 def in_the_way(mount_point: str, root: str = "/") -> str | None:

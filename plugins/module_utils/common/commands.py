@@ -12,6 +12,10 @@ class CommandError(Exception):
     """A program that is missing, failed or did not end. The message names it and quotes its last words."""
 
 
+class NotInstalled(CommandError):
+    """The program is missing: another may answer in its place."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What a program said."""
@@ -24,7 +28,8 @@ class Result:
 def run(argv: Sequence[str], accept: Sequence[int] = (0,), timeout: float = 300.0) -> Result:
     """Run ``argv`` without a shell and without input, in the C locale.
 
-    ``timeout`` is in seconds. An exit status outside ``accept`` raises ``CommandError``.
+    ``timeout`` is in seconds. An exit status outside ``accept`` raises ``CommandError``, a missing
+    program ``NotInstalled``.
     """
     # A login without /sbin on its PATH (an ordinary user, some cron) must still find mdadm and wipefs.
     path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
@@ -40,7 +45,7 @@ def run(argv: Sequence[str], accept: Sequence[int] = (0,), timeout: float = 300.
             env=dict(os.environ, LC_ALL="C", PATH=path),
         )
     except FileNotFoundError:
-        raise CommandError("`%s` is not installed" % argv[0]) from None
+        raise NotInstalled("`%s` is not installed" % argv[0]) from None
     except subprocess.TimeoutExpired:
         raise CommandError("`%s` did not end within %g s" % (" ".join(argv), timeout)) from None
     if done.returncode not in accept:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence
 
-from ..common.commands import CommandError, run
+from ..common.commands import CommandError, NotInstalled, run
 
 
 def installed() -> dict[str, str]:
-    """Version by name of every installed package; empty where neither dpkg nor rpm answers."""
+    """Version by name of every installed package. Raises ``CommandError`` where neither dpkg nor rpm answers."""
+    problem = CommandError("there is neither dpkg nor rpm")
     for argv in (
         ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"],
         ["rpm", "-qa", "--qf", "installed %{NAME} %{VERSION}-%{RELEASE}\n"],
     ):
         try:
             lines = run(argv).stdout.splitlines()
-        except CommandError:
+        except CommandError as error:
+            # A dpkg that fails says more than an rpm that nobody installed.
+            problem = problem if isinstance(error, NotInstalled) else error
             continue
         fields = [line.split() for line in lines]
         return {field[1]: field[2] for field in fields if len(field) == 3 and field[0] == "installed"}
-    return {}
+    raise problem
 
 
 def differing(names: Sequence[str], versions: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
@@ -41,12 +44,15 @@ def matches(found: str, asked: str) -> bool:
 
 
 def available(names: Sequence[str]) -> bool:
-    """Whether the node's own repositories offer all of ``names``, as far as their lists on the node tell."""
+    """Whether the node's own repositories offer all of ``names``, as far as their lists on the node tell.
+
+    Raises ``CommandError`` where neither apt nor dnf is there to be asked.
+    """
     if not names:
         return False
     try:
         text = run(["apt-cache", "policy", *names]).stdout
-    except CommandError:
+    except NotInstalled:
         pass
     else:
         candidates = [line.split()[1] for line in text.splitlines() if line.strip().startswith("Candidate:")]
@@ -54,6 +60,8 @@ def available(names: Sequence[str]) -> bool:
     try:
         # -C: what is cached; a node does not go to the network to be looked at.
         text = run(["dnf", "-C", "-q", "repoquery", "--qf", "%{name}\n", *names]).stdout
+    except NotInstalled:
+        raise CommandError("there is neither apt-cache nor dnf") from None
     except CommandError:
-        return False
+        return False  # dnf has fetched no lists yet: they offer nothing
     return set(names) <= set(text.split())

@@ -26,13 +26,13 @@ _DAEMONS = (
 """Names, cut off at 15 characters as the kernel does, of what holds GPUs open on a node where nobody works."""
 
 
-def gpu_processes() -> list[str]:
-    """Processes that compute on a GPU of this node; none where there is no working nvidia-smi."""
+def gpu_processes(root: str = "/") -> list[str]:
+    """Processes that compute on a GPU of this node; those that have one open where nvidia-smi does not answer."""
     query = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
     try:
         shown = run(query, timeout=20).stdout
     except CommandError:
-        return []
+        return gpu_holders(root)
     lines = [line.split(",", 1) for line in shown.splitlines() if re.match(r"\s*\d+\s*,", line)]
     return ["process %s (`%s`) uses a GPU" % (pid.strip(), name.strip()) for pid, name in lines]
 

@@ -144,8 +144,13 @@ class Grubby:
             self._update(words, before)
             _check(self.entries(), words, [before] if list(before) != list(words) else [])
         except (CommandError, Refusal) as error:
-            with contextlib.suppress(CommandError):
+            try:
                 self._update(before if any(carries(entry, before) for entry in there) else (), words)
+            except CommandError as again:
+                raise Refusal(
+                    "the boot configuration could not be changed: %s. hint: what was there before could not be put "
+                    "back (%s): look at `grubby --info=ALL` before the node reboots" % (error, again)
+                ) from error
             raise Refusal(
                 "the boot configuration could not be changed: %s. hint: what was there before was put back; look at "
                 "`grubby --info=ALL`" % error
