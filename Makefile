@@ -1,6 +1,11 @@
 # Every target sets up what it needs by itself; `make setup` is called by all of them and is quick when done.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
+# Every group of tests/timeboxes.toml, in the order in which they run.
+GROUPS := lint unit containers measurement tune checkpoint finetune node
+comma := ,
+empty :=
+GROUPS_COMMA := $(subst $(empty) $(empty),$(comma),$(GROUPS))
 .PHONY: help setup check test test-all bench rehearse clean
 
 help:  ## this list
@@ -10,16 +15,16 @@ setup:  ## .venv with the tool, ansible-playbook and DeepSpeed, whose I/O op is 
 	@tools/dev/setup.sh --deepspeed
 
 check:  ## lint and unit tests: the fast part, for every edit
-	@tools/dev/setup.sh
+	@tools/dev/setup.sh --for lint,unit
 	@.venv/bin/python tools/dev/groups.py lint unit
 
 test: ## everything that must hold
-	@tools/dev/setup.sh --timed --lab --containers --deepspeed --cluster
-	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons lint unit containers measurement tune checkpoint finetune node
+	@tools/dev/setup.sh --timed --for $(GROUPS_COMMA) --deepspeed --cluster
+	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons $(GROUPS)
 
 test-all: ## the same and what exceeds its time box
-	@tools/dev/setup.sh --timed --lab --containers --deepspeed --cluster
-	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow lint unit containers measurement tune checkpoint finetune node
+	@tools/dev/setup.sh --timed --for $(GROUPS_COMMA) --deepspeed --cluster
+	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow $(GROUPS)
 
 bench:  ## what tunetool itself costs: aggregating records, a fleet, verify against bare fio, ds-io against ds_io, tune against ds_nvme_tune, strategies against their prediction
 	@tools/dev/setup.sh --deepspeed --cluster

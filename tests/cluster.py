@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from cluster_layer import NoLayer, layer
+from programs import need_program
 from tunetool.measure.fio import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -289,9 +289,7 @@ def cluster_of_two(folder: Path, nodes: Sequence[str] = NODES) -> Iterator[Clust
     """A cluster whose files lie in ``folder``; everything is gone afterwards. Skips the test where it cannot be."""
     if os.geteuid() != 0:
         pytest.skip("the two-node cluster needs root: namespaces, veth and sshd")
-    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
-    if missing:
-        pytest.skip(f"the two-node cluster needs {', '.join(missing)}: run `tools/dev/setup.sh --cluster`")
+    need_program(*_PROGRAMS)
     try:
         programs = layer()
     except NoLayer as error:

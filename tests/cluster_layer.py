@@ -17,7 +17,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = ("openssh-server", "pdsh", "munge", "slurm-client", "slurm-wlm-basic-plugins", "slurmctld", "slurmd")
+from programs import packages
+
+PACKAGES = packages("cluster")
 _INSTALLED = Path("/var/lib/dpkg/status")
 _MERGED = ("bin", "sbin", "lib", "lib64")
 """Links into usr/ on a system of today. A folder of that name in a layer would hide all that is behind the link."""

@@ -18,6 +18,7 @@ import seeded
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 
+from programs import need_program
 from tunetool.checkpoint import metadata
 from tunetool.checkpoint.reader import DirectReader
 from tunetool.checkpoint.writer import DirectWriter
@@ -88,8 +89,9 @@ def loop(image: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """A device of 64 MB with a file system, and what takes most of it away from under that."""
     with image.open("wb") as stream:
         stream.truncate(64 * 2**20)
+    need_program("mkfs.ext4", "losetup")
+    run("mkfs.ext4", "-q", "-O", "^has_journal", str(image))
     try:
-        run("mkfs.ext4", "-q", "-O", "^has_journal", str(image))
         device = run("losetup", "--find", "--show", str(image))
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no loop device here: {error}")

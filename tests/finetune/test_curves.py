@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from programs import need_program
 from tunetool.training.rank import nvml
 from tunetool.training.rank.curve_files import Curve, gather, read_about, read_curve
 from tunetool.training.rank.curves import Curves
@@ -171,8 +171,7 @@ USER = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 
 
 @pytest.mark.skipif(
-    shutil.which("unshare") is None
-    or subprocess.run(["unshare", *USER, "--mount", "true"], capture_output=True, check=False).returncode != 0,
+    subprocess.run(["unshare", *USER, "--mount", "true"], capture_output=True, check=False).returncode != 0,
     reason="this user may not make a mount namespace",
 )
 def test_a_disk_that_fills_up_ends_the_curves_and_not_the_run(tmp_path: Path) -> None:
@@ -246,8 +245,8 @@ int nvmlDeviceGetClockInfo(void *h, int kind, unsigned *mhz) { *mhz = kind == 1 
 """
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_a_rank_watches_its_own_gpu(tmp_path: Path) -> None:
+    need_program("cc")
     (tmp_path / "nvml.c").write_text(DRIVER)
     library = tmp_path / "libnvidia-ml.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", str(library), str(tmp_path / "nvml.c")], check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,10 +14,7 @@ if not find_spec("deepspeed") or not find_spec("peft"):
 
 from tunetool.record import read
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed"),
-]
+pytestmark = pytest.mark.slow
 
 
 def reference(target: Path, runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from programs import need_program
 from pythons import bare_python, python_that
 from tunetool.measure.aio import Missing, need, probe
 
@@ -76,8 +77,7 @@ def bench() -> Iterator[Bench]:
     """Needs root, loop devices and fio; without them nothing here could lie, and nothing would be shown."""
     if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
         pytest.skip("needs root and loop devices")
-    if shutil.which("fio") is None:
-        pytest.fail("these tests need fio on PATH")
+    need_program("fio")
     # Not pytest's own directory: it may lie in memory.
     place = Path(tempfile.mkdtemp(prefix="tunetool-liars-", dir="/var/tmp"))
     (place / "target").mkdir()
@@ -174,13 +174,11 @@ def test_somebody_else_hammers_the_disk(bench: Bench) -> None:
 
 
 def test_code_that_swallows_every_sync(bench: Bench, tmp_path: Path) -> None:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
+    need_program("cc")
     source = tmp_path / "swallow.c"
     source.write_text("int fsync(int f) { return 0; }\nint fdatasync(int f) { return 0; }\n")
     library = tmp_path / "swallow.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     lied(bench.mounted("true", "--allow-busy", LD_PRELOAD=str(library)), 3, "`LD_PRELOAD` was set", "UNPROVEN")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from programs import need_program
 from pythons import bare_python
 from tunetool.measure.aio import Missing, need, probe
 from tunetool.measure.evidence import obstacles
@@ -26,8 +27,7 @@ TUNETOOL = [sys.executable, "-m", "tunetool", "verify"]
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
     """A directory on a disk that counts. ``tmp_path`` may lie in memory: then the checkout's own file system."""
-    if shutil.which("fio") is None:
-        pytest.fail("these tests need fio on PATH")
+    need_program("fio")
     if not obstacles(read_stack(str(tmp_path))):
         path = tmp_path / "target"
         path.mkdir()

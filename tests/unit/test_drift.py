@@ -21,17 +21,15 @@ from test_host_files import XFS_INFO
 
 from initramfs_images import image
 from machines import RECORDED, lay_out
+from programs import need_program
 from tunetool.node.array.drift import Asked, array_differences
 from tunetool.node.array.md_arrays import Array, Superblock, read_arrays
-from tunetool.node.audit import before_changes
+from tunetool.node.audit import before_changes as overviews
 from tunetool.node.common.commands import CommandError, Result, run
 from tunetool.node.common.drift import Difference, Drifted, Ledger, settle
-from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.memory import HugePages
-from tunetool.node.machine.mounts import read_mounts
-from tunetool.node.memory.apply import MemoryJob
 from tunetool.node.memory.persistent_files import (
     parse_tmpfiles,
     pools_to_give_back,
@@ -39,8 +37,10 @@ from tunetool.node.memory.persistent_files import (
     render_systemd,
     render_tmpfiles,
 )
+from tunetool.node.volume import apply as volume
 from tunetool.node.volume import apply as volume_apply
 from tunetool.node.volume import mount_point
+from tunetool.node.volume import mount_point as place
 from tunetool.node.volume.apply import Volume
 from tunetool.node.volume.immutable_flag import Directory
 from tunetool.node.volume.mount_options import at_mount_only, like, unwanted
@@ -468,15 +468,16 @@ def test_a_remount_never_carries_what_xfs_would_ignore(asked: list[str]) -> None
 @pytest.fixture
 def real_xfs(tmp_path: Path) -> Iterator[tuple[Array, Path]]:
     """A real XFS on a loop device, mounted with other options and another label than are asked for."""
+    need_program("mkfs.xfs", "losetup", "mount")
     image, point = tmp_path / "image", tmp_path / "point"
     point.mkdir()
     with image.open("w") as stream:
         stream.truncate(4 * 2**30)
+    run(["mkfs.xfs", "-q", "-L", "other", "-d", "su=1m,sw=8", "-l", "su=256k", str(image)])
     try:
-        run(["mkfs.xfs", "-q", "-L", "other", "-d", "su=1m,sw=8", "-l", "su=256k", str(image)])
         device = run(["losetup", "--find", "--show", str(image)]).stdout.strip()
     except CommandError as error:
-        pytest.skip(f"needs root, xfsprogs and loop devices: {error}")
+        pytest.skip(f"needs root and loop devices: {error}")
     try:
         run(["mount", "-o", "relatime,nodev,logbufs=8,logbsize=256k", device, str(point)])
     except CommandError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from copy import deepcopy
@@ -17,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from machines import RECORDED, lay_out
+from programs import need_program
 from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.common import manifest as manifests
-from tunetool.node.ephemeral import boot_decision, boot_unit
+from tunetool.node.ephemeral import boot_decision as ephemeral
+from tunetool.node.ephemeral import boot_unit as bootunit
 from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, RESUME, ConfigError, Finding, Scene, decide
 from tunetool.node.ephemeral.boot_unit import UNIT, carry_out, changes, escape
 from tunetool.node.machine.drive_contents import Signature
@@ -241,8 +242,7 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, text: st
     ["/", "/mnt/nvme_raid0", "//mnt//a-b/", "/mnt/a b", "/.hidden/x", "/mnt/50%", "/mnt/ä", "/dev/disk/by-uuid/0-a"],
 )
 def test_units_are_named_as_systemd_names_them(path: str) -> None:
-    if shutil.which("systemd-escape") is None:
-        pytest.skip("needs systemd-escape")
+    need_program("systemd-escape")
     told = subprocess.run(["systemd-escape", "--path", path], capture_output=True, text=True, check=True)
     assert escape(path) == told.stdout.strip()
 
@@ -267,8 +267,7 @@ def test_the_unit_comes_before_mount_and_services() -> None:
 
 
 def test_systemd_accepts_the_files(tmp_path: Path) -> None:
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("needs systemd-analyze")
+    need_program("systemd-analyze")
     for one in changes(files(), str(tmp_path)):
         carry_out(one)
     units = tmp_path / "etc/systemd/system"
@@ -336,8 +335,7 @@ def test_the_program_says_that_it_is_off_and_imports_nothing_heavy() -> None:
 
 
 def test_a_file_system_that_mkfs_did_not_finish_is_known(tmp_path: Path) -> None:
-    if shutil.which("mkfs.xfs") is None:
-        pytest.skip("needs mkfs.xfs")
+    need_program("mkfs.xfs")
     image = tmp_path / "image"
     with image.open("wb") as stream:
         stream.truncate(512 * 2**20)

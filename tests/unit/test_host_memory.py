@@ -12,16 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.common.commands import CommandError, Result
-from tunetool.node.common.drift import Difference, Ledger, settle
-from tunetool.node.common.refusal import Refusal
-from tunetool.node.machine import busy
-from tunetool.node.machine.memory import HugePages
-from tunetool.node.memory import apply as memory_apply
-from tunetool.node.memory import boot_loader
-from tunetool.node.memory.apply import MemoryJob
+from programs import need_program
+from tunetool.node.machine import busy as jobs
+from tunetool.node.memory import apply as memory_job
+from tunetool.node.memory import boot_loader as bootloader
 from tunetool.node.memory.boot_loader import DROPIN_PATH, Grub, Grubby
-from tunetool.node.memory.hugepage_limits import refuse_impossible
 from tunetool.node.memory.kernel_parameters import (
     carries,
     grubby_lines,
@@ -474,8 +469,9 @@ def test_too_little_free_memory_proves_nothing(kernel: Kernel) -> None:
     assert check.status == "unknown"
 
 
-@pytest.mark.skipif(not os.access("/usr/bin/prlimit", os.X_OK), reason="needs util-linux")
 def test_memory_is_really_locked_under_a_real_limit() -> None:
+    need_program("prlimit", "setpriv")
+
     def limited(size: int, limit: int) -> Attempt:
         user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
         command = ["prlimit", f"--memlock={limit}:{limit}", *user, *child_command(size)]

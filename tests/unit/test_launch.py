@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from programs import need_program
 from tunetool.errors import UsageProblem
 from tunetool.launch.agent import first
 from tunetool.launch.choose import launcher
@@ -190,8 +190,8 @@ def test_the_hostfile_and_the_command_line_are_deepspeeds() -> None:
     )
 
 
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh itself reads what is rendered")
 def test_pdsh_reaches_hosts_as_ansible_does(tmp_path: Path) -> None:
+    need_program("ssh")  # it reads itself what is rendered
     mine = tmp_path / "mine"
     mine.write_text("Host *\n  Compression yes\n")
     common = {"ansible_user": "ops", "ansible_ssh_common_args": f"-F {mine} -o UserKnownHostsFile=/k"}

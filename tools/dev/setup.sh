@@ -1,56 +1,66 @@
 #!/usr/bin/env bash
 # Sets up this checkout: the machine's packages where they are missing, .venv, the collection's link.
-#   --lab         also what virtual nodes and fio measurements need
+#   --for GROUPS  also the programs that groups of tests need (comma between them): tests/programs.txt
+#   --lab         also what virtual nodes need: the same as `--for node`
+#   --containers  also podman and mmdebstrap, where neither podman nor docker works: `--for containers`
 #   --deepspeed   also torch, DeepSpeed and what checkpoints need; DeepSpeed's I/O op compiled (six minutes the first
 #                 time on a machine)
-#   --containers  also podman and mmdebstrap, where neither podman nor docker works
 #   --cluster     also what two nodes on this machine need: programs unpacked into the user's cache, none installed
 #   --timed       leave the seconds taken in .venv/.setup-seconds for the table of time boxes
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 started=$SECONDS
-lab=false containers=false deepspeed=false cluster=false timed=false
-for argument in "$@"; do
-  case $argument in
-    --lab) lab=true ;;
-    --containers) containers=true ;;
-    --deepspeed) deepspeed=true ;;
+wanted=,setup, deepspeed=false cluster=false timed=false
+while [ $# -gt 0 ]; do
+  case $1 in
+    --for)
+      if [ $# -lt 2 ]; then echo "error: \`--for\` names no group" >&2; exit 2; fi
+      wanted+="$2,"
+      shift
+      ;;
+    --lab) wanted+=node, ;;
+    --containers) wanted+=containers, ;;
+    --deepspeed) deepspeed=true wanted+=deepspeed, ;;
     --cluster) cluster=true ;;
     --timed) timed=true ;;
-    *) echo "error: \`$argument\` is not an option of setup.sh" >&2; exit 2 ;;
+    *) echo "error: \`$1\` is not an option of setup.sh" >&2; exit 2 ;;
   esac
+  shift
 done
 
-as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+python=${PYTHON:-python3}
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"
+  elif command -v sudo >/dev/null; then sudo "$@"
+  else
+    echo "error: packages are missing, and only root can install them" >&2
+    echo "hint: as root: apt-get install --no-install-recommends ${packages[*]}" >&2
+    exit 2
+  fi
+}
+
+# Whether a line of tests/programs.txt is there already.
+there() {
+  case $1 in
+    python3) command -v "$python" >/dev/null ;;
+    python3:*) "$python" -c "import ${1#python3:}" 2>/dev/null ;;
+    container-runtime) podman info >/dev/null 2>&1 || docker info >/dev/null 2>&1 ;;
+    unpacked:*) true ;;
+    /*) [ -e "$1" ] ;;
+    *) PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$1" >/dev/null ;;
+  esac
+}
 
 packages=()
-python=${PYTHON:-python3}
-command -v "$python" >/dev/null || packages+=(python3)
-"$python" -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
-if $lab; then
-  command -v qemu-system-x86_64 >/dev/null || packages+=(qemu-system-x86)
-  command -v qemu-img >/dev/null || packages+=(qemu-utils)
-  command -v mmdebstrap >/dev/null || packages+=(mmdebstrap)
-  command -v mke2fs >/dev/null || [ -x /sbin/mke2fs ] || packages+=(e2fsprogs)
-  command -v fio >/dev/null || packages+=(fio)
-  command -v ssh >/dev/null || packages+=(openssh-client)
-  command -v shellcheck >/dev/null || packages+=(shellcheck)
-fi
-if $deepspeed; then
-  [ -e /usr/include/libaio.h ] || packages+=(libaio-dev)
-  command -v c++ >/dev/null || packages+=(g++)
-fi
-if $cluster; then
-  command -v ip >/dev/null || packages+=(iproute2)
-  command -v ssh >/dev/null || [[ " ${packages[*]} " == *" openssh-client "* ]] || packages+=(openssh-client)
-fi
-if $containers; then
-  if ! podman info >/dev/null 2>&1 && ! docker info >/dev/null 2>&1; then
-    # runc beside it: crun refuses the hybrid cgroups that some build machines still have.
-    packages+=(podman runc)
-  fi
-  command -v mmdebstrap >/dev/null || [[ " ${packages[*]} " == *" mmdebstrap "* ]] || packages+=(mmdebstrap)
-fi
+while read -r name package needed_by; do
+  case $name in "" | "#"*) continue ;; esac
+  for group in ${needed_by//,/ }; do
+    if [[ $wanted == *",$group,"* ]] && [[ " ${packages[*]-} " != *" $package "* ]] && ! there "$name"; then
+      packages+=("$package")
+    fi
+  done
+done <tests/programs.txt
 if [ ${#packages[@]} -gt 0 ]; then
   echo "installing ${packages[*]}"
   if ! command -v apt-get >/dev/null; then
@@ -76,9 +86,12 @@ fi
 # (from a `find-links` or `extra-index-url` of pip's configuration); without one DeepSpeed is left out, and says so.
 if $deepspeed && [ "$(cat .venv/.stamp-deepspeed 2>/dev/null)" != "$key" ]; then
   pip=(.venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt)
+  # tests/skips.py lets tests of DeepSpeed be skipped where this file is, and nowhere else.
+  rm -f .venv/.deepspeed-left-out
   if [ ! -e /dev/nvidiactl ] && "${pip[@]}" --dry-run --ignore-installed --report - torch | grep -q '"name": "nvidia-'; then
     echo "DeepSpeed is left out: the only torch for this Python comes with CUDA, and there is no GPU"
     echo "hint: let pip find a CPU wheel of torch (PIP_EXTRA_INDEX_URL), or use Python 3.11 where that has one"
+    touch .venv/.deepspeed-left-out
   else
     echo "installing torch and DeepSpeed"
     "${pip[@]}" --editable '.[control,dev,deepspeed,checkpoint,engines,finetune,lightning]'

@@ -1,0 +1,113 @@
+"""The one list of programs that tests need, and setup.sh that installs from it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import programs
+
+ROOT = Path(__file__).parents[2]
+NO_GROUPS = {"setup", "deepspeed", "cluster", "fresh"}
+"""What needs programs and is no group of tests with a time box."""
+
+
+def test_every_line_has_three_columns_and_groups_that_exist() -> None:
+    groups = set(re.findall(r"^\[(\S+)\]$", (ROOT / "tests/timeboxes.toml").read_text(), re.MULTILINE)) | NO_GROUPS
+    for one in programs.read():
+        assert set(one.needed_by) <= groups, one
+        assert re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", one.package), one
+
+
+def test_a_missing_program_fails_the_test_and_names_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(programs, "_PATH", str(tmp_path))
+    with pytest.raises(pytest.fail.Exception, match=r"`mkfs.xfs` \(package xfsprogs\) is missing\nhint: .*--for unit"):
+        programs.need_program("mkfs.xfs")
+    (tmp_path / "mkfs.xfs").touch(mode=0o755)
+    programs.need_program("mkfs.xfs")
+    with pytest.raises(KeyError):
+        programs.need_program("a-program-that-is-not-in-the-list")
+
+
+LIST = """\
+# program package needed by
+python3 python3 setup
+here here-package unit
+gone gone-package unit,node
+twice gone-package unit
+/nowhere/header.h libheader-dev deepspeed
+/etc/passwd never-package unit
+container-runtime podman containers
+unpacked:sshd openssh-server cluster
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with a list of its own, on a machine whose apt-get only says what it is asked for."""
+    (tmp_path / "tools/dev").mkdir(parents=True)
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tools/dev/setup.sh", tmp_path / "tools/dev")
+    (tmp_path / "tests/programs.txt").write_text(LIST)
+    (tmp_path / "bin").mkdir()
+    scripts = {
+        "apt-get": f'echo "$@" >> {tmp_path}/asked; [ "$1" = update ]',
+        "id": "echo 0",
+        "here": "true",
+        "python3": "true",
+        "podman": "exit 1",
+        "docker": "exit 1",
+    }
+    for name, script in scripts.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--for", "unit"], "gone-package"),
+        (["--lab"], "gone-package"),
+        (["--deepspeed"], "libheader-dev"),
+        (["--containers", "--for", "lint,unit"], "gone-package podman"),
+    ],
+)
+def test_set_up_installs_what_is_missing_for_the_groups_asked_for(
+    checkout: Path, options: list[str], wanted: str
+) -> None:
+    environment = {**os.environ, "PATH": f"{checkout / 'bin'}:/usr/bin:/bin"}
+    environment.pop("PYTHON", None)
+    done = subprocess.run(
+        ["bash", checkout / "tools/dev/setup.sh", *options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # The stand-in refuses to install, and nothing comes after that.
+    assert done.returncode != 0
+    assert done.stdout == f"installing {wanted}\n", done.stderr
+    assert (checkout / "asked").read_text().splitlines()[-1].endswith(f"--no-install-recommends {wanted}")
+
+
+def test_who_may_not_install_is_told_what_to_install(checkout: Path) -> None:
+    (checkout / "bin/id").write_text("#!/bin/sh\necho 1000\n")
+    for name in ("bash", "dirname", "env", "cat"):
+        (checkout / "bin" / name).symlink_to(shutil.which(name) or name)
+    done = subprocess.run(
+        [checkout / "bin/bash", checkout / "tools/dev/setup.sh", "--for", "unit"],
+        env={"PATH": str(checkout / "bin")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "hint: as root: apt-get install --no-install-recommends gone-package\n" in done.stderr
