@@ -1,0 +1,161 @@
+"""The reasons for which a test may be skipped. A skip for any other reason fails the run, by the test's name.
+
+What a test needs and a package can bring is no reason: `programs.need_program` fails the test, and setup.sh installs it.
+The conftest.py of the checkout takes the two hooks from here, for every group and every Python.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+BARE_PYTHON = "TUNETOOL_TESTS_BARE_PYTHON"
+"""Set by tools/dev/other_python.py: a Python with what a node needs, and nothing of a control machine's."""
+LEFT_OUT = Path(__file__).parents[1] / ".venv/.deepspeed-left-out"
+"""Written by tools/dev/setup.sh where the only torch would bring CUDA."""
+
+
+def not_root() -> bool:
+    return os.geteuid() != 0
+
+
+@cache
+def no_mounts() -> bool:
+    """A container or an ordinary user without user namespaces."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    script = ["unshare", *user, "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(script, capture_output=True, check=False).returncode != 0
+
+
+def no_loops() -> bool:
+    """No loop devices, as in a container."""
+    return not_root() or no_mounts() or not Path("/dev/loop-control").exists()
+
+
+def no_xfs() -> bool:
+    return no_loops() or "xfs" not in Path("/proc/filesystems").read_text()
+
+
+def a_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
+
+
+def bare_python() -> bool:
+    return BARE_PYTHON in os.environ
+
+
+def left_out() -> bool:
+    return LEFT_OUT.exists()
+
+
+def no_apt() -> bool:
+    return not Path("/usr/bin/apt-get").exists()
+
+
+def no_wheel() -> bool:
+    return platform.machine() != "x86_64"
+
+
+def always() -> bool:
+    """Only the test itself can know."""
+    return True
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A pattern of reasons, why that is no fault, and whether this machine is one where it holds."""
+
+    pattern: str
+    why: str
+    holds: Callable[[], bool]
+
+
+ALLOWED = (
+    Allowed(
+        r"needs root\b|only root|by root alone|cluster needs root|gives root up", "rights: an ordinary user", not_root
+    ),
+    Allowed(r"needs root and loop devices|no loop device here", "rights: a container has none", no_loops),
+    Allowed(r"needs root and mount\(2\)|may not (make a mount namespace|mount a file system)", "rights", no_mounts),
+    Allowed(r"no file system can be mounted here", "rights: a container mounts none", no_loops),
+    Allowed(r"no nodes can be made here", "rights: a container has no network of its own", no_mounts),
+    Allowed(r"needs XFS", "kernel: this one has no XFS, and loads no module for it", no_xfs),
+    Allowed(r"no cgroup of this machine limits the disk", "kernel: neither blkio nor io", always),
+    Allowed(
+        r"settings of a disk can be changed by root alone", "hardware: /sys is read-only, or there is no disk", always
+    ),
+    Allowed(r"lies on no disk: set TMPDIR to one", "hardware: no disk under the temporary directory", always),
+    Allowed(
+        r"/dev/shm is too small here|needs a tmpfs at /dev/shm", "hardware: little memory, or a container's", always
+    ),
+    Allowed(
+        r"no such flag|Operation not (supported|permitted)",
+        "hardware: a file system without the immutable flag",
+        always,
+    ),
+    Allowed(r"no answer here: ", "hardware: a file system that does not say where a file lies", always),
+    Allowed(r"this machine is in ephemeral mode", "hardware: a node, whose own mode would answer", always),
+    Allowed(
+        r"kvikio is installed here|^there is (one|a GPU here)", "hardware: what is missing elsewhere is here", a_gpu
+    ),
+    Allowed(r"there is no wheel for this machine", "a licence: NVIDIA has no such wheel for this processor", no_wheel),
+    Allowed(r"no free network in ", "hardware: 200 networks are in use", always),
+    Allowed(r"no apt-get: the cluster's programs", "another distribution", no_apt),
+    Allowed(r"no Python \S+ here that `nobody` may start", "hardware: the only Python lies in root's home", always),
+    Allowed(r"it compresses: the tensor's bytes", "an engine to which the question does not apply", always),
+    Allowed(r"orbax|torchsnapshot", "a licence, or a size: engines that nobody is made to install", always),
+    Allowed(
+        r"Ansible's control side needs Python 3.11|could not import '(ansible|ansible_runner|numpy|yaml|xxhash)'",
+        "another Python",
+        bare_python,
+    ),
+    Allowed(r"tools/dev needs Python 3.11", "another Python", lambda: sys.version_info < (3, 11)),
+    Allowed(r"tunetool is not installed as a program here", "another Python", bare_python),
+    Allowed(r"there is no wheel for this machine", "another Python, without NVIDIA's libraries", bare_python),
+    Allowed(
+        r"(torch|DeepSpeed|deepspeed|Lightning|peft).* not installed|has no torch|needs DeepSpeed|checkpoints are torch's own",
+        "torch comes with CUDA alone for this Python",
+        left_out,
+    ),
+)
+
+
+def allowed(reason: str) -> bool:
+    """Whether this reason is in the list and holds on this machine."""
+    return any(re.search(one.pattern, reason) and one.holds() for one in ALLOWED)
+
+
+def _judge(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip for any other reason into a failure."""
+    if report.outcome != "skipped" or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    reason = reason.removeprefix("Skipped: ")
+    if not allowed(reason):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"`{report.nodeid}` was skipped, and its reason is none of tests/skips.py: {reason}\n"
+            "hint: let setup.sh install what it needs (tests/programs.txt), or add the reason with why it is no fault"
+        )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _judge(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _judge(report)
+    return report

@@ -1,0 +1,98 @@
+"""A skip whose reason is not in the list fails the run: shown by pytest itself, alone and over two processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import skips
+
+TESTS = Path(__file__).parents[1]
+MODULE = """
+import pytest
+
+@pytest.mark.skip(reason="it compresses: the tensor's bytes cannot be found")
+def test_allowed(): ...
+
+def test_in_the_test():
+    pytest.skip("no time today")
+
+@pytest.mark.skipif(True, reason="by a mark")
+def test_by_a_mark(): ...
+
+@pytest.fixture
+def machine():
+    pytest.skip("in a fixture")
+
+def test_in_a_fixture(machine): ...
+
+@pytest.mark.xfail(reason="known", strict=True)
+def test_expected_to_fail():
+    assert False
+
+def test_passes(): ...
+"""
+
+
+def pytest_on(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+    (folder / "conftest.py").write_text((TESTS.parent / "conftest.py").read_text())
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-m", "pytest", "-q", *arguments, str(folder)]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_any_other_reason_fails_the_run_by_name(tmp_path: Path, processes: str) -> None:
+    (tmp_path / "test_some.py").write_text(MODULE)
+    done = pytest_on(tmp_path, "-n", processes)
+    assert done.returncode == 1, done.stdout
+    told = dict(
+        re.findall(r"`test_some.py::(\w+)` was skipped, and its reason is none of tests/skips.py: (.*)", done.stdout)
+    )
+    assert told == {
+        "test_in_the_test": "no time today",
+        "test_by_a_mark": "by a mark",
+        "test_in_a_fixture": "in a fixture",
+    }
+    assert "1 passed, 1 skipped, 1 xfailed" in done.stdout
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_whole_module_left_out_fails_the_run(tmp_path: Path, processes: str) -> None:
+    (tmp_path / "test_whole.py").write_text(
+        'import pytest\npytest.importorskip("no_such_module")\ndef test_one(): ...\n'
+    )
+    (tmp_path / "test_other.py").write_text("def test_one(): ...\n")
+    done = pytest_on(tmp_path, "-n", processes)
+    assert done.returncode not in (0, 5), done.stdout
+    assert "`test_whole.py` was skipped, and its reason is none of tests/skips.py: could not import" in done.stdout
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_skips_for_reasons_of_the_list_pass(tmp_path: Path, processes: str) -> None:
+    (tmp_path / "test_some.py").write_text(MODULE.replace('"no time today"', '"it compresses: the tensor\'s bytes"'))
+    done = pytest_on(tmp_path, "-n", processes, "-k", "allowed or in_the_test or passes")
+    assert done.returncode == 0, done.stdout
+    assert "1 passed, 2 skipped" in done.stdout
+
+
+def test_a_reason_counts_only_where_it_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(skips.BARE_PYTHON, raising=False)
+    monkeypatch.setattr(skips, "LEFT_OUT", tmp_path / "left-out")
+    for reason in ("Ansible's control side needs Python 3.11", "DeepSpeed is not installed"):
+        assert not skips.allowed(reason)
+    monkeypatch.setenv(skips.BARE_PYTHON, "1")
+    assert skips.allowed("Ansible's control side needs Python 3.11")
+    assert not skips.allowed("DeepSpeed is not installed")
+    (tmp_path / "left-out").touch()
+    assert skips.allowed("DeepSpeed is not installed")
+
+
+def test_every_reason_says_why() -> None:
+    assert all(one.why and re.compile(one.pattern) for one in skips.ALLOWED)
