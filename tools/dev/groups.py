@@ -74,9 +74,7 @@ def lint_commands() -> list[list[str]]:
         [str(VENV / "yamllint"), "--strict", "."],
         [str(VENV / "ansible-lint"), "--offline", "-q"],
     ]
-    if shutil.which("shellcheck"):
-        commands.append(["shellcheck", *scripts])
-    return commands
+    return [*commands, ["shellcheck", *scripts]]
 
 
 def compiled_by_the_oldest() -> list[list[str]]:
@@ -204,6 +202,8 @@ def main() -> int:
     parser.add_argument("--pythons", action="store_true", help="unit tests on the other Pythons too")
     parser.add_argument("--setup-timed", action="store_true", help="show what setup.sh --timed took")
     options = parser.parse_args()
+    # SIGTERM must end a group with all its processes, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     boxes = tomllib.loads((ROOT / "tests/timeboxes.toml").read_text())
     outcomes = []
     if options.setup_timed:

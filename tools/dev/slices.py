@@ -1,0 +1,137 @@
+"""What .ci/run does: `make test`, then slices of the slow tests (tests/slices.toml), as many as surely end in time.
+
+The commit's hash names the first slice and the others follow in turn, so that every slow test runs again and again. A
+slice may take twice its recorded time; none is started that might then end later than the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+START_WITHIN = 70 * 60.0
+"""Seconds since the start within which every slice that is started must end, were it twice as slow as recorded."""
+STOP_AFTER = 84 * 60.0
+"""Seconds after which whatever runs is stopped: everything then ends within 90 minutes."""
+SLOWER = 2
+"""So many times slower than recorded a machine may be."""
+CLEAN_UP_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Files whose slow tests run together, and how long they take."""
+
+    name: str
+    paths: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a step."""
+
+    name: str
+    seconds: float
+    expected: float | None
+    status: str
+
+
+def read(path: Path) -> list[Slice]:
+    """The slices in the file's order."""
+    table = tomllib.loads(path.read_text())
+    return [Slice(name, tuple(row["paths"]), float(row["seconds"])) for name, row in table.items()]
+
+
+def in_turn(slices: Sequence[Slice], commit: str) -> list[Slice]:
+    """All of them, beginning with the one that the commit's hash names."""
+    first = int(commit, 16) % len(slices)
+    return [*slices[first:], *slices[:first]]
+
+
+def next_of(waiting: Sequence[Slice], elapsed: float, limit: float) -> Slice | None:
+    """The first that surely ends within the limit; None where none does."""
+    return next((one for one in waiting if elapsed + SLOWER * one.seconds <= limit), None)
+
+
+def run(command: Sequence[str], seconds: float) -> str:
+    """Run a step in its own session: `passed`, `FAILED` or, when its time was up, `stopped`."""
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdin=subprocess.DEVNULL) as process:
+        try:
+            return "passed" if process.wait(timeout=max(seconds, 1)) == 0 else "FAILED"
+        except subprocess.TimeoutExpired:
+            end(process)
+            return "stopped"
+        except BaseException:
+            end(process)
+            raise
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, so that it cleans up, and then make it."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(timeout=CLEAN_UP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def head() -> str:
+    """The commit that is checked out."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def work(slices: Sequence[Slice], commit: str, limit: float, stop: float) -> list[Ran]:
+    """`make test`, then slices; everything that ran, in its order, and after it what did not."""
+    started = time.monotonic()
+    ran = []
+
+    def step(name: str, command: Sequence[str], expected: float | None = None) -> None:
+        begun = time.monotonic()
+        print(f"=== {name}", flush=True)
+        status = run(command, stop - (begun - started))
+        ran.append(Ran(name, time.monotonic() - begun, expected, status))
+
+    step("make test", ["make", "test"])
+    waiting = in_turn(slices, commit)
+    while one := next_of(waiting, time.monotonic() - started, limit):
+        waiting.remove(one)
+        pytest = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-v", "--durations=0", *one.paths, "-m", "slow"]
+        step(f"slice {one.name}", pytest, one.seconds)
+    return [*ran, *(Ran(f"slice {one.name}", 0, one.seconds, "not run") for one in waiting)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commit", help="hash that names the first slice (default: HEAD)")
+    parser.add_argument("--limit", type=float, default=START_WITHIN, help="seconds in all")
+    parser.add_argument("--stop", type=float, default=STOP_AFTER, help="seconds after which what runs is stopped")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    slices = read(ROOT / "tests/slices.toml")
+    ran = work(slices, options.commit or head(), options.limit, options.stop)
+    print(f"\n{'step':<32} {'used':>7} {'recorded':>9}  status")
+    for one in ran:
+        used = f"{one.seconds:.0f}s" if one.status != "not run" else "-"
+        expected = f"{one.expected:.0f}s" if one.expected else "-"
+        print(f"{one.name:<32} {used:>7} {expected:>9}  {one.status}")
+    counts = [
+        sum(one.status in statuses for one in ran) for statuses in (["passed"], ["FAILED", "stopped"], ["not run"])
+    ]
+    print("steps: {} passed, {} failed, {} not run".format(*counts), flush=True)
+    return 1 if counts[1] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
