@@ -2,11 +2,11 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Every group of tests/timeboxes.toml, in the order in which they run.
-GROUPS := lint unit containers measurement tune checkpoint finetune node
+GROUPS := lint unit fresh containers measurement tune checkpoint finetune node
 comma := ,
 empty :=
 GROUPS_COMMA := $(subst $(empty) $(empty),$(comma),$(GROUPS))
-.PHONY: help setup check test test-all bench rehearse clean
+.PHONY: help setup check fresh test test-all bench rehearse clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -17,6 +17,10 @@ setup:  ## .venv with the tool, ansible-playbook and DeepSpeed, whose I/O op is 
 check:  ## lint and unit tests: the fast part, for every edit
 	@tools/dev/setup.sh --for lint,unit
 	@.venv/bin/python tools/dev/groups.py lint unit
+
+fresh: ## a clone of what is committed, set up and checked in a Debian 12 container that has nothing; NODE=1: in a virtual node
+	@tools/dev/setup.sh --for fresh$(if $(NODE),$(comma)node)
+	@.venv/bin/python tools/dev/fresh.py $(if $(NODE),--node)
 
 test: ## everything that must hold
 	@tools/dev/setup.sh --timed --for $(GROUPS_COMMA) --deepspeed --cluster

@@ -13,7 +13,7 @@ import pytest
 import programs
 
 ROOT = Path(__file__).parents[2]
-NO_GROUPS = {"setup", "deepspeed", "cluster", "fresh"}
+NO_GROUPS = {"setup", "deepspeed", "cluster"}
 """What needs programs and is no group of tests with a time box."""
 
 

@@ -93,9 +93,9 @@ def find_runtime(wanted: str) -> str:
     stop("; ".join(reasons), "tools/dev/setup.sh --containers installs podman where apt-get is")
 
 
-def fingerprint(system: str) -> str:
+def fingerprint(system: str, packages: Sequence[str] = PACKAGES) -> str:
     """Hash of all that decides what the image holds."""
-    return hashlib.sha256(repr((1, SUITES[system], PACKAGES, OPTIONS)).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr((1, SUITES[system], tuple(packages), OPTIONS)).encode()).hexdigest()[:12]
 
 
 @contextlib.contextmanager
@@ -106,19 +106,27 @@ def only_builder(cache: Path) -> Iterator[None]:
         yield
 
 
+def cache_directory() -> Path:
+    """Where everything lies that is made once and outlives a checkout."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tunetool"
+
+
 def ensure_image(runtime: str, system: str) -> str:
-    """Name of the image in the runtime's own store, from the cached archive, built when there is none."""
-    image = os.environ.get("TUNETOOL_CONTAINER_IMAGE", "")
-    if image:
-        return image
-    image = f"tunetool-test:{system}-{fingerprint(system)}"
+    """Name of the image of a node, or the user's own."""
+    return os.environ.get("TUNETOOL_CONTAINER_IMAGE", "") or made_image(runtime, system, "test", PACKAGES)
+
+
+def made_image(runtime: str, system: str, purpose: str, packages: Sequence[str]) -> str:
+    """Name of an image in the runtime's own store, from the cached archive, built when there is none."""
+    key = fingerprint(system, packages)
+    image = f"tunetool-{purpose}:{system}-{key}"
     if call([runtime, "image", "inspect", image]).returncode == 0:
         return image
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tunetool/containers"
+    cache = cache_directory() / ("containers" if purpose == "test" else f"containers-{purpose}")
     with only_builder(cache):
-        archive = cache / f"{system}-{fingerprint(system)}.tar"
+        archive = cache / f"{system}-{key}.tar"
         if not archive.exists():
-            build(system, archive)
+            build(system, archive, packages)
         # `docker import` takes the same words; it is told the command when the container is started.
         done = call([runtime, "import", str(archive), image], 300)
         if done.returncode:
@@ -126,7 +134,7 @@ def ensure_image(runtime: str, system: str) -> str:
     return image
 
 
-def build(system: str, archive: Path) -> None:
+def build(system: str, archive: Path, packages: Sequence[str]) -> None:
     """The archive by mmdebstrap, put in its place by rename; older ones of this system go."""
     program = shutil.which("mmdebstrap")
     if program is None:
@@ -140,7 +148,7 @@ def build(system: str, archive: Path) -> None:
     mode = "root" if os.geteuid() == 0 else "unshare"
     command = [
         *(program, "--quiet", "--variant=minbase", f"--mode={mode}", "--format=tar"),
-        *(f"--include={','.join(PACKAGES)}", *OPTIONS, SUITES[system], str(unfinished)),
+        *(f"--include={','.join(packages)}", *OPTIONS, SUITES[system], str(unfinished)),
     ]
     environment = {**os.environ, "PATH": os.environ.get("PATH", os.defpath) + SBIN}
     try:

@@ -125,6 +125,9 @@ def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
         systems = ["debian12", "debian13"] if slow else ["debian12"]
         program = [str(VENV / "python"), "tools/dev/container.py", "test"]
         return [["env", f"TUNETOOL_CONTAINER_OS={system}", *program] for system in systems]
+    if group == "fresh":
+        program = [str(VENV / "python"), "tools/dev/fresh.py"]
+        return [program, [*program, "--node"]] if slow else [program]
     if group in ON_A_DISK:
         return [pytest("-q", "--durations=5", *ON_A_DISK[group], *marks)]
     if group == "node":

@@ -1,0 +1,136 @@
+"""Shows that a clone works on a machine that has nothing: `make setup && make check` of what is committed.
+
+    fresh.py             in a Debian 12 container with nothing but git, make, python3, python3-venv and ca-certificates
+    fresh.py --node      in a virtual node of the lab, which gets git, make and python3-venv and nothing else
+
+Package clients there are set up as they are here: pip's settings and the folders that they name, apt's proxies and
+sources, certificates. What they fetch and DeepSpeed's compiled op stay in a cache of their own for the next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import container
+import fresh_node
+import settings
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEM = "debian12"
+PACKAGES = ("git", "make", "python3", "python3-venv", "ca-certificates")
+"""All that the README asks for."""
+STEPS = """
+set -euo pipefail
+git -c safe.directory='*' clone --quiet /mnt/clone /root/tunetool
+cd /root/tunetool
+make setup
+make check
+"""
+PREPARE = """
+update-ca-certificates >/dev/null 2>&1
+cp /mnt/settings/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+cp -r /mnt/settings/apt/. /etc/apt/
+mkdir -p /var/cache/apt/archives/partial
+"""
+
+
+def clone(folder: Path) -> Path:
+    """What is committed, as anybody would clone it; says so where more is in the working tree."""
+    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
+    if changed.stdout.strip():
+        print("what is not committed is left out", file=sys.stderr)
+    made = folder / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", str(made)], check=True)
+    return made
+
+
+def home_cache() -> Path:
+    """The container's ~/.cache, another one for another lock; older ones go."""
+    inputs = b"".join((ROOT / name).read_bytes() for name in ("constraints.txt", "pyproject.toml"))
+    key = hashlib.sha256(inputs + container.fingerprint(SYSTEM, PACKAGES).encode()).hexdigest()[:12]
+    caches = container.cache_directory() / "fresh"
+    for old in caches.glob("home-*"):
+        if old.name != f"home-{key}":
+            shutil.rmtree(old, ignore_errors=True)
+    for part in ("cache", "apt"):
+        (caches / f"home-{key}" / part).mkdir(parents=True, exist_ok=True)
+    return caches / f"home-{key}"
+
+
+def way_to_run(runtime: str, image: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The first way in which this runtime starts anything here."""
+    said = ""
+    for before, after in container.PODMAN_WAYS if runtime == "podman" else (((), ()),):
+        done = container.call([runtime, *before, "run", "--rm", "--network=host", *after, image, "true"])
+        if done.returncode == 0:
+            return before, after
+        said = said or container.last_line(done.stderr)
+    return container.stop(f"`{runtime} run` failed: {said}", f"look at `{runtime} info`")
+
+
+@contextlib.contextmanager
+def only_one() -> Iterator[None]:
+    """Two at a time would write into one cache."""
+    with container.only_builder(container.cache_directory() / "fresh"):
+        yield
+
+
+def in_a_container() -> int:
+    """Exit status of `make setup && make check` there."""
+    runtime = container.find_runtime(os.environ.get("TUNETOOL_CONTAINER_RUNTIME", ""))
+    image = container.made_image(runtime, SYSTEM, "fresh", PACKAGES)
+    before, after = way_to_run(runtime, image)
+    name = f"tunetool-fresh-{secrets.token_hex(4)}"
+    with only_one(), tempfile.TemporaryDirectory(prefix="tunetool-fresh-") as folder:
+        place, cache = Path(folder), home_cache()
+        clone(place)
+        settings.write(place / "settings", container.SUITES[SYSTEM])
+        mounts = [
+            f"{place / 'clone'}:/mnt/clone:ro",
+            f"{place / 'settings'}:/mnt/settings:ro",
+            f"{cache / 'cache'}:/root/.cache",
+            f"{cache / 'apt'}:/var/cache/apt/archives",
+            *(f"{path}:{there}:ro" for path, there in settings.mounts()),
+        ]
+        command = [
+            *(runtime, *before, "run", "--rm", "--interactive", "--network=host", "--label=tunetool=test", *after),
+            f"--name={name}",
+            *(f"--volume={mount}" for mount in mounts),
+            *(f"--env={key}={value}" for key, value in settings.environment().items()),
+            *(image, "bash", "-s"),
+        ]
+        try:
+            return subprocess.run(command, input=PREPARE + STEPS, text=True, check=False).returncode
+        finally:
+            container.down(runtime, name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--node", action="store_true", help="in a virtual node of the lab")
+    options = parser.parse_args()
+    # SIGTERM, from a time box, must clean up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    if not options.node:
+        return in_a_container()
+    with tempfile.TemporaryDirectory(prefix="tunetool-fresh-") as folder:
+        clone(Path(folder))
+        return fresh_node.in_a_node(Path(folder), container.SUITES[SYSTEM])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
