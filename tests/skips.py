@@ -49,6 +49,10 @@ def a_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
+def no_gpu() -> bool:
+    return not a_gpu()
+
+
 def bare_python() -> bool:
     return BARE_PYTHON in os.environ
 
@@ -94,7 +98,9 @@ ALLOWED = (
     ),
     Allowed(r"lies on no disk: set TMPDIR to one", "hardware: no disk under the temporary directory", always),
     Allowed(
-        r"/dev/shm is too small here|needs a tmpfs at /dev/shm", "hardware: little memory, or a container's", always
+        r"/dev/shm is too small here|no memory file system|needs a tmpfs at /dev/shm",
+        "hardware: little memory, or a container's",
+        always,
     ),
     Allowed(
         r"no such flag|Operation not (supported|permitted)",
@@ -111,7 +117,9 @@ ALLOWED = (
     Allowed(r"no apt-get: the cluster's programs", "another distribution", no_apt),
     Allowed(r"no Python \S+ here that `nobody` may start", "hardware: the only Python lies in root's home", always),
     Allowed(r"it compresses: the tensor's bytes", "an engine to which the question does not apply", always),
-    Allowed(r"orbax|torchsnapshot", "a licence, or a size: engines that nobody is made to install", always),
+    Allowed(r"^it is for a state on a GPU$", "hardware: there is no GPU", no_gpu),
+    Allowed(r"it locks .*, RLIMIT_MEMLOCK is ", "rights: an ordinary user may lock little", not_root),
+    Allowed(r"^Orbax is not installed", "a licence, or a size: engines that nobody is made to install", always),
     Allowed(
         r"Ansible's control side needs Python 3.11|could not import '(ansible|ansible_runner|numpy|yaml|xxhash)'",
         "another Python",

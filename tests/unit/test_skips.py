@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -96,3 +97,31 @@ def test_a_reason_counts_only_where_it_holds(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_every_reason_says_why() -> None:
     assert all(one.why and re.compile(one.pattern) for one in skips.ALLOWED)
+
+
+def reasons(path: Path) -> list[tuple[int, str]]:
+    """What a module of tests says when it skips, by line; what only the machine can say is left out."""
+    found = []
+    for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func)
+        if name.endswith(("pytest.skip", "skipif", "mark.skip", "importorskip")):
+            given = [word.value for word in call.keywords if word.arg == "reason"]
+            if name.endswith("pytest.skip") and call.args:
+                given = call.args[:1]
+            elif name.endswith("importorskip") and not given:
+                given = [ast.Constant(f"could not import {call.args[0].value!r}")]  # type: ignore[attr-defined]
+            for one in given:
+                if isinstance(one, ast.JoinedStr):
+                    parts = [part.value if isinstance(part, ast.Constant) else "..." for part in one.values]
+                    if set("".join(map(str, parts))) > set(".; "):
+                        found.append((call.lineno, "".join(map(str, parts))))
+                elif isinstance(one, ast.Constant):
+                    found.append((call.lineno, str(one.value)))
+    return found
+
+
+def test_every_reason_that_a_test_gives_is_in_the_list() -> None:
+    modules = [path for path in TESTS.rglob("*.py") if path not in (Path(__file__), Path(skips.__file__))]
+    given = {(path.name, *one) for path in modules for one in reasons(path)}
+    assert len(given) > 50
+    assert {one for one in given if not any(re.search(row.pattern, one[2]) for row in skips.ALLOWED)} == set()
