@@ -45,6 +45,7 @@ there() {
   case $1 in
     python3) command -v "$python" >/dev/null ;;
     python3:*) "$python" -c "import ${1#python3:}" 2>/dev/null ;;
+    python3-headers) [ -e "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ;;
     container-runtime) podman info >/dev/null 2>&1 || docker info >/dev/null 2>&1 ;;
     unpacked:*) true ;;
     /*) [ -e "$1" ] ;;

@@ -178,5 +178,5 @@ def _try(python: Path, op: str, found: Probe, environment: Mapping[str, str]) ->
 
 def _hint(op: str) -> str:
     if op in ("async_io", "gds"):
-        return "install a C++ compiler and libaio's headers: `apt install g++ libaio-dev`"
+        return "install a C++ compiler, libaio's and Python's headers: `apt install g++ libaio-dev python3-dev`"
     return "install a C++ compiler: `apt install g++`"
