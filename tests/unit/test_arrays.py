@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.array.md_arrays import Array, Superblock, Wanted, conf_with_array, decide, examine, parse_examine
+from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide, examine, parse_examine
+from tunetool.node.array.mdadm_conf import conf_with_array
 from tunetool.node.common.commands import CommandError, NotInstalled
 
 UUID = "2d1e0b40:129b6514:c5540f43:066bc3a1"

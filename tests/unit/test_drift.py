@@ -24,12 +24,15 @@ from machines import RECORDED, lay_out
 from programs import need_program
 from tunetool.node.array.drift import Asked, array_differences
 from tunetool.node.array.md_arrays import Array, Superblock, read_arrays
-from tunetool.node.audit import before_changes as overviews
+from tunetool.node.audit import before_changes
 from tunetool.node.common.commands import CommandError, Result, run
 from tunetool.node.common.drift import Difference, Drifted, Ledger, settle
+from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.memory import HugePages
+from tunetool.node.machine.mounts import read_mounts
+from tunetool.node.memory.apply import MemoryJob
 from tunetool.node.memory.persistent_files import (
     parse_tmpfiles,
     pools_to_give_back,
@@ -37,10 +40,8 @@ from tunetool.node.memory.persistent_files import (
     render_systemd,
     render_tmpfiles,
 )
-from tunetool.node.volume import apply as volume
 from tunetool.node.volume import apply as volume_apply
 from tunetool.node.volume import mount_point
-from tunetool.node.volume import mount_point as place
 from tunetool.node.volume.apply import Volume
 from tunetool.node.volume.immutable_flag import Directory
 from tunetool.node.volume.mount_options import at_mount_only, like, unwanted
@@ -156,11 +157,11 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     offload.mkdir(parents=True)
     offload.chmod(0o1777)
     found = Node(root)
-    monkeypatch.setattr(overviews, "examine", found.examine)
-    monkeypatch.setattr(volume, "run", found.run)
-    monkeypatch.setattr(place, "run", found.run)
-    monkeypatch.setattr(volume, "read_signatures", lambda names: found.signatures)
-    monkeypatch.setattr(place, "look_beneath", lambda path: found.bare)
+    monkeypatch.setattr(before_changes, "examine", found.examine)
+    monkeypatch.setattr(volume_apply, "run", found.run)
+    monkeypatch.setattr(mount_point, "run", found.run)
+    monkeypatch.setattr(volume_apply, "read_signatures", lambda names: found.signatures)
+    monkeypatch.setattr(mount_point, "look_beneath", lambda path: found.bare)
     if os.geteuid() != 0:
         monkeypatch.setattr(mount_point, "name_of", lambda uid: "root")
         monkeypatch.setattr(mount_point, "group_of", lambda gid: "root")

@@ -19,8 +19,7 @@ from machines import RECORDED, lay_out
 from programs import need_program
 from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.common import manifest as manifests
-from tunetool.node.ephemeral import boot_decision as ephemeral
-from tunetool.node.ephemeral import boot_unit as bootunit
+from tunetool.node.ephemeral import boot_decision, boot_unit
 from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, RESUME, ConfigError, Finding, Scene, decide
 from tunetool.node.ephemeral.boot_unit import UNIT, carry_out, changes, escape
 from tunetool.node.machine.drive_contents import Signature

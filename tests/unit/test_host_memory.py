@@ -13,10 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from programs import need_program
-from tunetool.node.machine import busy as jobs
-from tunetool.node.memory import apply as memory_job
-from tunetool.node.memory import boot_loader as bootloader
+from tunetool.node.common.commands import CommandError, Result
+from tunetool.node.common.drift import Difference, Ledger, settle
+from tunetool.node.common.refusal import Refusal
+from tunetool.node.machine import busy
+from tunetool.node.machine.memory import HugePages
+from tunetool.node.memory import apply as memory_apply
+from tunetool.node.memory import boot_loader
+from tunetool.node.memory.apply import MemoryJob
 from tunetool.node.memory.boot_loader import DROPIN_PATH, Grub, Grubby
+from tunetool.node.memory.hugepage_limits import refuse_impossible
 from tunetool.node.memory.kernel_parameters import (
     carries,
     grubby_lines,
@@ -406,7 +412,7 @@ def test_grubby_that_cannot_even_be_undone_says_so(monkeypatch: pytest.MonkeyPat
             raise CommandError("`grubby` failed with exit status 1: no space left")
         return fake.run(argv)
 
-    monkeypatch.setattr(bootloader, "run", breaks)
+    monkeypatch.setattr(boot_loader, "run", breaks)
     with pytest.raises(Refusal, match=r"could not be put back .*no space left") as caught:
         Grubby().put(["hugepagesz=1G", "hugepages=8"], ["hugepagesz=1G", "hugepages=4"])
     assert "was put back" not in str(caught.value)
