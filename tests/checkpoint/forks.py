@@ -1,16 +1,14 @@
 """Children that have torch imported already, forked from a process that has no thread but one. Orders on stdin.
 
-An order ``{"do": NAME, "world": N, "with": {...}, "kill_after": SECONDS, "from": FILE}`` runs the function of that name in ``ranks.py``
-in N children, (rank, world, **with), and ends rank 0 by SIGKILL where that is asked: so many seconds after the file
-``from`` has appeared. The answer has
-each child's exit status, what its function returned, its error, and the seconds that all took from the first fork.
+An order ``{"do": NAME, "world": N, "with": {...}, "stop": {...}}`` runs the function of that name in ``ranks.py`` in N
+children, (rank, world, **with). ``stop`` is what ``stops.install`` is given in rank 0. The answer has each child's exit
+status, what its function returned, its error, and the seconds that all took from the first fork.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -22,13 +20,17 @@ from typing import Any
 for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[threads] = "1"
 warnings.simplefilter("ignore")
-sys.path[:0] = [str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import ranks  # noqa: E402
+
+import stops  # noqa: E402
 
 
 def child(order: dict[str, Any], rank: int, answer: Path) -> int:
     try:
+        if rank == 0 and "stop" in order:
+            stops.install(**order["stop"])
         told = {"value": getattr(ranks, order["do"])(rank, order["world"], **order.get("with", {}))}
     except BaseException as error:
         told = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
@@ -45,13 +47,6 @@ def carry_out(order: dict[str, Any]) -> list[dict[str, Any]]:
             if not pid:
                 os._exit(child(order, rank, answer))
             children.append(pid)
-        if "kill_after" in order:
-            while not Path(order["from"]).exists() and not os.waitid(
-                os.P_PID, children[0], os.WEXITED | os.WNOHANG | os.WNOWAIT
-            ):
-                time.sleep(0.001)
-            time.sleep(order["kill_after"])
-            os.kill(children[0], signal.SIGKILL)
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
         seconds = time.monotonic() - began
         texts = [answer.read_text() if answer.exists() else "{}" for answer in answers]

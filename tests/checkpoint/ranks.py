@@ -28,7 +28,6 @@ def save_state(
         _joined(rank, world, meet)
     state = seeded.state(seed, megabytes)
     planner = DirectSavePlanner(split_above=2**20)
-    Path(f"{meet}-begins").touch()
     began = time.monotonic()
     dcp.save(state, storage_writer=DirectWriter(path, **settings), planner=planner)
     seconds = time.monotonic() - began

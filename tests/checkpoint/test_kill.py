@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-import random
+import itertools
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,22 @@ import pytest
 import seeded
 import torch.distributed.checkpoint as dcp
 
+import stops
 from tunetool.checkpoint import metadata
 from tunetool.checkpoint.reader import DirectReader
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 Ask = Callable[..., Any]
-MEGABYTES = 16
+MEGABYTES = 8
 
 
-def save(forks: Ask, path: Path, seed: int, world: int = 1, **order: Any) -> dict[str, Any]:
-    """What became of the coordinator."""
+def save(forks: Ask, path: Path, seed: int, world: int, log: Path | None = None, at: int | None = None) -> int:
+    """The coordinator's exit status. ``at`` ends it at that change of the file system; see ``stops.py``."""
     settings = {"threads": 2, "buffer_bytes": 2**20, "checksums": True}
-    meet = path.parent / f"meet-{seed}"
+    meet = path.parent / f"meet-{seed}-{at}"
     given = {"path": str(path), "meet": str(meet), "seed": seed, "megabytes": MEGABYTES, "settings": settings}
-    return dict(forks(do="save_state", world=world, **{"with": given, "from": f"{meet}-begins"}, **order)[0])
+    stop = {"stop": {"under": str(path), "log": str(log), "at": at}} if log else {}
+    return int(forks(do="save_state", world=world, **{"with": given}, **stop)[0]["status"])
 
 
 state = functools.lru_cache(maxsize=3)(seeded.state)
@@ -39,29 +42,43 @@ def loaded(path: Path) -> int:
     return int(found["step"])
 
 
-@pytest.mark.parametrize(
-    ("kills", "world"),
-    [(14, 1), (6, 2), pytest.param(70, 1, marks=pytest.mark.slow), pytest.param(30, 2, marks=pytest.mark.slow)],
-)
+def files(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
+
+
+def complete(path: Path) -> set[str]:
+    """The files of the checkpoint that is there."""
+    return {".metadata", *metadata.files_of(metadata.read(path))}
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["telling", "every"])
 def test_the_last_complete_checkpoint_survives(
-    kills: int, world: int, forks: Ask, only_torch: Ask, tmp_path: Path
+    every: bool, world: int, forks: Ask, only_torch: Ask, tmp_path: Path
 ) -> None:
-    path, instants = tmp_path / "step", random.Random(kills)
-    last, broken_off, replaced = 0, 0, 0
-    duration = save(forks, path, 0, world)["value"]
-    for seed in range(1, 1 + kills):
-        answer = save(forks, path, seed, world, kill_after=instants.uniform(0, 1.1 * duration))
-        # As long as saves take now: the first one is slow, and a machine has other work.
-        duration = answer.get("value", 1.1 * duration)
-        left = {file.name for file in path.iterdir()} - metadata.files_of(metadata.read(path)) - {".metadata"}
-        broken_off += any(name.endswith((".distcp", ".tmp")) for name in left)
-        found = loaded(path)
-        assert found in (last, seed), answer
-        replaced += found == seed
-        last = found
-    # The instants met saves before, in and after their work.
-    assert broken_off >= kills // 5, f"{broken_off} of {kills} were broken off, {replaced} were complete"
-    assert save(forks, path, 1000, world)["status"] == 0
-    assert loaded(path) == 1000
-    assert {file.name for file in path.iterdir()} == {".metadata", *metadata.files_of(metadata.read(path))}
-    assert only_torch(do="load", path=str(path), seed=1000, megabytes=MEGABYTES) == {"difference": None}
+    path, log = tmp_path / "step", tmp_path / "log"
+    assert save(forks, path, 0, world) == 0
+    assert save(forks, path, 1, world, log) == 0
+    whole = stops.points(log)
+    # What decides is one rename: before it the old checkpoint is there, from then on the new one.
+    (decides,) = [number for number, line in enumerate(whole) if line.startswith("rename /.metadata")]
+    assert [line.split()[0] for line in whole[:decides]].count("pwrite") > 6, "the points are in the middle of a save"
+    assert decides < len(whole) - 1, "and after it, where the old files go"
+    seeds, last = itertools.count(2), 1
+    for at in range(len(whole)) if every else stops.telling(whole):
+        for over in ("a complete save", "a killed one"):
+            log.unlink(missing_ok=True)
+            seed = next(seeds)
+            assert save(forks, path, seed, world, log, at) == -signal.SIGKILL, (over, whole[at])
+            done = stops.points(log)[:-1]
+            renamed = any(line.startswith("rename /.metadata") for line in done)
+            if over == "a complete save":
+                assert renamed == (at > decides), done
+            # What a killed save left and the next one removes shifts the points: the log says what was done.
+            last = seed if renamed else last
+            assert loaded(path) == last, (over, done)
+        last = next(seeds)
+        assert save(forks, path, last, world) == 0
+        assert loaded(path) == last
+        assert files(path) == complete(path)
+    assert only_torch(do="load", path=str(path), seed=last, megabytes=MEGABYTES) == {"difference": None}
