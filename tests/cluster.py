@@ -24,6 +24,7 @@ import pytest
 from cluster_layer import NoLayer, layer
 from programs import need_program
 from tunetool.measure.fio import die_with_parent
+from waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES = ("node1", "node2")
@@ -34,7 +35,6 @@ _ADDRESSES = {CONTROL: 10, **{name: 11 + index for index, name in enumerate(NODE
 _THIS_MACHINE = 1
 _INVENTED = "10.213"
 _PROGRAMS = ("ip", "tc", "mount", "umount", "pivot_root", "nsenter", "ssh", "ssh-keygen")
-_START_SECONDS = 20
 _SSHD = """
 Port 22
 HostKey /etc/ssh/cluster_host_key
@@ -88,7 +88,7 @@ class Cluster:
         argv: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = PATIENCE,
         check: bool = True,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
@@ -364,12 +364,12 @@ def _groups(name: str) -> list[Path]:
 
 
 def _wait_for(address: str, port: int) -> None:
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
             return
         time.sleep(0.05)
-    raise AssertionError(f"{address}:{port} does not answer within {_START_SECONDS} s")
+    raise AssertionError(f"{address}:{port} does not answer within {PATIENCE:g} s")
 
 
 def _ip(pid: int | None, commands: Sequence[str]) -> None:
@@ -378,7 +378,7 @@ def _ip(pid: int | None, commands: Sequence[str]) -> None:
 
 
 def _run(argv: Sequence[str], stdin: str = "") -> str:
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode:
         raise NoCluster(f"`{' '.join(argv)}`: {done.stderr.strip()}")
     return done.stdout

@@ -79,7 +79,7 @@ def node(spec: dict[str, object]) -> int:
 
 
 def _remove(group: Path) -> None:
-    for _ in range(200):
+    for _ in range(30_000):
         try:
             group.rmdir()
             return

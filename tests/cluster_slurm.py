@@ -7,10 +7,10 @@ import secrets
 import time
 
 from cluster import CONTROL, NODES, Cluster
+from waiting import PATIENCE
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sacct")
 """What a login node has on PATH."""
-_START_SECONDS = 30
 _CONFIG = """
 ClusterName=tests
 SlurmctldHost=control({control})
@@ -58,11 +58,11 @@ def start_slurm(cluster: Cluster) -> None:
             ],
             stdin=config,
         )
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + PATIENCE
     while (states := cluster.run(CONTROL, ["sinfo", "-h", "-N", "-o", "%T"], check=False).stdout.split()) != [
         "idle"
     ] * len(NODES):
         if time.monotonic() > deadline:
             logs = cluster.run(CONTROL, ["tail", "-30", "/var/log/slurmctld.log"], check=False).stdout
-            raise AssertionError(f"the nodes are {states} after {_START_SECONDS} s\n{logs}")
+            raise AssertionError(f"the nodes are {states} after {PATIENCE:g} s\n{logs}")
         time.sleep(0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from waiting import PATIENCE
+
 HERE = Path(__file__).parent
 PATIENCE = 90.0
 """Seconds without a sign of life of another rank; a drain gives way to everything else that runs."""
@@ -20,9 +23,9 @@ Ask = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def _serving(*command: str) -> Iterator[Ask]:
+def _serving(*command: str, env: dict[str, str] | None = None) -> Iterator[Ask]:
     with subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE
+        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE, env=env
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -36,13 +39,14 @@ def _serving(*command: str) -> Iterator[Ask]:
 
         yield ask
         process.stdin.close()
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="session")
 def only_torch() -> Iterator[Ask]:
     """torch's own writer and reader, where tunetool cannot be imported. See ``only_torch.py``."""
-    with _serving("-S", str(HERE / "only_torch.py"), sysconfig.get_paths()["purelib"]) as ask:
+    without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with _serving("-S", str(HERE / "only_torch.py"), sysconfig.get_paths()["purelib"], env=without) as ask:
         yield ask
 
 

@@ -27,6 +27,7 @@ from tunetool.bench.checkpoint.site import Site, order_of
 from tunetool.launch.local import RankFailed
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse
+from waiting import PATIENCE, until
 
 pytest_plugins = ["disks"]
 TUNETOOL = [sys.executable, "-m", "tunetool"]
@@ -65,7 +66,7 @@ def command(model: str, runs: Path, *arguments: str) -> list[str]:
 
 def bench(model: str, runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(model, runs, *arguments), capture_output=True, text=True, timeout=240, check=False, env=os.environ
+        command(model, runs, *arguments), capture_output=True, text=True, timeout=PATIENCE, check=False, env=os.environ
     )
 
 
@@ -129,7 +130,7 @@ def test_engines_in_turns_on_disk_and_in_memory(model: str, disk: Path, memory: 
     (kept,) = (tmp_path / "runs").iterdir()
     assert "<svg" in (kept / "report.html").read_text()
     shown = subprocess.run(
-        [*TUNETOOL, "report", "show", str(kept)], capture_output=True, text=True, timeout=60, check=True
+        [*TUNETOOL, "report", "show", str(kept)], capture_output=True, text=True, timeout=PATIENCE, check=True
     ).stdout
     assert "memory, a stand-in" in shown
 
@@ -266,17 +267,11 @@ def test_an_interrupted_run_leaves_nothing(model: str, disk: Path, tmp_path: Pat
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
-        deadline = time.monotonic() + 60
-        while not list(disk.glob(".tunetool-*/*-1")) and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.005)
+        until(lambda: list(disk.glob(".tunetool-*/*-1")), "the first save", process)
         process.send_signal(number)
-        said = process.communicate(timeout=60)[0]
+        said = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), said
-    deadline = time.monotonic() + 20
-    while (processes_of(mark) or list(disk.iterdir())) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert processes_of(mark) == []
-    assert list(disk.iterdir()) == []
+    until(lambda: not processes_of(mark) and not list(disk.iterdir()), "the end of all that the run had")
     assert list((tmp_path / "runs").glob("*")) == []
 
 

@@ -26,6 +26,7 @@ from tunetool.bench.checkpoint.engines import ENGINES, REFERENCE
 from tunetool.bench.checkpoint.engines.base import Context, Engine, State
 from tunetool.bench.checkpoint.engines.tensors import blank, build, equal
 from tunetool.bench.checkpoint.states import Shape, shape
+from waiting import PATIENCE
 
 PAIR = Path(__file__).with_name("engines_pair.py")
 SMALL = {
@@ -273,7 +274,7 @@ def test_two_ranks_save_and_restore_shards_and_replicas_with_every_engine(model:
         for rank in (0, 1)
     ]
     try:
-        told = [rank.communicate(timeout=120) for rank in ranks]
+        told = [rank.communicate(timeout=PATIENCE) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +14,7 @@ if not find_spec("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from tunetool.launch.local import RankFailed, Ranks, run_ranks
+from waiting import PATIENCE, gone, until
 
 # torchrun sets the rank; nothing here imports torch.
 PROGRAM = """
@@ -30,32 +30,19 @@ if sys.argv[2] != "work":
 """
 
 
-def alive(pid: int) -> bool:
-    """Not even a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def gone(place: Path) -> bool:
+def all_gone(place: Path) -> bool:
     pids = [int(path.read_text()) for path in place.glob("pid-*")]
-    deadline = time.monotonic() + 10
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(pids) and not any(map(alive, pids))
+    return bool(pids) and gone(*pids)
 
 
 def run(place: Path, what: str) -> None:
     script = place / "program.py"
     script.write_text(PROGRAM)
-    run_ranks([str(script), str(place), what], 2, os.environ, place / "logs", 60)
+    run_ranks([str(script), str(place), what], 2, os.environ, place / "logs", PATIENCE)
 
 
 def wait_for_ranks(place: Path) -> None:
-    deadline = time.monotonic() + 30
-    while len(list(place.glob("pid-*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: len([path for path in place.glob("pid-*") if path.read_text()]) == 2, "both ranks")
 
 
 def test_each_rank_has_its_log(tmp_path: Path) -> None:
@@ -69,7 +56,7 @@ def test_the_rank_that_died_is_named_with_its_last_line_and_the_other_is_ended(t
         run(tmp_path, "die")
     assert caught.value.message == "rank 1 ended with exit status 1: the disk is on fire"
     assert caught.value.rank == 1
-    assert gone(tmp_path)
+    assert all_gone(tmp_path)
 
 
 def test_a_time_limit_ends_them_all(tmp_path: Path) -> None:
@@ -79,7 +66,7 @@ def test_a_time_limit_ends_them_all(tmp_path: Path) -> None:
         wait_for_ranks(tmp_path)
         with pytest.raises(RankFailed, match="did not end within 1 s"):
             ranks.wait(1)
-        assert gone(tmp_path)
+        assert all_gone(tmp_path)
 
 
 def test_they_die_with_a_launcher_that_is_killed_outright(tmp_path: Path) -> None:
@@ -87,9 +74,9 @@ def test_they_die_with_a_launcher_that_is_killed_outright(tmp_path: Path) -> Non
     script.write_text(PROGRAM)
     launch = (
         "import os, pathlib\nfrom tunetool.launch.local import run_ranks\n"
-        f"run_ranks([{str(script)!r}, {str(tmp_path)!r}, 'hang'], 2, os.environ, pathlib.Path({str(tmp_path / 'l')!r}), 60)"
+        f"run_ranks([{str(script)!r}, {str(tmp_path)!r}, 'hang'], 2, os.environ, pathlib.Path({str(tmp_path / 'l')!r}), {PATIENCE})"
     )
     with subprocess.Popen([sys.executable, "-c", launch]) as launcher:
         wait_for_ranks(tmp_path)
         launcher.kill()
-    assert gone(tmp_path)
+    assert all_gone(tmp_path)

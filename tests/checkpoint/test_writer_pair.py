@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from waiting import PATIENCE
+
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
@@ -26,7 +28,7 @@ def test_a_rank_that_fails_fails_the_save_and_the_next_one_goes_on(tmp_path: Pat
     told = []
     try:
         for rank in ranks:
-            out, error = rank.communicate(timeout=100)
+            out, error = rank.communicate(timeout=PATIENCE)
             assert rank.returncode == 0, error
             told.append(out.splitlines())
     finally:
@@ -58,7 +60,7 @@ def test_a_rank_that_fails_fails_the_save_and_the_next_one_goes_on(tmp_path: Pat
 def test_a_process_saves_what_torch_staged_and_our_stager_says_that_it_is_for_a_thread(tmp_path: Path) -> None:
     program = str(Path(__file__).with_name("writer_process.py"))
     found = subprocess.run(
-        [sys.executable, program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     assert found.stdout.splitlines() == [
         "saved",

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +19,7 @@ if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
 from tunetool.record import Measurement, Record, parse
+from waiting import PATIENCE, until
 
 TUNETOOL = [sys.executable, "-m", "tunetool"]
 IMAGES = 48
@@ -38,7 +38,7 @@ def bench(
         command(target, runs, *arguments),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE,
         check=False,
         env={**os.environ, **(environment or {})},
     )
@@ -137,7 +137,7 @@ def test_it_learns_and_its_curves_lie_beside_the_record(whole: tuple[Record, Pat
     assert "<svg" in (kept / "report.html").read_text()
     assert list((kept / "tensorboard/rank-1").glob("events.out.tfevents.*"))
     shown = subprocess.run(
-        [*TUNETOOL, "report", "show", str(kept)], capture_output=True, text=True, timeout=60, check=True
+        [*TUNETOOL, "report", "show", str(kept)], capture_output=True, text=True, timeout=PATIENCE, check=True
     ).stdout
     assert "what binds: " in shown
     assert f"tensorboard --logdir {kept}" in shown
@@ -171,7 +171,7 @@ def test_a_picture_that_cannot_be_read_is_named(target: Path, tmp_path: Path) ->
         path.write_bytes(path.read_bytes()[:500])
     arguments = [*TUNETOOL, "bench", "finetune", "--model", str(target / "qwen2.5-vl-tiny"), "--dataset", str(copy)]
     arguments += ["--device", "cpu", "--allow-busy", "--runs-dir", str(tmp_path / "runs"), "--curves", "off"]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "rank 0: " in done.stdout
     flat = " ".join(done.stdout.split())
@@ -195,11 +195,8 @@ def test_a_rank_that_dies_is_named_and_nothing_of_the_run_stays(
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        deadline = time.monotonic() + 60
-        steps: list[Path] = []
-        while not steps and time.monotonic() < deadline and process.poll() is None:
-            steps = [path for path in temporary.glob("*/run/rank-1/series/loss.csv") if path.stat().st_size > 40]
-            time.sleep(0.05)
+        losses = "*/run/rank-1/series/loss.csv"
+        until(lambda: [path for path in temporary.glob(losses) if path.stat().st_size > 40], "a step", process)
         (victim,) = [
             pid
             for pid in marked(f"{name}={value}")
@@ -208,7 +205,7 @@ def test_a_rank_that_dies_is_named_and_nothing_of_the_run_stays(
         ] or [0]
         assert victim, process.poll()
         os.kill(victim, number)
-        out, said = process.communicate(timeout=90)
+        out, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3, out + said
     verdict = json.loads(out)["verdict"]
     assert verdict["status"] == "error"
@@ -216,10 +213,7 @@ def test_a_rank_that_dies_is_named_and_nothing_of_the_run_stays(
     assert number.name in verdict["reasons"][0]
     if number == signal.SIGILL:
         assert "ONEDNN_MAX_CPU_ISA" in verdict["reasons"][0]
-    deadline = time.monotonic() + 15
-    while marked(f"{name}={value}") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert marked(f"{name}={value}") == []
+    until(lambda: not marked(f"{name}={value}"), "the end of all its processes")
     assert list(temporary.iterdir()) == []
     assert set(SHM.iterdir()) - before == set()
 
@@ -242,7 +236,7 @@ def test_calls_that_cannot_be_done_do_nothing(target: Path, tmp_path: Path) -> N
             [*TUNETOOL, "bench", "finetune", *arguments, "--allow-busy", "--runs-dir", str(runs)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         )

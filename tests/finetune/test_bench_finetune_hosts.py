@@ -15,6 +15,7 @@ if not find_spec("deepspeed") or not find_spec("peft"):
 
 from cluster import NODES, Cluster
 from tunetool.record import parse
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.slow  # Ansible starts ranks twice in it: half a minute
 TUNETOOL = [sys.executable, "-m", "tunetool"]
@@ -26,7 +27,7 @@ def bench(cluster: Cluster, runs: Path, *arguments: str) -> subprocess.Completed
         [*TUNETOOL, "bench", "finetune", *common, "--runs-dir", str(runs), *arguments],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE,
         check=False,
         env=os.environ,
     )

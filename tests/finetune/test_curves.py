@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from programs import need_program
 from tunetool.training.rank import nvml
 from tunetool.training.rank.curve_files import Curve, gather, read_about, read_curve
 from tunetool.training.rank.curves import Curves
+from waiting import PATIENCE
 
 INTERVAL = 0.1
 
@@ -182,7 +182,7 @@ def test_a_disk_that_fills_up_ends_the_curves_and_not_the_run(tmp_path: Path) ->
         rm "$1/small/other"; cp -r "$1/small/rank-0" "$1/"
     """
     command = ["unshare", *USER, "--mount", "sh", "-ec", script, "sh", str(tmp_path), sys.executable, FULL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (0, "the run went on 1999\n"), done.stderr
     assert "rank 0: curve `loss` ends, the run goes on: No space left on device\n" in done.stderr
     # What was written before is whole, in both forms, and the reason is kept beside it.
@@ -214,7 +214,7 @@ def test_without_tensorboard_and_without_nvml_the_files_are_there(tmp_path: Path
         print(sorted(heavy), curves.left_out)
     """)
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     reasons = {
         "tensorboard": "TensorBoard is not installed (`pip install tensorboard`)",
@@ -269,7 +269,7 @@ def test_a_rank_watches_its_own_gpu(tmp_path: Path) -> None:
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from cluster import NODES, Cluster
 from tunetool.launch.choose import launcher
 from tunetool.launch.hosts import Host
 from tunetool.launch.local import RankFailed
+from waiting import PATIENCE, until
 
 SHM = Path("/dev/shm")
 LAUNCHED = Path(launched.__file__)
@@ -32,15 +33,6 @@ LAUNCHED = Path(launched.__file__)
 
 def told(directory: Path, rank: int) -> dict[str, str]:
     return dict(json.loads((directory / f"rank-{rank}/told.json").read_text()))
-
-
-def soon(true: Callable[[], object], seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def running(needle: str) -> list[str]:
@@ -96,15 +88,16 @@ def test_ranks_that_hang_are_ended_and_the_one_that_never_came_is_named_with_its
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_interrupted_or_killed_outright_nothing_is_left_on_this_machine(tmp_path: Path, how: signal.Signals) -> None:
     with _control("local", "", str(tmp_path), "wait", log=tmp_path / "log") as control:
-        assert soon(lambda: len(list(tmp_path.glob("rank-*/told.json"))) == 2)
+        until(lambda: len(list(tmp_path.glob("rank-*/told.json"))) == 2, "both ranks", control)
         ranks = [told(tmp_path, rank) for rank in (0, 1)]
         assert all(running(f"sleep {each['child']}") for each in ranks)
         control.send_signal(how)
-        assert control.wait(20) == (130 if how == signal.SIGINT else -signal.SIGKILL)
+        assert control.wait(PATIENCE) == (130 if how == signal.SIGINT else -signal.SIGKILL)
     for each in ranks:
         # Interrupted, it was cleaned up when the control process ended; killed, a moment later.
-        seconds = 0 if how == signal.SIGINT else 10
-        assert soon(lambda each=each: not Path(each["TUNETOOL_NODE"]).exists(), seconds)  # type: ignore[misc]
+        if how == signal.SIGKILL:
+            until(lambda each=each: not Path(each["TUNETOOL_NODE"]).exists(), "the rank's folder to go")  # type: ignore[misc]
+        assert not Path(each["TUNETOOL_NODE"]).exists()
         assert running(f"sleep {each['child']}") == []
         assert not Path(each["left"]).exists()
 
@@ -180,16 +173,13 @@ def test_of_two_runs_on_the_same_nodes_one_is_interrupted_and_the_other_ends_wit
             _over_ssh(cluster, directory, "1") as one,
             _over_ssh(cluster, directory, "2") as two,
         ):
-            begun = soon(lambda: all(len(_marks(cluster, name)) == 2 for name in NODES), 60)
-            assert begun, [*(_marks(cluster, name) for name in NODES), _logs(directory)]
+            until(lambda: all(len(_marks(cluster, name)) == 2 for name in NODES), "the ranks of both runs", one)
             one.send_signal(signal.SIGINT)
-            assert one.wait(30) == 130
+            assert one.wait(PATIENCE) == 130
             # The other run goes on.
             assert [len(_marks(cluster, name)) for name in NODES] == [1, 1]
             cluster.kill_node("node2")
-            began = time.monotonic()
-            assert two.wait(60) == 3, _logs(directory)
-            assert time.monotonic() - began < 30
+            assert two.wait(PATIENCE) == 3, _logs(directory)
         assert (directory / "2.log").read_text().startswith("host `node2` is lost")
         assert told(directory / "2", 0)["host"] == "node1"
         assert _left(cluster, "node1") == ""
@@ -203,11 +193,11 @@ def test_killed_outright_nothing_is_left_on_any_node_nor_of_ansible(cluster: Clu
     directory.mkdir()
     before = set(Path("/tmp").glob("tunetool-fleet-*"))
     with _over_ssh(cluster, directory, "1") as one:
-        assert soon(lambda: all(_marks(cluster, name) for name in NODES), 60), _logs(directory)
+        until(lambda: all(_marks(cluster, name) for name in NODES), "the ranks", one)
         one.kill()
-    assert soon(lambda: all(_left(cluster, name) == "" for name in NODES)), [_left(cluster, name) for name in NODES]
-    assert running(str(cluster.inventory)) == []
-    assert soon(lambda: set(Path("/tmp").glob("tunetool-fleet-*")) <= before)
+    until(lambda: all(_left(cluster, name) == "" for name in NODES), "the end of what the nodes had")
+    until(lambda: running(str(cluster.inventory)) == [], "the end of Ansible")
+    until(lambda: set(Path("/tmp").glob("tunetool-fleet-*")) <= before, "the end of Ansible's folder")
 
 
 def _over_ssh(
@@ -233,7 +223,7 @@ def _from_control(cluster: Cluster, directory: Path, *what: str) -> subprocess.C
     variables = {"ansible_python_interpreter": sys.executable}
     inventory.write_text(json.dumps({"all": {"vars": variables, "hosts": hosts}}))
     argv = [sys.executable, str(LAUNCHED), "control", "deepspeed", str(inventory), str(directory), *what]
-    return cluster.run("control", argv, env={"DS_ACCELERATOR": "cpu"}, timeout=100, check=False)
+    return cluster.run("control", argv, env={"DS_ACCELERATOR": "cpu"}, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.slow

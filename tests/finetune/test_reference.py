@@ -13,6 +13,7 @@ if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
 from tunetool.record import read
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ def reference(target: Path, runs: Path, *arguments: str) -> subprocess.Completed
         [sys.executable, "-m", "tunetool", "bench", "reference", *small, *common, *arguments],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=PATIENCE,
         check=False,
     )
 

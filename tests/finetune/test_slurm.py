@@ -18,8 +18,8 @@ from tunetool.launch.hosts import Host
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
 from tunetool.launch.slurm import SlurmLauncher, SlurmOptions
+from waiting import PATIENCE, until
 
-_LONGEST = 90
 _RANK = Path(__file__).with_name("slurm_rank.py")
 
 
@@ -38,7 +38,7 @@ def _run(
     progress, began = progress or Quiet(), time.monotonic()
 
     def watched() -> None:
-        assert time.monotonic() - began < _LONGEST, progress.lines
+        assert time.monotonic() - began < PATIENCE, progress.lines
         tick()
 
     asked = SlurmOptions(**{"work_dir": cluster.shared, **options})  # type: ignore[arg-type]
@@ -143,9 +143,8 @@ def test_a_job_that_somebody_else_cancels_is_told_so(slurm: Cluster, tmp_path: P
 
 @pytest.mark.slow
 def test_a_job_waits_with_its_reason_until_its_nodes_are_free(slurm: Cluster, tmp_path: Path) -> None:
-    blocking = slurm.start(CONTROL, ["srun", "--exclusive", "--nodes=2", "sleep", "60"])
-    while slurm.run(CONTROL, ["squeue", "-h", "-t", "RUNNING"]).stdout == "":
-        time.sleep(0.1)
+    blocking = slurm.start(CONTROL, ["srun", "--exclusive", "--nodes=2", "sleep", "6000"])
+    until(lambda: slurm.run(CONTROL, ["squeue", "-h", "-t", "RUNNING"]).stdout, "the job that blocks", blocking)
     progress = Quiet()
 
     def waiting() -> bool:
@@ -154,7 +153,7 @@ def test_a_job_waits_with_its_reason_until_its_nodes_are_free(slurm: Cluster, tm
     free = _once(waiting, lambda: slurm.run(CONTROL, ["scancel", "--name=sleep"]) and None)
     with pytest.raises(RankFailed, match="rank 0 on `node1`"):
         _run(slurm, Job((str(_RANK),), 1, {}, tmp_path, python=sys.executable), free, progress)
-    blocking.communicate(timeout=20)
+    blocking.communicate(timeout=PATIENCE)
     assert waiting()
 
 

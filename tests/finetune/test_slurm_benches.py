@@ -14,6 +14,7 @@ if not find_spec("deepspeed") or not find_spec("peft"):
 
 from cluster import CONTROL, NODES, Cluster
 from tunetool.record import Record, parse
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.slow  # some jobs each, and every one of them imports torch on two nodes
 
@@ -23,7 +24,7 @@ def bench(slurm: Cluster, runs: Path, *arguments: str) -> Record:
     command += ["--device", "cpu", "--steps", "4", "--rounds", "1", "--allow-busy", "--json", "-"]
     command += ["--target", str(slurm.shared / "bulk"), "--runs-dir", str(runs), "-i", str(slurm.inventory)]
     command += ["--launcher", "slurm", "--slurm", f"work-dir={slurm.shared}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     assert slurm.run(CONTROL, ["squeue", "-h"]).stdout == ""
     for name in NODES:

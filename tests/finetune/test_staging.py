@@ -8,15 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster import whole_disk
 from tunetool.record import Record, read
-from tunetool.training.data.pictures import make
+from waiting import PATIENCE, until
 
 SHM = Path("/dev/shm")
 SLOW = 50 * 10**6
@@ -41,9 +40,9 @@ def call(*arguments: object, group: Path | None = None) -> subprocess.Popen[str]
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 120) -> tuple[str, str]:
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     try:
-        return process.communicate(timeout=timeout)
+        return process.communicate(timeout=PATIENCE)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -80,13 +79,6 @@ def slow_disk(path: Path) -> Iterator[Path]:
     finally:
         until(lambda: not (group / "cgroup.procs").read_text().strip(), "the group's processes to be gone")
         group.rmdir()
-
-
-def until(holds: Callable[[], object], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +214,7 @@ def test_ranks_of_one_node_share_the_page_cache(tmp_path: Path) -> None:
         *("--model", "tiny", "--images", 40, "--target", tmp_path / "bulk", "--scenarios", "node", "--rounds", 2),
         *("--ranks-per-node", 2, "--device", "cpu", "--steps", 5, "--allow-busy", "--runs-dir", tmp_path / "runs"),
     )
-    out, err = finish(process, 300)
+    out, err = finish(process)
     assert process.returncode == 0, out + err
     record = read(next((tmp_path / "runs").glob("*-bench.staging-*")))
     ranks = [each for each in record.measurements if each.name == "staging.node.bulk.rank_model_load"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +15,7 @@ if not find_spec("deepspeed") or not find_spec("peft"):
 
 from cluster import NODES, Cluster
 from tunetool.record import read
+from waiting import PATIENCE, until
 
 
 def call(cluster: Cluster, runs: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -39,7 +39,7 @@ def in_memory(cluster: Cluster, node: str) -> list[str]:
 @pytest.mark.slow
 def test_every_node_has_its_copy_and_gives_it_back(cluster: Cluster, tmp_path: Path) -> None:
     process = call(cluster, tmp_path, "--scenarios", "nodes", "--rounds", "1")
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, out + err
     record = read(next(tmp_path.glob("*-bench.staging-*")))
     ranks = {
@@ -59,15 +59,15 @@ def test_every_node_has_its_copy_and_gives_it_back(cluster: Cluster, tmp_path: P
 @pytest.mark.slow
 def test_ctrl_c_gives_the_memory_of_every_node_back(cluster: Cluster, tmp_path: Path) -> None:
     process = call(cluster, tmp_path, "--scenarios", "nodes", "--rounds", "9")
-    deadline = time.monotonic() + 120
+
+    def on_all() -> bool:
+        return all(any("tunetool-staging" in name for name in in_memory(cluster, node)) for node in NODES)
+
     try:
-        while not all(any("tunetool-staging" in name for name in in_memory(cluster, node)) for node in NODES):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.2)
+        until(on_all, "a copy on every node", process)
         process.send_signal(signal.SIGINT)
     finally:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, out + err
     for name in NODES:
         assert in_memory(cluster, name) == []

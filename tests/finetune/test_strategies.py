@@ -21,8 +21,7 @@ from tunetool.advise.zero_steps import traffic
 from tunetool.bench.strategies.job import job
 from tunetool.launch.local import run_ranks
 from tunetool.record import Record
-from tunetool.training.model.architecture import CONFIGURATIONS
-from tunetool.training.workload import Workload
+from waiting import PATIENCE
 
 CASES = (
     "2:lora:0:0:0",
@@ -65,7 +64,7 @@ def test_deepspeed_sends_exactly_what_is_predicted(case: str, counted: dict[str,
 def bench(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tunetool", "bench", "strategies", "--model", "tiny", "--images", "8"]
     command += ["--target", str(folder / "made"), "--runs-dir", str(folder / "runs"), "--device", "cpu", "--allow-busy"]
-    return subprocess.run([*command, *more], capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run([*command, *more], capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.fixture(scope="module")

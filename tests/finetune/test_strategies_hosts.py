@@ -15,6 +15,7 @@ if not find_spec("deepspeed") or not find_spec("peft"):
 import wide_model
 from cluster import NODES, Cluster
 from tunetool.record import parse
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.slow  # Ansible starts ranks seven times in it: two minutes
 MATRIX = "1x1:z2,1x1:z3,2x1:z2,2x1:z3"
@@ -27,7 +28,7 @@ def test_over_one_gigabit_zero_3_is_slower_and_was_predicted_to_be(cluster: Clus
     command += ["--target", str(cluster.shared / "bulk"), "-i", str(cluster.inventory), "--device", "cpu"]
     command += ["--matrix", MATRIX, "--rounds", "1", "--steps", "6", "--network-time", "6s", "--allow-busy"]
     command += ["--json", "-", "--runs-dir", str(tmp_path / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     cluster.limit_network(None)
     assert done.returncode == 0, done.stderr + done.stdout
     found = {each.name: each for each in parse(done.stdout, "stdout").measurements}

@@ -17,10 +17,7 @@ if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
 from tunetool.launch.local import RankFailed, run_ranks
-from tunetool.training.data import pictures
-from tunetool.training.model import reference_model
-from tunetool.training.rank.curve_files import gather
-from tunetool.training.workload import RankResult, Workload, as_environment, read_result
+from waiting import PATIENCE
 
 WORKER = ("-m", "tunetool.training.rank.worker", "--workload")
 
@@ -49,7 +46,7 @@ def one_rank(told: Workload, out: Path, **environment: str) -> subprocess.Comple
         env={**os.environ, **alone, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
 

@@ -12,6 +12,7 @@ import pytest
 
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload
+from waiting import PATIENCE
 
 if not find_spec("deepspeed"):
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
@@ -45,7 +46,7 @@ def test_deepspeed_reads_every_stage_as_it_is_meant() -> None:
         input=json.dumps(documents),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ import pytest
 from programs import need_program
 from pythons import bare_python, python_that
 from tunetool.measure.aio import Missing, need, probe
+from waiting import PATIENCE
 
 EASY = "read=1MBps,write=1MBps"
 """An expectation that any honest disk meets: whatever falls short of PASS here falls short for what it is."""
@@ -63,7 +64,7 @@ class Bench:
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=PATIENCE,
             stdin=subprocess.DEVNULL,
         )
         found = sorted(runs.glob("*/record.json"), key=lambda path: path.stat().st_mtime)
@@ -169,7 +170,7 @@ def test_somebody_else_hammers_the_disk(bench: Bench) -> None:
             beside = bench.mounted("true", "--allow-busy")
         finally:
             neighbour.terminate()
-            neighbour.wait(30)
+            neighbour.wait(PATIENCE)
     lied(beside, 3, "more than fio's", "something else uses the drives")
 
 
@@ -199,7 +200,7 @@ def test_a_scheduler_runs_a_job_that_computes(bench: Bench) -> None:
             lied(bench.mounted("true"), 3, "busy: Slurm job 4711 runs on this node", "ERROR")
         finally:
             daemon.terminate()
-            daemon.wait(30)
+            daemon.wait(PATIENCE)
     assert list(bench.target.iterdir()) == []
 
 

@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tunetool.bench.put_back import STATE
 
-from put_back import STATE
 from tunetool.node.machine.block_stack import read_stack
+from waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, str(ROOT / "perf/io_tuning.py")]
@@ -45,11 +45,7 @@ def candidate(path: Path) -> str:
 def started(path: Path, value: str) -> subprocess.Popen[str]:
     """A run that is at work with its candidate in force."""
     process = subprocess.Popen(command("--set", f"nomerges={value}"), stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while path.read_text().strip() != value:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: path.read_text().strip() == value, "the candidate to be in force", process)
     return process
 
 
@@ -94,7 +90,7 @@ def test_a_terminated_run_puts_everything_back(nomerges: Path) -> None:
     before = nomerges.read_text()
     process = started(nomerges, candidate(nomerges))
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "everything is put back" in errors
     assert nomerges.read_text() == before
@@ -105,7 +101,7 @@ def test_a_killed_run_is_put_back_from_its_file(nomerges: Path) -> None:
     before, value = nomerges.read_text(), candidate(nomerges)
     process = started(nomerges, value)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert nomerges.read_text().strip() == value
     again = subprocess.run(command(), capture_output=True, text=True, check=False)
     assert (again.returncode, again.stderr.count("--restore")) == (2, 1)

@@ -24,8 +24,8 @@ from tunetool.measure.ladder.source import Span
 from tunetool.measure.sequential import Plan
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.report.progress import PlainProgress
-from tunetool.verify.request import Request
-from tunetool.verify.run import verify
+from tunetool.verify import Request, verify
+from waiting import PATIENCE
 
 
 def test_the_ladder_of_a_plain_disk(
@@ -104,7 +104,7 @@ def test_raw_reads_open_read_only_and_make_no_file(disk: Path) -> None:  # noqa:
         while process.poll() is None and len(flags) < 1:
             flags |= open_flags(process.pid, data)
     finally:
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
     assert flags
     assert all(flag & os.O_ACCMODE == os.O_RDONLY and flag & os.O_DIRECT for flag in flags)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tunetool.measure.aio import Missing, need, probe
 from tunetool.measure.evidence import obstacles
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse, read
+from waiting import PATIENCE, until
 
 TUNETOOL = [sys.executable, "-m", "tunetool", "verify"]
 
@@ -50,7 +50,7 @@ def verify(target: Path, runs: Path, *arguments: str, **environment: str) -> sub
         [*TUNETOOL, "--target", str(target), "--runs-dir", str(runs), "--allow-busy", *without, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
         env={**os.environ, **environment},
     )
@@ -120,12 +120,10 @@ def test_interrupted_in_the_middle(disk: Path, tmp_path: Path, number: signal.Si
         stdout=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not list(disk.glob(".tunetool-*/data.*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    children = fios_in(disk)
+    until(lambda: list(disk.glob(".tunetool-*/data.*")), "fio's files", process)
+    children = until(lambda: fios_in(disk), "fio", process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
     assert children
     assert list(disk.iterdir()) == []
@@ -136,14 +134,10 @@ def test_interrupted_in_the_middle(disk: Path, tmp_path: Path, number: signal.Si
 def test_killed_outright_is_cleaned_by_the_next_run(disk: Path, tmp_path: Path) -> None:
     arguments = [*TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s"]
     process = subprocess.Popen([*arguments, "--allow-busy"], stderr=subprocess.DEVNULL)
-    while not list(disk.glob(".tunetool-*/data.*")):
-        time.sleep(0.05)
+    until(lambda: list(disk.glob(".tunetool-*/data.*")), "fio's files", process)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
-    while fios_in(disk) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert fios_in(disk) == []
+    until(lambda: not fios_in(disk), "the end of fio")
     assert len(list(disk.iterdir())) == 1
     done = verify(disk, tmp_path / "runs", "--expect", "1MBps", "--duration", "1s")
     assert "was left by a run that died" in done.stderr
@@ -153,7 +147,7 @@ def test_killed_outright_is_cleaned_by_the_next_run(disk: Path, tmp_path: Path) 
 def test_a_limit_on_file_size_is_named(disk: Path, tmp_path: Path) -> None:
     limited = ["prlimit", "--fsize=1000000", *TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs")]
     done = subprocess.run(
-        [*limited, "--expect", "1MBps", "--allow-busy"], capture_output=True, text=True, timeout=60, check=False
+        [*limited, "--expect", "1MBps", "--allow-busy"], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 3
     assert "was ended by SIGXFSZ" in done.stdout
@@ -203,19 +197,14 @@ def test_an_interrupted_fleet_leaves_nothing(disk: Path, tmp_path: Path, invento
         text=True,
         env={**os.environ, "TMPDIR": str(own)},
     )
-    deadline = time.monotonic() + 60
-    while not list(disk.glob(".tunetool-*/data.*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: list(disk.glob(".tunetool-*/data.*")), "fio's files", process)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
     assert not list(own.glob("tunetool-fleet-*"))
     assert list((tmp_path / "runs").iterdir()) == []
     # The node ends its own run by itself and removes its files.
-    deadline = time.monotonic() + 60
-    while list(disk.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert list(disk.iterdir()) == []
+    until(lambda: not list(disk.iterdir()), "the end of the node's own run")
 
 
 def fios_in(folder: Path) -> list[int]:

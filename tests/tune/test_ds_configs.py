@@ -23,6 +23,7 @@ from tunetool.tune import configs
 from tunetool.tune.check import Classes, check_config, differences
 from tunetool.tune.configs import render
 from tunetool.tune.settings import DEFAULTS
+from waiting import PATIENCE
 
 pytest_plugins = ["disks"]
 
@@ -37,7 +38,7 @@ def tune(disk: Path, *arguments: str, measured: bool = True) -> subprocess.Compl
     aio.write_text(json.dumps({"aio": BLOCK}))
     given = ["--aio", str(aio)] if measured else []
     command = [*TUNETOOL, "tune", "--target", str(disk), *given, "-o", str(disk.parent / "ds_config.json")]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_deepspeed_understands_every_kind_as_it_is_written(ready: Probe, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_what_is_written_trains_with_states_and_parameters_on_disk(ready: Probe,
     assert f"`{document['zero_optimization']['offload_param']['buffer_size']}` | elements" in explained
 
     # CPUAdam, which every offload takes: seconds where it is built, a minute where it is not.
-    subprocess.run([*TUNETOOL, "prebuild", "--op", "cpu_adam"], check=True, capture_output=True, timeout=240)
+    subprocess.run([*TUNETOOL, "prebuild", "--op", "cpu_adam"], check=True, capture_output=True, timeout=PATIENCE)
     result = train(config, "--reference")
     losses = result["losses"]
     assert losses == sorted(losses, reverse=True)
@@ -175,7 +176,7 @@ def test_deepspeed_still_has_the_faults_that_are_planned_around(
 def run_training(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, str(ROOT / "perf/offload_steps.py"), "--config", str(config), "--processes", "2"]
     command = [*program, "--warm-ups", "1", "--steps", "3", "--tokens", "64", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def train(config: Path, *arguments: str) -> dict[str, Any]:

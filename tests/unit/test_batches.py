@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from waiting import PATIENCE
+
 pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
 yaml = pytest.importorskip("yaml")
 
@@ -87,7 +89,7 @@ class Fleet:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=PATIENCE,
         )
         summary = self.place / "summary.json"
         hosts = {host["host"]: host for host in json.loads(summary.read_text())["hosts"]} if summary.exists() else {}

@@ -24,7 +24,7 @@ from tunetool.measure.facts import node_facts
 from tunetool.record import Measurement, Record, Status, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.reference import print_reference
-from tunetool.training.settings import Cluster, Material
+from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -243,7 +243,7 @@ def ansible(*arguments: object) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 

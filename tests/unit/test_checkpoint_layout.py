@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tunetool.checkpoint.items import ALIGNMENT, BLOCK, CHECKSUM_RECORD, LARGE, SMALL, Archive, place
 from tunetool.checkpoint.layout import Block, Part, cut, share_out
+from waiting import PATIENCE
 
 SHAPES = st.lists(st.integers(0, 300), max_size=4).map(tuple)
 LIMIT = LARGE
@@ -188,7 +189,9 @@ def test_without_torch_the_library_says_what_to_install() -> None:
         "try: c.DirectWriter\n"
         "except Exception as e: print(e, '|', e.hint)"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert (
         found.stdout
         == "`DirectWriter` needs `torch`, which this Python does not have | pip install 'tunetool[checkpoint]'\n"

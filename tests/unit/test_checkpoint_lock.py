@@ -26,10 +26,10 @@ if sys.argv[2:]:
     there, here = os.pipe()
     if os.fork() == 0:
         os.write(here, b"!")  # fork has returned, so that what it does in a child is done
-        time.sleep(60)
+        time.sleep(6000)
     os.read(there, 1)
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(6000)
 """
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from tunetool.node.gds.cufile_check import ABORTS, IGNORED, REFUSED, TAKEN, check_config, parse_version
 from tunetool.node.gds.cufile_keys import BOOL, COUNT, COUNTS, HEX, INTEGER, KEYS, TABLE, TEXT, TEXTS, Key
+from waiting import PATIENCE
 
 WRONG: dict[str, Any] = {BOOL: "x", COUNT: "x", INTEGER: "x", TEXT: 5, HEX: 5, TEXTS: "x", COUNTS: "x", TABLE: "x"}
 RIGHT: dict[str, Any] = {BOOL: True, COUNT: 8, INTEGER: 8, TEXT: "x", HEX: "0x1f", TEXTS: [], COUNTS: [], TABLE: {}}
@@ -80,7 +81,7 @@ def all_effects(library: str, texts: dict[str, str], tmp_path: Path) -> dict[str
     for name, place in places.items():
         place.mkdir()
         (place / "cufile.json").write_text(texts[name])
-    subprocess.run([sys.executable, "-c", PROGRAM, library, *map(str, places.values())], timeout=120, check=True)
+    subprocess.run([sys.executable, "-c", PROGRAM, library, *map(str, places.values())], timeout=PATIENCE, check=True)
     return {name: _effect((place / "said").read_text()) for name, place in places.items()}
 
 

@@ -21,6 +21,7 @@ from tunetool.measure.aio.process import Child, describe_end
 from tunetool.measure.aio.rung import prepare
 from tunetool.measure.aio.spec import check_limits, check_shape, misfit
 from tunetool.report.progress import PlainProgress
+from waiting import PATIENCE, gone
 
 MIB = 2**20
 
@@ -126,7 +127,7 @@ def child(code: str) -> Child:
 def test_a_child_answers_line_by_line() -> None:
     code = "import json, sys\nfor line in sys.stdin: print(json.dumps({'got': json.loads(line)['n']}), flush=True)"
     with child(code) as process:
-        assert [process.ask({"n": n}, 20)["got"] for n in range(3)] == [0, 1, 2]
+        assert [process.ask({"n": n}, PATIENCE)["got"] for n in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -141,25 +142,20 @@ def test_a_child_answers_line_by_line() -> None:
 )
 def test_a_child_that_dies_or_talks_nonsense_is_a_finding(code: str, said: str) -> None:
     with child(code) as process, pytest.raises(Failed, match=said):
-        process.ask({"do": "open"}, 20)
+        process.ask({"do": "open"}, PATIENCE)
 
 
 def test_a_child_that_hangs_is_ended_with_all_that_it_started() -> None:
     code = "import subprocess, time\np = subprocess.Popen(['sleep', '600'])\n"
-    code += "import sys\nprint('stuck with', p.pid, file=sys.stderr, flush=True)\ntime.sleep(600)"
-    started = time.monotonic()
-    with child(code) as process, pytest.raises(Failed, match="said nothing for 1 s") as caught:
-        process.ask({"do": "move"}, 1)
-    assert time.monotonic() - started < 20
+    code += "import sys\nprint('stuck with', p.pid, file=sys.stderr, flush=True)\nsys.stdin.readline()\n"
+    code += "print('{}', flush=True)\ntime.sleep(6000)"
+    with child(code) as process:
+        # By its answer it has begun to hang.
+        process.ask({"do": "open"}, PATIENCE)
+        with pytest.raises(Failed, match="said nothing for 1 s") as caught:
+            process.ask({"do": "move"}, 1)
     grandchild = int(caught.value.raw.split()[-1])
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{grandchild}").exists() and time.monotonic() < deadline:
-        # Without an init that reaps, the dead one stays as a zombie.
-        if "Z" in Path(f"/proc/{grandchild}/stat").read_text().rpartition(")")[2].split()[:1]:
-            break
-        time.sleep(0.05)
-    else:
-        assert not Path(f"/proc/{grandchild}").exists()
+    assert gone(grandchild)
 
 
 def test_an_end_is_told_with_its_last_telling_line() -> None:

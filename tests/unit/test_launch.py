@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from tunetool.launch.spec import SPEC, VERDICT, Failure, NodeSpec, Verdict, read
 from tunetool.launch.ssh import unpack
 from tunetool.launch.watchdog import Beat, Stuck, innermost, to_blame
 from tunetool.measure.marked_processes import end_marked, has_mark, marked, naming
+from waiting import PATIENCE, until
 
 TWO = Limits(("a", "b"), 2, timeout=100, stall=30)
 
@@ -346,10 +346,10 @@ def test_processes_are_known_by_their_mark_over_sessions_and_no_other_is_ended()
         assert sorted(marked("TUNETOOL_TESTS", f"us-{os.getpid()}")) == sorted([ours.pid, grandchild])
         assert naming(f"a-{os.getpid()}") == [ours.pid]
         assert end_marked("TUNETOOL_TESTS", f"us-{os.getpid()}") == []
-        assert ours.wait(5) == -signal.SIGKILL
+        assert ours.wait(PATIENCE) == -signal.SIGKILL
         assert has_mark(others_child, "TUNETOOL_TESTS", f"us-{os.getpid()}0")
         os.kill(others_child, signal.SIGKILL)
-        assert other.wait(5) == 0
+        assert other.wait(PATIENCE) == 0
 
 
 SWEPT = """
@@ -377,8 +377,5 @@ def test_what_was_started_is_swept_away_when_its_starter_is_killed_outright(tmp_
         if how == "kill":
             starter.kill()
         starter.wait()
-    deadline = time.monotonic() + 5
-    while (has_mark(pid, "TUNETOOL_TESTS", mark) or folder.exists()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not has_mark(pid, "TUNETOOL_TESTS", mark)
-    assert not folder.exists()
+    until(lambda: not has_mark(pid, "TUNETOOL_TESTS", mark), "the end of what was started")
+    until(lambda: not folder.exists(), "the folder to go")

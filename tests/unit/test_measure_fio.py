@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.fio import Fio, FioFailed, Job, arguments, find_fio, parse, preloads, run
+from waiting import PATIENCE, gone, until
 
 DATA = Path(__file__).parents[1] / "data/fio"
 FIO = Fio("/usr/bin/fio", "3.33")
@@ -22,19 +22,6 @@ def fake(folder: Path, body: str) -> Fio:
     program.write_text(f"#!/bin/sh\n{body}\n")
     program.chmod(0o755)
     return Fio(str(program), "3.33")
-
-
-def gone(pid: int) -> bool:
-    """Ended, if perhaps not yet collected by the system's first process."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def recorded(name: str) -> str:
@@ -58,14 +45,20 @@ def test_warnings_before_the_json_are_no_harm() -> None:
 def test_a_full_disk_is_told_in_fio_s_words(tmp_path: Path) -> None:
     body = f"cat {DATA}/enospc.stderr >&2; cat {DATA}/enospc.json; exit 4"
     with pytest.raises(FioFailed, match=r"exit status 4.*No space left on device") as caught:
-        run(fake(tmp_path, body), WRITE, tmp_path, {"PATH": "/usr/bin:/bin"}, 10)
+        run(fake(tmp_path, body), WRITE, tmp_path, {"PATH": "/usr/bin:/bin"}, PATIENCE)
     assert caught.value.hint == "free some space on the target"
     assert "io_u error" in caught.value.raw
 
 
 def test_a_container_that_forbids_asynchronous_reads_is_named(tmp_path: Path) -> None:
     with pytest.raises(FioFailed, match="get_events") as caught:
-        run(fake(tmp_path, f"cat {DATA}/seccomp.stderr >&2; exit 1"), WRITE, tmp_path, {"PATH": "/usr/bin:/bin"}, 10)
+        run(
+            fake(tmp_path, f"cat {DATA}/seccomp.stderr >&2; exit 1"),
+            WRITE,
+            tmp_path,
+            {"PATH": "/usr/bin:/bin"},
+            PATIENCE,
+        )
     assert "seccomp" in str(caught.value.hint)
 
 
@@ -108,27 +101,30 @@ def test_garbage_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("number", "name"), [(25, "SIGXFSZ"), (9, "SIGKILL"), (11, "SIGSEGV")])
 def test_a_signal_is_named(tmp_path: Path, number: int, name: str) -> None:
     with pytest.raises(FioFailed, match=f"ended by {name}"):
-        run(fake(tmp_path, f"kill -{number} $$"), READ, tmp_path, {"PATH": "/usr/bin:/bin"}, 10)
+        run(fake(tmp_path, f"kill -{number} $$"), READ, tmp_path, {"PATH": "/usr/bin:/bin"}, PATIENCE)
 
 
 def test_a_program_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
-    program = fake(tmp_path, "trap '' TERM; sleep 60 & echo $! > child; wait; sleep 60")
-    began = time.monotonic()
+    program = fake(tmp_path, "trap '' TERM; sleep 6000 & echo $! > child; wait; sleep 6000")
+    child = tmp_path / "child"
+
+    def begun() -> None:
+        until(lambda: child.exists() and child.read_text().endswith("\n"), "its child")
+
     with pytest.raises(FioFailed, match="did not end"):
-        run(program, READ, tmp_path, {"PATH": "/usr/bin:/bin"}, 0.5)
-    assert time.monotonic() - began < 10
-    assert gone(int((tmp_path / "child").read_text()))
+        run(program, READ, tmp_path, {"PATH": "/usr/bin:/bin"}, 0.5, begun)
+    assert gone(int(child.read_text()))
 
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
-    program = fake(tmp_path, "echo $$ > pid; exec sleep 60")
+    program = fake(tmp_path, "echo $$ > pid; exec sleep 6000")
 
     def interrupt() -> None:
-        if (tmp_path / "pid").exists():
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(program, READ, tmp_path, {"PATH": "/usr/bin:/bin"}, 30, interrupt)
+        run(program, READ, tmp_path, {"PATH": "/usr/bin:/bin"}, PATIENCE, interrupt)
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
@@ -141,7 +137,7 @@ def test_preloaded_code_is_kept_out_and_noticed(tmp_path: Path) -> None:
     (tmp_path / "etc/ld.so.preload").write_text("/usr/lib/libeatmydata.so\n")
     assert preloads({}, str(tmp_path)) == ["/etc/ld.so.preload"]
     with pytest.raises(FioFailed):
-        run(fake(tmp_path, "env > seen"), READ, tmp_path, environment, 10)
+        run(fake(tmp_path, "env > seen"), READ, tmp_path, environment, PATIENCE)
     assert "LD_" not in (tmp_path / "seen").read_text()
 
 

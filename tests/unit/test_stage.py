@@ -26,6 +26,7 @@ from tunetool.stage.moving import Moved, Tally, cpu_times
 from tunetool.stage.outcome import binds
 from tunetool.stage.remote import is_remote, nanoseconds
 from tunetool.stage.room import limits, refuse_too_big
+from waiting import PATIENCE
 
 MB = 2**20
 ODD = os.fsdecode(b"\xff\n name")
@@ -69,7 +70,7 @@ def runs(tmp_path: Path) -> Path:
 
 def cli(*arguments: object) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "tunetool", "stage", *map(str, arguments)]
-    return subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=120, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False)
 
 
 def test_the_copy_is_the_source(model: Path, tmp_path: Path, runs: Path) -> None:
@@ -349,7 +350,7 @@ def test_one_at_a_time(source: Path, tmp_path: Path, runs: Path) -> None:
         assert waiting.stderr is not None
         assert f"waiting for process {os.getpid()}" in waiting.stderr.readline()
         assert not destination.exists()
-    assert waiting.wait(timeout=60) == 0
+    assert waiting.wait(timeout=PATIENCE) == 0
     waiting.stderr.close()
     assert view(destination) == view(source)
 
@@ -357,7 +358,7 @@ def test_one_at_a_time(source: Path, tmp_path: Path, runs: Path) -> None:
 def test_ranks_that_all_stage_copy_once(source: Path, tmp_path: Path, runs: Path) -> None:
     argv = [sys.executable, "-m", "tunetool", "stage", str(source), str(tmp_path / "copy"), "--runs-dir", str(runs)]
     ranks = [subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(4)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0] * 4
+    assert [rank.wait(timeout=PATIENCE) for rank in ranks] == [0] * 4
     copies = [len(records.read(path).measurements) for path in runs.iterdir()]
     assert sorted(copies) == [0, 0, 0, 1]
     assert beside(tmp_path / "copy") == [".copy.tunetool-stage.json"]

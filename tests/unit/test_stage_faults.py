@@ -26,6 +26,7 @@ from tunetool.stage.destination import find_place, only_one
 from tunetool.stage.ends import Source
 from tunetool.stage.moving import BLOCK_BYTES, Plan, move
 from tunetool.stage.tree import Entry
+from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,7 +157,7 @@ def in_a_namespace(script: str, *arguments: object) -> subprocess.CompletedProce
     """Run ``script`` by a shell that may mount."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     command = ["unshare", *user, "--mount", "sh", "-ec", script, "sh", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=ROOT)
 
 
 needs_namespaces = pytest.mark.skipif(
@@ -221,7 +222,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, number: int) -> None:
         while not list(tmp_path.glob(".copy.tunetool-stage-*/large")):
             time.sleep(0.01)
         process.send_signal(number)
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=PATIENCE) == 130
         assert process.stderr.read().strip() == "interrupted"
     assert not (tmp_path / "copy").exists()
     assert beside(tmp_path / "copy") == []
@@ -284,7 +285,7 @@ def test_killed_at_any_moment_there_is_no_half_copy(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             cwd=ROOT,
-            timeout=300,
+            timeout=PATIENCE,
             check=False,
         )
         assert done.returncode == 0, done.stderr

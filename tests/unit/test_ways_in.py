@@ -11,6 +11,7 @@ import pytest
 
 from tunetool import __version__
 from tunetool.node.plan.plan_file import TEARDOWN, document, dump
+from waiting import PATIENCE
 
 pytest.importorskip("ansible", reason="Ansible's control side needs Python 3.11")
 yaml = pytest.importorskip("yaml")
@@ -27,7 +28,7 @@ def ansible(program: str, *arguments: str, cwd: Path = ROOT, **environment: str)
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 
