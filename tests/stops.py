@@ -1,4 +1,4 @@
-"""Ends this process by SIGKILL at a point of its work that a test chooses: before the n-th change of a file system.
+"""Kills or stops this process at a point of its work that a test chooses: before the n-th change of a file system.
 
 A test lets the work run once to learn its points, then once for each point of interest. What is on the disk at that
 moment follows from the point alone, and never from how fast anything was.
@@ -16,33 +16,44 @@ from pathlib import Path
 from typing import Any
 
 _RANDOM = re.compile(r"[0-9a-f]{8,}")
-_AUDITED = {"os.rename": 1, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0}
-"""Events of Python itself, and which of their arguments names what is changed. See sys.addaudithook."""
+_AUDITED = {"os.rename": (1, 3), "os.remove": (0, 1), "os.mkdir": (0, 2), "os.rmdir": (0, 1)}
+"""Events of Python itself; which of their arguments names what is changed, and which the directory where a relative
+name begins. See sys.addaudithook."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-def install(under: Path, log: Path, at: int | None = None) -> None:
-    """From now on each change below ``under`` is noted in ``log``, one line before it is done; no change follows the
-    line ``at`` (from 0), since the process ends there. Of a write that it ends at, the first half is done.
+def install(
+    under: Path, log: Path, at: int | str | None = None, number: int = signal.SIGKILL
+) -> Callable[[str, str], None]:
+    """From now on each change below ``under`` is noted in ``log``, one line before it is done. At the line ``at`` (by
+    its number from 0, or the first with that beginning) the process sends itself the signal ``number``. Of a write that
+    it is killed at, the first half is done.
+
+    Returns what notes, and ends, a change that Python does not see: it is given the call and the path.
     """
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     lock, count = threading.Lock(), 0
-    inside = str(under)
+    inside, pending = str(under), [at]
 
     def reach(call: str, path: str, half: Callable[[], object] = lambda: None) -> None:
         nonlocal count
         if not path.startswith(inside):
             return
         with lock:  # held at the end: no other thread notes a change that comes after
-            os.write(handle, f"{call} {_RANDOM.sub('*', path[len(inside) :])}\n".encode())
-            if count == at:
-                half()
-                os.kill(os.getpid(), signal.SIGKILL)
+            line = f"{call} {_RANDOM.sub('*', path[len(inside) :])}"
+            os.write(handle, f"{line}\n".encode())
+            if pending and (line.startswith(at) if isinstance(at, str) else count == at):
+                pending.clear()
+                if number == signal.SIGKILL:
+                    half()
+                os.kill(os.getpid(), number)
             count += 1
 
     def audited(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _AUDITED:
-            reach(event.removeprefix("os."), os.fsdecode(arguments[_AUDITED[event]]))
+            path, directory = (arguments[place] for place in _AUDITED[event])
+            begin = named(directory) + "/" if directory != -1 else ""
+            reach(event.removeprefix("os."), begin + os.fsdecode(path))
         elif event == "open" and isinstance(arguments[0], (str, bytes)) and (arguments[2] or 0) & _WRITES:
             reach("open", os.fsdecode(arguments[0]))
 
@@ -63,6 +74,7 @@ def install(under: Path, log: Path, at: int | None = None) -> None:
         fsync(what)
 
     os.pwrite, os.fsync = writing, syncing  # type: ignore[assignment]
+    return reach
 
 
 def points(log: Path) -> list[str]:
@@ -71,16 +83,12 @@ def points(log: Path) -> list[str]:
 
 
 def telling(noted: list[str]) -> list[int]:
-    """Points that differ in what they leave: of changes alike that follow one another, the first, middle and last.
+    """Points that differ in what they leave: of changes of one kind the first, the middle and the last.
 
     What is opened or written without a name leaves nothing.
     """
-    groups: list[tuple[str, list[int]]] = []
+    kinds: dict[str, list[int]] = {}
     for number, line in enumerate(noted):
-        if (line.startswith("open ") and line.endswith(" ")) or line.endswith("(deleted)"):
-            continue
-        kind = re.sub(r"\d+", "#", line)
-        if not groups or groups[-1][0] != kind:
-            groups.append((kind, []))
-        groups[-1][1].append(number)
-    return sorted({each for _, group in groups for each in (group[0], group[len(group) // 2], group[-1])})
+        if not line.endswith("(deleted)") and line != "open ":
+            kinds.setdefault(re.sub(r"\d+", "#", line), []).append(number)
+    return sorted({each for group in kinds.values() for each in (group[0], group[len(group) // 2], group[-1])})

@@ -40,6 +40,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def stopped(pid: int) -> bool:
+    """Whether a process has stopped, by SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def gone(*pids: int) -> bool:
     """True, once none of these processes runs."""
     return until(lambda: not any(map(alive, pids)), f"the end of {pids}")
