@@ -19,6 +19,7 @@ import pytest
 if not find_spec("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
 
+from judged import undisturbed
 from tunetool.bench.checkpoint.figures import checks, verdict
 from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import Matrix
@@ -73,12 +74,7 @@ def bench(model: str, runs: Path, *arguments: str) -> subprocess.CompletedProces
 def passed(done: subprocess.CompletedProcess[str]) -> Record:
     """The record of a run in which only a neighbour on the disk may have been in the way."""
     record = parse(done.stdout, "stdout")
-    assert record.verdict is not None
-    if record.verdict.status == "unproven":
-        assert all("something else used the drives" in reason for reason in record.verdict.reasons)
-        assert done.returncode == 3
-    else:
-        assert (record.verdict.status, done.returncode) == ("pass", 0), record.verdict.reasons
+    undisturbed(done.returncode, record)
     return record
 
 

@@ -38,7 +38,7 @@ class Said:
 
 
 def job(directory: Path, *what: str, ranks: int = 2, **more: object) -> Job:
-    settings: dict[str, object] = {"timeout": 90.0, "stall": 60.0, **more}
+    settings: dict[str, object] = {"timeout": 600.0, "stall": 600.0, **more}
     return Job([__file__, *what], ranks, {"OF_TESTS": "$x 'y' {{ z }}"}, directory, **settings)  # type: ignore[arg-type]
 
 

@@ -93,13 +93,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_a_slow_disk_is_worth_staging_from(photos: Path, tmp_path: Path) -> None:
+def test_from_a_slow_disk_the_bulk_path_reads_all_and_the_staged_path_nothing(photos: Path, tmp_path: Path) -> None:
     before = staged()
     with slow_disk(photos) as group:
         process = call(
             *("--model", "tiny", "--dataset", photos, "--target", photos.parent, "--scenarios", "single,nodes"),
-            # Few steps, so that other work on this machine's CPUs weighs less than the disk. With this seed path B goes
-            # first: it finds the files in the cache of who wrote them, and path A in its own.
+            # With this seed path B goes first: it finds the files in the cache of who wrote them, and path A in its own.
             *(
                 "--batch-size",
                 12,
@@ -120,11 +119,13 @@ def test_a_slow_disk_is_worth_staging_from(photos: Path, tmp_path: Path) -> None
     record = read(next(tmp_path.glob("*-bench.staging-*")))
     value = {each.name: each.value for each in record.measurements}
     size = sum(path.stat().st_size for path in photos.rglob("*") if path.is_file())
-    # The disk is as slow as it was made, whoever reads it.
-    assert value["staging.single.bulk.first_epoch"] >= 0.9 * size / SLOW
+    # The disk is as slow as it was made, whoever reads it: times are no shorter than what is read allows. That is all
+    # that they show, since nobody knows how much longer they are; see bench/ for how much staging wins.
+    first = {path: value[f"staging.single.{path}.first_epoch"] for path in ("bulk", "memory")}
+    assert first["bulk"] >= 0.9 * size / SLOW
     assert value["staging.single.memory.stage"] >= 0.9 * size / SLOW
-    assert value["staging.single.speedup.first_epoch"] >= 1.5
-    # Staging counts, and here it costs what it saves: nothing is won by reading everything once.
+    assert value["staging.single.speedup.first_epoch"] == pytest.approx(first["bulk"] / first["memory"])
+    # Staging counts.
     assert value["staging.single.memory.end_to_end"] > value["staging.single.memory.stage"]
     status = {check.id: check.status for check in record.checks}
     assert status["staging.single.losses"] == status["staging.single.cold"] == "pass"

@@ -146,11 +146,11 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tmp_path: Path, stand_in: Path) -> None:
     told = workload(material, trainer="llamafactory", steps=4, curves=0.5)
     environment = {**os.environ, "TUNETOOL_LLAMAFACTORY": str(stand_in), "TUNETOOL_OUT": str(tmp_path)}
-    run_ranks([*WORKER, told.to_json()], 2, environment, tmp_path / "logs", 100)
+    run_ranks([*WORKER, told.to_json()], 2, environment, tmp_path / "logs", PATIENCE)
     for each in results(tmp_path):
         assert each.losses == [1.0, 1 / 2, 1 / 3, 1 / 4]
         assert each.learning_rates == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4])
-        assert all(0.19 < took < 2 for took in each.step_seconds), each.step_seconds
+        assert all(took > 0.19 for took in each.step_seconds), each.step_seconds
         # Nobody says how long it waited for data, so nobody is told that it did not.
         assert (each.data_seconds, each.load_seconds) == ([], [])
         assert (each.tokens, each.images) == (300, 8)
@@ -171,7 +171,7 @@ def test_llamafactory_s_own_error_is_what_is_said(material: Path, tmp_path: Path
     told = workload(material, trainer="llamafactory", steps=13)
     environment = {**os.environ, "TUNETOOL_LLAMAFACTORY": str(stand_in), "TUNETOOL_OUT": str(tmp_path)}
     with pytest.raises(RankFailed):
-        run_ranks([*WORKER, told.to_json()], 2, environment, tmp_path / "logs", 100)
+        run_ranks([*WORKER, told.to_json()], 2, environment, tmp_path / "logs", PATIENCE)
     said = [json.loads(path.read_text())["message"] for path in sorted(tmp_path.glob("rank-*/error.json"))]
     # Whichever died first, what is said is the reason and not that another rank is gone.
     assert said == ["LLaMA-Factory ended with status 1: ValueError: what it does not like"] * 2

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,11 @@ from typing import Any
 
 import pytest
 
-from programs import need_program
+from judged import undisturbed
 from pythons import bare_python, python_that
 from tunetool.measure.aio import Missing, need, probe
-from waiting import PATIENCE
+from tunetool.record import parse
+from waiting import PATIENCE, until
 
 EASY = "read=1MBps,write=1MBps"
 """An expectation that any honest disk meets: whatever falls short of PASS here falls short for what it is."""
@@ -105,8 +105,8 @@ def test_an_honest_disk_passes_though_the_clock_jumps(bench: Bench, tmp_path: Pa
         "time.time = lambda: _real() + 3600 * (next(_calls) % 2)\n"
     )
     answer = bench.mounted("true", "--allow-busy", PYTHONPATH=str(tmp_path))
-    assert answer.code == 0, answer.text
     assert answer.record is not None
+    undisturbed(answer.code, parse(json.dumps(answer.record), "the record"))
     for figure in answer.record["measurements"]:
         assert figure["value"] < 1000 * GB
     (path,) = (bench.place / "runs").glob("*/record.json")
@@ -153,6 +153,12 @@ def test_a_quota_that_ends_in_the_middle(bench: Bench) -> None:
     lied(answer, 3, "was ended by SIGXFSZ")
 
 
+def moved(pid: int) -> int:
+    """Bytes that a process had the disk move."""
+    lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(lines["read_bytes"]) + int(lines["write_bytes"])
+
+
 def test_somebody_else_hammers_the_disk(bench: Bench) -> None:
     hammer = ["fio", "--name=hammer", "--rw=randrw", "--bs=256k", "--size=256m", "--direct=1", "--time_based"]
     with subprocess.Popen(
@@ -161,9 +167,7 @@ def test_somebody_else_hammers_the_disk(bench: Bench) -> None:
         stdin=subprocess.DEVNULL,
     ) as neighbour:
         try:
-            while not list(bench.place.glob("hammer*")):
-                time.sleep(0.1)
-            time.sleep(2)
+            until(lambda: moved(neighbour.pid) > 16 * 2**20, "the hammer's first requests", neighbour)
             busy = bench.mounted("true")
             lied(busy, 3, "busy", "ERROR")
             assert list(bench.target.iterdir()) == []
@@ -195,8 +199,8 @@ def test_a_scheduler_runs_a_job_that_computes(bench: Bench) -> None:
     job = "slurmstepd: [4711.batch]"
     with subprocess.Popen(["bash", "-c", f"exec -a '{job}' sleep 600"], stdin=subprocess.DEVNULL) as daemon:
         try:
-            while Path(f"/proc/{daemon.pid}/cmdline").read_bytes().split(b"\0")[0] != job.encode():
-                time.sleep(0.05)
+            line = Path(f"/proc/{daemon.pid}/cmdline")
+            until(lambda: line.read_bytes().split(b"\0")[0] == job.encode(), "its name", daemon)
             lied(bench.mounted("true"), 3, "busy: Slurm job 4711 runs on this node", "ERROR")
         finally:
             daemon.terminate()
@@ -248,21 +252,34 @@ def test_files_that_became_sparse(bench: Bench, tmp_path: Path) -> None:
     )
 
 
+ONE_MEGABYTE_PER_SECOND = f"""[ "$1" = --version ] && exec $REAL "$@"
+exec {sys.executable} - "$REAL" "$@" <<'END'
+import json, subprocess, sys
+document = json.loads(subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, check=True).stdout)
+for job in document["jobs"]:
+    for side in ("read", "write"):
+        job[side]["runtime"] = job[side]["io_bytes"] // 1000
+print(json.dumps(document))
+END"""
+
+
 def test_seven_per_cent_are_not_forgiven(bench: Bench, tmp_path: Path) -> None:
-    # A disk of 100 MB/s: 0.1 GiB/s are 7 % more than 0.1 GB/s, and who mixes them up buys the wrong drives.
-    each = 100 * 10**6 // max(4, min(16, os.cpu_count() or 1))  # by so many jobs
+    # A disk of 1 MB/s by a clock that this test holds; every byte is there. A MiB/s is 5 % more than a MB/s, a GiB/s 7 %,
+    # and who mixes them up buys the wrong drives.
     answer = bench.mounted(
         "true",
         "--allow-busy",
-        expect="read=0.1GiBps,write=0.095GBps",
-        PATH=in_front_of_fio(tmp_path, f'exec $REAL "$@" --rate={each} --rate_cycle=100'),
+        expect="read=0.001GiBps,write=0.95MBps",
+        PATH=in_front_of_fio(tmp_path, ONE_MEGABYTE_PER_SECOND),
     )
-    lied(answer, 1, "sequential read", "is below 0.1074 GB/s (0.1 GiB/s)", "FAIL")
+    assert answer.code == 1, answer.text
+    flat = " ".join(answer.text.split())
+    assert "sequential read" in flat
+    assert "(0.001 GiB/s)" in flat
     assert answer.record is not None
-    assert {each["name"]: each["status"] for each in answer.record["expectations"]} == {
-        "sequential.read": "fail",
-        "sequential.write": "pass",
-    }
+    status = {each["name"]: each["status"] for each in answer.record["expectations"]}
+    assert status["sequential.read"] == "fail"
+    assert status["sequential.write"] in ("pass", "unproven"), "unproven where others use the disk"
 
 
 @pytest.mark.slow
@@ -292,7 +309,7 @@ def test_a_fio_that_claims_more_than_it_moves(bench: Bench, tmp_path: Path) -> N
     )
     liar.chmod(0o755)
     answer = bench.mounted("true", "--allow-busy", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    lied(answer, 3, "counted only 0.5", "the rest never reached a drive")
+    lied(answer, 3, "counted only 0.", "the rest never reached a drive")
 
 
 def has_deepspeed() -> bool:

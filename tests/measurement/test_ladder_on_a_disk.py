@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from test_verify_on_a_disk import disk, fios_in, only_record  # noqa: F401
 
+from judged import undisturbed
 from pythons import bare_python, python_that
 from tunetool.measure import busy
 from tunetool.measure.aio import Missing, probe
@@ -50,8 +51,7 @@ def test_the_ladder_of_a_plain_disk(
     assert record is not None
     assert record.verdict is not None
     # Samples this short leave no room for what else a shared disk does meanwhile; nothing else may stand in the way.
-    assert all("something else uses the drives" in reason for reason in record.verdict.reasons), record.verdict.reasons
-    assert result.code == (3 if record.verdict.reasons else 0)
+    undisturbed(result.code, record)
     assert list(disk.iterdir()) == []
     figures = {measurement.name: measurement for measurement in record.measurements}
     for name in ("sequential.write.io_uring", "sequential.read.io_uring", "sustained.write", "random.read.1m"):
@@ -68,7 +68,11 @@ def test_the_ladder_of_a_plain_disk(
     assert len(small.samples or []) >= 6
     assert len(figures["random.read.64k"].samples or []) == 3
     assert len(figures["sustained.write"].samples or []) >= 6
-    assert {wanted.name: wanted.status for wanted in record.expectations}["random.read.4k"] in ("pass", "unproven")
+    assert {wanted.name: wanted.status for wanted in record.expectations}["random.read.4k"] in (
+        "pass",
+        "unproven",
+        "unstable",
+    )
     assert record.ladder is not None
     skipped = {rung.name: rung.skipped for rung in record.ladder.rungs if rung.skipped}
     assert "raw rungs need an md RAID0" in str(skipped["array.read"])

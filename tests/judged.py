@@ -1,0 +1,38 @@
+"""What a test may claim of a measurement on this machine's disk, which others may use at the same time.
+
+That a verdict is PASS on a quiet disk is shown where the disk is the test's own: on a virtual node (tests/lab).
+"""
+
+from __future__ import annotations
+
+from tunetool.record import Measurement, Record
+
+OTHERS = (
+    "something else uses the drives",
+    "something else used the drives",
+    "lies on both sides of",
+    "samples are too few to judge by",
+    # Beside a program that keeps a slow disk busy before fio begins and after it ends.
+    "its clock is wrong",
+)
+
+
+def undisturbed(code: int, record: Record) -> bool:
+    """Whether it passed. If not, that must be for what others did with the disk, and for nothing else."""
+    assert record.verdict is not None
+    if record.verdict.status == "pass":
+        assert code == 0, record.verdict.reasons
+        return True
+    assert record.verdict.status in ("unproven", "unstable"), record.verdict
+    assert code == 3
+    others = [reason for reason in record.verdict.reasons if any(words in reason for words in OTHERS)]
+    assert record.verdict.reasons == others
+    return False
+
+
+def proven(measurement: Measurement, alone: bool = False) -> None:
+    """Every byte that it claims came from the disk or reached it; what others moved comes on top, unless ``alone``."""
+    assert measurement.evidence is not None, measurement.name
+    assert measurement.evidence.kind == "block", measurement.name
+    assert (measurement.evidence.ratio or 0) >= 0.98, measurement.name
+    assert not alone or (measurement.evidence.ratio or 0) <= 1.02, measurement.name
