@@ -55,7 +55,7 @@ class Lab:
             "COLUMNS": "200",
         }
 
-    def run(self, *command: str, timeout: float = 900) -> Done:
+    def run(self, *command: str, timeout: float = 3600) -> Done:
         done = subprocess.run(
             command,
             cwd=ROOT,

@@ -1,18 +1,15 @@
-"""Two nodes of one inventory: a bad one stops nobody, and two take no more than twice the time of one."""
+"""Two nodes of one inventory: a bad one stops nobody, and both are built by the tasks of one run."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, Lab, changed_tasks
-from summaries import host_row
+from summaries import TRIPS_TO_BUILD, host_row
 
-MOST = 2.1
-"""Times the seconds of one node that two may take under emulation, where both share the cores."""
+from conftest import ROOT, Lab, changed_tasks
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +52,15 @@ def test_a_dead_host_and_a_refusing_one_stop_nobody(two: Lab, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_two_nodes_take_no_more_than_twice_the_time_of_one(two: Lab) -> None:
+def test_two_nodes_are_built_side_by_side(two: Lab) -> None:
     for node in ("node1", "node2"):
         two.reset(node)
-    seconds = []
-    for hosts in ("node1", "all"):
-        # node1 is blank again for the second: both runs build every node that they are given.
-        two.reset("node1")
-        started = time.monotonic()
-        done = two.site("--limit", hosts)
-        seconds.append(time.monotonic() - started)
-        assert done.code == 0, done.text
+    done = two.site()
+    assert done.code == 0, done.text
+    # A node takes as many round trips as it takes alone; how long both take is for bench/fleet.py.
+    trips = {node: int(host_row(done.stdout, node)[4]) for node in ("node1", "node2")}
+    assert trips["node1"] == trips["node2"] <= TRIPS_TO_BUILD
     again = two.site()
     assert changed_tasks(again.stdout) == []
     for node in ("node1", "node2"):
         assert host_row(again.stdout, node)[:2] == [node, "UNCHANGED"]
-    one, both = seconds
-    print(f"one {one:.0f} s, two {both:.0f} s, {both / one:.2f} times")
-    assert both <= MOST * one

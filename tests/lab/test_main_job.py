@@ -1,20 +1,19 @@
-"""A built node is verified, and what breaks is found. That it is built, and stays so, is shown by molecule/node."""
+"""A node is built, verified and rebooted, and what breaks is found.
+
+`make test` has this of it; molecule/node (test_scenario.py) looks at all that a build leaves, from outside.
+"""
 
 from __future__ import annotations
 
 import pytest
+from summaries import TRIPS_TO_BUILD, TRIPS_TO_LOOK, host_row
+
 from conftest import POINT, Lab, changed_tasks
-from summaries import host_row
 
 pytestmark = pytest.mark.usefixtures("marker")
 
 # Emulation reaches it with room to spare; the tests are about verdicts, never about speed.
-REACHABLE = ("--expect", "read=20MBps,write=20MBps", "--duration", "1s")
-
-
-# One round trip costs a second and a half here, and on four hundred nodes as many connections: a task more is a choice.
-TRIPS_TO_BUILD = 11
-TRIPS_TO_LOOK = 9
+REACHABLE = ("--expect", "read=1MBps,write=1MBps", "--duration", "1s")
 
 
 def test_a_run_takes_few_round_trips(built: Lab) -> None:
@@ -45,6 +44,21 @@ def test_verify_passes_and_proves_its_bytes(built: Lab) -> None:
     assert built.ssh("node1", f"ls -A {POINT}") == "deepspeed_offload"
 
 
+def test_everything_is_there_after_a_reboot(built: Lab) -> None:
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    before = built.ssh("node1", boot)
+    built.ssh("node1", f"echo kept > {POINT}/deepspeed_offload/kept && sync")
+    built.reboot("node1")
+    assert built.ssh("node1", boot) != before
+    done = built.verify("--level", "config")
+    assert done.code == 0, done.text
+    assert {check["status"] for check in built.record()["checks"]} <= {"pass", "skip"}
+    text = built.ssh(
+        "node1", f"findmnt -no FSTYPE {POINT}; cat {POINT}/deepspeed_offload/kept; systemctl --failed --no-legend"
+    )
+    assert text.split() == ["xfs", "kept"]
+
+
 def test_a_slow_drive_is_named_by_its_serial(built: Lab) -> None:
     built.lab("fault", "node1", "slow-drive", "--drive", "LAB1NV5")
     done = built.verify(*REACHABLE)
@@ -56,7 +70,7 @@ def test_a_slow_drive_is_named_by_its_serial(built: Lab) -> None:
     assert findings[0]["remedy"]
 
 
-def test_a_drive_pulled_under_its_mount_is_named_and_nothing_is_rebuilt(built: Lab) -> None:
+def test_a_drive_that_is_gone_is_named_nothing_is_rebuilt_and_the_node_boots_without_its_volume(built: Lab) -> None:
     built.lab("fault", "node1", "remove-drive", "--drive", "LAB1NV3")
     done = built.verify("--level", "config")
     assert done.code == 1, done.text
@@ -65,3 +79,7 @@ def test_a_drive_pulled_under_its_mount_is_named_and_nothing_is_rebuilt(built: L
     assert done.code != 0
     assert "8 drives asked for, 7 usable" in done.stdout
     assert built.ssh("node1", "cat /sys/block/md*/md/raid_disks") == "8"
+    # Fails by itself where ssh does not answer in time: a boot that waits for the array would hang here.
+    built.reboot("node1")
+    text = built.ssh("node1", f"mountpoint -q {POINT} && echo mounted; touch {POINT}/x 2>&1 || true")
+    assert text == f"touch: cannot touch '{POINT}/x': Operation not permitted"

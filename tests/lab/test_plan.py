@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from conftest import POINT, Lab, changed_tasks, checksums, row
 
 pytestmark = pytest.mark.usefixtures("marker")
@@ -26,6 +27,7 @@ def without_program(blank: Lab) -> Iterator[None]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow  # eight runs; plans are judged in tests/unit/test_plan.py and made over drives in molecule/default
 @pytest.mark.usefixtures("without_program")
 def test_data_is_given_up_only_by_a_plan_that_is_still_true(blank: Lab, tmp_path: Path) -> None:
     blank.lab("fault", "node1", "has-filesystem", "--drive", "LAB1NV2")

@@ -74,7 +74,7 @@ def lose_power(lab: Lab, cut: Cut, *arguments: str) -> None:
             # What works for Ansible stands still from the moment on; the kernel goes on until it is stopped.
             lab.ssh(
                 "node1",
-                f"n=0; until {{ {cut.when}; }} >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 9000 ] || exit 1; sleep 0.02; done;"
+                f"n=0; until {{ {cut.when}; }} >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 90000 ] || exit 1; sleep 0.02; done;"
                 # Again and again: the next module may have begun since.
                 f" for n in $(seq {1 + int(cut.seconds * 10)}); do pkill -STOP -x 'mkfs.xfs|mkinitramfs|python3'; sleep 0.1;"
                 " done; true",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from conftest import POINT, Lab, changed_tasks
 
 pytestmark = pytest.mark.usefixtures("marker")
@@ -30,10 +30,8 @@ def variables(lab: Lab) -> Iterator[Path]:
 def test_eight_settings_by_fio_and_their_way_through_the_inventory(built: Lab, variables: Path) -> None:
     node = built
     node.ssh("node1", f"echo '{json.dumps(SPACE)}' > /root/space.json && mkdir -p /root/vars")
-    started = time.monotonic()
     more = "--driver fio --space /root/space.json --budget 240s -o /root/aio.json --store-vars /root/vars"
     record = json.loads(node.ssh("node1", f"tunetool tune --target {POINT} {more} --json -"))
-    assert time.monotonic() - started < 300
     assert record["verdict"] == {"status": "pass", "reasons": []}
     figures = [m for m in record["measurements"] if "evidence" in m]
     assert {m["parameters"]["direction"] for m in figures} == {"read", "write"}

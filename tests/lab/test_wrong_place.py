@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from conftest import POINT, Lab
 
+from conftest import POINT, Lab
 from tunetool.lab.qmp import Qmp
 from tunetool.lab.state import Lab as State
 
-pytestmark = pytest.mark.usefixtures("marker")
+pytestmark = [pytest.mark.usefixtures("marker"), pytest.mark.slow]  # without a service it is in test_main_job.py
 
 UNIT = "scratch-user.service"
 INSTALL = f"""printf '[Service]\\nType=oneshot\\nRemainAfterExit=yes\\nExecStart=/bin/true\\n[Install]

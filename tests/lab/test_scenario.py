@@ -1,0 +1,15 @@
+"""The scenario molecule/node: a node of its own from blank to built, rebooted, and looked at by tests/infra/test_node.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+
+@pytest.mark.slow  # provisions three times and reboots; what `make test` shows of a built node is in test_main_job.py
+def test_the_scenario_of_the_virtual_node() -> None:
+    subprocess.run([sys.executable, str(ROOT / "tools/dev/scenario.py"), "node"], check=True)
