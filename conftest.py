@@ -1,5 +1,7 @@
-"""For every group of tests: which skips are allowed (tests/skips.py)."""
+"""What holds for all tests."""
 
-from skips import pytest_make_collect_report, pytest_runtest_makereport
+from __future__ import annotations
 
-__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
+from signals import pytest_configure
+
+__all__ = ["pytest_configure"]
