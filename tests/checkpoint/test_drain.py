@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import shutil
@@ -27,11 +28,10 @@ from tunetool.checkpoint import DirectWriter, Drain, drain, latest, saving, veri
 from tunetool.checkpoint import bulk as on_bulk
 from tunetool.checkpoint.pace import SAVE_LOCK, is_saving
 from tunetool.errors import CannotJudge, UsageProblem
+from waiting import PATIENCE, stopped, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 MIB = 2**20
-PATIENCE = 90.0
-"""Seconds after which a test fails; a drain gives way to everything else that runs."""
 COUNT = 3 * MIB // 2
 """Elements of a tensor: 6 MiB, more than one piece of a copy."""
 
@@ -90,11 +90,30 @@ def as_job(tmp_path: Path, work: Callable[[int], Any], world: int = 2) -> list[A
     return [pickle.loads(out.read_bytes()) for _, out in children]
 
 
-def eventually(holds: Callable[[], Any], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.01)
+@pytest.fixture
+def drains() -> Iterator[Callable[..., Drain]]:
+    """Begins drains, and ends what is left of them."""
+    begun: list[Drain] = []
+
+    def begin(*arguments: Any, **options: Any) -> Drain:
+        begun.append(drain(*arguments, **{"patience": PATIENCE, **options}))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.stop()
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Has the drains that begin from now on end, or stop, at a change below ``under``; see ``stops.install``."""
+
+    def stop(under: Path, at: str, number: int = signal.SIGKILL) -> None:
+        order = {"under": str(under), "log": str(tmp_path / "stops"), "at": at, "number": number}
+        monkeypatch.setenv("TUNETOOL_TESTS_STOP", json.dumps(order))
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "stopped"))
+
+    return stop
 
 
 def pid_of(work: Drain) -> int:
@@ -164,31 +183,28 @@ def test_a_rank_that_does_not_come_is_named_and_may_come_later(tmp_path: Path, d
 def test_a_rank_whose_copy_is_swept_away_copies_again(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     nodes, bulk = [tmp_path / "a", tmp_path / "b"], tmp_path / "bulk"
     as_job(tmp_path, lambda rank: save(nodes[rank], 5, rank))
-    both = [drains(nodes[rank] / "step_5", bulk, rank=rank, world=2, rate=4 * MIB) for rank in (0, 1)]
-    parts: list[Path] = []
-
-    def begun() -> bool:
-        parts[:] = bulk.glob(".draining-*/.part-1-*")
-        return bool(parts)
-
-    eventually(begun)
-    parts[0].unlink()
+    # A drain has made its file when it waits for a save to end.
+    with saving(nodes[1]):
+        both = [drains(nodes[rank] / "step_5", bulk, rank=rank, world=2) for rank in (0, 1)]
+        (part,) = until(lambda: list(bulk.glob(".draining-*/.part-1-*")), "the copy to begin")
+        part.unlink()
     assert {each.wait(PATIENCE) for each in both} == {bulk / "step_5"}
     assert_loads(bulk / "step_5", 5, 0, 1)
 
 
-def test_a_drain_that_was_killed_is_taken_up(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+def test_a_drain_that_was_killed_is_taken_up(
+    tmp_path: Path, drains: Callable[..., Drain], stopping: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     step, bulk = save(tmp_path / "scratch", 7, threads=2), tmp_path / "bulk"
     names = sorted(path.name for path in step.glob("*.distcp"))
     assert len(names) == 2
-    work = drains(step, bulk, rate=4 * MIB)
-    # Two files, the second of which takes more than a second.
-    eventually(lambda: list(bulk.glob(".draining-step_7-*/ranks/*.json")))
-    (partial,) = bulk.glob(".draining-step_7-*")
-    eventually(lambda: on_bulk.delivered(partial, on_bulk.deliveries(partial)))
-    os.kill(pid_of(work), signal.SIGKILL)
+    # Killed when it begins with the second of its two files.
+    stopping(bulk, f"open /.draining-step_7-*/.part-0-{names[1]}")
     with pytest.raises(CannotJudge) as died:
-        work.wait(PATIENCE)
+        drains(step, bulk).wait(PATIENCE)
+    monkeypatch.delenv("TUNETOOL_TESTS_STOP")
+    (partial,) = bulk.glob(".draining-step_7-*")
+    assert on_bulk.delivered(partial, on_bulk.deliveries(partial))
     assert "ended with status -9" in died.value.message
     there = {path.name: path.stat().st_ino for path in partial.glob("*.distcp")}
     assert len(there) == 1
@@ -204,7 +220,9 @@ def test_a_drain_that_was_killed_is_taken_up(tmp_path: Path, drains: Callable[..
     assert sorted(path.name for path in (bulk / "step_7").iterdir()) == sorted([".metadata", on_bulk.MARKER, *names])
 
 
-def test_a_flipped_byte_is_named(tmp_path: Path, drains: Callable[..., Drain]) -> None:
+def test_a_flipped_byte_is_named(
+    tmp_path: Path, drains: Callable[..., Drain], stopping: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     step, bulk = save(tmp_path / "scratch", 7), tmp_path / "bulk"
     (name,) = (path.name for path in step.glob("*.distcp"))
     size = (step / name).stat().st_size
@@ -216,16 +234,15 @@ def test_a_flipped_byte_is_named(tmp_path: Path, drains: Callable[..., Drain]) -
             stream.seek(5 * MIB)
             stream.write(bytes([byte ^ 1]))
 
-    # While it is on its way: after it was written, before it is read back.
-    work = drains(step, bulk, rate=4 * MIB)
-    parts: list[Path] = []
-
-    def written() -> bool:
-        parts[:] = bulk.glob(".draining-*/.part-0-*")
-        return bool(parts) and parts[0].stat().st_size == size
-
-    eventually(written)
-    flip(parts[0])
+    # While it is on its way: after it was written, when it is to be synced and then read back.
+    stopping(bulk, "fsync /.draining-step_7-*/.part-0-", signal.SIGSTOP)
+    work = drains(step, bulk)
+    monkeypatch.delenv("TUNETOOL_TESTS_STOP")
+    until(lambda: stopped(pid_of(work)), "the copy to be written")
+    (part,) = bulk.glob(".draining-*/.part-0-*")
+    assert part.stat().st_size == size
+    flip(part)
+    os.kill(pid_of(work), signal.SIGCONT)
     with pytest.raises(CannotJudge) as refused:
         work.wait(PATIENCE)
     assert f"{name}` does not hold what was written to it" in refused.value.message
@@ -259,12 +276,13 @@ def test_full_shared_storage_leaves_everything_as_it_was(
     drains(save(scratch, 1), small_disk).wait(PATIENCE)
     step = save(scratch, 2)
     filler = small_disk / "filler"
-    work = drains(step, small_disk, rate=4 * MIB)
-    # Room enough when it began, and then somebody takes it.
-    eventually(lambda: list(small_disk.glob(".draining-*/.part-0-*")))
-    with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
-        while stream.write(bytes(MIB)) == MIB:
-            pass
+    # Room enough when it began; while it waits for a save to end somebody takes it.
+    with saving(scratch):
+        work = drains(step, small_disk)
+        until(lambda: list(small_disk.glob(".draining-*/.part-0-*")), "the copy to begin")
+        with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+            while stream.write(bytes(MIB)) == MIB:
+                pass
     with pytest.raises(CannotJudge) as full:
         work.wait(PATIENCE)
     assert "cannot be written: it is full" in full.value.message
@@ -342,7 +360,7 @@ def test_it_pauses_while_a_save_runs(tmp_path: Path, drains: Callable[..., Drain
     step = save(scratch, 1)
     with saving(scratch):
         work = drains(step, bulk)
-        eventually(lambda: list(bulk.glob(".draining-*/.part-0-*")))
+        until(lambda: list(bulk.glob(".draining-*/.part-0-*")), "the copy to begin")
         time.sleep(0.5)
         assert [path.stat().st_size for path in bulk.glob(".draining-*/.part-0-*")] == [0]
         assert work.running

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, direct, host_buffers, release_buffers, space
 from tunetool.errors import CannotJudge, UsageProblem
+from waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -342,7 +343,7 @@ def test_the_loop_goes_on_once_its_tensors_are_copied(
     on_time = []
 
     def late(self: direct.DataFile) -> None:
-        on_time.append(changed.wait(0.5 if memory == 0 else 30))
+        on_time.append(changed.wait(PATIENCE))
         sync(self)
 
     monkeypatch.setattr(direct.DataFile, "sync", late)

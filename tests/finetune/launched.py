@@ -13,8 +13,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tunetool.launch import rank
@@ -62,17 +63,34 @@ def leave() -> dict[str, str]:
     return {"child": child, "left": str(left)}
 
 
-def gather(*then: str) -> None:
-    import torch
-    import torch.distributed as dist
+@contextlib.contextmanager
+def beating() -> Iterator[None]:
+    """Beats, while something takes as long as the machine makes it take: how many times is no matter."""
+    ended = threading.Event()
 
-    rank.beat()
-    dist.init_process_group("gloo")
-    rank.beat()
-    total = torch.tensor([float(RANK)])
-    dist.all_reduce(total)
-    tell(sum=str(total.item()))
-    rank.beat()
+    def beat() -> None:
+        while not ended.wait(0.5):
+            rank.beat()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+def gather(*then: str) -> None:
+    with beating():
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.tensor([float(RANK)])
+        dist.all_reduce(total)
+        tell(sum=str(total.item()))
+    if RANK == "0":
+        for _ in range(10_000):  # more than the other in any time that a test takes
+            rank.beat()
     if RANK == "1" and then == ("away",):
         away()
     if RANK == "1" and then == ("die",):
