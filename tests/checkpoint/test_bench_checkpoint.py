@@ -251,7 +251,7 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_run_leaves_nothing(model: str, disk: Path, tmp_path: Path, number: int) -> None:
     mark = f"TUNETOOL_TEST_MARK={tmp_path}"
     name, _, value = mark.partition("=")

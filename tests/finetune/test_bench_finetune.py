@@ -179,7 +179,8 @@ def test_a_picture_that_cannot_be_read_is_named(target: Path, tmp_path: Path) ->
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGILL, marks=pytest.mark.slow)])
+@pytest.mark.slow  # ranks that die, and what is left of them, are in test_launch.py
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGILL])
 def test_a_rank_that_dies_is_named_and_nothing_of_the_run_stays(
     target: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -76,6 +76,7 @@ def test_the_inventory_leads_to_both_and_nodes_reach_each_other_by_name(cluster:
     assert over.stdout.split()[:2] == ["node2", cluster.address("node1")]
 
 
+@pytest.mark.slow  # only slow tests limit the network
 def test_the_limit_between_nodes_binds_and_is_lifted(cluster: Cluster) -> None:
     cluster.limit_network("100mbit")
     # No faster than the limit, however slow; that it is lifted is in the kernel's own words.
@@ -97,6 +98,7 @@ def _limits(cluster: Cluster) -> list[str]:
     return [path.read_text().strip() for path in files if path.exists() and path.read_text().strip()]
 
 
+@pytest.mark.slow  # only slow tests limit the disk
 def test_the_limit_of_the_disk_binds_on_every_node_and_is_lifted(cluster: Cluster) -> None:
     data = cluster.shared / "data"
     data.write_bytes(os.urandom(10 << 20))
@@ -119,6 +121,7 @@ def test_signals_reach_a_program_on_a_node(cluster: Cluster) -> None:
         assert process.wait(PATIENCE) == 42
 
 
+@pytest.mark.slow  # only slow tests lose a node
 def test_a_node_can_be_lost_and_come_back(cluster: Cluster) -> None:
     cluster.run("node2", ["sh", "-c", "sleep 12345 >/dev/null 2>&1 & echo mine > /tmp/mine"])
     assert cluster.processes("node2", "sleep 12345") == ["sleep 12345"]
@@ -146,7 +149,7 @@ with cluster_of_two(Path(sys.argv[1])) as cluster:
 """
 
 
-@pytest.mark.parametrize("how", ["fail", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("fail", marks=pytest.mark.slow), "kill"])
 def test_nothing_is_left_of_a_cluster_whose_owner_failed_or_was_killed(
     cluster: Cluster, tmp_path: Path, how: str
 ) -> None:

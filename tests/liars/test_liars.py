@@ -98,6 +98,7 @@ def lied(answer: Answer, code: int, *said: str) -> None:
 IMAGE = "truncate -s {size} $P/image; mkfs.ext4 -q -F {options} $P/image; mount -o loop{mount} $P/image $T\n"
 
 
+@pytest.mark.slow  # an honest disk is in tests/measurement
 def test_an_honest_disk_passes_though_the_clock_jumps(bench: Bench, tmp_path: Path) -> None:
     # Else everything below could be refused for a reason of the bench itself.
     (tmp_path / "sitecustomize.py").write_text(
@@ -119,6 +120,7 @@ def test_an_honest_disk_passes_though_the_clock_jumps(bench: Bench, tmp_path: Pa
     assert "is damaged: its checksum does not match" in shown.stderr
 
 
+@pytest.mark.slow  # memory as a target is in tests/measurement
 def test_tmpfs(bench: Bench) -> None:
     lied(bench.mounted("mount -t tmpfs -o size=6G none $T"), 3, "lies on tmpfs, in memory", "UNPROVEN")
 
@@ -159,25 +161,34 @@ def moved(pid: int) -> int:
     return int(lines["read_bytes"]) + int(lines["write_bytes"])
 
 
-def test_somebody_else_hammers_the_disk(bench: Bench) -> None:
+@pytest.fixture
+def hammered(bench: Bench) -> Iterator[Bench]:
+    """A disk that another program reads and writes all the time."""
     hammer = ["fio", "--name=hammer", "--rw=randrw", "--bs=256k", "--size=256m", "--direct=1", "--time_based"]
     with subprocess.Popen(
-        [*hammer, "--runtime=600", "--ioengine=libaio", "--iodepth=8", "--thread", f"--directory={bench.place}"],
+        [*hammer, "--runtime=60000", "--ioengine=libaio", "--iodepth=8", "--thread", f"--directory={bench.place}"],
         stdout=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
     ) as neighbour:
         try:
             until(lambda: moved(neighbour.pid) > 16 * 2**20, "the hammer's first requests", neighbour)
-            busy = bench.mounted("true")
-            lied(busy, 3, "busy", "ERROR")
-            assert list(bench.target.iterdir()) == []
-            beside = bench.mounted("true", "--allow-busy")
+            yield bench
         finally:
             neighbour.terminate()
             neighbour.wait(PATIENCE)
-    lied(beside, 3, "more than fio's", "something else uses the drives")
 
 
+def test_somebody_else_hammers_the_disk(hammered: Bench) -> None:
+    lied(hammered.mounted("true"), 3, "busy", "ERROR")
+    assert list(hammered.target.iterdir()) == []
+
+
+@pytest.mark.slow  # how bytes of others are told is in tests/unit/test_measure_parts.py
+def test_a_measurement_beside_somebody_who_hammers_the_disk(hammered: Bench) -> None:
+    lied(hammered.mounted("true", "--allow-busy"), 3, "more than fio's", "something else uses the drives")
+
+
+@pytest.mark.slow  # that it is seen is in tests/unit/test_measure_fio.py
 def test_code_that_swallows_every_sync(bench: Bench, tmp_path: Path) -> None:
     need_program("cc")
     source = tmp_path / "swallow.c"
@@ -239,6 +250,7 @@ def test_no_fio(bench: Bench) -> None:
     lied(bench.mounted("mkdir $P/bin; PATH=$P/bin"), 3, "`fio` is not on PATH; install it: `apt install fio`", "ERROR")
 
 
+@pytest.mark.slow  # bytes that no drive counted are in test_the_page_cache_answers_for_the_drive
 def test_files_that_became_sparse(bench: Bench, tmp_path: Path) -> None:
     # What is read from a hole comes from no drive.
     script = '$REAL "$@" || exit; for f in data.*; do [ ! -e "$f" ] || { truncate -r "$f" new; mv new "$f"; }; done'
@@ -263,6 +275,7 @@ print(json.dumps(document))
 END"""
 
 
+@pytest.mark.slow  # the arithmetic is in tests/unit/test_verdict.py
 def test_seven_per_cent_are_not_forgiven(bench: Bench, tmp_path: Path) -> None:
     # A disk of 1 MB/s by a clock that this test holds; every byte is there. A MiB/s is 5 % more than a MB/s, a GiB/s 7 %,
     # and who mixes them up buys the wrong drives.
@@ -298,6 +311,7 @@ END"""
     lied(answer, 3, "the drives were busy for 3.", "of which fio says that it took 1.0 s: its clock is wrong")
 
 
+@pytest.mark.slow  # a fio that lies is in tests/unit/test_verify.py
 def test_a_fio_that_claims_more_than_it_moves(bench: Bench, tmp_path: Path) -> None:
     real = shutil.which("fio")
     liar = tmp_path / "fio"
@@ -321,6 +335,7 @@ def has_deepspeed() -> bool:
     return True
 
 
+@pytest.mark.slow  # children that die are in tests/unit/test_deepspeed.py
 def test_the_process_that_runs_deepspeed_is_killed(bench: Bench) -> None:
     if not has_deepspeed():
         pytest.skip("needs DeepSpeed: `make setup`")

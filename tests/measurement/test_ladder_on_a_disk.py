@@ -153,6 +153,7 @@ def test_a_torch_checkpoint_is_saved_durably_and_comes_back_equal(disk: Path, wi
     assert list(disk.iterdir()) == []
 
 
+@pytest.mark.slow  # children that die are in tests/unit/test_deepspeed.py
 def test_a_checkpoint_s_process_that_dies_is_told(disk: Path, with_torch: Path, tmp_path: Path) -> None:  # noqa: F811
     # It is killed as soon as its file is there: in the middle of a save.
     watch = f"(while [ ! -e {disk / FILE} ]; do sleep 0.02; done; kill -KILL $$) &"

@@ -99,6 +99,7 @@ def test_a_block_that_deepspeed_reads_is_written_with_its_evidence(disk: Path, f
     assert (tmp_path / "why/queue_depth.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.slow  # its search is in tests/unit/test_tune_search.py
 def test_fio_in_the_place_of_deepspeed(disk: Path, few: Path, tmp_path: Path) -> None:
     output = tmp_path / "aio.json"
     more = ("--driver", "fio", "--python", "/bin/false", "--budget", "40s", "--io-size", "64M", "-o", str(output))
@@ -193,7 +194,7 @@ def test_limits_and_a_directory_that_takes_no_file_are_named(disk: Path, few: Pa
     assert f"`{disk}` is not writable" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_killed_in_the_middle(disk: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(command(disk), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until(lambda: list(disk.glob(".tunetool-*/process-0/aio.data")), "the data of a transfer", process)
