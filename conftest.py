@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from signals import pytest_configure
+from signals import pytest_configure, pytest_unconfigure
 
-__all__ = ["pytest_configure"]
+__all__ = ["pytest_configure", "pytest_unconfigure"]

@@ -334,3 +334,10 @@ def test_speed_hash_follows_the_drives_but_not_their_names(tmp_path: Path) -> No
     base = node_facts([drive(0, gen5), drive(1, gen5)], stack(), str(tmp_path))
     assert node_facts([drive(2, gen5), drive(3, gen5)], stack(), str(tmp_path)).speed_hash == base.speed_hash
     assert node_facts([drive(0, gen5), drive(1, gen4)], stack(), str(tmp_path)).speed_hash != base.speed_hash
+
+
+def test_locks_lie_where_everyone_looks_or_where_they_are_told_to() -> None:
+    assert busy.lock_directory({}, is_root=True) == Path("/run/lock")
+    assert busy.lock_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, is_root=False) == Path("/run/user/7")
+    for is_root in (True, False):
+        assert busy.lock_directory({"TUNETOOL_LOCK_DIR": "/shared"}, is_root) == Path("/shared")

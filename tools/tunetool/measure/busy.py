@@ -25,7 +25,13 @@ _ALLOW = "wait until it is done, or pass `--allow-busy` to measure beside it"
 
 
 def lock_directory(environment: Mapping[str, str], is_root: bool) -> Path:
-    """Where locks lie: the same place for everyone who may measure the same device."""
+    """Where locks lie: the same place for everyone who may measure the same device.
+
+    ``TUNETOOL_LOCK_DIR`` names it where there is none by itself: containers of one node each have their own /run/lock.
+    """
+    named = environment.get("TUNETOOL_LOCK_DIR")
+    if named:
+        return Path(named)
     if is_root:
         return Path("/run/lock")
     own = environment.get("XDG_RUNTIME_DIR")
