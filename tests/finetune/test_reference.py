@@ -36,13 +36,12 @@ def test_every_part_has_its_record_and_one_is_over_all(tmp_path: Path) -> None:
     done = reference(tmp_path / "bulk", runs, "--expect", "1MBps", "--skip", "strategies")
     record = read(next(runs.glob("*-bench.reference-*")))
     parts = {part.name: part for part in record.parts or []}
-    assert {name: part.status for name, part in parts.items()} == {
-        "verify": "pass",
-        "checkpoint": "pass",
-        "staging": "pass",
-        "strategies": "skip",
-    }, done.stdout + done.stderr
-    assert done.returncode == 0
+    status = {name: part.status for name, part in parts.items()}
+    assert status.keys() == {"verify", "checkpoint", "staging", "strategies"}
+    assert status.pop("strategies") == "skip"
+    # Others may use the disk meanwhile: then a part proves nothing, and the whole says so.
+    assert set(status.values()) <= {"pass", "unproven", "unstable"}, done.stdout + done.stderr
+    assert done.returncode == (0 if set(status.values()) == {"pass"} else 3)
     for part in parts.values():
         if part.run is not None:
             assert read(runs / part.run).id == part.record_id
