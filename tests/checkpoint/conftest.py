@@ -17,8 +17,6 @@ import pytest
 from waiting import PATIENCE
 
 HERE = Path(__file__).parent
-PATIENCE = 90.0
-"""Seconds without a sign of life of another rank; a drain gives way to everything else that runs."""
 Ask = Callable[..., Any]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from programs import need_program
 from tunetool.training.rank import nvml
 from tunetool.training.rank.curve_files import Curve, gather, read_about, read_curve
 from tunetool.training.rank.curves import Curves

@@ -17,6 +17,7 @@ import pytest
 
 from cluster import whole_disk
 from tunetool.record import Record, read
+from tunetool.training.data.pictures import make
 from waiting import PATIENCE, until
 
 SHM = Path("/dev/shm")

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tunetool.training.model.architecture import CONFIGURATIONS
+from tunetool.training.workload import Workload
+
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 

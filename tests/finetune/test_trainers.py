@@ -13,6 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tunetool.training.data import pictures
+from tunetool.training.model import reference_model
+from tunetool.training.rank.curve_files import gather
+from tunetool.training.workload import RankResult, Workload, as_environment, read_result
+
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from summaries import TRIPS_TO_BUILD, host_row
-
 from conftest import ROOT, Lab, changed_tasks
+from summaries import TRIPS_TO_BUILD, host_row
 
 
 @pytest.fixture(scope="module")

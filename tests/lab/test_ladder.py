@@ -7,7 +7,6 @@ import subprocess
 from typing import Any
 
 import pytest
-
 from conftest import BIN, POINT, ROOT, Lab, checksums
 
 pytestmark = pytest.mark.usefixtures("marker")

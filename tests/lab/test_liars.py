@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-
 from conftest import BIN, POINT, ROOT, Done, Lab
 
 pytestmark = pytest.mark.usefixtures("marker")

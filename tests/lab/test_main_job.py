@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import pytest
-from summaries import TRIPS_TO_BUILD, TRIPS_TO_LOOK, host_row
-
 from conftest import POINT, Lab, changed_tasks
+from summaries import TRIPS_TO_BUILD, TRIPS_TO_LOOK, host_row
 
 pytestmark = pytest.mark.usefixtures("marker")
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from conftest import POINT, Lab, changed_tasks, checksums, row
 
 pytestmark = pytest.mark.usefixtures("marker")

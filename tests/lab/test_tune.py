@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from conftest import POINT, Lab, changed_tasks
 
 pytestmark = pytest.mark.usefixtures("marker")

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-
 from conftest import POINT, Lab
+
 from tunetool.lab.qmp import Qmp
 from tunetool.lab.state import Lab as State
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from judged import undisturbed
+from programs import need_program
 from pythons import bare_python, python_that
 from tunetool.measure.aio import Missing, need, probe
 from tunetool.record import parse

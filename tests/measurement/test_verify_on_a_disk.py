@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from judged import proven, undisturbed
+from programs import need_program
 from pythons import bare_python
 from tunetool.measure.aio import Missing, need, probe
 from tunetool.measure.evidence import obstacles

@@ -24,6 +24,7 @@ from tunetool.measure.facts import node_facts
 from tunetool.record import Measurement, Record, Status, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.reference import print_reference
+from tunetool.training.settings import Cluster, Material
 from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
