@@ -69,8 +69,13 @@ def test_the_last_complete_checkpoint_survives(
         for over in ("a complete save", "a killed one"):
             log.unlink(missing_ok=True)
             seed = next(seeds)
-            assert save(forks, path, seed, world, log, at) == -signal.SIGKILL, (over, whole[at])
-            done = stops.points(log)[:-1]
+            status = save(forks, path, seed, world, log, at)
+            if over == "a complete save":
+                assert status == -signal.SIGKILL, whole[at]
+            else:
+                # With less to remove there may be fewer points: then it came to its end.
+                assert status in (-signal.SIGKILL, 0), whole[at]
+            done = stops.points(log)[: -1 if status else None]
             renamed = any(line.startswith("rename /.metadata") for line in done)
             if over == "a complete save":
                 assert renamed == (at > decides), done

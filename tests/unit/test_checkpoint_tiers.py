@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunetool.checkpoint import pace
 from tunetool.checkpoint.pace import Pace, is_saving, saving
 from tunetool.checkpoint.save_order import Stamp, stamp, stamps, surplus
 from tunetool.checkpoint.steps import remove_step, same_step, step_number, steps_in, sweep
@@ -176,8 +177,8 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def saves(self, scratch: Path) -> list[Saver]:
-        return [Saver(("a save",), scratch / "lock", "process 7")] if self.now < self.busy_until else []
+    def saves(self, scratch: Path) -> list[pace.Saver]:
+        return [pace.Saver(("a save",), scratch / "lock", "process 7")] if self.now < self.busy_until else []
 
 
 def test_a_rate_is_kept_and_nothing_is_saved_up_for_a_burst() -> None:
@@ -242,6 +243,7 @@ def test_a_save_that_dies_is_over_though_a_child_of_it_lives(tmp_path: Path) -> 
     script = """
 import os, sys, time
 from pathlib import Path
+from tunetool.checkpoint import pace
 from tunetool.checkpoint.pace import saving
 with saving(Path(sys.argv[1])):
     there, here = os.pipe()
@@ -270,6 +272,7 @@ def test_a_child_that_leaves_the_save_does_not_end_it(tmp_path: Path) -> None:
     script = """
 import os, sys
 from pathlib import Path
+from tunetool.checkpoint import pace
 from tunetool.checkpoint.pace import is_saving, saving
 with saving(Path(sys.argv[1])):
     if os.fork() == 0:
