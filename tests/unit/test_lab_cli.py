@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from tunetool.cli.lab import MIN_DRIVE, Size, command
 from tunetool.errors import ExitCode, TunetoolError
+from tunetool.lab import programs
 
 
 @pytest.fixture
@@ -64,6 +65,16 @@ def exit_code(result: Result) -> int:
 def test_a_wrong_call_does_nothing_and_ends_with_2(call, tmp_path: Path, arguments: tuple[str, ...]):
     assert exit_code(call(*arguments)) == ExitCode.USAGE
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("reset", "node1"), ("reset", "node1", "--to", "x"), ("save", "node1", "x"), ("reboot", "node1")]
+)
+def test_a_wrong_call_is_wrong_also_where_qemu_is_missing(
+    call, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+):
+    monkeypatch.setattr(programs, "find", lambda program: None)
+    assert exit_code(call(*arguments)) == ExitCode.USAGE
 
 
 def test_an_empty_lab_has_a_status_and_can_be_ended(call, tmp_path: Path):

@@ -69,16 +69,17 @@ def up(lab: Lab, settings: Settings, say: Say) -> list[Started]:
 
 def reset(lab: Lab, name: str, say: Say, *, to: str | None = None) -> Started:
     """Bring a node back to its snapshot, with blank drives and without faults, or to a state saved as ``to``."""
-    programs.require("qemu-system-x86_64", "qemu-img", "mke2fs", "ssh")
     with lab.locked():
         begun = time.monotonic()
         old = next((found for found in lab.nodes() if found.name == name), None)
-        if to is not None:
-            kept = saved.find(lab, name, to)
+        kept = saved.find(lab, name, to) if to is not None else None
+        template = kept.node if kept else lab.read(name)
+        # What is wrong with the call itself comes first.
+        programs.require("qemu-system-x86_64", "qemu-img", "mke2fs", "ssh")
+        if kept:
             source = Source(kept.snapshot, kept.node, kept)
         else:
-            old = old or lab.read(name)
-            settings = Settings(1, old.drive_count, old.drive_size, old.memory, old.os_name)
+            settings = Settings(1, template.drive_count, template.drive_size, template.memory, template.os_name)
             source = _snapshot(lab, settings, say)
         started = _start(lab, source, [name], say, begun, port=(old or source.template).ssh_port)
         inventory.refresh(lab)
@@ -87,10 +88,10 @@ def reset(lab: Lab, name: str, say: Say, *, to: str | None = None) -> Started:
 
 def save(lab: Lab, name: str, wanted: str, say: Say) -> Started:
     """Save a running node under a name that ``reset`` can bring back. The node goes on from there."""
-    programs.require("qemu-system-x86_64", "qemu-img", "ssh")
     with lab.locked():
         found = lab.read(name)
         saved.check_name(lab, name, wanted)
+        programs.require("qemu-system-x86_64", "qemu-img", "ssh")
         if not node.alive(lab, name):
             raise CannotJudge(f"`{name}` does not run", f"tunetool lab reset {name}")
         begun = time.monotonic()
@@ -106,10 +107,10 @@ def reboot(
     lab: Lab, name: str, say: Say, *, power_loss: bool = False, change: renewal.Change = renewal.NONE
 ) -> Started:
     """Boot a node from its own disk, after a clean shutdown or after taking its power away."""
-    programs.require("qemu-system-x86_64", "qemu-img", "e2fsck", "debugfs", "ssh")
     with lab.locked():
         found = lab.read(name)
         renewal.check(found, change)
+        programs.require("qemu-system-x86_64", "qemu-img", "e2fsck", "debugfs", "ssh")
         begun = time.monotonic()
         ssh.end_masters(lab, name)
         for attempt in range(BOOT_ATTEMPTS):
