@@ -221,7 +221,7 @@ def test_an_op_that_is_not_built_is_named_and_nothing_is_compiled(disk: Path, tm
     done = ds_io(disk, "--io_size", "64M", TORCH_EXTENSIONS_DIR=str(empty))
     assert done.returncode == 3
     assert "DeepSpeed's op `async_io` is not built for torch" in done.stderr
-    assert "hint: run `tunetool prebuild`" in done.stderr
+    assert "hint: run `tunetool build-ops`" in done.stderr
     assert not empty.exists()
 
 
@@ -230,7 +230,7 @@ def test_what_is_built_is_not_built_again(ready: Probe) -> None:
     assert library is not None
     before = library.stat()
     done = subprocess.run(
-        [*TUNETOOL, "prebuild", "--op", "async_io"], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [*TUNETOOL, "build-ops", "--op", "async_io"], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "async_io  already built: " in done.stdout
@@ -241,7 +241,7 @@ def test_what_is_built_is_not_built_again(ready: Probe) -> None:
 @pytest.mark.slow
 def test_a_build_from_nothing_and_one_that_is_interrupted(ready: Probe, tmp_path: Path) -> None:
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    build = [*TUNETOOL, "prebuild", "--op", "utils"]
+    build = [*TUNETOOL, "build-ops", "--op", "utils"]
     with subprocess.Popen(build, stderr=subprocess.PIPE, text=True, env=environment) as process:
         until((tmp_path / "utils/lock").exists, "the lock of a build", process)
         process.send_signal(signal.SIGINT)

@@ -107,7 +107,7 @@ def test_what_is_written_trains_with_states_and_parameters_on_disk(ready: Probe,
     assert f"`{document['zero_optimization']['offload_param']['buffer_size']}` | elements" in explained
 
     # CPUAdam, which every offload takes: seconds where it is built, a minute where it is not.
-    subprocess.run([*TUNETOOL, "prebuild", "--op", "cpu_adam"], check=True, capture_output=True, timeout=PATIENCE)
+    subprocess.run([*TUNETOOL, "build-ops", "--op", "cpu_adam"], check=True, capture_output=True, timeout=PATIENCE)
     result = train(config, "--reference")
     losses = result["losses"]
     assert losses == sorted(losses, reverse=True)

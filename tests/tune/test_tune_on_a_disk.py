@@ -145,13 +145,13 @@ def test_an_op_that_is_not_built_or_locked_is_named_and_nothing_is_compiled(disk
     done = tune(disk, TORCH_EXTENSIONS_DIR=str(empty))
     assert done.returncode == 3
     assert "DeepSpeed's op `async_io` is not built for torch" in done.stderr
-    assert "hint: run `tunetool prebuild`" in done.stderr
+    assert "hint: run `tunetool build-ops`" in done.stderr
     (empty / "async_io").mkdir(parents=True)
     (empty / "async_io/lock").touch()
     done = tune(disk, TORCH_EXTENSIONS_DIR=str(empty))
     assert done.returncode == 3
     assert "is locked by" in done.stderr
-    assert "hint: run `tunetool prebuild`" in done.stderr
+    assert "hint: run `tunetool build-ops`" in done.stderr
 
 
 def test_a_broken_op_and_a_limit_end_it_without_a_block(disk: Path, ready: Probe, tmp_path: Path) -> None:

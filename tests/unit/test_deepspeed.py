@@ -164,7 +164,7 @@ def test_an_end_is_told_with_its_last_telling_line() -> None:
     assert message.startswith("x was ended by SIGABRT: python: deepspeed_py_io_handle.cpp:40: Assertion")
     assert hint is None
     assert "out-of-memory" in str(describe_end("x", -9, "")[1])
-    assert "prebuild --rebuild" in str(describe_end("x", -4, "")[1])
+    assert "build-ops --rebuild" in str(describe_end("x", -4, "")[1])
 
 
 def test_an_interpreter_that_cannot_answer(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_an_op_fits_the_versions_that_it_was_built_for(built: Probe) -> None:
     (built.folder("pin_memory") / "pin_memory.so").unlink()
     with pytest.raises(Missing, match="is not built") as caught:
         need(built, "async_io")
-    assert caught.value.hint == "run `tunetool prebuild`"
+    assert caught.value.hint == "run `tunetool build-ops`"
 
 
 def test_an_op_that_deepspeed_built_itself_is_known_by_its_recipe(built: Probe, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_stale_lock_is_named_instead_of_waited_for(built: Probe) -> None:
     (built.folder("async_io") / "lock").touch()
     with pytest.raises(Missing, match="a build that died left it") as caught:
         need(built, "async_io")
-    assert caught.value.hint == "run `tunetool prebuild`"
+    assert caught.value.hint == "run `tunetool build-ops`"
 
 
 def test_a_lock_that_somebody_holds_is_left_alone(built: Probe) -> None:

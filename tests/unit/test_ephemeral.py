@@ -258,7 +258,7 @@ REQUIRES = f"/etc/systemd/system/mnt-nvme_raid0.mount.requires/{UNIT}"
 def test_the_unit_comes_before_mount_and_services() -> None:
     lines = files("slurmd.service")[UNIT_PATH].splitlines()
     assert "Before=mnt-nvme_raid0.mount slurmd.service" in lines
-    assert f"ExecStart=/opt/tunetool/bin/tunetool rebuild --unless {MANIFEST['filesystem']['uuid']}" in lines
+    assert f"ExecStart=/opt/tunetool/bin/tunetool ephemeral-rebuild --unless {MANIFEST['filesystem']['uuid']}" in lines
     assert "DefaultDependencies=no" in lines
     # Nothing of a boot waits for it but the volume, and it waits for no drive that may be dead.
     assert not [line for line in lines if line.startswith(("Requires=", "WantedBy=", "Before=local-fs"))]
@@ -322,7 +322,7 @@ def test_the_program_says_that_it_is_off_and_imports_nothing_heavy() -> None:
     if Path(boot_decision.CONFIG_PATH).exists():
         pytest.skip("this machine is in ephemeral mode")
     code = (
-        "import sys; sys.argv = ['tunetool', 'rebuild', '--dry-run']\n"
+        "import sys; sys.argv = ['tunetool', 'ephemeral-rebuild', '--dry-run']\n"
         "from tunetool.cli.main import main\n"
         "try: main()\nexcept SystemExit as end: status = end.code\n"
         "heavy = {'pydantic', 'rich', 'jinja2', 'tunetool.record', 'tunetool.verify'} & set(sys.modules)\n"

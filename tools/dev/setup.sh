@@ -100,7 +100,7 @@ if $deepspeed && [ "$(cat .venv/.stamp-deepspeed 2>/dev/null)" != "$key" ]; then
   fi
 fi
 # Compiled into the user's own cache, where the next clone finds it.
-if $deepspeed && [ -e .venv/.stamp-deepspeed ]; then .venv/bin/tunetool prebuild --op async_io; fi
+if $deepspeed && [ -e .venv/.stamp-deepspeed ]; then .venv/bin/tunetool build-ops --op async_io; fi
 
 # Some seconds the first time. Without root there is no cluster, and its tests say so.
 if $cluster && [ "$(id -u)" = 0 ]; then .venv/bin/python tests/cluster_layer.py >/dev/null || true; fi

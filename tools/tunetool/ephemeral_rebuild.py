@@ -1,4 +1,4 @@
-"""Make the scratch volume anew on drives that a cloud handed out blank: the work of ``tunetool rebuild``.
+"""Make the scratch volume anew on drives that a cloud handed out blank: the work of ``tunetool ephemeral-rebuild``.
 
 At boot, before anything is mounted. The array and the file system get the UUIDs of the manifest, so that fstab,
 mdadm.conf and the initramfs stay true.

@@ -1,4 +1,4 @@
-"""The systemd unit that runs `tunetool rebuild` at boot, before the scratch volume is mounted."""
+"""The systemd unit that runs `tunetool ephemeral-rebuild` at boot, before the scratch volume is mounted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RefuseManualStop=yes
 Type=oneshot
 RemainAfterExit=yes
 # A volume that is there is mounted, whatever became of the manifest and the configuration.
-ExecStart=%(program)s rebuild --unless %(uuid)s
+ExecStart=%(program)s ephemeral-rebuild --unless %(uuid)s
 PrivateMounts=yes
 TimeoutStartSec=%(timeout)d
 

@@ -10,9 +10,10 @@ from tunetool.cli.bench_finetune import finetune
 from tunetool.cli.bench_reference import reference
 from tunetool.cli.bench_staging import staging
 from tunetool.cli.bench_strategies import strategies
+from tunetool.cli.groups import Group
 
 
-@click.group("bench")
+@click.group("bench", cls=Group)
 def command() -> None:
     """What a user runs, timed."""
 

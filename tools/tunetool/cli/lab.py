@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tunetool.cli.groups import Group
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Size(_IntType):
         return size
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("lab", cls=Group)
 def command() -> None:
     """Virtual nodes with NVMe drives, for rehearsing a change before real nodes see it.
 

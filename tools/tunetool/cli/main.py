@@ -1,57 +1,78 @@
-"""The door: find the command, run it, turn errors into one line and an exit code."""
+"""The entry point: find the command, run it, turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from tunetool import __version__
+from tunetool.cli.groups import HELP_OPTIONS, Group, ReaderGone, nearest
 from tunetool.errors import ExitCode, TunetoolError
 
 # name -> one-line help. The module of a command is imported only when it is called, so that `--help` is quick.
 COMMANDS = {
-    "bench": "What a user runs, timed: `checkpoint` by every engine; `ds-io` as DeepSpeed does I/O, with proof.",
-    "inspect": "One screen of this node: drives, PCIe paths, volume, memory, GPUs, ceilings, and what to mend.",
-    "lab": "Virtual nodes with NVMe drives, for rehearsing a change before real nodes see it.",
-    "plan": "Arithmetic before a job: `checkpoint` says how often to save.",
-    "prebuild": "Compile DeepSpeed's ops once, so that nothing compiles in the middle of a job.",
-    "report": "Look at records: show one, list them, compare two.",
-    "provision": "Build the nodes of an inventory, or plan what that would cost their drives.",
-    "rebuild": "Make the scratch volume anew if every local drive came back blank (at boot).",
-    "stage": "Copy a tree to memory or a local disk, whole or not at all, with checksums; verify it; evict it.",
-    "tune": "Find the best settings of DeepSpeed's aio block for this storage.",
-    "verify": "Check the node against its manifest, measure its storage, and judge.",
+    "inspect": "Show one screen of this node: drives, PCIe paths, volume, memory, GPUs, limits, problems.",
+    "provision": "Build the nodes of an inventory, or plan what building would do to their drives.",
+    "verify": "Check a node against its manifest, measure its storage, and judge both.",
+    "tune": "Find the best settings of DeepSpeed's `aio` block for this storage.",
+    "stage": "Copy a directory tree to memory or a local disk with checksums, verify the copy, or evict it.",
+    "bench": "Run a benchmark: checkpoints, fine-tuning, staging, ZeRO strategies, DeepSpeed's I/O, or all of them.",
+    "advise": "Compute what a job needs before it runs, such as how often to save checkpoints.",
+    "report": "Show, list or compare records.",
+    "lab": "Run virtual nodes with NVMe drives, to rehearse a change before real nodes get it.",
+    "build-ops": "Compile DeepSpeed's ops once, so that no job has to compile them.",
 }
+_QUOTED = re.compile(r"'(-[\w-]+)'(?: / '-[\w-]+')*")
+"""An option as click quotes it."""
+HIDDEN = ("ephemeral-rebuild",)
+"""Called by systemd, not by people."""
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS and cmd_name not in HIDDEN:
             return None
-        command: click.Command = importlib.import_module(f"tunetool.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"tunetool.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except BrokenPipeError:
+            raise ReaderGone from None
 
-@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise ReaderGone from None
+
+
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": HELP_OPTIONS})
 @click.version_option(__version__, prog_name="tunetool")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
     """Turn a GPU node into one whose storage is provably fast, and keep proving it.
 
-    Exit codes: 0 it holds, 1 it falls short, 2 the call was wrong, 3 it could not be judged, 130 interrupted.
+    Exit codes: 0 done, or everything that was judged holds; 1 something falls short; 2 the call was wrong; 3 something
+    could not be judged or done; 130 interrupted.
     """
     ctx.obj = {"debug": debug}
 
@@ -60,37 +81,65 @@ def main() -> NoReturn:
     """Entry point of the ``tunetool`` program."""
     debug = "--debug" in sys.argv
     signal.signal(signal.SIGTERM, _as_interrupt)
+    code: int | None = None
     try:
-        code = cli.main(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else ExitCode.OK)
+        ended = cli.main(prog_name="tunetool", standalone_mode=False)
+        code = ended if isinstance(ended, int) else ExitCode.OK
+        # What is still in the buffer must not fail later, where Python would end with 120.
+        sys.stdout.flush()
+        sys.exit(code)
     except click.exceptions.Abort:
         _leave("interrupted", None, ExitCode.INTERRUPTED)
     except KeyboardInterrupt:
         _leave("interrupted", None, ExitCode.INTERRUPTED)
     except click.ClickException as error:
-        hint = None
-        if isinstance(error, click.UsageError) and error.ctx is not None:
-            hint = f"see `{error.ctx.command_path} --help`"
-        _leave(error.format_message(), hint, ExitCode.USAGE)
+        _leave(*_usage(error), ExitCode.USAGE)
     except TunetoolError as error:
         if debug:
             raise
         _leave(error.message, error.hint, error.exit_code)
+    except ReaderGone as error:
+        _leave_in_silence(error.code)
     except BrokenPipeError:
-        # The reader of a pipe went away (`| head`): nothing left to tell anyone.
-        sys.stderr.close()
-        sys.exit(ExitCode.NOT_JUDGED)
+        _leave_in_silence(code)
     except OSError as error:
         if debug:
             raise
         _leave(f"`{error.filename or 'system call'}`: {error.strerror or error}", None, ExitCode.NOT_JUDGED)
 
 
+def _usage(error: click.ClickException) -> tuple[str, str | None]:
+    """Message and hint of what click refuses."""
+    context = getattr(error, "ctx", None)
+    hint = f"see `{context.command_path} --help`" if context is not None else None
+    if isinstance(error, click.NoSuchOption):
+        names = [name for each in context.command.params for name in each.opts] if context is not None else []
+        return f"`{error.option_name}` is not an option", nearest(error.option_name, names) or hint
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        option = isinstance(error.param, click.Option)
+        return f"`{error.param.opts[-1] if option else error.param.human_readable_name}` is missing", hint
+    return _QUOTED.sub(r"`\1`", error.format_message()).rstrip("."), hint
+
+
 def _leave(message: str, hint: str | None, code: ExitCode) -> NoReturn:
-    click.echo(f"error: {message}" if code != ExitCode.INTERRUPTED else message, err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
+    try:
+        click.echo(f"error: {message}" if code != ExitCode.INTERRUPTED else message, err=True)
+        if hint:
+            click.echo(f"hint: {hint}", err=True)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _leave_in_silence(code)
     sys.exit(code)
+
+
+def _leave_in_silence(code: int | None) -> NoReturn:
+    """Nobody reads what is printed (`| head`): it was not delivered, so that 0 would be wrong. What was judged before
+    that, or was wrong with the call, holds."""
+    # Both may be that pipe (`2>&1 |`), and Python writes what is left in their buffers when it ends.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+    sys.exit(code or ExitCode.NOT_JUDGED)
 
 
 def _as_interrupt(signum: int, frame: FrameType | None) -> None:

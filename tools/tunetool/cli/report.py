@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from tunetool.cli.groups import Group
 from tunetool.errors import UsageProblem
 
 FORMATS = ("text", "json", "junit", "prometheus")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("report", cls=Group)
 def command() -> None:
     """Look at records: show one, list them, compare two. Judges nothing and measures nothing.
 

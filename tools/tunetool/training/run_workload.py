@@ -16,7 +16,7 @@ from tunetool.training.workload import ERROR, RankResult, Workload, as_environme
 _WORKER = "tunetool.training.rank.worker"
 _ILLEGAL = (
     "the processor does not have an instruction that it advertises: set ONEDNN_MAX_CPU_ISA=AVX2; "
-    "if DeepSpeed's ops were built elsewhere, `tunetool prebuild --rebuild`"
+    "if DeepSpeed's ops were built elsewhere, `tunetool build-ops --rebuild`"
 )
 
 

@@ -117,7 +117,7 @@ def write_config(request: Request, aio: AioSettings, environment: Mapping[str, s
     replace_file(str(explained), text)
     replace_file(str(request.output), json.dumps(document, indent=2) + "\n")
     if any(path.endswith("offload_optimizer.device") for path, _ in leaves(document)) and not found.has("cpu_adam"):
-        progress.say("DeepSpeed's op `cpu_adam` is not built: the job would compile it, `tunetool prebuild` does now")
+        progress.say("DeepSpeed's op `cpu_adam` is not built: the job would compile it, `tunetool build-ops` does now")
     return Written(request.output, explained, accepted, planned)
 
 

@@ -42,7 +42,7 @@ class Built:
     detail: str = ""
 
 
-def prebuild(
+def build_ops(
     python: Path, ops: Sequence[str], rebuild: bool, environment: Mapping[str, str], progress: Progress
 ) -> tuple[Probe, list[Built]]:
     """Build ``ops``, or what this machine can build. Raises ``CannotJudge`` when one that was asked for fails."""

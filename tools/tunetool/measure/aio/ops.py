@@ -22,7 +22,7 @@ from tunetool.node.common.files import read_text
 
 LOCK = "lock"
 STAMP = "tunetool.json"
-"""Beside an op that `tunetool prebuild` built: for which torch and DeepSpeed. Paths may differ, versions may not."""
+"""Beside an op that `tunetool build-ops` built: for which torch and DeepSpeed. Paths may differ, versions may not."""
 PROBE_SECONDS = 120.0
 """A torch with CUDA is imported in it, from a cold disk perhaps."""
 DEPENDENCIES: Mapping[str, Sequence[str]] = {"async_io": ("pin_memory",), "gds": ("pin_memory",)}
@@ -100,7 +100,7 @@ def need(found: Probe, op: str) -> None:
     if found.has(op):
         return
     other = "" if Path(found.python) == Path(sys.executable) else f" --python {found.python}"
-    hint = f"run `tunetool prebuild{other}" + ("`" if op == "async_io" else f" --op {op}`")
+    hint = f"run `tunetool build-ops{other}" + ("`" if op == "async_io" else f" --op {op}`")
     for part in found.parts(op):
         lock = found.folder(part) / LOCK
         if lock.exists():

@@ -147,7 +147,7 @@ class Child:
 _HINTS = {
     "SIGKILL": "the kernel's out-of-memory killer does this: see `dmesg | tail`",
     "SIGXFSZ": "the limit on file size is too low: see `ulimit -f`",
-    "SIGILL": "the op was built for another processor: `tunetool prebuild --rebuild`",
+    "SIGILL": "the op was built for another processor: `tunetool build-ops --rebuild`",
 }
 
 

@@ -1,4 +1,4 @@
-"""``tunetool prebuild``: compile DeepSpeed's ops once."""
+"""``tunetool build-ops``: compile DeepSpeed's ops once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import click
 
 
-@click.command("prebuild")
+@click.command("build-ops")
 @click.option(
     "--python", metavar="PATH", help="The Python whose torch and DeepSpeed they are for. Default: tunetool's."
 )
@@ -27,11 +27,11 @@ def command(python: str | None, ops: tuple[str, ...], rebuild: bool) -> int:
     builds.
     """
     from tunetool.cli.verify import check_python
-    from tunetool.measure.aio.build_ops import prebuild
+    from tunetool.measure.aio.build_ops import build_ops
     from tunetool.report.progress import best_progress
 
     interpreter = check_python(python)
-    found, built = prebuild(interpreter, ops, rebuild, os.environ, best_progress())
+    found, built = build_ops(interpreter, ops, rebuild, os.environ, best_progress())
     click.echo(f"{found.python}: torch {found.torch}, deepspeed {found.deepspeed}")
     for each in built:
         seconds = f" in {each.seconds:.0f} s" if each.seconds >= 1 else ""

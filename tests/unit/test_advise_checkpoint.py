@@ -1,4 +1,4 @@
-"""`tunetool plan checkpoint`: how often to save, by arithmetic that was published."""
+"""`tunetool advise checkpoint`: how often to save, by arithmetic that was published."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["plan", "checkpoint", *arguments], standalone_mode=False)
+    return CliRunner().invoke(cli, ["advise", "checkpoint", *arguments], standalone_mode=False)
 
 
 def document(*arguments: str) -> Any:

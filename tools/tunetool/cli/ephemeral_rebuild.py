@@ -1,11 +1,11 @@
-"""``tunetool rebuild``: what the unit `tunetool-ephemeral.service` runs at boot."""
+"""``tunetool ephemeral-rebuild``: what the unit `tunetool-ephemeral.service` runs at boot."""
 
 from __future__ import annotations
 
 import click
 
 
-@click.command("rebuild")
+@click.command("ephemeral-rebuild", hidden=True)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--unless", metavar="UUID", help="Do nothing where this file system is there: what the unit passes.")
 def command(dry_run: bool, unless: str | None) -> int:

@@ -1,4 +1,4 @@
-"""``tunetool plan``: arithmetic before anything is bought, written or run."""
+"""``tunetool advise``: arithmetic before anything is bought, written or run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tunetool.cli.groups import Group
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 SCHEMA = "tunetool.plan.checkpoint/1"
 
 
-@click.group("plan", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("advise", cls=Group)
 def command() -> None:
     """Arithmetic before anything is bought, written or run. Measures nothing."""
 

@@ -1,0 +1,62 @@
+"""Groups of commands: what they say when nothing was asked, and when a name was misspelt."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from tunetool.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from tunetool.errors import ExitCode
+
+HELP_OPTIONS = ["-h", "--help"]
+
+
+class ReaderGone(Exception):
+    """Whoever read standard output closed it. Not an ``OSError``: click ends every closed pipe with 1, which here means
+    that something was judged and falls short."""
+
+    def __init__(self, code: ExitCode | None = None) -> None:
+        super().__init__("standard output was closed")
+        self.code = code
+        """What the work itself ended with, where it was done before the pipe was found closed."""
+
+
+class Group(click.Group):
+    """A group that suggests the nearest name for one that does not exist. Alone, it prints its help and ends with 2."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the group's own options."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of that name. Raises ``UsageProblem``, with the nearest name as a hint."""
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
+            names = self.list_commands(ctx)
+            raise UsageProblem(
+                f"`{ctx.command_path} {name}` is not a command",
+                nearest(name, names) or f"{ctx.command_path} has: {', '.join(names)}",
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Names with the first sentence of each, whole: click cuts them to one line."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(200)) for name, each in found if each is not None])
+
+
+def nearest(word: str, words: Sequence[str]) -> str | None:
+    """``did you mean ...?``, None where no word is near."""
+    near = difflib.get_close_matches(word, words, n=2, cutoff=0.6)
+    return f"did you mean {' or '.join(f'`{each}`' for each in near)}?" if near else None
