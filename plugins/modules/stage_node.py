@@ -102,17 +102,16 @@ from ..module_utils.play.tunetool_command import ask  # noqa: E402
 
 def arguments(wanted: Mapping[str, Any]) -> list[str]:
     """The command line."""
-    argv = ["stage", "--json", "-"]
-    if wanted["action"] == "stage":
+    copying = wanted["action"] == "stage"
+    argv = ["stage", "copy" if copying else wanted["action"], "--json", "-"]
+    if copying:
         argv += ["--replace"] if wanted["replace"] else []
         argv += ["--checksum", wanted["checksum"]] if wanted["checksum"] else []
-    else:
-        argv.append("--" + wanted["action"])
     argv += ["--threads", str(wanted["threads"])] if wanted["threads"] else []
     argv += [] if wanted["wait"] else ["--no-wait"]
     argv += ["--runs-dir", wanted["runs_dir"]] if wanted["runs_dir"] else []
     # What begins with a dash is a name all the same.
-    return argv + ["--"] + ([wanted["source"]] if wanted["action"] == "stage" else []) + [wanted["destination"]]
+    return argv + ["--"] + ([wanted["source"]] if copying else []) + [wanted["destination"]]
 
 
 def changed(record: Mapping[str, Any], action: str) -> bool:

@@ -110,7 +110,7 @@ def test_from_a_slow_disk_the_bulk_path_reads_all_and_the_staged_path_nothing(
             *("--model", "tiny", "--dataset", photos, "--target", photos.parent, "--scenarios", "single,nodes"),
             # With this seed path B goes first: it finds the files in the cache of who wrote them, and path A in its own.
             *(
-                "--batch-size",
+                "--micro-batch",
                 12,
                 "--seed",
                 1,
@@ -195,7 +195,7 @@ def test_memory_that_is_too_small_is_said_before_anything_is_done(tmp_path: Path
 
 def test_memory_is_memory_and_bulk_is_said(tmp_path: Path) -> None:
     for arguments, message in (
-        (("--memory", tmp_path, "--target", tmp_path), "not in memory"),
+        (("--memory-target", tmp_path, "--target", tmp_path), "not in memory"),
         ((), "must be made somewhere"),
         (("--target", tmp_path, "--scenarios", "two"), "`two` is not a scenario"),
         (("--target", tmp_path, "--device", "cuda"), "has no GPU"),

@@ -40,7 +40,7 @@ def with_a_dead_host(lab: Lab, place: Path) -> str:
 def test_a_dead_host_and_a_refusing_one_stop_nobody(two: Lab, tmp_path: Path) -> None:
     two.lab("fault", "node1", "has-filesystem", "--drive", "LAB1NV2")
     inventory = with_a_dead_host(two, tmp_path / "inventory")
-    done = two.tool("provision", "-i", inventory, "--batch", "2", "--max-fail", "100")
+    done = two.tool("provision", "-i", inventory, "--hosts-per-batch", "2", "--max-fail", "100")
     assert done.code == 1, done.text
     assert host_row(done.stdout, "dead")[:2] == ["dead", "UNREACHABLE"]
     assert host_row(done.stdout, "node1")[:2] == ["node1", "REFUSED"]

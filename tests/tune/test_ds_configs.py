@@ -33,12 +33,12 @@ BLOCK = {**DEFAULTS.block(), "queue_depth": 16, "intra_op_parallelism": 2}
 H100 = Node(memory_bytes=2**41)
 
 
-def tune(disk: Path, *arguments: str, measured: bool = True) -> subprocess.CompletedProcess[str]:
+def ds_config(disk: Path, *arguments: str, measured: bool = True) -> subprocess.CompletedProcess[str]:
     aio = disk.parent / "aio.json"
     aio.write_text(json.dumps({"aio": BLOCK}))
     given = ["--aio", str(aio)] if measured else []
-    command = [*TUNETOOL, "tune", "--target", str(disk), *given, "-o", str(disk.parent / "ds_config.json")]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    command = [*TUNETOOL, "ds-config", *arguments, "--target", str(disk), *given, "-o", str(disk.parent / "ds_config.json")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_deepspeed_understands_every_kind_as_it_is_written(ready: Probe, tmp_path: Path) -> None:
@@ -78,17 +78,17 @@ def test_what_deepspeed_does_not_understand_is_not_written(
 
 
 def test_a_call_that_cannot_be_done_writes_nothing(ready: Probe, disk: Path, tmp_path: Path) -> None:
-    done = tune(disk, "--ds-config", "zero3-nvme", "--model", "tiny", "--python", str(bare_python(tmp_path)))
+    done = ds_config(disk, "zero3-nvme", "--model", "tiny", "--python", str(bare_python(tmp_path)))
     assert done.returncode == 3
     assert "torch is not installed" in done.stderr
     assert "tunetool[deepspeed]" in done.stderr
-    done = tune(disk, "--ds-config", "zero3-nvme", "--model", "70b", "--memory", "64GiB", "--nvme-space", "8TB")
+    done = ds_config(disk, "zero3-nvme", "--model", "70b", "--memory", "64GiB", "--nvme-space", "8TB")
     assert done.returncode == 3
     assert "in each node's memory" in done.stderr
-    done = tune(disk, "--ds-config", "zero3", "--model", "huge")
+    done = ds_config(disk, "zero3", "--model", "huge")
     assert done.returncode == 2
     assert "neither a known model nor a path" in done.stderr
-    done = tune(disk, "--model", "tiny")
+    done = ds_config(disk, "zero9", "--model", "tiny")
     assert done.returncode == 2
     assert not (disk.parent / "ds_config.json").exists()
     assert not (disk.parent / "ds_config.md").exists()
@@ -96,7 +96,7 @@ def test_a_call_that_cannot_be_done_writes_nothing(ready: Probe, disk: Path, tmp
 
 
 def test_what_is_written_trains_with_states_and_parameters_on_disk(ready: Probe, disk: Path) -> None:
-    done = tune(disk, "--ds-config", "zero3-nvme", "--model", "tiny", "--world-size", "2", "--nvme-space", "2GB")
+    done = ds_config(disk, "zero3-nvme", "--model", "tiny", "--world-size", "2", "--nvme-space", "2GB")
     assert done.returncode == 0, done.stderr
     assert "settings as written; 16 MiB written and read by its handle, equal" in done.stdout
     assert list(disk.iterdir()) == [], "the check leaves nothing"
@@ -125,8 +125,8 @@ def test_what_is_written_trains_with_states_and_parameters_on_disk(ready: Probe,
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zero2", "zero3", "zero3-cpu"])
 def test_the_other_kinds_train(ready: Probe, disk: Path, kind: str) -> None:
-    options = ("--ds-config", kind, "--model", "tiny", "--world-size", "2", "--batch", "4")
-    done = tune(disk, *options, measured=False)
+    options = (kind, "--model", "tiny", "--world-size", "2", "--batch", "4")
+    done = ds_config(disk, *options, measured=False)
     assert done.returncode == 0, done.stderr
     assert "settings, mix" not in done.stderr, "there is no block to measure for"
     losses = train(disk.parent / "ds_config.json")["losses"]
@@ -135,7 +135,7 @@ def test_the_other_kinds_train(ready: Probe, disk: Path, kind: str) -> None:
 
 @pytest.mark.slow
 def test_inference_reads_its_parameters_from_disk(ready: Probe, disk: Path) -> None:
-    done = tune(disk, "--ds-config", "zero-inference", "--model", "tiny", "--world-size", "2")
+    done = ds_config(disk, "zero-inference", "--model", "tiny", "--world-size", "2")
     assert done.returncode == 0, done.stderr
     result = train(disk.parent / "ds_config.json", "--reference")
     assert result["losses"] == pytest.approx(result["reference"], rel=0.002)

@@ -229,8 +229,8 @@ def test_hosts_are_asked_for_the_same_checkpoints(tmp_path: Path) -> None:
     assert argv[:2] == ["bench", "checkpoint"]
     told = checkpoint.make_context("checkpoint", argv[2:]).params
     assert (told["target"], told["state_bytes"], told["ranks"], told["allow_busy"]) == (
-        str(tmp_path),
-        "100000000B",
+        tmp_path,
+        10**8,
         2,
         True,
     )

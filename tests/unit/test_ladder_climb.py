@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from machines import lay_out
-from tunetool.cli.verify import parse_expectations
+from tunetool.cli.values import parse_expectations
 from tunetool.errors import UsageProblem
 from tunetool.measure.aio.spec import Failed
 from tunetool.measure.fio import Fio

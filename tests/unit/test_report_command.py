@@ -211,7 +211,7 @@ def test_slower_is_said_with_its_probability_and_its_test(runs: Path) -> None:
         line for line in text.splitlines() if line.startswith("sequential.write")
     )
     assert "rank-sum test" in text
-    document = json.loads(call(runs, "compare", NEW, OLD, "--json").stdout)
+    document = json.loads(call(runs, "compare", NEW, OLD, "--json", "-").stdout)
     words = {row["name"]: row["word"] for row in document["measurements"]}
     assert words == {"sequential.read": "faster", "sequential.write": "no significant difference"}
 

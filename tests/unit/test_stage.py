@@ -298,7 +298,8 @@ def test_calls_that_are_wrong(source: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "file").touch()
     for arguments, said in [
-        ((source,), "takes SRC and DST"),
+        ((source, ""), "is empty"),
+        (("--threads", 2, "verify", tmp_path / "copy"), "must be the first word"),
         ((source, "/proc"), "is a mount point"),
         ((source, tmp_path / "link"), "is a link"),
         ((source, tmp_path / "file"), "is not a directory"),
@@ -308,14 +309,11 @@ def test_calls_that_are_wrong(source: Path, tmp_path: Path) -> None:
         ((source, source / "images/copy"), "lie in each other"),
         ((source / "images", tmp_path), "lie in each other"),
         ((source, "/"), "is the root directory"),
-        (("--verify", tmp_path / "copy", "--replace"), "copies nothing"),
-        (("--verify", source, tmp_path / "copy"), "takes DST alone"),
-        (("--verify", "--evict", tmp_path), "do not go together"),
         ((source, tmp_path / "copy", "--limit", "x"), "needs an inventory"),
         ((source, "relative", "-i", tmp_path), "is not absolute"),
     ]:
         with pytest.raises(UsageProblem) as caught:
-            command.main(["--runs-dir", str(tmp_path / "runs"), *map(str, arguments)], standalone_mode=False)
+            command.main([*map(str, arguments), "--runs-dir", str(tmp_path / "runs")], standalone_mode=False)
         assert said in caught.value.message, arguments
     assert beside(tmp_path / "copy") == []
 
@@ -328,7 +326,7 @@ def test_from_the_command_line(source: Path, tmp_path: Path) -> None:
     done = cli(source, tmp_path / "copy", "--json", "-", *common)
     record = records.parse(done.stdout, "stdout")
     assert (done.returncode, record.kind, record.target) == (0, "stage", str(tmp_path / "copy"))
-    shown = cli("--verify", tmp_path / "copy", *common)
+    shown = cli("verify", tmp_path / "copy", *common)
     assert (shown.returncode, shown.stdout.splitlines()[-1]) == (0, "PASS")
     again = subprocess.run(
         [sys.executable, "-m", "tunetool", "report", "show", str(next((tmp_path / "runs").iterdir()))],
@@ -432,7 +430,7 @@ def test_memory_bounds_a_tmpfs_alone(tmp_path: Path) -> None:
         refuse_too_big(8192, 1, tmp_path, limits(tmp_path, "tmpfs", root), 0)
     with pytest.raises(CannotJudge) as caught:
         refuse_too_big(8192, 1, tmp_path, limits(tmp_path, "tmpfs", root), 5000)
-    assert "--evict" in str(caught.value.hint)
+    assert "evict" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_every_host_has_the_copy(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [figure.name for figure in record.measurements] == ["stage.copy"]
     assert "n1" in capsys.readouterr().out
     (tmp_path / "copy/sub/data").write_bytes(b"x" * 100_000)
-    assert call("--verify", tmp_path / "copy", *common) == 1
+    assert call("verify", tmp_path / "copy", *common) == 1
     shown = capsys.readouterr().out
     assert "`sub/data` does not have the xxh3_64 of the manifest" in " ".join(shown.split())
     assert shown.rstrip().endswith("FAIL")

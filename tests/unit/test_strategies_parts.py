@@ -17,7 +17,8 @@ from tunetool.advise.zero_steps import Ask, Wait, Work
 from tunetool.bench.strategies import figures
 from tunetool.bench.strategies.job import job as job_of
 from tunetool.bench.strategies.link import Fit, Network, fit
-from tunetool.bench.strategies.matrix import ALONE, DEFAULT, Cell, Fitted, Layout, layouts, parse
+from tunetool.bench.defaults import MATRIX
+from tunetool.bench.strategies.matrix import ALONE, Cell, Fitted, Layout, layouts, parse
 from tunetool.bench.strategies.matrix import fit as fitted
 from tunetool.bench.strategies.network import Found
 from tunetool.bench.strategies.predict import Job, Layouts, compute_of, predict, replay
@@ -52,9 +53,9 @@ def net(bandwidth: float, latency: float = 1e-3) -> Network:
 
 
 def test_the_default_matrix_is_the_published_experiment() -> None:
-    assert [str(each) for each in parse(DEFAULT)] == ["1x1:z2", "1x8:z2", "2x8:z2", "2x8:z3", "1x8:z3"]
+    assert [str(each) for each in parse(MATRIX)] == ["1x1:z2", "1x8:z2", "2x8:z2", "2x8:z3", "1x8:z3"]
     option = next(each for each in strategies.params if each.name == "matrix")
-    assert option.default == DEFAULT
+    assert option.default == MATRIX
 
 
 @pytest.mark.parametrize("bad", ["1x1", "0x1:z2", "2x8:z4", "2x8:3", "x8:z2", "1x1:z2,", "2*8:z3", "1x1:z2 1x2:z2"])
@@ -70,13 +71,13 @@ def test_a_cell_that_stands_twice_is_named() -> None:
 
 
 def test_cells_are_scaled_to_what_there_is_and_told() -> None:
-    found = fitted(parse(DEFAULT), nodes=2, ranks=2)
+    found = fitted(parse(MATRIX), nodes=2, ranks=2)
     assert [str(each) for each in found.cells] == ["1x1:z2", "1x2:z2", "2x2:z2", "2x2:z3", "1x2:z3"]
     assert found.notes[1] == "2x8:z2 -> 2x2:z2: there are 2 node(s) with 2 each"
 
 
 def test_without_a_second_node_the_network_between_nodes_is_left_out_not_faked() -> None:
-    found = fitted(parse(DEFAULT), nodes=1, ranks=1)
+    found = fitted(parse(MATRIX), nodes=1, ranks=1)
     assert [str(each) for each in found.cells] == ["1x1:z2", "1x1:z3"]
     assert [(str(each), reason.split(",")[0]) for each, reason in found.left_out] == [
         ("1x8:z2", "scaled to what there is"),

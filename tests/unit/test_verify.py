@@ -15,7 +15,7 @@ import pytest
 
 from pythons import bare_python
 from tunetool.cli.main import main
-from tunetool.cli.verify import parse_duration, parse_expectations, parse_tolerance
+from tunetool.cli.values import parse_duration, parse_expectations, parse_tolerance
 from tunetool.errors import UsageProblem
 from tunetool.measure import busy, sequential
 from tunetool.node.common.check_result import Check

@@ -53,7 +53,7 @@ def plan(job: Job, node: Node) -> Plan:
 
 def _check(job: Job) -> None:
     if job.kind not in KINDS:
-        raise UsageProblem(f"`--ds-config {job.kind}` is not a kind", f"known: {', '.join(KINDS)}")
+        raise UsageProblem(f"`{job.kind}` is not a kind of ds_config", f"known: {', '.join(KINDS)}")
     if min(job.world, job.nodes, job.micro_batch) < 1 or job.world % job.nodes:
         raise UsageProblem(
             f"`--world-size {job.world}` ranks do not spread evenly over `--nodes {job.nodes}`",
@@ -185,7 +185,7 @@ def _fits(found: Plan) -> None:
     ranks = job.ranks_per_node
     needed = found.rank_bytes("host", "locked") * ranks
     if needed > node.memory_bytes * MEMORY_SHARE:
-        instead = "" if job.kind in NVME_KINDS else "`--ds-config zero3-nvme`, or "
+        instead = "" if job.kind in NVME_KINDS else "`ds-config zero3-nvme`, or "
         raise CannotJudge(
             f"`{job.kind}` of `{job.model.name}` keeps {format_size_binary(needed)} in each node's memory; "
             f"{MEMORY_SHARE:.0%} of {format_size_binary(node.memory_bytes)} may be used",

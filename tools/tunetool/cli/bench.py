@@ -1,4 +1,4 @@
-"""``tunetool bench``: what a user runs, timed."""
+"""``tunetool bench``: the benchmarks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunetool.cli.groups import Group
 
 @click.group("bench", cls=Group)
 def command() -> None:
-    """What a user runs, timed."""
+    """Run a benchmark. Each one writes a record, and a page of plots where there is something to plot."""
 
 
 command.add_command(checkpoint)

@@ -1,134 +1,134 @@
-"""``tunetool bench checkpoint``: read the call, run, print."""
+"""``tunetool bench checkpoint``: its options, and the call."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from tunetool.errors import UsageProblem
+from tunetool.bench.defaults import CHECKPOINT_ROUNDS
+from tunetool.cli import options
+from tunetool.cli.finish import finish
+from tunetool.cli.options import Measuring, option, takes
+from tunetool.cli.values import DURATION, NAMES, SIZE, TEXT
+
+
+@dataclass(frozen=True)
+class Options(Measuring):
+    """What the call says."""
+
+    model: str = option(
+        "--model",
+        required=True,
+        type=TEXT,
+        metavar="7b|13b|70b|70b-shard|phi3-mini|tiny|PATH",
+        help="Model whose state is saved; PATH is a config.json or safetensors files. 70b-shard: one of 64 equal parts "
+        "of 70b for each rank.",
+    )
+    target: Path | None = options.target("Directory on drives; what is written there is removed at the end.")
+    memory_target: Path | None = options.memory_target(
+        "Directory in memory, such as /dev/shm: a stand-in for a medium of that speed, and marked as such."
+    )
+    state_bytes: int | None = options.state_bytes(type=SIZE)
+    device: str = option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        default="auto",
+        show_default=True,
+        help="Device that holds the state. auto: the GPU, where torch has one.",
+    )
+    ranks: int = option(
+        "--ranks",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Number of processes that share the state.",
+    )
+    engines: tuple[str, ...] = option(
+        "--engines",
+        type=NAMES,
+        default="*",
+        show_default=True,
+        metavar="GLOB,...",
+        help="Engines by name, such as `direct*,torch-save-zip`.",
+    )
+    rounds: int = options.rounds(CHECKPOINT_ROUNDS)
+    budget: float | None = option(
+        "--budget",
+        type=DURATION,
+        metavar="TIME",
+        help="Time for all rounds, such as `10m`: no round begins that would end later, and the first is cut there.",
+    )
+    against_fio: bool = option("--against-fio", is_flag=True, help="Measure fio's best write too, in every round.")
+    train: bool = option(
+        "--train", is_flag=True, help="Run a small training loop with each engine too: time lost per checkpoint."
+    )
+    steps: int = option(
+        "--steps",
+        type=click.IntRange(min=2),
+        default=24,
+        show_default=True,
+        metavar="N",
+        help="With --train: number of steps of the loop.",
+    )
+    sharded_every: int = option(
+        "--sharded-every",
+        type=click.IntRange(min=0),
+        default=6,
+        show_default=True,
+        metavar="N",
+        help="With --train: steps between two saves; 0: no saves.",
+    )
+    consolidated_every: int = option(
+        "--consolidated-every",
+        type=click.IntRange(min=0),
+        default=12,
+        show_default=True,
+        metavar="N",
+        help="With --train: the same for engines that gather the whole state on one rank.",
+    )
+    seed: int = option(
+        "--seed", type=int, default=0, show_default=True, help="Seed of the state and of the order of engines."
+    )
 
 
 @click.command("checkpoint")
-@click.option("--target", metavar="DIR", help="A directory on the drives; what is written there is removed afterwards.")
-@click.option(
-    "--memory-target",
-    metavar="DIR",
-    help="A directory in memory, such as /dev/shm: a stand-in for a medium of that speed, and marked as such.",
-)
-@click.option("--model", required=True, metavar="NAME|PATH", help="phi3-mini, 7b, 13b, 70b-shard, or a config.json.")
-@click.option("--state-bytes", metavar="SIZE", help="Drop whole layers until the state is so large, such as `2GB`.")
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What holds the state. auto: the GPU, where torch sees one.",
-)
-@click.option(
-    "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that share the state."
-)
-@click.option("--engines", default="*", show_default=True, metavar="GLOB,...", help="Only those whose names match.")
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=6,
-    show_default=True,
-    help="Each engine once in each. Fewer than 6 cannot reach 95 % confidence.",
-)
-@click.option(
-    "--budget", metavar="TIME", help="No round begins that would end later than, say, `10m`; the first is cut."
-)
-@click.option("--against-fio", is_flag=True, help="Also fio in every round, by the number of files that is best here.")
-@click.option("--train", is_flag=True, help="Also a small training loop with each engine: time lost per checkpoint.")
-@click.option("--steps", type=click.IntRange(min=2), default=24, show_default=True, help="Of that loop.")
-@click.option("--sharded-every", type=click.IntRange(min=0), default=6, show_default=True, help="Steps; 0: never.")
-@click.option(
-    "--consolidated-every",
-    type=click.IntRange(min=0),
-    default=12,
-    show_default=True,
-    help="Steps, for engines that gather the whole state on one rank; 0: never.",
-)
-@click.option("--json", "json_to", metavar="FILE|-", help="Also write the record to FILE; `-`: it alone on stdout.")
-@click.option("--runs-dir", metavar="DIR", help="Where records are kept, each with its plots.")
-@click.option("--allow-busy", is_flag=True, help="Measure beside a job that uses the drives or GPUs.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of engines, and of the state.")
-@click.option("--dry-run", is_flag=True, help="Say what would be written, how long and where; do nothing.")
-def checkpoint(
-    target: str | None,
-    memory_target: str | None,
-    model: str,
-    state_bytes: str | None,
-    device: str,
-    ranks: int,
-    engines: str,
-    rounds: int,
-    budget: str | None,
-    against_fio: bool,
-    train: bool,
-    steps: int,
-    sharded_every: int,
-    consolidated_every: int,
-    json_to: str | None,
-    runs_dir: str | None,
-    allow_busy: bool,
-    seed: int,
-    dry_run: bool,
-) -> int:
-    """Checkpoints of a real model's shapes by every engine, in turns, on the same medium.
+@takes(Options)
+def checkpoint(given: Options) -> int:
+    """Save and restore checkpoints of a real model's shapes by every engine, in turns, on the same medium.
 
-    For each: how long the training loop is held, until all is durable, restored from a cold cache, whether what came
-    back is what was saved, CPU seconds and host memory. What an engine calls durable is held against the drives'
-    counters. Equality alone is judged. Exit codes: 0 measured, all restores equal; 1 an engine brought back something
-    else; 2 the call was wrong; 3 an engine failed, or the drives did not prove it.
+    Measures for each engine: seconds that the training loop waits, seconds until everything is durable, seconds of a
+    restore from a cold cache, CPU seconds, host memory. The drives' own counters prove what an engine calls durable.
+    Only one thing is judged: that each restore is equal to what was saved. Writes a record and a page of plots into the
+    runs directory.
+
+    Exit codes: 0 measured, and all restores are equal; 1 a restore differs; 2 the call was wrong; 3 an engine failed,
+    or the drives prove nothing.
     """
     from tunetool.bench.checkpoint.request import Request, Training
     from tunetool.bench.checkpoint.run import bench
-    from tunetool.cli.verify import check_json, no_empty_paths, parse_duration, write_json
-    from tunetool.report.checkpoint import print_checkpoint
-    from tunetool.report.checkpoint_page import REPORT, write_page
     from tunetool.report.progress import best_progress
-    from tunetool.report.table import table_console
 
-    no_empty_paths({"--target": target, "--memory-target": memory_target, "--json": json_to, "--runs-dir": runs_dir})
-    check_json(json_to)
+    training = Training(given.steps, given.sharded_every, given.consolidated_every)
     request = Request(
-        model=model,
-        target=Path(target) if target is not None else None,
-        memory_target=Path(memory_target) if memory_target is not None else None,
-        state_bytes=_size(state_bytes),
-        device=device,  # type: ignore[arg-type]
-        ranks=ranks,
-        engines=[each.strip() for each in engines.split(",") if each.strip()],
-        rounds=rounds,
-        budget=parse_duration(budget) if budget is not None else None,
-        against_fio=against_fio,
-        training=Training(steps, sharded_every, consolidated_every) if train else None,
-        runs_dir=Path(runs_dir) if runs_dir is not None else None,
-        allow_busy=allow_busy,
-        dry_run=dry_run,
-        seed=seed,
+        model=given.model,
+        target=given.target,
+        memory_target=given.memory_target,
+        state_bytes=given.state_bytes,
+        device=given.device,  # type: ignore[arg-type]  # click holds it to the choices
+        ranks=given.ranks,
+        engines=list(given.engines),
+        rounds=given.rounds,
+        budget=given.budget,
+        against_fio=given.against_fio,
+        training=training if given.train else None,
+        runs_dir=given.runs_dir,
+        allow_busy=given.allow_busy,
+        dry_run=given.dry_run,
+        seed=given.seed,
         command=sys.argv,
     )
-    result = bench(request, best_progress())
-    if result.record is not None and result.path is not None:
-        write_json(result.record, json_to)
-        page = write_page(result.record, result.path.parent / REPORT)
-        if json_to != "-":
-            print_checkpoint(result.record, result.path, table_console())
-        if page is not None:
-            click.echo(f"plots: {page}", err=True)
-    return int(result.code)
-
-
-def _size(text: str | None) -> int | None:
-    from tunetool.node.units import UnitError, parse_size
-
-    if text is None:
-        return None
-    try:
-        return parse_size(text)
-    except UnitError as error:
-        raise UsageProblem(error.message, error.hint) from None
+    return finish(bench(request, best_progress()), given.json_to)

@@ -1,89 +1,108 @@
-"""``tunetool bench ds-io``: DeepSpeed's own I/O handle over one file, with proof."""
+"""``tunetool bench ds-io``: its options, and the call."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
+from tunetool.cli import options
+from tunetool.cli.finish import finish
+from tunetool.cli.options import Measuring, option, takes
+from tunetool.cli.values import PATH, Value
+
+
+def _io_size(name: str, text: str) -> int:
+    from tunetool.bench.ds_io import parse_io_size
+
+    return parse_io_size(text)
+
+
+IO_SIZE: Any = Value("size", _io_size)
+"""As `ds_io` reads it: `1G` is 2^30 bytes."""
+
+
+@dataclass(frozen=True)
+class Options(Measuring):
+    """What the call says, spelt as `ds_io` spells it."""
+
+    folder: Path = option(
+        "--folder",
+        "--target",
+        required=True,
+        type=PATH,
+        metavar="DIR",
+        help="Directory of the file, which is removed at the end.",
+    )
+    io_size: int = option(
+        "--io_size", required=True, type=IO_SIZE, metavar="SIZE", help="Bytes to move: `1G` and `1GiB` are 2^30."
+    )
+    block_size: int = option(
+        "--block_size", type=IO_SIZE, default="1M", show_default=True, metavar="SIZE", help="Bytes of one request."
+    )
+    queue_depth: int = option(
+        "--queue_depth", type=int, default=32, show_default=True, help="Number of requests in flight for each thread."
+    )
+    io_parallel: int = option(
+        "--io_parallel", type=int, default=1, show_default=True, help="Number of threads of one operation."
+    )
+    single_submit: bool = option("--single_submit", is_flag=True, help="Submit requests one by one.")
+    sequential_requests: bool = option(
+        "--sequential_requests", is_flag=True, help="Do not overlap submission with completion."
+    )
+    read: bool = option("--read", is_flag=True, help="Read instead of write.")
+    gpu: bool = option("--gpu", is_flag=True, help="Move data from or to GPU memory, through a bounce buffer.")
+    use_gds: bool = option("--use_gds", is_flag=True, help="With --gpu: GPUDirect Storage instead of a buffer.")
+    use_accelerator_pin_memory: bool = option(
+        "--use_accelerator_pin_memory", is_flag=True, help="With --gpu: a bounce buffer pinned by CUDA."
+    )
+    loops: int = option("--loops", type=int, default=3, show_default=True, help="Number of operations that count.")
+    warmup_loops: int = option(
+        "--warmup_loops",
+        type=click.IntRange(min=0),
+        default=1,
+        show_default=True,
+        help="Number of operations before those.",
+    )
+    python: str | None = options.python()
+
 
 @click.command("ds-io")
-@click.option("--folder", required=True, metavar="DIR", help="Where the file goes; it is removed afterwards.")
-@click.option("--io_size", required=True, metavar="SIZE", help="Bytes to move: `1G` and `1GiB` are 2^30.")
-@click.option("--block_size", default="1M", show_default=True, metavar="SIZE", help="Of one request.")
-@click.option("--queue_depth", type=int, default=32, show_default=True, help="Requests in flight, per thread.")
-@click.option("--io_parallel", type=int, default=1, show_default=True, help="Threads of one operation.")
-@click.option("--single_submit", is_flag=True, help="Submit requests one by one.")
-@click.option("--sequential_requests", is_flag=True, help="Do not overlap submission with completion.")
-@click.option("--read", is_flag=True, help="Read instead of write.")
-@click.option("--gpu", is_flag=True, help="From or to GPU memory, by a bounce buffer.")
-@click.option("--use_gds", is_flag=True, help="With --gpu: by GPUDirect Storage.")
-@click.option("--use_accelerator_pin_memory", is_flag=True, help="With --gpu: a bounce buffer pinned by CUDA.")
-@click.option("--loops", type=int, default=3, show_default=True, help="Operations that count.")
-@click.option("--warmup_loops", type=click.IntRange(min=0), default=1, show_default=True, help="Operations before.")
-@click.option("--python", metavar="PATH", help="Whose torch and DeepSpeed. Default: tunetool's.")
-@click.option("--json", "json_to", metavar="FILE|-", help="Also write the record to FILE; `-`: it alone on stdout.")
-@click.option("--runs-dir", metavar="DIR", help="Where records are kept.")
-@click.option("--allow-busy", is_flag=True, help="Measure beside a job that uses the drives or GPUs.")
-@click.option("--dry-run", is_flag=True, help="Say what would be written; do nothing.")
-def ds_io(
-    folder: str,
-    io_size: str,
-    block_size: str,
-    queue_depth: int,
-    io_parallel: int,
-    single_submit: bool,
-    sequential_requests: bool,
-    read: bool,
-    gpu: bool,
-    use_gds: bool,
-    use_accelerator_pin_memory: bool,
-    loops: int,
-    warmup_loops: int,
-    python: str | None,
-    json_to: str | None,
-    runs_dir: str | None,
-    allow_busy: bool,
-    dry_run: bool,
-) -> int:
-    """DeepSpeed's own I/O handle over one file: `ds_io` with proof.
+@takes(Options)
+def ds_io(given: Options) -> int:
+    """Move one file with DeepSpeed's own I/O handle, as DeepSpeed's `ds_io` does, with proof.
 
-    Options are spelt as ds_io spells them. What the handle claims is held against the drives' counters, and the file
-    is read back by another process. Exit codes: 0 moved exactly and proven, 2 the call was wrong (a size that cannot be
-    moved exactly), 3 it could not be measured or proven.
+    Options are spelt as `ds_io` spells them. The drives' counters prove the bytes, and another process reads the file
+    back. Writes a record into the runs directory.
+
+    Exit codes: 0 measured and proven; 2 the call was wrong, such as a size that cannot be moved exactly; 3 it could not
+    be measured or proven.
     """
     from tunetool.bench import ds_io as bench
-    from tunetool.cli.verify import check_json, check_python, no_empty_paths, write_json
-    from tunetool.report.ds_io import print_ds_io
+    from tunetool.cli.values import local_python
     from tunetool.report.progress import best_progress
-    from tunetool.report.table import table_console
 
-    no_empty_paths({"--folder": folder, "--json": json_to, "--runs-dir": runs_dir, "--python": python})
-    check_json(json_to)
     request = bench.Request(
-        folder=Path(folder),
-        io_size=bench.parse_io_size(io_size),
-        block_size=bench.parse_io_size(block_size),
-        queue_depth=queue_depth,
-        io_parallel=io_parallel,
-        single_submit=single_submit,
-        sequential_requests=sequential_requests,
-        read=read,
-        gpu=gpu,
-        use_gds=use_gds,
-        use_accelerator_pin_memory=use_accelerator_pin_memory,
-        loops=loops,
-        warmup_loops=warmup_loops,
-        python=check_python(python),
-        runs_dir=Path(runs_dir) if runs_dir is not None else None,
-        allow_busy=allow_busy,
-        dry_run=dry_run,
+        folder=given.folder,
+        io_size=given.io_size,
+        block_size=given.block_size,
+        queue_depth=given.queue_depth,
+        io_parallel=given.io_parallel,
+        single_submit=given.single_submit,
+        sequential_requests=given.sequential_requests,
+        read=given.read,
+        gpu=given.gpu,
+        use_gds=given.use_gds,
+        use_accelerator_pin_memory=given.use_accelerator_pin_memory,
+        loops=given.loops,
+        warmup_loops=given.warmup_loops,
+        python=local_python(given.python),
+        runs_dir=given.runs_dir,
+        allow_busy=given.allow_busy,
+        dry_run=given.dry_run,
         command=sys.argv,
     )
-    result = bench.ds_io(request, best_progress())
-    if result.record is not None:
-        write_json(result.record, json_to)
-        if json_to != "-":
-            print_ds_io(result.record, result.path, table_console())
-    return int(result.code)
+    return finish(bench.ds_io(request, best_progress()), given.json_to)

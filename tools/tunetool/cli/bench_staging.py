@@ -1,81 +1,77 @@
-"""``tunetool bench staging``: read the call, run, print."""
+"""``tunetool bench staging``: its options, and the call."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from tunetool.cli.finetune_options import Options, finetune_options
+from tunetool.bench.defaults import SHM, STAGING_ROUNDS
+from tunetool.cli import options, training_options
+from tunetool.cli.finish import finish
+from tunetool.cli.options import option, takes
+from tunetool.cli.training_options import TrainingOptions
+
+
+@dataclass(frozen=True)
+class Options(TrainingOptions):
+    """What the call says."""
+
+    memory_target: Path = options.memory_target(
+        "Directory in memory on each node, to which path A stages.", default=SHM, show_default=True
+    )
+    scenarios: str = option(
+        "--scenarios",
+        default="single,node,nodes",
+        show_default=True,
+        metavar="NAME,...",
+        help="Scenarios: one GPU, all GPUs of one node, all nodes. One that this machine cannot run is left out, with "
+        "the reason.",
+    )
+    rounds: int = options.rounds(STAGING_ROUNDS)
+    zero: int = training_options.zero()
+    loader: str = training_options.loader()
+    workers: int = training_options.workers()
 
 
 @click.command("staging")
-@click.option("--memory", default="/dev/shm", show_default=True, metavar="DIR", help="Where path A is staged to.")
-@click.option(
-    "--scenarios",
-    default="single,node,nodes",
-    show_default=True,
-    metavar="NAME,...",
-    help="One GPU, one node with all of its GPUs, all nodes; what there is not is left out, with the reason.",
-)
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Both paths once in each.")
-@click.option("--zero", type=click.IntRange(0, 3), default=2, show_default=True, help="ZeRO stage.")
-@click.option(
-    "--loader",
-    type=click.Choice(["parallel", "transformers"]),
-    default="parallel",
-    show_default=True,
-    help="How ranks read the model: by parallel reads, or as from_pretrained does.",
-)
-@click.option(
-    "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Loading processes of each rank."
-)
-@finetune_options
-def staging(options: Options, memory: str, scenarios: str, rounds: int, zero: int, loader: str, workers: int) -> int:
-    """The reference fine-tune with its files in memory and on bulk storage: where should they live?
+@takes(Options)
+def staging(given: Options) -> int:
+    """Compare the reference fine-tune with its files in memory and on bulk storage.
 
-    Path A stages model and data to --memory and reads them there, path B reads them at --target; same seed and
-    steps, cold caches before each, in an order drawn anew for each round. Staging counts for path A's end-to-end
-    time. Equal losses alone are judged. Exit codes: 0 measured, losses equal; 1 the two paths trained something
-    else; 2 the call was wrong, or memory is too small; 3 a run failed, or the cache was not cold.
+    Path A copies model and data to --memory-target and reads them there; path B reads them at --target. Both have the
+    same seed and steps and cold caches, in an order drawn anew for each round. The time of staging counts for path A.
+    Only one thing is judged: that both paths have equal losses. Writes a record and a page of plots into the runs
+    directory.
+
+    Exit codes: 0 measured, and losses are equal; 1 losses differ; 2 the call was wrong, or memory is too small; 3 a run
+    failed, or the cache was not cold.
     """
     from tunetool.bench.staging.request import Request
     from tunetool.bench.staging.run import bench
     from tunetool.bench.staging.scenarios import parse
-    from tunetool.cli.verify import no_empty_paths, write_json
     from tunetool.report.progress import best_progress
-    from tunetool.report.staging import print_staging
-    from tunetool.report.staging_page import REPORT, write_page
-    from tunetool.report.table import table_console
-    from tunetool.training.settings import Settings
+    from tunetool.training.settings import BATCH_SIZE, Settings
 
-    no_empty_paths({"--memory": memory})
     request = Request(
-        material=options.material(),
-        cluster=options.cluster(),
+        material=given.material(),
+        cluster=given.cluster(),
         settings=Settings(
-            zero_stage=zero,
-            epochs=options.epochs or 1,
-            steps=options.steps,
-            batch_size=options.batch_size or 2,
-            loader=loader,  # type: ignore[arg-type]
-            workers=workers,
+            zero_stage=given.zero,
+            epochs=given.epochs or 1,
+            steps=given.steps,
+            batch_size=given.micro_batch or BATCH_SIZE,
+            loader=given.loader,  # type: ignore[arg-type]  # click holds it to the choices
+            workers=given.workers,
         ),
-        memory=Path(memory),
-        scenarios=parse(scenarios),
-        rounds=rounds,
-        runs_dir=options.runs(),
-        allow_busy=options.allow_busy,
-        dry_run=options.dry_run,
+        memory=given.memory_target,
+        scenarios=parse(given.scenarios),
+        rounds=given.rounds,
+        runs_dir=given.runs_dir,
+        allow_busy=given.allow_busy,
+        dry_run=given.dry_run,
         command=sys.argv,
     )
-    result = bench(request, best_progress())
-    if result.record is not None and result.path is not None:
-        write_json(result.record, options.json_to)
-        page = write_page(result.record, result.path.parent / REPORT)
-        if options.json_to != "-":
-            print_staging(result.record, result.path, table_console())
-        if page is not None:
-            click.echo(f"plots: {page}", err=True)
-    return int(result.code)
+    return finish(bench(request, best_progress()), given.json_to)

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import click
 
+from tunetool.cli import options
+from tunetool.cli.options import Dry, option, takes
+
+
+@dataclass(frozen=True)
+class Options(Dry):
+    """What the call says."""
+
+    python: str | None = options.python()
+    ops: tuple[str, ...] = option(
+        "--op",
+        multiple=True,
+        type=click.Choice(["async_io", "gds", "utils", "cpu_adam"]),
+        help="Op to compile. Repeatable. Default: all that this machine can compile.",
+    )
+    rebuild: bool = option("--rebuild", is_flag=True, help="Compile again what is compiled already.")
+
 
 @click.command("build-ops")
-@click.option(
-    "--python", metavar="PATH", help="The Python whose torch and DeepSpeed they are for. Default: tunetool's."
-)
-@click.option(
-    "--op",
-    "ops",
-    multiple=True,
-    type=click.Choice(["async_io", "gds", "utils", "cpu_adam"]),
-    help="Only this one (again for more). Default: all that this machine can build.",
-)
-@click.option("--rebuild", is_flag=True, help="Also what is built already.")
-def command(python: str | None, ops: tuple[str, ...], rebuild: bool) -> int:
+@takes(Options)
+def command(given: Options) -> int:
     """Compile DeepSpeed's ops once; no other command compiles anything.
 
-    They land where DeepSpeed itself looks for them (TORCH_EXTENSIONS_DIR, or torch_extensions in the cache). A lock
-    that a build left behind when it died, for which DeepSpeed waits for ever, is removed, after a look whether anybody
-    builds.
+    Writes them where DeepSpeed itself looks for them: TORCH_EXTENSIONS_DIR, or torch_extensions in the user's cache.
+    Removes a lock that a dead build left behind, for which DeepSpeed would wait for ever.
+
+    Exit codes: 0 all that was asked for is there; 2 the call was wrong; 3 an op cannot be compiled here.
     """
-    from tunetool.cli.verify import check_python
+    from tunetool.cli.values import local_python
     from tunetool.measure.aio.build_ops import build_ops
     from tunetool.report.progress import best_progress
 
-    interpreter = check_python(python)
-    found, built = build_ops(interpreter, ops, rebuild, os.environ, best_progress())
+    interpreter = local_python(given.python)
+    found, built = build_ops(interpreter, given.ops, given.rebuild, os.environ, best_progress(), dry_run=given.dry_run)
     click.echo(f"{found.python}: torch {found.torch}, deepspeed {found.deepspeed}")
     for each in built:
         seconds = f" in {each.seconds:.0f} s" if each.seconds >= 1 else ""

@@ -1,94 +1,128 @@
-"""``tunetool tune --ds-config``: its options, and what is printed of a configuration."""
+"""``tunetool ds-config``: its options, the call, and what is printed of a configuration."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
+
+from tunetool.cli.finish import finish
+from tunetool.cli.options import argument, option, takes
+from tunetool.cli.tune import SearchOptions
+from tunetool.cli.values import PATH, SIZE, TEXT, local_python
+from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
     from tunetool.tune.configs import Request
     from tunetool.tune.settings import AioSettings
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 KINDS = ("zero2", "zero3", "zero3-cpu", "zero3-nvme", "zero3-nvme-70b", "zero-inference")
-_OPTIONS = (
-    click.option("--ds-config", type=click.Choice(KINDS), help="Write a whole ds_config of this kind to -o."),
-    click.option(
-        "--model", metavar="phi3-mini|7b|13b|70b|tiny|PATH", help="For --ds-config: a config.json or safetensors files."
-    ),
-    click.option("--aio", metavar="FILE", help="For --ds-config: the `aio` block in FILE; nothing is measured."),
-    click.option("--world-size", type=int, metavar="N", help="For --ds-config: ranks of all nodes. Default: 8."),
-    click.option("--nodes", type=int, metavar="N", help="For --ds-config: nodes that share them. Default: 1."),
-    click.option("--micro-batch", type=int, metavar="N", help="For --ds-config: samples of one pass. Default: 1."),
-    click.option(
-        "--batch", type=int, metavar="N", help="For --ds-config: samples of a step. Default: micro batch x ranks."
-    ),
-    click.option("--memory", metavar="SIZE", help="For --ds-config: of the node that it is for. Default: this one's."),
-    click.option("--nvme-space", metavar="SIZE", help="For --ds-config: free there. Default: free in --target."),
-)
 
 
-def options(command: Command) -> Command:
-    """Add them to ``tunetool tune``."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class Options(SearchOptions):
+    """What the call says."""
+
+    kind: str = argument("KIND", type=click.Choice(KINDS))
+    model: str | None = option(
+        "--model",
+        type=TEXT,
+        metavar="7b|13b|70b|phi3-mini|tiny|PATH",
+        help="Model; PATH is a config.json or safetensors files. zero3-nvme-70b has 70b.",
+    )
+    output: Path = option(
+        "-o",
+        "--output",
+        required=True,
+        type=PATH,
+        metavar="FILE",
+        help="File for the configuration; an explanation in Markdown goes beside it.",
+    )
+    aio: Path | None = option(
+        "--aio",
+        type=PATH,
+        metavar="FILE",
+        help="JSON file with the `aio` block, such as `tunetool tune -o` writes. Default: it is measured first.",
+    )
+    world_size: int = option(
+        "--world-size", type=int, default=8, show_default=True, metavar="N", help="Number of ranks on all nodes."
+    )
+    nodes: int = option("--nodes", type=int, default=1, show_default=True, metavar="N", help="Number of nodes.")
+    micro_batch: int | None = option(
+        "--micro-batch", type=int, metavar="N", help="Samples of one rank in one pass. Default: 1."
+    )
+    batch: int | None = option(
+        "--batch", type=int, metavar="N", help="Samples of one step of the whole job. Default: micro batch x ranks."
+    )
+    memory: int | None = option(
+        "--memory", type=SIZE, metavar="SIZE", help="Memory of a node, where the job runs. Default: this node's."
+    )
+    nvme_space: int | None = option(
+        "--nvme-space", type=SIZE, metavar="SIZE", help="Free space on the drives there. Default: free in --target."
+    )
+
+    def config(self) -> Request:
+        """The configuration. Raises ``UsageProblem`` for what cannot be used."""
+        from tunetool.advise.read_model import load_model
+        from tunetool.measure.target import check_target
+        from tunetool.tune.configs import Request, check_output
+
+        if self.model is None and self.kind != "zero3-nvme-70b":
+            raise UsageProblem("`--model` is missing", "7b, 70b, tiny, or a model's folder")
+        check_output(self.output)
+        check_target(self.target)
+        if self.model is not None:
+            load_model(self.model)
+        return Request(
+            kind=self.kind,
+            output=self.output,
+            target=self.target,
+            python=local_python(self.python),
+            model=self.model,
+            world=self.world_size,
+            nodes=self.nodes,
+            micro_batch=self.micro_batch,
+            batch=self.batch,
+            memory_bytes=self.memory,
+            space_bytes=self.nvme_space,
+        )
 
 
-def read(
-    asked: Mapping[str, Any], target: str, output: str | None, python: str | None
-) -> tuple[Request, AioSettings | None] | None:
-    """The request, and the settings unless they are to be measured; None without ``--ds-config``.
+@click.command("ds-config")
+@takes(Options)
+def command(given: Options) -> int:
+    """Write a whole DeepSpeed configuration of one kind, computed for a model and a node.
 
-    Raises ``UsageProblem``.
+    KIND is zero2, zero3, zero3-cpu, zero3-nvme, zero3-nvme-70b or zero-inference.
+
+    Reads the `aio` block from --aio, or measures it first as `tunetool tune` does: the options of that search are the
+    same. Kinds without NVMe need no block. DeepSpeed's own classes read the configuration before it is written. Writes
+    the configuration to -o, and an explanation of every value beside it.
+
+    Exit codes: 0 written; 2 the call was wrong; 3 it cannot work, or could not be measured, and nothing was written.
     """
     from tunetool.advise.ds_config import NVME_KINDS
-    from tunetool.advise.read_model import load_model
-    from tunetool.cli.verify import check_python, no_empty_paths
-    from tunetool.errors import UsageProblem
-    from tunetool.measure.target import check_target
-    from tunetool.tune.configs import Request, check_output, read_settings
+    from tunetool.report.tune import best_view
+    from tunetool.tune import run
+    from tunetool.tune.configs import read_settings
     from tunetool.tune.settings import DEFAULTS
 
-    if asked["ds_config"] is None:
-        for name, value in asked.items():
-            if value is not None:
-                raise UsageProblem(f"`--{name.replace('_', '-')}` belongs to `--ds-config`", "name a kind as well")
-        return None
-    no_empty_paths({"--model": asked["model"], "--aio": asked["aio"]})
-    if output is None:
-        raise UsageProblem("`--ds-config` needs a file to write to", "such as `-o ds_config.json`")
-    if asked["model"] is None and asked["ds_config"] != "zero3-nvme-70b":
-        raise UsageProblem("`--ds-config` needs `--model`", "7b, 70b, tiny, or a model's folder")
-    check_output(Path(output))
-    check_target(Path(target))
-    if asked["model"] is not None:
-        load_model(asked["model"])
-    request = Request(
-        kind=asked["ds_config"],
-        output=Path(output),
-        target=Path(target),
-        python=check_python(python),
-        model=asked["model"],
-        world=8 if asked["world_size"] is None else asked["world_size"],
-        nodes=1 if asked["nodes"] is None else asked["nodes"],
-        micro_batch=asked["micro_batch"],
-        batch=asked["batch"],
-        memory_bytes=_size("--memory", asked["memory"]),
-        space_bytes=_size("--nvme-space", asked["nvme_space"]),
-    )
-    if asked["aio"] is not None:
-        return request, read_settings(Path(asked["aio"]))
-    # Without NVMe there is no block to measure for.
-    return request, None if request.kind in NVME_KINDS else DEFAULTS
+    config = given.config()
+    if given.aio is not None or config.kind not in NVME_KINDS:
+        if given.json_to is not None:
+            raise UsageProblem("`--json` writes the record of a measurement", "nothing is measured here: leave it out")
+        return _write(config, read_settings(given.aio) if given.aio is not None else DEFAULTS, given.dry_run)
+    result = run.tune(given.request(None), best_view())
+    code = finish(result, given.json_to)
+    if result.choice is not None and code == 0:
+        _write(config, result.choice.settings, given.dry_run, err=given.json_to == "-")
+    return code
 
 
-def write(request: Request, settings: AioSettings, dry_run: bool) -> int:
-    """Make it, and say what came of it. The exit status."""
+def _write(request: Request, settings: AioSettings, dry_run: bool, err: bool = False) -> int:
     from tunetool.node.units import format_size, format_size_binary
     from tunetool.report.progress import best_progress
     from tunetool.tune.configs import write_config
@@ -98,26 +132,14 @@ def write(request: Request, settings: AioSettings, dry_run: bool) -> int:
         return 0
     done = write_config(request, settings, os.environ, best_progress())
     job = done.plan.job
-    click.echo(f"{job.kind} for {job.model.name} ({job.model.numel:,} parameters) on {job.world} ranks")
-    click.echo(done.accepted)
+    click.echo(f"{job.kind} for {job.model.name} ({job.model.numel:,} parameters) on {job.world} ranks", err=err)
+    click.echo(done.accepted, err=err)
     memory, files = done.plan.rank_bytes("host", "locked"), done.plan.rank_bytes("nvme")
     if memory:
         locked = format_size_binary(done.plan.rank_bytes("locked") * job.ranks_per_node)
-        all_of_it = format_size_binary(memory * job.ranks_per_node)
-        click.echo(f"each node: {all_of_it} of memory, {locked} of it locked for swapping")
+        everything = format_size_binary(memory * job.ranks_per_node)
+        click.echo(f"each node: {everything} of memory, {locked} of it locked for swapping", err=err)
     if files:
-        click.echo(f"each node: swap files of {format_size(files * job.ranks_per_node)} in `{job.nvme_path}`")
-    click.echo(f"written: {done.config}, explained in {done.explained}")
+        click.echo(f"each node: swap files of {format_size(files * job.ranks_per_node)} in `{job.nvme_path}`", err=err)
+    click.echo(f"written: {done.config}, explained in {done.explained}", err=err)
     return 0
-
-
-def _size(name: str, text: str | None) -> int | None:
-    from tunetool.errors import UsageProblem
-    from tunetool.node.units import UnitError, parse_size
-
-    if text is None:
-        return None
-    try:
-        return parse_size(text)
-    except UnitError as error:
-        raise UsageProblem(f"`{name} {text}`: {error.message}", error.hint) from None

@@ -22,6 +22,7 @@ COMMANDS = {
     "provision": "Build the nodes of an inventory, or plan what building would do to their drives.",
     "verify": "Check a node against its manifest, measure its storage, and judge both.",
     "tune": "Find the best settings of DeepSpeed's `aio` block for this storage.",
+    "ds-config": "Write a whole DeepSpeed configuration for a model and a node.",
     "stage": "Copy a directory tree to memory or a local disk with checksums, verify the copy, or evict it.",
     "bench": "Run a benchmark: checkpoints, fine-tuning, staging, ZeRO strategies, DeepSpeed's I/O, or all of them.",
     "advise": "Compute what a job needs before it runs, such as how often to save checkpoints.",

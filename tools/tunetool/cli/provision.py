@@ -1,84 +1,102 @@
-"""``tunetool provision``: build every host of an inventory, or write what that would cost into a plan."""
+"""``tunetool provision``: its options, and the call."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tunetool.cli.finish import write_text
+from tunetool.cli.options import AsJson, OnManyHosts, option, takes
+from tunetool.cli.values import PATH, Value
 from tunetool.errors import UsageProblem
 
 _SIZE = re.compile(r"([1-9]\d*|([1-9]\d?|100)%)")
 
 
-class BatchSize(click.ParamType[tuple[str, ...]]):
-    """`10`, `25%` or a list of them."""
+def _sizes(name: str, text: str) -> tuple[str, ...]:
+    sizes = tuple(text.split(","))
+    for size in sizes:
+        if not _SIZE.fullmatch(size):
+            raise UsageProblem(
+                f"`{name} {text}`: `{size}` is neither a number of hosts from 1 on nor a share", "such as `10` or `25%`"
+            )
+    return sizes
 
-    name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        sizes = tuple(str(value).split(","))
-        for size in sizes:
-            if not _SIZE.fullmatch(size):
-                self.fail(f"`{size}` is no number of hosts from 1 on and no share such as 25%", param, ctx)
-        return sizes
+_HOSTS: Any = Value("size", _sizes)
+
+
+@dataclass(frozen=True)
+class Options(AsJson, OnManyHosts):
+    """What the call says."""
+
+    inventory: Path = option(
+        "-i", "--inventory", required=True, type=PATH, metavar="INVENTORY", help="Ansible inventory of the hosts."
+    )
+    limit: str | None = option("--limit", metavar="PATTERN", help="Only the hosts that match.")
+    forks: int | None = option(
+        "--forks",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Number of hosts at the same time. Default: all, up to 100.",
+    )
+    hosts_per_batch: tuple[str, ...] | None = option(
+        "--hosts-per-batch",
+        type=_HOSTS,
+        metavar="SIZE",
+        help="Number of hosts that are built to the end before the next ones begin: 10, a share such as 25%, or a list "
+        "such as 1,10,25%. Default: all hosts.",
+    )
+    max_fail: int | None = option(
+        "--max-fail",
+        type=click.IntRange(0, 100),
+        metavar="PERCENT",
+        help="Share of a batch that may fail before the run ends. Default: 100, so that no host stops another.",
+    )
+    plan: Path | None = option(
+        "--plan", type=PATH, metavar="FILE", help="File for a plan: what would happen to every drive. Changes nothing."
+    )
+    apply: Path | None = option(
+        "--apply", type=PATH, metavar="FILE", help="Plan to apply: the drives in it may lose what they hold."
+    )
+    dry_run: bool = option(
+        "--dry-run", "--check", is_flag=True, help="Go through every step and say what it would do. Changes nothing."
+    )
 
 
 @click.command("provision")
-@click.option("-i", "--inventory", required=True, metavar="INVENTORY", help="An Ansible inventory.")
-@click.option("--limit", metavar="PATTERN", help="Only these hosts.")
-@click.option("--forks", type=click.IntRange(min=1), metavar="N", help="So many at once. Default: all, up to 100.")
-@click.option(
-    "--batch",
-    type=BatchSize(),
-    metavar="SIZE",
-    help="Build so many hosts to the end before the next ones: a number, a share such as 25%, or 1,10,25% one after the"
-    " other. Default: all hosts.",
-)
-@click.option(
-    "--max-fail",
-    type=click.IntRange(0, 100),
-    metavar="PERCENT",
-    help="End the run when more than that of a batch failed. Default: 100, so that no host stops another.",
-)
-@click.option("--plan", metavar="FILE", help="Change nothing; write what would happen to every drive into FILE.")
-@click.option("--apply", "apply", metavar="FILE", help="Build; the drives that FILE names may lose what they hold.")
-@click.option("--check", is_flag=True, help="Change nothing; go through every step and say what it would do.")
-def command(
-    inventory: str,
-    limit: str | None,
-    forks: int | None,
-    batch: tuple[str, ...] | None,
-    max_fail: int | None,
-    plan: str | None,
-    apply: str | None,
-    check: bool,
-) -> int:
-    """Build the scratch volume and the host around it on every host.
+@takes(Options)
+def command(given: Options) -> int:
+    """Build the scratch volume and the host around it on every host of an inventory.
 
-    Runs playbooks/provision.yml, or playbooks/plan.yml with `--plan`, and ends with one line for each host. Drives
-    that hold anything are refused unless an applied plan names them. Exit codes: 0 all hosts done, 1 a host failed
-    or was refused, 2 the call was wrong, 3 a host could not be reached.
+    Runs playbooks/provision.yml, or playbooks/plan.yml with --plan, and ends with one line for each host. Refuses
+    drives that hold anything unless an applied plan names them.
+
+    Exit codes: 0 all hosts are done; 1 a host failed or was refused; 2 the call was wrong; 3 a host could not be
+    reached.
     """
     from tunetool.fleet.provision import ProvisionRequest, provision
+    from tunetool.report.page import table_console
     from tunetool.report.progress import best_progress
-    from tunetool.report.table import print_provision, table_console
+    from tunetool.report.provision import as_document
+    from tunetool.report.table import print_provision
 
-    for name, path in {"-i": inventory, "--plan": plan, "--apply": apply}.items():
-        if path is not None and not path.strip():
-            raise UsageProblem(f"`{name}` is empty", "give a path, or leave the option out")
     request = ProvisionRequest(
-        inventory=Path(inventory),
-        limit=limit,
-        forks=forks,
-        plan=Path(plan) if plan is not None else None,
-        apply=Path(apply) if apply is not None else None,
-        check=check,
-        batch=batch or (),
-        max_fail=max_fail,
+        inventory=given.inventory,
+        limit=given.limit,
+        forks=given.forks,
+        plan=given.plan,
+        apply=given.apply,
+        check=given.dry_run,
+        batch=given.hosts_per_batch or (),
+        max_fail=given.max_fail,
     )
     result = provision(request, best_progress())
-    print_provision(result, table_console())
+    write_text(as_document(result), given.json_to)
+    if given.json_to != "-":
+        print_provision(result, table_console())
     return int(result.code)

@@ -1,122 +1,157 @@
-"""``tunetool stage``: read the call, copy (here or on a fleet), print."""
+"""``tunetool stage``: copy a tree, verify a copy, evict one; here or on the hosts of an inventory."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from tunetool.cli.finish import finish
+from tunetool.cli.groups import Group
+from tunetool.cli.options import AsJson, Dry, InRuns, OnManyHosts, argument, need_inventory, option, takes
+from tunetool.cli.values import TEXT
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from tunetool.record import Record
     from tunetool.stage.run import Request
 
 
-@click.command("stage")
-@click.argument("paths", nargs=-1, required=True, metavar="SRC DST")
-@click.option("--replace", is_flag=True, help="Put the copy in the place of another tree that is at DST.")
-@click.option("--verify", is_flag=True, help="Read DST (alone) again and hold it against its manifest.")
-@click.option("--evict", is_flag=True, help="Remove DST (alone) and its manifest, where it is as it was staged.")
-@click.option(
-    "--checksum",
-    type=click.Choice(["xxh3_64", "sha256"]),
-    help="Kept in the manifest: xxh3_64 of every 64 MiB (the default), or sha256 of every file, as by sha256sum.",
-)
-@click.option("--threads", type=click.IntRange(1, 256), metavar="N", help="Default: twice the CPUs, 8 to 32.")
-@click.option("--no-wait", is_flag=True, help="Where another run is at work on DST: do not wait for it (exit 3).")
-@click.option("--json", "json_to", metavar="FILE|-", help="Also write the record to FILE; `-`: it alone on stdout.")
-@click.option("--runs-dir", metavar="DIR", help="Where records are kept.")
-@click.option("--dry-run", is_flag=True, help="Say what would be copied, from where to where; do nothing.")
-@click.option("-i", "--inventory", metavar="INVENTORY", help="On every host of an Ansible inventory.")
-@click.option("--limit", metavar="PATTERN", help="With -i: only these hosts.")
-@click.option(
-    "--forks", type=click.IntRange(min=1), metavar="N", help="With -i: so many at once. Default: all, up to 100."
-)
-@click.option("--no-become", is_flag=True, help="With -i: as the user who logs in, not as root.")
-def command(
-    paths: tuple[str, ...],
-    replace: bool,
-    verify: bool,
-    evict: bool,
-    checksum: Literal["xxh3_64", "sha256"] | None,
-    threads: int | None,
-    no_wait: bool,
-    json_to: str | None,
-    runs_dir: str | None,
-    dry_run: bool,
-    inventory: str | None,
-    limit: str | None,
-    forks: int | None,
-    no_become: bool,
-) -> int:
-    """Make DST the copy of what the directory SRC holds: in /dev/shm, or on any file system.
+class _CopyByDefault(Group):
+    """`stage SRC DST` is `stage copy SRC DST`. A first word that names a command is the command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["copy", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("stage", cls=_CopyByDefault)
+def command() -> None:
+    """Copy directory trees to memory or a local disk, verify the copies, evict them.
+
+    `tunetool stage SRC DST` is short for `tunetool stage copy SRC DST`. The first word is the command if it is `copy`,
+    `verify` or `evict`; a directory of such a name is written `./verify`.
+    """
+
+
+@dataclass(frozen=True)
+class _Options(AsJson, InRuns, Dry, OnManyHosts):
+    threads: int | None = option(
+        "--threads",
+        type=click.IntRange(1, 256),
+        metavar="N",
+        help="Number of threads. Default: twice the CPUs, from 8 to 32.",
+    )
+    no_wait: bool = option(
+        "--no-wait", is_flag=True, help="End with 3 if another run works on DST; do not wait for it."
+    )
+    no_become: bool = option("--no-become", is_flag=True, help="With -i: run as the user who logs in, not as root.")
+
+    def check(self) -> None:
+        """Raises ``UsageProblem``."""
+        need_inventory(self.inventory, limit=self.limit, forks=self.forks, no_become=self.no_become)
+
+    def run(self, action: Literal["stage", "verify", "evict"], destination: str, **more: Any) -> int:
+        """The action, here or on the hosts; the exit code."""
+        from tunetool.report.progress import best_progress
+        from tunetool.stage.run import Request, run
+
+        request = Request(
+            action=action,
+            destination=destination,
+            threads=self.threads,
+            wait=not self.no_wait,
+            dry_run=self.dry_run,
+            runs_dir=self.runs_dir,
+            command=sys.argv,
+            **more,
+        )
+        if self.inventory is not None:
+            return self._run_on_hosts(request, self.inventory)
+        return finish(run(request, best_progress()), self.json_to)
+
+    def _run_on_hosts(self, request: Request, inventory: Path) -> int:
+        from tunetool.fleet.stage import FleetRequest, stage_fleet
+        from tunetool.report.progress import best_progress
+        from tunetool.report.stage import print_stage_fleet
+        from tunetool.report.table import print_fleet_verdict
+
+        asked = FleetRequest(request, inventory, self.limit, self.forks, not self.no_become)
+        result = stage_fleet(asked, best_progress())
+
+        def show(record: Record, path: Path | None, console: Console) -> None:
+            print_stage_fleet(result.hosts, console)
+            print_fleet_verdict(record, path, console)
+
+        return finish(result, self.json_to, show)
+
+
+@dataclass(frozen=True)
+class CopyOptions(_Options):
+    """What `stage copy` takes."""
+
+    source: str = argument("SRC", type=TEXT)
+    destination: str = argument("DST", type=TEXT)
+    replace: bool = option("--replace", is_flag=True, help="Replace another tree that is at DST.")
+    checksum: Literal["xxh3_64", "sha256"] | None = option(
+        "--checksum",
+        type=click.Choice(["xxh3_64", "sha256"]),
+        help="Checksums in the manifest: xxh3_64 of every 64 MiB (the default), or sha256 of every file, as sha256sum "
+        "prints it.",
+    )
+
+
+@dataclass(frozen=True)
+class CopiedOptions(_Options):
+    """What `stage verify` and `stage evict` take."""
+
+    destination: str = argument("DST", type=TEXT)
+
+
+@command.command("copy")
+@takes(CopyOptions)
+def copy(given: CopyOptions) -> int:
+    """Copy the directory SRC to DST, in /dev/shm or on any file system.
 
     SRC is a directory, or `remote:path` where rclone is installed. DST appears whole or not at all; its manifest, with
-    checksums, lies beside it. DST that is that copy already is done at once. Exit codes: 0 done (or verified), 1 what
-    was verified is not as it was staged, 2 the call was wrong, 3 it could not be done.
+    checksums, lies beside it. If DST is that copy already, there is nothing to do. Writes a record into the runs
+    directory.
+
+    Exit codes: 0 DST is the copy; 2 the call was wrong; 3 it could not be done.
     """
-    from tunetool.cli.verify import check_json, no_empty_paths, write_json
-    from tunetool.report.page import table_console
-    from tunetool.report.progress import best_progress
-    from tunetool.report.stage import print_stage
-    from tunetool.stage.run import Request, run
-
-    no_empty_paths({"SRC": paths[0], "DST": paths[-1], "--json": json_to, "--runs-dir": runs_dir, "-i": inventory})
-    check_json(json_to)
-    if verify and evict:
-        raise UsageProblem("`--verify` and `--evict` do not go together", "verify it, then evict it")
-    alone = "--verify" if verify else "--evict" if evict else None
-    _check_paths(paths, alone)
-    if alone is not None and (replace or checksum is not None):
-        raise UsageProblem(f"`{alone}` copies nothing", "leave out `--replace` and `--checksum`")
-    request = Request(
-        action="verify" if verify else "evict" if evict else "stage",
-        destination=paths[-1],
-        source=None if alone else paths[0],
-        replace=replace,
-        checksum=checksum,
-        threads=threads,
-        wait=not no_wait,
-        dry_run=dry_run,
-        runs_dir=Path(runs_dir) if runs_dir is not None else None,
-        command=sys.argv,
-    )
-    if inventory is not None:
-        return _fleet(request, Path(inventory), limit, forks, not no_become, json_to)
-    for name, value in (("--limit", limit), ("--forks", forks), ("--no-become", no_become or None)):
-        if value is not None:
-            raise UsageProblem(f"`{name}` needs an inventory", "add `-i INVENTORY`")
-    result = run(request, best_progress())
-    if result.record is not None:
-        write_json(result.record, json_to)
-        if json_to != "-":
-            print_stage(result.record, result.path, table_console())
-    return int(result.code)
+    if given.source in command.commands:
+        raise UsageProblem(
+            f"`{given.source}` must be the first word after `stage`", f"a directory of that name is `./{given.source}`"
+        )
+    return given.run("stage", given.destination, source=given.source, replace=given.replace, checksum=given.checksum)
 
 
-def _check_paths(paths: tuple[str, ...], alone: str | None) -> None:
-    if alone is None and len(paths) != 2:
-        raise UsageProblem("`tunetool stage` takes SRC and DST", "such as `tunetool stage /data/model /dev/shm/model`")
-    if alone is not None and len(paths) != 1:
-        raise UsageProblem(f"`{alone}` takes DST alone", f"such as `tunetool stage {alone} /dev/shm/model`")
+@command.command("verify")
+@takes(CopiedOptions)
+def verify(given: CopiedOptions) -> int:
+    """Read the copy DST again and compare it with its manifest.
+
+    Names every entry that is missing, was added or differs. Writes a record into the runs directory.
+
+    Exit codes: 0 it is as it was copied; 1 it differs; 2 the call was wrong; 3 it could not be read.
+    """
+    return given.run("verify", given.destination)
 
 
-def _fleet(
-    request: Request, inventory: Path, limit: str | None, forks: int | None, become: bool, json_to: str | None
-) -> int:
-    from tunetool.cli.verify import write_json
-    from tunetool.fleet.stage import FleetRequest, stage_fleet
-    from tunetool.report.progress import best_progress
-    from tunetool.report.stage import print_stage_fleet
-    from tunetool.report.table import print_fleet_verdict, table_console
+@command.command("evict")
+@takes(CopiedOptions)
+def evict(given: CopiedOptions) -> int:
+    """Remove the copy DST and its manifest, unless something in it was changed or added.
 
-    result = stage_fleet(FleetRequest(request, inventory, limit, forks, become), best_progress())
-    if result.record is not None:
-        write_json(result.record, json_to)
-        if json_to != "-":
-            console = table_console()
-            print_stage_fleet(result.hosts, console)
-            print_fleet_verdict(result.record, result.path, console)
-    return int(result.code)
+    Writes a record into the runs directory.
+
+    Exit codes: 0 it is gone; 2 the call was wrong, or DST is not as it was copied; 3 it could not be removed.
+    """
+    return given.run("evict", given.destination)

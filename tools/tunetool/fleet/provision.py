@@ -95,9 +95,9 @@ def check_request(request: ProvisionRequest) -> None:
     if request.plan is not None and request.apply is not None:
         raise UsageProblem("`--plan` and `--apply` do not go together", "make the plan, read it, then apply it")
     if request.plan is not None and request.check:
-        raise UsageProblem("`--plan` and `--check` do not go together", "a plan changes nothing on the nodes anyway")
+        raise UsageProblem("`--plan` and `--dry-run` do not go together", "a plan changes nothing on the nodes anyway")
     if request.plan is not None and (request.batch or request.max_fail is not None):
-        raise UsageProblem("`--plan` knows no batches", "use `--batch` and `--max-fail` when you build")
+        raise UsageProblem("`--plan` knows no batches", "use `--hosts-per-batch` and `--max-fail` when you build")
     if request.plan is not None and (request.plan.is_dir() or not request.plan.absolute().parent.is_dir()):
         raise UsageProblem(f"`{request.plan}` cannot be written", "`--plan` takes a file in a directory that exists")
     if request.apply is not None:

@@ -34,7 +34,7 @@ DTYPES = {
     "C64": "complex64",
 }
 """torch's name of a dtype by safetensors'."""
-_AGAIN = "copy or download the model again; `tunetool stage --verify` finds what a copy lost"
+_AGAIN = "copy or download the model again; `tunetool stage verify` finds what a copy lost"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from tunetool.record import Measurement, Record
 from tunetool.report.checkpoint import Engine, Medium, advice, media
 from tunetool.report.page import number
 
-REPORT = "report.html"
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP, _TOP = 760, 190, 70, 18, 8, 40
 _OURS, _OTHER, _FIO = "#1f6feb", "#8c959f", "#2da44e"

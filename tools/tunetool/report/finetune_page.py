@@ -12,10 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record, Series
+from tunetool.report.page import REPORT
 from tunetool.report.svg_curves import Line, Points, colour, dashes, plot, spoken
 from tunetool.training.rank.curve_files import finite, read_curve
 
-REPORT = "report.html"
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
 _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (

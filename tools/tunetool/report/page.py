@@ -11,6 +11,8 @@ from rich.text import Text
 from tunetool.record import Record
 
 WIDTH = 100
+REPORT = "report.html"
+"""The page of plots beside a record."""
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red", "REFUSED": "bold red"}
 
 
@@ -34,9 +36,17 @@ def print_block(console: Console, text: str, indent: int) -> None:
         console.print(line_of(line))
 
 
+class PipeConsole(Console):
+    """A console that raises where nobody reads it any more: rich itself ends the process with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich while it handles the ``BrokenPipeError``."""
+        raise BrokenPipeError
+
+
 def table_console() -> Console:
     """Standard output, as wide as the table everywhere. rich itself honours NO_COLOR."""
-    return Console(width=WIDTH, highlight=False)
+    return PipeConsole(width=WIDTH, highlight=False)
 
 
 def print_verdict_line(record: Record, path: Path | None, console: Console) -> None:

@@ -14,7 +14,6 @@ from tunetool.record import Record
 from tunetool.report.checkpoint_page import TEMPLATES, Bar, bars
 from tunetool.report.staging import Found, closing, head, notes, rows, scenarios, summary
 
-REPORT = "report.html"
 _MEMORY, _BULK = "#1f6feb", "#8c959f"
 _PLOTS: Mapping[str, str] = {
     "model_load": "model load, s",

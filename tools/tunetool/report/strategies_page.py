@@ -13,7 +13,6 @@ from tunetool.report.checkpoint_page import TEMPLATES, Bar, bars
 from tunetool.report.page import number
 from tunetool.report.strategies import Ran, advice, cells, networks
 
-REPORT = "report.html"
 _MEASURED, _PREDICTED, _START = "#1f6feb", "#8c959f", "#2da44e"
 
 

@@ -52,7 +52,9 @@ def refuse_too_big(need: int, inodes: int, directory: Path, found: list[Limit], 
         others = "".join(f"; {other.what} {format_size(other.left)}" for other in found[1:])
         hint = "stage less, free some, or choose another DST"
         if old and need - old <= found[0].left:
-            hint = f"the old tree holds {format_size(old)} until the new one is complete: `--evict` it first"
+            hint = (
+                f"the old tree holds {format_size(old)} until the new one is complete: `tunetool stage evict` it first"
+            )
         raise CannotJudge(f"{format_size(need)} are needed, {found[0].what} {format_size(found[0].left)}{others}", hint)
     status = os.statvfs(directory)
     # File systems without a fixed number of inodes say 0.

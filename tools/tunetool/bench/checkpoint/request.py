@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tunetool.bench.defaults import CHECKPOINT_ROUNDS
 from tunetool.errors import ExitCode
 from tunetool.record import Record
 
 KIND = "bench.checkpoint"
-ROUNDS = 6
-"""The fewest whose range holds the median with 95 % (see ``measure.statistics``)."""
+ROUNDS = CHECKPOINT_ROUNDS
 
 Device = Literal["auto", "cpu", "cuda"]
 

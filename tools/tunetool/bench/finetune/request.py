@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tunetool.errors import ExitCode
 from tunetool.record import Record
 from tunetool.training.settings import Cluster, Material, Settings
 
 KIND = "bench.finetune"
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # Qwen2.5-VL-7B with LoRA on 2,000 images: 10 epochs, batches of 2.
-    "qwen2.5-vl-7b-lora": {"model": "7b", "images": 2000, "epochs": 10, "batch_size": 2},
-}
 
 
 @dataclass(frozen=True)

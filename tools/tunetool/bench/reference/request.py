@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tunetool.bench.defaults import CHECKPOINT_MODEL, MATRIX, STATE_BYTES
 from tunetool.bench.staging.request import ROUNDS, SHM
 from tunetool.errors import ExitCode
+from tunetool.node.units import parse_size
 from tunetool.record import Record
 from tunetool.training.settings import Cluster, Material, Settings
 
@@ -15,10 +17,6 @@ KIND = "bench.reference"
 VERIFY = "verify"
 PARTS = (VERIFY, "checkpoint", "staging", "strategies")
 """In their order: no benchmark means anything on storage that is not what it should be."""
-CHECKPOINT_MODEL = "phi3-mini"
-STATE_BYTES = 8 * 10**9
-MATRIX = "1x1:z2,1x8:z2,2x8:z2,2x8:z3,1x8:z3"
-"""Nodes x GPUs : ZeRO stage; scaled to what there is."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Request:
     memory: Path = SHM
     rounds: int = ROUNDS
     checkpoint_model: str = CHECKPOINT_MODEL
-    state_bytes: int | None = STATE_BYTES
+    state_bytes: int | None = parse_size(STATE_BYTES)
     matrix: str = MATRIX
     skip: Sequence[str] = ()
     """Parts that are left out."""

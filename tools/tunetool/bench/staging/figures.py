@@ -161,7 +161,7 @@ def _losses(row: Row) -> CheckResult:
         if found.largest == inf
         else (f"the first differs by {found.first:.2g}, the most different by {found.largest:.2g}")
     )
-    remedy = "the two paths did not read the same bytes: `tunetool stage --verify` holds a copy against its manifest"
+    remedy = "the two paths did not read the same bytes: `tunetool stage verify` holds a copy against its manifest"
     return CheckResult(id=name, status="fail", expected=expected, found=told, remedy=remedy)
 
 

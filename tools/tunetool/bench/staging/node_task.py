@@ -179,10 +179,10 @@ def nearest(path: Path) -> str:
 def room_in(memory: Path) -> tuple[tuple[int, str], ...]:
     """What a directory in memory can still take: bytes, and what says so. Raises ``UsageProblem``."""
     if not memory.is_dir() or not os.access(memory, os.W_OK | os.X_OK):
-        raise UsageProblem(f"`{memory}` is not a directory that can be written", "`--memory` is /dev/shm, say")
+        raise UsageProblem(f"`{memory}` is not a directory that can be written", "`--memory-target` is /dev/shm, say")
     stack = read_stack(str(memory.resolve()))
     if not stack.in_memory:
-        raise UsageProblem(f"`{memory}` lies on {stack.medium}, not in memory", "`--memory` is /dev/shm, say")
+        raise UsageProblem(f"`{memory}` lies on {stack.medium}, not in memory", "`--memory-target` is /dev/shm, say")
     mount = mount_holding(os.path.realpath(memory), read_mounts())
     return tuple((limit.left, limit.what) for limit in limits(memory, mount.fs_type if mount else "unknown"))
 

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tunetool.bench import defaults
+from tunetool.bench.defaults import STAGING_ROUNDS
 from tunetool.bench.staging.published import SCENARIOS, Scenario
 from tunetool.errors import ExitCode
 from tunetool.record import Record
 from tunetool.training.settings import Cluster, Material, Settings
 
 KIND = "bench.staging"
-ROUNDS = 3
-SHM = Path("/dev/shm")
+ROUNDS = STAGING_ROUNDS
+SHM = Path(defaults.SHM)
 
 
 @dataclass(frozen=True)

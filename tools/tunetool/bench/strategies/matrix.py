@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from tunetool.errors import UsageProblem
 
-DEFAULT = "1x1:z2,1x8:z2,2x8:z2,2x8:z3,1x8:z3"
-"""One GPU, one node, two nodes; the last tells whether it was the network between the nodes."""
 _CELL = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,3}):z([0-3])")
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tunetool.bench.defaults import NETWORK_SECONDS, STRATEGIES_ROUNDS, STRATEGIES_STEPS
 from tunetool.bench.strategies.matrix import Cell
 from tunetool.errors import UsageProblem
 from tunetool.training.settings import Cluster, Material, Settings
 
 KIND = "bench.strategies"
-STEPS, ROUNDS = 8, 2
-NETWORK_SECONDS = 12.0
+STEPS, ROUNDS = STRATEGIES_STEPS, STRATEGIES_ROUNDS
 WARM_UP = 2
 """Steps that are left out: the first makes buffers, and in the first two stage 3 learns the order of the modules."""
 
@@ -26,7 +26,7 @@ class Request:
     cluster: Cluster = field(default_factory=Cluster)
     settings: Settings = field(default_factory=lambda: Settings(steps=STEPS))
     rounds: int = ROUNDS
-    network_seconds: float = NETWORK_SECONDS
+    network_seconds: float = float(NETWORK_SECONDS)
     """For the collectives of one layout."""
     runs_dir: Path | None = None
     allow_busy: bool = False

@@ -37,15 +37,21 @@ class Built:
 
     op: str
     status: str
-    """built, already built, cannot be built here."""
+    """built, already built, would be built, cannot be built here."""
     seconds: float
     detail: str = ""
 
 
 def build_ops(
-    python: Path, ops: Sequence[str], rebuild: bool, environment: Mapping[str, str], progress: Progress
+    python: Path,
+    ops: Sequence[str],
+    rebuild: bool,
+    environment: Mapping[str, str],
+    progress: Progress,
+    dry_run: bool = False,
 ) -> tuple[Probe, list[Built]]:
-    """Build ``ops``, or what this machine can build. Raises ``CannotJudge`` when one that was asked for fails."""
+    """Build ``ops``, or what this machine can build; only say so for a dry run. Raises ``CannotJudge`` when one that
+    was asked for fails."""
     found = probe(python, environment)
     need_deepspeed(found)
     wanted = list(ops) or [op for op in OPS if op != "gds" or found.cuda]
@@ -53,6 +59,11 @@ def build_ops(
     if "gds" in ops and not found.cuda:
         raise CannotJudge(f"DeepSpeed's op `gds` needs a GPU, and torch in `{found.python}` sees none", "leave it out")
     for op in wanted:
+        if dry_run:
+            there = found.has(op) and not rebuild
+            status = "already built" if there else "would be built"
+            done.append(Built(op, status, 0.0, str(found.find(op) if there else found.folder(op))))
+            continue
         for part in found.parts(op):
             clear_lock(found.folder(part) / LOCK, progress)
         began = time.monotonic()

@@ -69,7 +69,7 @@ def steps_per_epoch(samples: int, batch_size: int, world: int) -> int:
     if steps == 0:
         raise UsageProblem(
             f"{samples} samples are too few for {world} ranks with {batch_size} each",
-            "give more images, or fewer samples for each rank with `--batch-size`",
+            "give more images, or fewer samples for each rank with `--micro-batch`",
         )
     return steps
 

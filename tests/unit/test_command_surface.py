@@ -1,0 +1,201 @@
+"""The whole command tree: help, misspelt names, pipes that nobody reads, the old words, and how quick `--help` is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from tunetool.cli import main as entry
+from tunetool.cli.main import cli
+
+TUNETOOL = [sys.executable, "-m", "tunetool"]
+
+
+def walk(command: click.Command, path: tuple[str, ...], parent: click.Context | None) -> Iterator[tuple[str, ...]]:
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path[-1] if path else "tunetool", parent=parent)
+        hidden = entry.HIDDEN if command is cli else ()
+        for name in (*command.list_commands(context), *hidden):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from walk(child, (*path, name), context)
+
+
+TREE = list(walk(cli, (), None))
+PURE = [
+    *[(*path, "--help") for path in TREE],
+    ("--version",),
+    ("advise", "checkpoint", "--model", "70b", "--bandwidth", "1GBps", "--samples-per-second", "1"),
+    ("advise", "checkpoint", "--model", "70b", "--bandwidth", "1GBps", "--samples-per-second", "1", "--json", "-"),
+    ("inspect", "--root", "docs/machines/h100-made.json"),
+    ("inspect", "--root", "docs/machines/h100-made.json", "--json", "-"),
+    ("report", "list", "--runs-dir", "/nonexistent"),
+]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def call(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TUNETOOL, *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120, check=False, cwd=ROOT
+    )
+
+
+def closed(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Called with a standard output that its reader has closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return call(*arguments, stdout=writer)
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("arguments", PURE, ids=" ".join)
+def test_a_pipe_that_nobody_reads_does_not_end_as_a_shortfall(arguments: tuple[str, ...]) -> None:
+    done = closed(*arguments)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_a_pipe_that_closes_after_the_first_line_is_no_shortfall_either() -> None:
+    line = " ".join(
+        [*TUNETOOL, "inspect --root docs/machines/h100-made.json --json - | head -1; echo ${PIPESTATUS[0]}"]
+    )
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    # 0 where all of it fitted into the pipe's buffer before `head` ended.
+    assert done.stdout.splitlines()[-1] in ("0", "3")
+    assert done.stderr == ""
+
+
+def test_what_was_judged_before_the_pipe_was_found_closed_holds(tmp_path: Path) -> None:
+    source, copy, runs = tmp_path / "source", tmp_path / "copy", ("--runs-dir", str(tmp_path / "runs"))
+    source.mkdir()
+    (source / "data").write_bytes(b"a" * 1000)
+    assert call("stage", str(source), str(copy), *runs).returncode == 0
+    # A good copy is not known to be good where nobody got the verdict; a bad one stays bad.
+    assert closed("stage", "verify", str(copy), *runs).returncode == 3
+    (copy / "data").write_bytes(b"b" * 1000)
+    assert closed("stage", "verify", str(copy), *runs).returncode == 1
+    assert closed("stage", "verify", str(copy), "--json", "-", *runs).returncode == 1
+    assert closed("stage", "verify", str(tmp_path / "none"), *runs).returncode == 2
+    assert len(list((tmp_path / "runs").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in TREE if path[:1] in ((), ("bench",), ("advise",), ("report",)) and len(path) < 2]
+)
+def test_a_group_alone_prints_its_help(path: tuple[str, ...]) -> None:
+    done = call(*path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"Usage: {' '.join(('tunetool', *path))} [OPTIONS] COMMAND")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (("veryfi",), "`tunetool veryfi` is not a command", "did you mean `verify`?"),
+        (("bench", "checkpiont"), "`tunetool bench checkpiont` is not a command", "did you mean `checkpoint`?"),
+        (("verify", "--tolerence", "3%"), "`--tolerence` is not an option", "did you mean `--tolerance`?"),
+        (("xyz",), "`tunetool xyz` is not a command", "tunetool has: inspect, "),
+        (("tune",), "`--target` is missing", "see `tunetool tune --help`"),
+        (("tune", "--target", ""), "`--target` is empty", "give a path"),
+        (("tune", "--target", "x", "--json", "/"), "`/` is a directory", "`--json` takes a file"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_a_hint(arguments: tuple[str, ...], message: str, hint: str) -> None:
+    done = call(*arguments)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines), lines[0]) == (2, 2, f"error: {message}")
+    assert lines[1].startswith(f"hint: {hint}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "checkpoint"),
+        ("prebuild",),
+        ("rebuild",),
+        ("tune", "--ds-config", "zero3", "--target", "x"),
+        ("stage", "copy", "--verify", "x", "y"),
+        ("bench", "staging", "--memory", "/dev/shm"),
+        ("bench", "finetune", "--batch-size", "2"),
+        ("provision", "-i", "x", "--batch", "1"),
+    ],
+    ids=" ".join,
+)
+def test_the_old_words_are_gone(arguments: tuple[str, ...]) -> None:
+    done = call(*arguments)
+    assert done.returncode == 2
+    assert "is not a command" in done.stderr or "is not an option" in done.stderr
+
+
+def options_of(path: tuple[str, ...]) -> dict[str, click.Option]:
+    command: click.Command = cli
+    for name in path:
+        assert isinstance(command, click.Group)
+        child = command.get_command(click.Context(command), name)
+        assert child is not None
+        command = child
+    return {name: each for each in command.params if isinstance(each, click.Option) for name in each.opts}
+
+
+def test_one_spelling_means_one_thing() -> None:
+    metavars: dict[str, set[str | None]] = {}
+    for path in TREE:
+        for name, each in options_of(path).items():
+            metavars.setdefault(name, set()).add(each.metavar)
+    for name in ("--json", "--target", "--runs-dir", "--memory-target", "--limit", "--micro-batch", "--matrix"):
+        assert len(metavars[name]) == 1, (name, metavars[name])
+    assert metavars["--json"] == {"FILE|-"}
+    helps = {
+        name: {options_of(path)[name].help for path in TREE if name in options_of(path)}
+        for name in ("--rounds", "--json")
+    }
+    assert {name: len(texts) for name, texts in helps.items()} == {"--rounds": 1, "--json": 1}
+
+
+@pytest.mark.parametrize("path", TREE, ids=" ".join)
+def test_every_option_says_what_it_is(path: tuple[str, ...]) -> None:
+    for name, each in options_of(path).items():
+        assert each.help, name
+        assert each.help.endswith((".", "?")), name
+        assert each.help[0].isupper() or each.help.split()[0].endswith(":"), name
+        for word in ("so many", "told", "stands", "Instead:"):
+            assert word not in each.help, (name, word)
+
+
+def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; sys.argv = ['tunetool', *sys.argv[1:]]\n"
+        "from tunetool.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    print(*sys.modules, file=sys.stderr)\n"
+    )
+    heavy = {"torch", "numpy", "pydantic", "rich", "jinja2", "yaml", "deepspeed", "transformers", "ansible_runner"}
+    for path in TREE:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *path, "--help"], capture_output=True, text=True, timeout=120, check=True
+        )
+        loaded = {name.partition(".")[0] for name in done.stderr.split()}
+        assert loaded & heavy == set(), path
+        assert path or not any(name.startswith("tunetool.cli.verify") for name in done.stderr.split())
+
+
+def test_json_of_a_comparison_and_of_advice_can_be_a_file(tmp_path: Path) -> None:
+    arguments = ("--model", "70b", "--bandwidth", "1GBps", "--samples-per-second", "1")
+    alone = call("advise", "checkpoint", *arguments, "--json", "-")
+    beside = call("advise", "checkpoint", *arguments, "--json", str(tmp_path / "advice.json"))
+    assert json.loads(alone.stdout) == json.loads((tmp_path / "advice.json").read_text())
+    assert beside.stdout and not beside.stdout.startswith("{")
+
+
+def test_a_verify_after_options_is_not_taken_for_a_source(tmp_path: Path) -> None:
+    done = call("stage", "--threads", "2", "verify", str(tmp_path / "copy"))
+    assert done.returncode == 2
+    assert "`verify` must be the first word after `stage`" in done.stderr

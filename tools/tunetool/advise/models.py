@@ -1,0 +1,3 @@
+"""Names of models."""
+
+REFERENCE = ("7b", "3b", "tiny")

@@ -1,0 +1,24 @@
+"""What benchmarks do unless they are asked otherwise. Light to import, so that help texts can say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CHECKPOINT_ROUNDS = 6
+"""The fewest whose range holds the median with 95 % (see ``measure.statistics``)."""
+STAGING_ROUNDS = 3
+STRATEGIES_ROUNDS = 2
+STRATEGIES_STEPS = 8
+NETWORK_SECONDS = 12
+MATRIX = "1x1:z2,1x8:z2,2x8:z2,2x8:z3,1x8:z3"
+"""Nodes x GPUs of a node : ZeRO stage. One GPU, one node, two nodes; the last shows whether it was the network between
+the nodes."""
+CHECKPOINT_MODEL = "phi3-mini"
+STATE_BYTES = "8GB"
+"""Of a checkpoint in ``bench reference``."""
+SHM = "/dev/shm"
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "qwen2.5-vl-7b-lora": {"model": "7b", "images": 2000, "epochs": 10, "batch_size": 2}
+}
+"""A published comparison of /dev/shm with bulk storage, as a fine-tune."""

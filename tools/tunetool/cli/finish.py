@@ -1,0 +1,70 @@
+"""The end of every command that makes a record: write the JSON and the page, print, end with the verdict's code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from tunetool.cli.groups import ReaderGone
+from tunetool.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunetool.record import Record
+
+    Show = Callable[[Record, Path | None, Console], None]
+
+
+class Outcome(Protocol):
+    """A record, where it lies, and the exit code; no record for a dry run."""
+
+    @property
+    def record(self) -> Record | None: ...
+    @property
+    def path(self) -> Path | None: ...
+    @property
+    def code(self) -> ExitCode: ...
+
+
+def finish(outcome: Outcome, json_to: str | None, show: Show | None = None) -> int:
+    """``show`` prints the record where its kind alone does not say how. Returns the exit code."""
+    from tunetool.report.kinds import print_record, write_page
+    from tunetool.report.page import table_console
+
+    record = outcome.record
+    if record is None:
+        return int(outcome.code)
+    try:
+        page = write_page(record, outcome.path)
+        write_json(record, json_to)
+        if json_to != "-":
+            (show or print_record)(record, outcome.path, table_console())
+        if page is not None:
+            click.echo(f"plots: {page}", err=True)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The record was made and judged all the same.
+        raise ReaderGone(outcome.code) from None
+    return int(outcome.code)
+
+
+def write_json(record: Record, json_to: str | None) -> None:
+    """The record where ``--json`` wants it."""
+    from tunetool.record import dumps
+
+    write_text(dumps(record), json_to)
+
+
+def write_text(document: str, json_to: str | None) -> None:
+    """A JSON document where ``--json`` wants it."""
+    from tunetool.node.common.files import replace_file
+
+    if json_to == "-":
+        sys.stdout.write(document)
+    elif json_to is not None:
+        replace_file(json_to, document)

@@ -1,0 +1,206 @@
+"""Options of commands: each shared one is declared here, once.
+
+A command's options are a dataclass whose fields say what they are on the command line; ``takes`` hands the command one
+object of it. Groups of shared options are dataclasses to inherit from. ``--help`` lists a class's own options first,
+then those of its bases.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from tunetool.cli.values import JSON_FILE, PATH, TEXT
+from tunetool.errors import UsageProblem
+
+OptionsT = TypeVar("OptionsT")
+_KEY = "click"
+
+
+def option(*names: str, **settings: Any) -> Any:
+    """A field that is an option; ``settings`` are those of ``click.option``."""
+    return field(metadata={_KEY: functools.partial(click.option, *names, **settings)})
+
+
+def argument(metavar: str, **settings: Any) -> Any:
+    """A field that is a positional argument."""
+    return field(metadata={_KEY: functools.partial(click.argument, metavar=metavar, **settings)})
+
+
+def takes(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], int]], Callable[..., int]]:
+    """Let a command take ``options``, a dataclass; its ``check``, if it has one, is called first."""
+
+    def decorate(function: Callable[[OptionsT], int]) -> Callable[..., int]:
+        @functools.wraps(function)
+        def called(**values: Any) -> int:
+            given = options(**values)
+            check = getattr(given, "check", None)
+            if check is not None:
+                check()
+            return function(given)
+
+        decorated: Callable[..., int] = called
+        for each in reversed(_in_order(options)):
+            make = each.metadata[_KEY]
+            # The field's name is the parameter's, whatever the option is called.
+            decorated = functools.partial(make.func, each.name, *make.args, **make.keywords)()(decorated)
+        return decorated
+
+    return decorate
+
+
+def _in_order(options: type[Any]) -> list[Any]:
+    """The fields of the class itself, then those of its bases."""
+    by_name = {each.name: each for each in fields(options)}
+    names = [name for base in options.__mro__ for name in vars(base).get("__annotations__", {})]
+    return [by_name[name] for name in dict.fromkeys(names) if name in by_name]
+
+
+def target(text: str, **settings: Any) -> Any:
+    """``--target``, a directory on the storage in question."""
+    return option("--target", metavar="DIR", help=text, **{"type": PATH, **settings})
+
+
+def rounds(default: int) -> Any:
+    """``--rounds``: how often everything that is compared is measured, in turns."""
+    return option(
+        "--rounds",
+        type=click.IntRange(min=1),
+        default=default,
+        show_default=True,
+        help="Number of rounds; each round measures everything that is compared once. 95 % confidence needs 6.",
+    )
+
+
+def memory_target(text: str, **settings: Any) -> Any:
+    """``--memory-target``, a directory in memory."""
+    return option("--memory-target", type=PATH, metavar="DIR", help=text, **settings)
+
+
+def python() -> Any:
+    """``--python``, not checked: it may be on other machines."""
+    return option(
+        "--python",
+        type=TEXT,
+        metavar="PATH",
+        help="Python interpreter with torch and DeepSpeed. Default: the one that runs tunetool.",
+    )
+
+
+def state_bytes(**settings: Any) -> Any:
+    """``--state-bytes``, the bound of a checkpoint."""
+    return option(
+        "--state-bytes",
+        metavar="SIZE",
+        help="Upper bound of the state, such as `2GB`; whole layers are left out until it fits.",
+        **settings,
+    )
+
+
+def matrix(default: str) -> Any:
+    """``--matrix`` of ZeRO strategies."""
+    return option(
+        "--matrix",
+        default=default,
+        show_default=True,
+        metavar="CELL,...",
+        help="Strategies as NODESxGPUS:zSTAGE; GPUS are those of one node. Scaled down to the machines that there are.",
+    )
+
+
+def duration_of_sample() -> Any:
+    """``--duration`` of one sample of ``verify``."""
+    from tunetool.cli.values import DURATION
+
+    return option(
+        "--duration",
+        type=DURATION,
+        default="4s",
+        show_default=True,
+        metavar="TIME",
+        help="Duration of one sample, such as `10s` or `1m`.",
+    )
+
+
+def expect() -> Any:
+    """``--expect`` of ``verify``."""
+    return option(
+        "--expect",
+        multiple=True,
+        metavar="RATE",
+        help="Expected speed: `50GBps` (sequential read) or `read=50GBps,write=25GBps`; with --level full also "
+        "`randread-4k=5MIOPS`, `randread-64k`, `randread-1m`. Default: the manifest's.",
+    )
+
+
+@dataclass(frozen=True)
+class InRuns:
+    """Where records are."""
+
+    runs_dir: Path | None = option(
+        "--runs-dir",
+        type=PATH,
+        metavar="DIR",
+        help="Directory of the records. Default: /var/lib/tunetool/runs as root, else tunetool/runs in the user's "
+        "state directory.",
+    )
+
+
+@dataclass(frozen=True)
+class AsJson:
+    """``--json``."""
+
+    json_to: str | None = option(
+        "--json",
+        type=JSON_FILE,
+        metavar="FILE|-",
+        help="File for the result as JSON, beside what is printed; `-` prints the JSON alone.",
+    )
+
+
+@dataclass(frozen=True)
+class Dry:
+    """``--dry-run``."""
+
+    dry_run: bool = option("--dry-run", is_flag=True, help="Say what would be done, where and how long; do nothing.")
+
+
+@dataclass(frozen=True)
+class Measuring(AsJson, InRuns, Dry):
+    """What every command that measures takes."""
+
+    allow_busy: bool = option("--allow-busy", is_flag=True, help="Measure beside a job that uses the drives or GPUs.")
+
+
+@dataclass(frozen=True)
+class OnHosts:
+    """The hosts of an inventory instead of this node."""
+
+    inventory: Path | None = option(
+        "-i", "--inventory", type=PATH, metavar="INVENTORY", help="Ansible inventory: run on its hosts, not here."
+    )
+    limit: str | None = option("--limit", metavar="PATTERN", help="With -i: only the hosts that match.")
+
+
+@dataclass(frozen=True)
+class OnManyHosts(OnHosts):
+    """The hosts of an inventory, several at the same time."""
+
+    forks: int | None = option(
+        "--forks",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With -i: number of hosts at the same time. Default: all, up to 100.",
+    )
+
+
+def need_inventory(inventory: Path | None, **given: Any) -> None:
+    """Raises ``UsageProblem`` for an option of hosts without an inventory."""
+    for name, value in given.items():
+        if inventory is None and value not in (None, False):
+            raise UsageProblem(f"`--{name.replace('_', '-')}` needs an inventory", "add `-i INVENTORY`")

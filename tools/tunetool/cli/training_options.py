@@ -1,0 +1,171 @@
+"""Options that every command around the fine-tune has, spelt and meant alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tunetool.cli.options import Measuring, OnHosts, need_inventory, option, target
+from tunetool.cli.values import PATH, TEXT
+from tunetool.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from tunetool.training.settings import Cluster, Material
+
+LAUNCHERS = ("auto", "local", "ssh", "deepspeed", "slurm")
+LOADERS = ("parallel", "transformers")
+
+
+def loader() -> Any:
+    """``--loader`` of the model."""
+    return option(
+        "--loader",
+        type=click.Choice(LOADERS),
+        default="parallel",
+        show_default=True,
+        help="How ranks load the model. parallel: parallel reads straight to the device; transformers: its "
+        "from_pretrained.",
+    )
+
+
+def workers() -> Any:
+    """``--workers`` of the data."""
+    return option(
+        "--workers",
+        type=click.IntRange(min=0),
+        default=2,
+        show_default=True,
+        metavar="N",
+        help="Number of processes per rank that load data.",
+    )
+
+
+def zero() -> Any:
+    """``--zero``, the stage."""
+    return option(
+        "--zero", type=click.IntRange(0, 3), default=2, show_default=True, metavar="STAGE", help="ZeRO stage."
+    )
+
+
+def lora_rank() -> Any:
+    """``--lora-rank``."""
+    return option(
+        "--lora-rank", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="Rank of LoRA."
+    )
+
+
+def full() -> Any:
+    """``--full``."""
+    return option("--full", is_flag=True, help="Train all parameters, without LoRA.")
+
+
+@dataclass(frozen=True)
+class TrainingOptions(Measuring, OnHosts):
+    """As they were given; None where not, for a command's own defaults and presets."""
+
+    model: str | None = option(
+        "--model",
+        type=TEXT,
+        metavar="7b|3b|tiny|DIR",
+        help="Qwen2.5-VL of that size with random weights, or a directory that holds one.",
+    )
+    dataset: Path | None = option(
+        "--dataset", type=PATH, metavar="DIR", help="Data as LLaMA-Factory has it. Default: synthetic images."
+    )
+    images: int | None = option(
+        "--images", type=click.IntRange(min=1), metavar="N", help="Number of synthetic images. Default: 200."
+    )
+    target: Path | None = target("Directory on bulk storage: model and images are made there once and read from there.")
+    launcher: str = option(
+        "--launcher",
+        type=click.Choice(LAUNCHERS),
+        default="auto",
+        show_default=True,
+        help="What starts the ranks. auto: torchrun, over ssh with -i.",
+    )
+    slurm: tuple[str, ...] = option(
+        "--slurm",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="With --launcher slurm: setting of the batch script. Repeatable.",
+    )
+    python: str | None = option(
+        "--python",
+        type=TEXT,
+        metavar="PATH",
+        help="Python interpreter of the ranks, with tunetool, torch and DeepSpeed. Default: the one that runs "
+        "tunetool; with -i, /opt/tunetool/bin/python.",
+    )
+    ranks_per_node: int | None = option(
+        "--ranks-per-node",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Number of ranks on each node. Default: its number of GPUs, or 1.",
+    )
+    device: str = option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        default="auto",
+        show_default=True,
+        help="Device of the ranks. auto: GPUs where there are any.",
+    )
+    steps: int | None = option(
+        "--steps", type=click.IntRange(min=1), metavar="N", help="Number of steps, instead of --epochs."
+    )
+    epochs: int | None = option(
+        "--epochs", type=click.IntRange(min=1), metavar="N", help="Number of passes over the data. Default: 1."
+    )
+    micro_batch: int | None = option(
+        "--micro-batch", type=click.IntRange(min=1), metavar="N", help="Samples of one rank in one pass. Default: 2."
+    )
+    seed: int = option(
+        "--seed", type=int, default=0, show_default=True, help="Seed of the model, the images and their order."
+    )
+
+    def check(self) -> None:
+        """Raises ``UsageProblem`` for what contradicts itself, before anything is looked at."""
+        if self.dataset is not None and self.images is not None:
+            raise UsageProblem("`--images` makes images, and `--dataset` has its own", "leave out one of them")
+        need_inventory(self.inventory, limit=self.limit)
+        if self.inventory is None:
+            return
+        from tunetool.advise.models import REFERENCE
+
+        model = self.model if self.model not in REFERENCE else None
+        for name, value in (("model", model), ("target", self.target), ("dataset", self.dataset)):
+            if value is not None and not str(value).startswith("/"):
+                raise UsageProblem(
+                    f"`--{name} {value}` is not absolute", "on other hosts there is no current directory"
+                )
+
+    def cluster(self) -> Cluster:
+        """Where the ranks run."""
+        from tunetool.training.settings import Cluster
+
+        return Cluster(
+            launcher=self.launcher,
+            slurm=self.slurm,
+            python=self.python,
+            inventory=self.inventory,
+            limit=self.limit,
+            ranks_per_node=self.ranks_per_node,
+            device=self.device,  # type: ignore[arg-type]  # click holds it to the choices
+        )
+
+    def material(self, model: str | None = None, images: int | None = None) -> Material:
+        """What is trained, and on what; ``model`` and ``images`` where none were given. Raises ``UsageProblem``."""
+        from tunetool.training.settings import IMAGES, Material
+
+        chosen = self.model or model
+        if chosen is None:
+            raise UsageProblem("nothing to train", "give `--model 7b|3b|tiny|DIR`")
+        return Material(
+            model=chosen,
+            dataset=self.dataset,
+            images=self.images or images or IMAGES,
+            target=self.target,
+            seed=self.seed,
+        )

@@ -1,0 +1,174 @@
+"""The values of options: paths, sizes, durations, rates. What cannot be read is refused by the option's name."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tunetool.errors import UsageProblem
+from tunetool.node.units import UnitError, parse_bandwidth, parse_rate, parse_size
+
+_DURATION_HINT = "write seconds or minutes, such as `10s` or `1m`"
+_LONGEST = 3600.0
+_MOST_TOLERANCE = 50.0
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    # click before 8.5 has no type argument there.
+    _ParamType = click.ParamType
+
+
+class Value(_ParamType):
+    """An option's or argument's value, read by a function of its name and its text."""
+
+    def __init__(self, name: str, read: Callable[[str, str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Raises ``UsageProblem`` where the text cannot be read."""
+        if not isinstance(value, str):
+            return value
+        if isinstance(param, click.Option):
+            name = max(param.opts, key=len)
+        else:
+            name = param.human_readable_name if param is not None else self.name
+        return self._read(name, value)
+
+
+def _text(name: str, text: str) -> str:
+    # `--target "$UNSET"` must not measure the directory that the shell happens to be in.
+    if not text.strip():
+        raise UsageProblem(f"`{name}` is empty", "give a path, or leave the option out")
+    return text
+
+
+def _path(name: str, text: str) -> Path:
+    return Path(_text(name, text))
+
+
+def _json(name: str, text: str) -> str:
+    if _text(name, text) == "-":
+        return text
+    path = Path(text)
+    if path.is_dir():
+        raise UsageProblem(f"`{path}` is a directory", f"`{name}` takes a file, or `-` for stdout")
+    if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise UsageProblem(f"`{path}` cannot be written", f"`{name}` takes a file in a directory that exists")
+    return text
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        return parse_size(text)
+    except UnitError as error:
+        raise UsageProblem(f"`{name} {text}`: {error.message}", error.hint) from None
+
+
+def _bandwidth(name: str, text: str) -> float:
+    try:
+        return parse_bandwidth(text)
+    except UnitError as error:
+        raise UsageProblem(f"`{name} {text}`: {error.message}", error.hint) from None
+
+
+def _time(least: float) -> Callable[[str, str], float]:
+    def read(name: str, text: str) -> float:
+        match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(s|m|min|h|d)", text.strip())
+        seconds = float(match[1]) * _SECONDS[match[2]] if match else -1.0
+        if seconds < least:
+            raise UsageProblem(f"`{name} {text}` is not a time", "such as `30min`, `0.5h` or `50000h`")
+        return seconds
+
+    return read
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from ``10s`` or ``1m``; at least one second, at most one hour. Raises ``UsageProblem``."""
+    match = re.fullmatch(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)(s|m)", text.strip())
+    if not match:
+        raise UsageProblem(f"`{text}` is not a duration", _DURATION_HINT)
+    seconds = float(match.group(1)) * (60 if match.group(2) == "m" else 1)
+    if not 1 <= seconds <= _LONGEST:
+        raise UsageProblem(f"`{text}` is not a duration between 1 s and {_LONGEST:.0f} s", _DURATION_HINT)
+    return seconds
+
+
+def parse_tolerance(text: str) -> float:
+    """A fraction from ``2%``; below one half. Raises ``UsageProblem``."""
+    match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,3})?)%", text.strip())
+    if not match or float(match.group(1)) >= _MOST_TOLERANCE:
+        raise UsageProblem(f"`{text}` is not a tolerance", f"write per cent below {_MOST_TOLERANCE:g}, such as `2%`")
+    return float(match.group(1)) / 100
+
+
+def parse_expectations(texts: Sequence[str]) -> dict[str, float]:
+    """By key of ``--expect``: bytes per second, or requests per second for random reads. A bare rate is the read.
+
+    Raises ``UsageProblem``.
+    """
+    from tunetool.verify.expectable import EXPECTABLE
+
+    expected: dict[str, float] = {}
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        name, separator, rate = part.partition("=")
+        if not separator:
+            name, rate = "read", part
+        if name not in EXPECTABLE:
+            raise UsageProblem(
+                f"`{name}` is not a direction", "expect `read=50GBps`, `write=25GBps` or `randread-4k=5MIOPS`"
+            )
+        if name in expected:
+            raise UsageProblem(
+                f"`--expect {part}` gives the {name} twice", "give each once: `read=50GBps,write=25GBps`"
+            )
+        expected[name] = _rate(rate, EXPECTABLE[name][1])
+    return expected
+
+
+def _rate(text: str, unit: str) -> float:
+    try:
+        value = parse_rate(text) if unit == "1/s" else parse_bandwidth(text)
+    except UnitError as error:
+        raise UsageProblem(error.message, error.hint) from None
+    if not math.isfinite(value):
+        raise UsageProblem(f"`{text[:20]}` is too large", "expect a bandwidth such as `50GBps`")
+    return value
+
+
+def local_python(path: str | None) -> Path:
+    """The interpreter on this machine, tunetool's own where none was named. Raises ``UsageProblem``."""
+    if path is None:
+        return Path(sys.executable)
+    program = shutil.which(path)
+    if program is None:
+        raise UsageProblem(
+            f"`{path}` is not a program", "`--python` takes an interpreter, such as `/opt/venv/bin/python`"
+        )
+    # Not resolved: a venv's python is a link, and is the venv by its own name only.
+    return Path(program).absolute()
+
+
+TEXT = Value("text", _text)
+"""A name or a path, not empty."""
+PATH = Value("path", _path)
+JSON_FILE = Value("file", _json)
+SIZE = Value("size", _size)
+BANDWIDTH = Value("rate", _bandwidth)
+DURATION = Value("time", lambda name, text: parse_duration(text))
+"""Of a measurement: seconds or minutes."""
+TIME = Value("time", _time(0.0))
+"""In the life of a job: seconds to days."""
+TIME_ABOVE_ZERO = Value("time", _time(1.0))
+TOLERANCE = Value("percent", lambda name, text: parse_tolerance(text))
+NAMES = Value("names", lambda name, text: tuple(each.strip() for each in text.split(",") if each.strip()))
