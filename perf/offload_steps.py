@@ -1,6 +1,6 @@
 """Does a ds_config train, and what is its `aio` block worth per step?
 
-    .venv/bin/python perf/offload_steps.py --config ds_config.json --model tiny --processes 2
+    .venv/bin/python perf/offload_steps.py --config ds_config.json --model llama-tiny --processes 2
     .venv/bin/python perf/offload_steps.py --config ds_config.json --model config.json --against default --steps 4
 
 Trains a randomly initialised decoder on one made-up batch: no downloads, and the loss must fall. With `--against` (a
@@ -39,7 +39,7 @@ OFFLOADS = ("offload_optimizer", "offload_param")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--model", default="tiny", help="tiny, 7b, 70b or a config.json")
+    parser.add_argument("--model", default="llama-tiny", help="llama-tiny, llama2-7b, 70b or a config.json")
     parser.add_argument("--steps", type=int, default=4, help="that are timed, for each block")
     parser.add_argument(
         "--warm-ups", type=int, default=2, help="before them: DeepSpeed learns the order of the modules"

@@ -6,8 +6,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.training.model import reference_model
-from tunetool.training.model.architecture import CONFIGURATIONS
 
 HIDDEN, LAYERS = 512, 6
 _SHARD = 64 << 20

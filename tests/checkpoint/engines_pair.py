@@ -47,7 +47,7 @@ def main() -> None:
     told = {}
     for name in ENGINES:
         told[f"sharded {name}"] = cycle(name, "sharded", shape(model), Path(directory, "sharded", name))
-    for name in ("torch-save-zip", "dcp-t1-single", "dcp-async-thread", "fsdp-consolidated", "orbax", "ours"):
+    for name in ("torch-save-zip", "dcp-t1-single", "dcp-async-thread", "fsdp-consolidated", "orbax", "direct"):
         told[f"replicated {name}"] = cycle(name, "replicated", shape(model), Path(directory, "replicated", name))
     dist.barrier()
     print(json.dumps(told))

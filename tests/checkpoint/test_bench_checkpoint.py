@@ -211,7 +211,7 @@ class TimeIsUp:
 
 
 def test_a_first_round_that_is_cut_keeps_what_it_has(session: Session, disk: Path) -> None:
-    engines, watch = ["torch-save-zip", "safetensors", "ours"], TimeIsUp()
+    engines, watch = ["torch-save-zip", "safetensors", "direct"], TimeIsUp()
     matrix = Matrix(read_stack(str(disk)), False, 30 * 10**6)
     request = replace(session.request, training=Training())
     watch.site = Site(request, session, disk, engines, matrix, watch)

@@ -83,9 +83,9 @@ def excused(engine: Engine, reason: str) -> bool:
     """Whether what it lacks is really not there."""
     if engine.family in NEEDS and not find_spec(NEEDS[engine.family]):
         return True
-    if engine.family == "ours-gds":
+    if engine.family == "direct-gds":
         return not torch.cuda.is_available() and reason == "it is for a state on a GPU"
-    if engine.family.startswith("ours") and not find_spec("tunetool.checkpoint"):
+    if engine.family.startswith("direct") and not find_spec("tunetool.checkpoint"):
         return True
     return engine.name.startswith("deepspeed-fast") and ("tunetool build-ops" in reason or "RLIMIT_MEMLOCK" in reason)
 

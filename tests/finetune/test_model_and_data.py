@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
+from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, published_name
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading import safetensors_files
 from tunetool.training.data import dataset
 from tunetool.training.data.dataset import IGNORED, Samples, collate
 from tunetool.training.data.pictures import COLOURS
 from tunetool.training.model import reference_model
-from tunetool.training.model.architecture import CONFIGURATIONS, published_name
 from tunetool.training.model.load import load
 from tunetool.training.model.tokenizer import Tokenizer
 

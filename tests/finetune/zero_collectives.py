@@ -18,7 +18,7 @@ import peft
 import torch
 from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 
-from tunetool.training.model.architecture import LORA_TARGETS
+from tunetool.advise.qwen2_5_vl import LORA_TARGETS
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload
 

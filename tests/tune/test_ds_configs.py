@@ -71,14 +71,14 @@ def test_what_deepspeed_does_not_understand_is_not_written(
     template = templates / "zero3-nvme.json.j2"
     template.write_text(template.read_text().replace('"aio":', '"aio_":'))
     monkeypatch.setattr(configs, "TEMPLATES", templates)
-    document = render(plan(Job("zero3-nvme", preset("tiny"), BLOCK, str(disk), world=2), H100))
+    document = render(plan(Job("zero3-nvme", preset("llama-tiny"), BLOCK, str(disk), world=2), H100))
     with Classes(Path(sys.executable), os.environ) as classes, pytest.raises(CannotJudge, match="`aio_` is ignored"):
         check_config(document, 2, classes, ready, disk, os.environ)
     assert list(disk.iterdir()) == []
 
 
 def test_a_call_that_cannot_be_done_writes_nothing(ready: Probe, disk: Path, tmp_path: Path) -> None:
-    done = ds_config(disk, "zero3-nvme", "--model", "tiny", "--python", str(bare_python(tmp_path)))
+    done = ds_config(disk, "zero3-nvme", "--model", "llama-tiny", "--python", str(bare_python(tmp_path)))
     assert done.returncode == 3
     assert "torch is not installed" in done.stderr
     assert "tunetool[deepspeed]" in done.stderr
@@ -88,7 +88,7 @@ def test_a_call_that_cannot_be_done_writes_nothing(ready: Probe, disk: Path, tmp
     done = ds_config(disk, "zero3", "--model", "huge")
     assert done.returncode == 2
     assert "neither a known model nor a path" in done.stderr
-    done = ds_config(disk, "zero9", "--model", "tiny")
+    done = ds_config(disk, "zero9", "--model", "llama-tiny")
     assert done.returncode == 2
     assert not (disk.parent / "ds_config.json").exists()
     assert not (disk.parent / "ds_config.md").exists()
@@ -96,7 +96,7 @@ def test_a_call_that_cannot_be_done_writes_nothing(ready: Probe, disk: Path, tmp
 
 
 def test_what_is_written_trains_with_states_and_parameters_on_disk(ready: Probe, disk: Path) -> None:
-    done = ds_config(disk, "zero3-nvme", "--model", "tiny", "--world-size", "2", "--nvme-space", "2GB")
+    done = ds_config(disk, "zero3-nvme", "--model", "llama-tiny", "--world-size", "2", "--nvme-space", "2GB")
     assert done.returncode == 0, done.stderr
     assert "settings as written; 16 MiB written and read by its handle, equal" in done.stdout
     assert list(disk.iterdir()) == [], "the check leaves nothing"
@@ -115,7 +115,7 @@ def test_what_is_written_trains_with_states_and_parameters_on_disk(ready: Probe,
     # Nothing may have come back wrong from the disk.
     for ours, theirs in zip(losses, result["reference"], strict=True):
         assert ours == pytest.approx(theirs, rel=0.002)
-    parts = zero.partitions(preset("tiny"), 2)
+    parts = zero.partitions(preset("llama-tiny"), 2)
     swapped = sum(result["swap_files"].values())
     assert swapped == pytest.approx(2 * zero.nvme_bytes(parts, states=True, parameters=True), rel=0.01)
     folders = {str(Path(folder).relative_to(disk)) for folder in result["swap_files"]}
@@ -125,7 +125,7 @@ def test_what_is_written_trains_with_states_and_parameters_on_disk(ready: Probe,
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zero2", "zero3", "zero3-cpu"])
 def test_the_other_kinds_train(ready: Probe, disk: Path, kind: str) -> None:
-    options = (kind, "--model", "tiny", "--world-size", "2", "--batch", "4")
+    options = (kind, "--model", "llama-tiny", "--world-size", "2", "--batch", "4")
     done = ds_config(disk, *options, measured=False)
     assert done.returncode == 0, done.stderr
     assert "settings, mix" not in done.stderr, "there is no block to measure for"
@@ -135,7 +135,7 @@ def test_the_other_kinds_train(ready: Probe, disk: Path, kind: str) -> None:
 
 @pytest.mark.slow
 def test_inference_reads_its_parameters_from_disk(ready: Probe, disk: Path) -> None:
-    done = ds_config(disk, "zero-inference", "--model", "tiny", "--world-size", "2")
+    done = ds_config(disk, "zero-inference", "--model", "llama-tiny", "--world-size", "2")
     assert done.returncode == 0, done.stderr
     result = train(disk.parent / "ds_config.json", "--reference")
     assert result["losses"] == pytest.approx(result["reference"], rel=0.002)
@@ -154,7 +154,7 @@ def test_inference_reads_its_parameters_from_disk(ready: Probe, disk: Path) -> N
 def test_deepspeed_still_has_the_faults_that_are_planned_around(
     ready: Probe, disk: Path, change: dict[str, Any], told: str
 ) -> None:
-    document = render(plan(Job("zero3-nvme", preset("tiny"), BLOCK, str(disk), world=2), Node(2**34, gpu=False)))
+    document = render(plan(Job("zero3-nvme", preset("llama-tiny"), BLOCK, str(disk), world=2), Node(2**34, gpu=False)))
     zero_block = document["zero_optimization"]
     zero_block["stage3_max_reuse_distance"] = change.get("stage3_max_reuse_distance", 0)
     zero_block["offload_param"]["buffer_count"] = change.get("buffer_count", 14)
@@ -167,7 +167,7 @@ def test_deepspeed_still_has_the_faults_that_are_planned_around(
     sizes = {"hidden_size": 1032, "num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 129}
     odd = disk.parent / "config.json"
     odd.write_text(json.dumps({"model_type": "llama", **sizes, "intermediate_size": 2817, "vocab_size": 4097}))
-    model = str(odd) if change.get("model") else "tiny"
+    model = str(odd) if change.get("model") else "llama-tiny"
     done = run_training(config, "--model", model, "--reference")
     assert done.returncode != 0
     assert told in done.stdout + done.stderr

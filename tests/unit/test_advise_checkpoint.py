@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.advise.checkpoint import RULE, YOUNG, Failures, Job, State, daly, loss, plan, young
-from tunetool.advise.shapes import preset
+from tunetool.advise.read_model import load_model
 from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.record import Evidence, Measurement, Node, Record, Status, Verdict, dumps
@@ -169,7 +169,7 @@ def test_steps_are_samples_over_the_batch() -> None:
 
 def test_a_known_model_takes_the_place_of_its_size() -> None:
     found = document("--model", "7b", *EXAMPLE[2:])
-    numel = preset("7b").numel
+    numel = load_model("7b").numel
     assert [state["bytes"] for state in found["states"]] == [numel * 2, numel * 14]
 
 
@@ -223,9 +223,9 @@ def kept(path: Path, *figures: Measurement, status: Status | None = "pass", kind
 
 
 ENGINES = (
-    measurement("checkpoint.ours.durable", 20e9),
-    measurement("checkpoint.ours.restore", 40e9),
-    measurement("checkpoint.ours.stall", 1.0, "duration"),
+    measurement("checkpoint.direct.durable", 20e9),
+    measurement("checkpoint.direct.restore", 40e9),
+    measurement("checkpoint.direct.stall", 1.0, "duration"),
     measurement("checkpoint.torch-save-zip.durable", 1e9),
 )
 
@@ -236,14 +236,14 @@ def test_a_record_gives_the_bandwidth_of_its_fastest_engine(tmp_path: Path) -> N
     found = document(*rest)
     assert found["job"]["bandwidth"] == 20e9
     assert found["job"]["read_bandwidth"] == 40e9
-    assert "`checkpoint.ours.durable` (test 1) on md RAID0 (8 x nvme) of `node7`" in found["job"]["bandwidth_source"]
+    assert "`checkpoint.direct.durable` (test 1) on md RAID0 (8 x nvme) of `node7`" in found["job"]["bandwidth_source"]
     assert document(*rest, "--engine", "torch-save-zip")["states"][0]["write_seconds"] == 140.0
     both = run(*EXAMPLE, "--record", path)
     assert "measured is 200% of `--bandwidth`" in " ".join(both.stdout.split())
 
 
 def test_a_stand_in_for_storage_in_memory_is_no_storage(tmp_path: Path) -> None:
-    memory = measurement("checkpoint.memory.ours.durable", 90e9).model_copy(update={"parameters": {"stand_in": True}})
+    memory = measurement("checkpoint.memory.direct.durable", 90e9).model_copy(update={"parameters": {"stand_in": True}})
     proven = memory.model_copy(update={"parameters": {}, "evidence": Evidence(kind="memory")})
     for figure in (memory, proven):
         path = kept(tmp_path / "record.json", figure, *ENGINES)
@@ -272,7 +272,7 @@ def test_a_record_that_does_not_hold_is_refused(tmp_path: Path, status: Status) 
 
 def test_a_record_without_a_speed_of_writing_is_refused(tmp_path: Path) -> None:
     read = measurement("sequential.read", 26e9)
-    for figures in ((), (read,), (measurement("checkpoint.ours.durable", 3.0, "duration"),)):
+    for figures in ((), (read,), (measurement("checkpoint.direct.durable", 3.0, "duration"),)):
         refused = run(*EXAMPLE, "--record", kept(tmp_path / "a", *figures)).exception
         assert isinstance(refused, UsageProblem)
         assert "has no speed of writing" in refused.message
@@ -283,7 +283,7 @@ def test_a_record_without_a_speed_of_writing_is_refused(tmp_path: Path) -> None:
     assert "damaged" in refused.message
     unknown = run(*EXAMPLE, "--record", kept(tmp_path / "a", *ENGINES), "--engine", "orbax").exception
     assert isinstance(unknown, UsageProblem)
-    assert unknown.hint == "it has ours, torch-save-zip"
+    assert unknown.hint == "it has direct, torch-save-zip"
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_record_without_a_speed_of_writing_is_refused(tmp_path: Path) -> None:
         ((*EXAMPLE, "--model-size", "1B"), "holds no parameter"),
         ((*EXAMPLE, "--samples-per-second", "0"), "is not above zero"),
         ((*EXAMPLE, "--samples-per-second", "nan"), "is not above zero"),
-        ((*EXAMPLE, "--engine", "ours"), "`--engine` belongs to `--record`"),
+        ((*EXAMPLE, "--engine", "direct"), "`--engine` belongs to `--record`"),
         ((*EXAMPLE, "--record", ""), "`--record` is empty"),
     ],
 )

@@ -71,7 +71,7 @@ def usual() -> Matrix:
     return matrix(
         row("torch-save-zip", "torch.save", [1.0, 1.1, 1.0, 1.2, 1.0, 1.1]),
         row("dcp-t4-multi", "dcp", [0.5, 0.5, 0.6, 0.5, 0.5, 0.5]),
-        row("ours", "ours", [0.25, 0.25, 0.26, 0.25, 0.24, 0.25]),
+        row("direct", "direct", [0.25, 0.25, 0.26, 0.25, 0.24, 0.25]),
         Row("orbax", "orbax", left_out="`orbax` is not installed"),
         fio=fio,
     )
@@ -104,16 +104,16 @@ def text_of(record: Record) -> str:
 
 def test_speed_is_held_against_torch_save_and_the_best_other_engine_in_the_same_round() -> None:
     found = {each.name: each for each in record_of(usual()).measurements}
-    versus = found["checkpoint.ours.versus_torch_save"]
+    versus = found["checkpoint.direct.versus_torch_save"]
     assert versus.value == pytest.approx(4.2, abs=0.3)
     assert versus.parameters["decided"] is True
-    other = found["checkpoint.ours.versus_best_other"]
+    other = found["checkpoint.direct.versus_best_other"]
     assert other.parameters["against"] == "dcp-t4-multi"
     assert other.value == pytest.approx(2.0, abs=0.05)
-    assert found["checkpoint.ours.of_fio_write"].value == pytest.approx(1 / 0.25 * 1e9 / 4.1e9, rel=0.01)
+    assert found["checkpoint.direct.of_fio_write"].value == pytest.approx(1 / 0.25 * 1e9 / 4.1e9, rel=0.01)
     assert "checkpoint.dcp-t4-multi.versus_best_other" not in found
-    assert found["checkpoint.ours.durable"].evidence is not None
-    assert found["checkpoint.ours.durable"].evidence.ratio == 1.0
+    assert found["checkpoint.direct.durable"].evidence is not None
+    assert found["checkpoint.direct.durable"].evidence.ratio == 1.0
     assert found["checkpoint.fio.write"].parameters["files"] == 4
 
 
@@ -130,7 +130,7 @@ def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:
     assert single is not None
     assert not single.decided, "one pair has no interval"
     assert ratio("other", {1: 1.0}, {2: 1.0}) is None
-    undecided = matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), row("ours", "ours", [0.9, 1.1]))
+    undecided = matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), row("direct", "direct", [0.9, 1.1]))
     assert "~1.0" in text_of(record_of(undecided))
     assert any("not decided" in line for line in advice(media(record_of(undecided))[0]))
 
@@ -148,11 +148,13 @@ def test_an_engine_that_brings_back_something_else_is_a_failure_and_is_named() -
     assert "NO" in shown
     assert shown.rstrip().endswith("FAIL")
     assert not any("use `safetensors`" in line for line in advice(media(record_of(found))[0]))
-    assert best_other(found, row("ours", "ours", [1.0])).name == "torch-save-zip"  # type: ignore[union-attr]
+    assert best_other(found, row("direct", "direct", [1.0])).name == "torch-save-zip"  # type: ignore[union-attr]
 
 
 def test_an_async_engine_whose_first_save_was_overtaken_fails_too() -> None:
-    late = row("ours-async", "ours-async", [0.1], first=Sample(0.01, moved(0.1), 0, moved(0.1), "rank 0: `x` differs"))
+    late = row(
+        "direct-async", "direct-async", [0.1], first=Sample(0.01, moved(0.1), 0, moved(0.1), "rank 0: `x` differs")
+    )
     assert figures.verdict([matrix(late)], [], []).status == "fail"
 
 
@@ -167,7 +169,7 @@ def test_an_async_engine_whose_first_save_was_overtaken_fails_too() -> None:
     ],
 )
 def test_what_an_engine_calls_durable_is_held_against_the_drives(ratios: list[float], status: str, said: str) -> None:
-    found = Row("ours", "ours")
+    found = Row("direct", "direct")
     for number, each in enumerate(ratios):
         found.samples[number] = Sample(1.0, moved(1.0, each), 0, moved(1.0))
     verdict = figures.verdict([matrix(found)], [], [])
@@ -176,19 +178,19 @@ def test_what_an_engine_calls_durable_is_held_against_the_drives(ratios: list[fl
 
 
 def test_a_restore_from_the_page_cache_proves_nothing() -> None:
-    found = Row("ours", "ours", samples={1: Sample(1.0, moved(1.0), 0, moved(0.1, 0.0))})
+    found = Row("direct", "direct", samples={1: Sample(1.0, moved(1.0), 0, moved(0.1, 0.0))})
     verdict = figures.verdict([matrix(found)], [], [])
     assert verdict.status == "unproven"
     assert "page cache" in verdict.reasons[0]
 
 
 def test_memory_is_marked_in_the_record_and_in_every_table() -> None:
-    found = matrix(row("torch-save-zip", "torch.save", [1.0] * 6), row("ours", "ours", [0.1] * 6), stack=MEMORY)
+    found = matrix(row("torch-save-zip", "torch.save", [1.0] * 6), row("direct", "direct", [0.1] * 6), stack=MEMORY)
     record = record_of(usual(), found)
     both = media(record)
     assert [medium.memory for medium in both] == [False, True]
     names = [each.name for each in record.measurements]
-    assert "checkpoint.memory.ours.durable" in names
+    assert "checkpoint.memory.direct.durable" in names
     assert len(names) == len(set(names)), "compare and Prometheus tell figures apart by name"
     shown = text_of(record)
     assert "tmpfs: memory, a stand-in for a medium of that speed" in shown
@@ -210,7 +212,7 @@ def test_an_engine_that_failed_is_told_and_the_others_stay() -> None:
 
 def test_the_page_says_what_to_use_and_what_binds() -> None:
     shown = " ".join(text_of(record_of(usual())).split())
-    assert "use `ours` on disk: 4 GB/s" in shown
+    assert "use `direct` on disk: 4 GB/s" in shown
     assert (
         "2.00 times the speed of the best other, `dcp-t4-multi` (2.00 to 2.31); the medium binds: that is 98% of the best of fio"
         in shown
@@ -222,14 +224,14 @@ def test_the_page_says_what_to_use_and_what_binds() -> None:
 
 
 def test_the_first_save_of_an_async_engine_stands_apart() -> None:
-    late = row("ours-async", "ours-async", [1.0, 1.0], first=Sample(7.5, moved(9.0), 0, moved(1.0)))
+    late = row("direct-async", "direct-async", [1.0, 1.0], first=Sample(7.5, moved(9.0), 0, moved(1.0)))
     for number, sample in late.samples.items():
         late.samples[number] = Sample(0.2, sample.write, 0, sample.read)
     record = record_of(matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), late))
     found = {each.name: each.value for each in record.measurements}
-    assert found["checkpoint.ours-async.first_stall"] == 7.5
-    assert found["checkpoint.ours-async.stall"] == 0.2
-    assert "ours-async: its first save, not in the figures, held the loop for 7.50 s" in text_of(record)
+    assert found["checkpoint.direct-async.first_stall"] == 7.5
+    assert found["checkpoint.direct-async.stall"] == 0.2
+    assert "direct-async: its first save, not in the figures, held the loop for 7.50 s" in text_of(record)
 
 
 def test_the_html_page_stands_alone_and_escapes(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_the_html_page_stands_alone_and_escapes(tmp_path: Path) -> None:
     text = path.read_text()
     assert text.count("<svg") == 3
     assert "src=" not in text, "nothing is fetched"
-    assert "ours" in text
+    assert "direct" in text
     drawn = bars("a <b>", [Bar("x & y", 2.0, 1.0, 3.0, "#000"), Bar("lost", -0.1, -0.2, 0.1, "#000")])
     assert "a &lt;b&gt;" in drawn
     assert "x &amp; y" in drawn
@@ -267,18 +269,18 @@ def test_wrong_calls_are_refused_before_any_work(tmp_path: Path) -> None:
         preflight.check_space(Request("7b"), tmp_path, 2**60)
     assert "--state-bytes" in (caught.value.hint or "")
     with pytest.raises(UsageProblem, match="too little memory"):
-        preflight.check_memory(Request("7b", device="cpu"), 10**9, ["ours", "ours-async"], [DISK], 3 * 10**9)
-    preflight.check_memory(Request("7b", device="cpu"), 10**9, ["ours", "ours-async"], [DISK], 4 * 10**9)
+        preflight.check_memory(Request("7b", device="cpu"), 10**9, ["direct", "direct-async"], [DISK], 3 * 10**9)
+    preflight.check_memory(Request("7b", device="cpu"), 10**9, ["direct", "direct-async"], [DISK], 4 * 10**9)
 
 
 def test_memory_that_checkpoints_fill_counts_as_memory() -> None:
     with pytest.raises(UsageProblem, match="too little memory"):
-        preflight.check_memory(Request("7b", device="cpu"), 10**9, ["ours"], [MEMORY], 4 * 10**9)
+        preflight.check_memory(Request("7b", device="cpu"), 10**9, ["direct"], [MEMORY], 4 * 10**9)
 
 
 def test_training_keeps_what_it_saves_until_its_loop_is_over() -> None:
     loop = Training(steps=24, sharded_every=6, consolidated_every=12)
-    assert loop.saves(loop.every("ours")) == 3, "none after the last step"
+    assert loop.saves(loop.every("direct")) == 3, "none after the last step"
     assert loop.saves(loop.every("fsdp-consolidated")) == 1
     assert loop.saves(0) == 0
     plain, trained = (preflight.space_needed(Request("7b", training=each), 10**9) for each in (None, loop))

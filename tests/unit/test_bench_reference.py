@@ -202,13 +202,13 @@ def test_the_best_checkpoint_of_every_host_is_the_headline(tmp_path: Path) -> No
     figures = [
         figure(f"checkpoint.{engine}.{kind}", value, host)
         for host in ("a", "b")
-        for engine, kind, value in (("ours", "durable", 3e9), ("ours", "restore", 4e9), ("dcp", "durable", 1e9))
+        for engine, kind, value in (("direct", "durable", 3e9), ("direct", "restore", 4e9), ("dcp", "durable", 1e9))
     ]
     record, _ = made(tmp_path, "checkpoint", "pass", *figures)()
     assert record is not None
     found = headlines.checkpoint(record)
     assert [(each.host, each.name) for each in found] == [
-        (host, f"checkpoint.ours.{kind}") for host in ("a", "b") for kind in ("durable", "restore")
+        (host, f"checkpoint.direct.{kind}") for host in ("a", "b") for kind in ("durable", "restore")
     ]
 
 

@@ -21,7 +21,7 @@ from tunetool.errors import UsageProblem
 # What the model cards and `sum(p.numel() for p in model.parameters())` say.
 @pytest.mark.parametrize(
     ("model", "parameters"),
-    [("7b", 6_738_415_616), ("13b", 13_015_864_320), ("phi3-mini", 3_821_079_552), ("70b", 70_553_706_496)],
+    [("llama2-7b", 6_738_415_616), ("13b", 13_015_864_320), ("phi3-mini", 3_821_079_552), ("70b", 70_553_706_496)],
 )
 def test_a_state_has_the_published_number_of_parameters_at_14_bytes(model: str, parameters: int) -> None:
     assert shape(model).bytes == 14 * parameters
@@ -60,7 +60,7 @@ def test_64_shards_are_the_70b_model_to_the_byte() -> None:
 
 @given(st.integers(3 * 10**9, 10**11))
 def test_whole_layers_are_dropped_from_the_end_and_no_more_than_needed(bound: int) -> None:
-    full, found = shape("7b"), shape("7b", bound)
+    full, found = shape("llama2-7b"), shape("llama2-7b", bound)
     assert found.bytes <= bound
     left = [tensor for tensor in full.parameters if tensor.layer is None or int(tensor.layer) < found.layers]
     assert list(found.parameters) == [tensor for tensor in left if found.outside or tensor.layer is not None]
@@ -72,8 +72,27 @@ def test_whole_layers_are_dropped_from_the_end_and_no_more_than_needed(bound: in
 
 
 def test_a_bound_below_one_layer_is_refused_with_what_it_takes() -> None:
-    with pytest.raises(UsageProblem, match=r"too little for `--model 7b`: its first layer takes 2\.833 GB"):
-        shape("7b", 10**9)
+    with pytest.raises(UsageProblem, match=r"too little for `--model llama2-7b`: its first layer takes 2\.833 GB"):
+        shape("llama2-7b", 10**9)
+
+
+@pytest.mark.parametrize(("model", "more"), [("70b-shard", False), ("70b", True)])
+def test_the_hint_for_too_small_a_bound_is_something_else_that_works(model: str, more: bool) -> None:
+    with pytest.raises(UsageProblem) as caught:
+        shape(model, 10**7)
+    hint = str(caught.value.hint)
+    assert ("`70b-shard`" in hint) is more
+    least = int(hint.split("`")[1].removesuffix("B"))
+    assert shape(model, least).layers == 1
+
+
+def test_a_model_of_two_towers_loses_layers_of_each_by_itself() -> None:
+    full = shape("7b")
+    assert full.of_layers == 32 + 28
+    part = shape("7b", full.bytes // 2)
+    kept = {tensor.block for tensor in part.parameters if tensor.block is not None}
+    assert {name for name in kept if name.startswith("visual.")} == {f"visual.blocks.{n}." for n in range(32)}
+    assert kept - {f"visual.blocks.{n}." for n in range(32)} == {f"model.layers.{n}." for n in range(part.layers - 32)}
 
 
 @given(st.integers(0, 5000), st.integers(1, 70))
@@ -92,9 +111,9 @@ def test_ranks_hold_the_state_together_or_each_all_of_it(world: int) -> None:
 def test_engines_are_chosen_by_globs_in_one_order() -> None:
     assert select([]) == list(ENGINES)
     assert REFERENCE in ENGINES
-    assert select(["ours*", "dcp-t4-*"]) == ["dcp-t4-single", "dcp-t4-multi", "ours", "ours-async", "ours-gds"]
+    assert select(["direct*", "dcp-t4-*"]) == ["dcp-t4-single", "dcp-t4-multi", "direct", "direct-async", "direct-gds"]
     with pytest.raises(UsageProblem, match="`torch` is no engine") as caught:
-        select(["ours", "torch"])
+        select(["direct", "torch"])
     assert "torch-save-zip" in str(caught.value.hint)
 
 

@@ -35,7 +35,7 @@ def job(kind: str = "zero3-nvme", model: str = "70b", **changes: Any) -> Job:
 
 
 # Published totals: Llama 2 7B 6.74 billion (arXiv 2307.09288), Llama 3.1 70B 70.6 billion (arXiv 2407.21783).
-@pytest.mark.parametrize(("name", "total"), [("7b", 6_738_415_616), ("70b", 70_553_706_496)])
+@pytest.mark.parametrize(("name", "total"), [("llama2-7b", 6_738_415_616), ("70b", 70_553_706_496)])
 def test_known_models_have_as_many_parameters_as_published(name: str, total: int) -> None:
     assert preset(name).numel == total
 
@@ -159,7 +159,7 @@ def test_a_released_tensor_gives_its_buffer_back_at_once() -> None:
 
 
 def test_a_larger_block_keeps_more_in_memory() -> None:
-    model = preset("7b")
+    model = preset("llama2-7b")
     small = zero.swapped_tensors(model, 8, 2**20)
     large = zero.swapped_tensors(model, 8, 16 * 2**20)
     assert {tensor.layer for tensor in large} == {None}
@@ -184,7 +184,7 @@ def test_ranks_spread_evenly_over_nodes() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("node", [H100, Node(2048 * GIB, gpu=False), Node(2048 * GIB, bf16=False)])
 def test_every_value_of_every_kind_has_a_reason(kind: str, node: Node) -> None:
-    planned = plan(job(kind, "7b"), node)
+    planned = plan(job(kind, "llama2-7b"), node)
     document = render(planned)
     unexplained = [path for path, _ in leaves(document) if path not in planned.reasons]
     assert unexplained == []

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tunetool.advise.communication import Call, Kind, Module, Parameter, Zero
+from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.advise.zero_steps import Ask, Wait, Work
+from tunetool.bench.defaults import MATRIX
 from tunetool.bench.strategies import figures
 from tunetool.bench.strategies.job import job as job_of
 from tunetool.bench.strategies.link import Fit, Network, fit
-from tunetool.bench.defaults import MATRIX
 from tunetool.bench.strategies.matrix import ALONE, Cell, Fitted, Layout, layouts, parse
 from tunetool.bench.strategies.matrix import fit as fitted
 from tunetool.bench.strategies.network import Found
@@ -28,7 +29,6 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.record import Node, Record, new_id, utc_now
 from tunetool.report.strategies import advice, print_strategies
 from tunetool.report.strategies_page import page
-from tunetool.training.model.architecture import CONFIGURATIONS
 from tunetool.training.workload import RankResult, Workload
 
 SLOW = 125e6

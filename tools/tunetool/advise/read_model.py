@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool import regular_files
+from tunetool.advise import qwen2_5_vl
 from tunetool.advise.shapes import (
     PRESETS,
     Decoder,
@@ -22,17 +23,22 @@ from tunetool.errors import UsageProblem
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+NAMES = (*qwen2_5_vl.CONFIGURATIONS, *PRESETS)
+"""Of the models that are known by a name, the same ones in every command."""
 
 
 def load_model(text: str) -> Model:
     """The model called ``text``, or the one that lies at that path. Raises ``UsageProblem``."""
+    if text in qwen2_5_vl.CONFIGURATIONS:
+        source = "Qwen2.5-VL, as `bench finetune` builds it"
+        return Model(text, source, qwen2_5_vl.tensors(qwen2_5_vl.CONFIGURATIONS[text], text))
     if text in PRESETS:
         return preset(text)
     path = Path(text)
     if not path.exists():
         raise UsageProblem(
             f"`--model {text}` is neither a known model nor a path",
-            f"known: {', '.join(PRESETS)}; or a config.json, a .safetensors file, or a folder that holds them",
+            f"known: {', '.join(NAMES)}; or a config.json, a .safetensors file, or a folder that holds them",
         )
     if path.is_dir():
         weights = sorted(path.glob("*.safetensors"))
@@ -43,12 +49,16 @@ def load_model(text: str) -> Model:
         return _from_weights(path.parent.name, _of_index(path.parent, path.name) or [])
     if path.suffix == ".safetensors":
         return _from_weights(path.stem, [path])
-    sizes = decoder_from_config(_json(path), str(path))
-    return Model(path.parent.name or path.stem, f"the sizes in `{path}`", sizes.tensors())
+    document = _json(path)
+    if document.get("model_type") == qwen2_5_vl.MODEL_TYPE:
+        found = qwen2_5_vl.tensors(document, str(path))
+    else:
+        found = decoder_from_config(document, str(path)).tensors()
+    return Model(path.parent.name or path.stem, f"the sizes in `{path}`", tuple(found))
 
 
 def load_decoder(text: str) -> Decoder:
-    """The sizes of a known model or a config.json. Raises ``UsageProblem``."""
+    """The sizes of a model of the Llama family: one of ``PRESETS``, or a config.json. Raises ``UsageProblem``."""
     if text in PRESETS:
         return PRESETS[text][1]
     path = Path(text)

@@ -32,6 +32,12 @@ class Tensor:
         found = _LAYER.search(self.name)
         return found[3] if found else None
 
+    @property
+    def block(self) -> str | None:
+        """Name of that layer, which is its own where a model has several towers; None outside of them."""
+        found = _LAYER.search(self.name)
+        return self.name[: found.end()] if found else None
+
 
 @dataclass(frozen=True)
 class Model:
@@ -104,7 +110,7 @@ class Decoder:
 
 
 PRESETS: Mapping[str, tuple[str, Decoder]] = {
-    "7b": (
+    "llama2-7b": (
         "Llama 2 7B (arXiv 2307.09288; config.json of meta-llama/Llama-2-7b-hf)",
         Decoder(4096, 32, 32, 32, 11008, 32000, 128),
     ),
@@ -120,7 +126,7 @@ PRESETS: Mapping[str, tuple[str, Decoder]] = {
         "Llama 3.1 70B (arXiv 2407.21783, table 3; config.json of meta-llama/Llama-3.1-70B)",
         Decoder(8192, 80, 64, 8, 28672, 128256, 128),
     ),
-    "tiny": ("tunetool's own, for trying a configuration in seconds", Decoder(1024, 2, 8, 8, 2816, 4096, 128)),
+    "llama-tiny": ("tunetool's own, for trying a configuration in seconds", Decoder(1024, 2, 8, 8, 2816, 4096, 128)),
 }
 
 # model_type -> what differs from Llama where config.json does not say it.

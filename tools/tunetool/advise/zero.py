@@ -78,8 +78,8 @@ def most_swapped_in_a_layer(tensors: Sequence[Tensor]) -> int:
     """Swapped tensors of the layer that has most of them, 1 at least."""
     counts: dict[str, int] = {}
     for tensor in tensors:
-        if tensor.layer is not None:
-            counts[tensor.layer] = counts.get(tensor.layer, 0) + 1
+        if tensor.block is not None:
+            counts[tensor.block] = counts.get(tensor.block, 0) + 1
     return max([1, *counts.values()])
 
 

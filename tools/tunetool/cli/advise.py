@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tunetool.cli import options
 from tunetool.cli.finish import write_text
 from tunetool.cli.groups import Group
 from tunetool.cli.options import AsJson, option, takes
@@ -17,7 +18,7 @@ from tunetool.errors import UsageProblem
 if TYPE_CHECKING:
     from tunetool.advise.measured import Measured
 
-SCHEMA = "tunetool.plan.checkpoint/1"
+SCHEMA = "tunetool.advise.checkpoint/1"
 
 
 @click.group("advise", cls=Group)
@@ -32,12 +33,7 @@ class CheckpointOptions(AsJson):
     model_size: int | None = option(
         "--model-size", type=SIZE, metavar="SIZE", help="Size of the weights in bf16, 2 bytes for each parameter."
     )
-    model: str | None = option(
-        "--model",
-        type=TEXT,
-        metavar="7b|13b|70b|phi3-mini|tiny|PATH",
-        help="Model instead of --model-size; PATH is a config.json or safetensors files.",
-    )
+    model: str | None = options.model("Model, instead of --model-size")
     bandwidth: float | None = option(
         "--bandwidth", type=BANDWIDTH, metavar="RATE", help="Speed of writing a checkpoint, such as 10GBps."
     )

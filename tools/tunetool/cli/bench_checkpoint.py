@@ -12,20 +12,15 @@ from tunetool.bench.defaults import CHECKPOINT_ROUNDS
 from tunetool.cli import options
 from tunetool.cli.finish import finish
 from tunetool.cli.options import Measuring, option, takes
-from tunetool.cli.values import DURATION, NAMES, SIZE, TEXT
+from tunetool.cli.values import DURATION, NAMES, SIZE
 
 
 @dataclass(frozen=True)
 class Options(Measuring):
     """What the call says."""
 
-    model: str = option(
-        "--model",
-        required=True,
-        type=TEXT,
-        metavar="7b|13b|70b|70b-shard|phi3-mini|tiny|PATH",
-        help="Model whose state is saved; PATH is a config.json or safetensors files. 70b-shard: one of 64 equal parts "
-        "of 70b for each rank.",
+    model: str = options.model(
+        "Model whose state is saved; 70b-shard is one of 64 equal parts of 70b per rank", required=True
     )
     target: Path | None = options.target("Directory on drives; what is written there is removed at the end.")
     memory_target: Path | None = options.memory_target(

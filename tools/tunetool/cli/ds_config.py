@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tunetool.cli import options
 from tunetool.cli.finish import finish
 from tunetool.cli.options import argument, option, takes
 from tunetool.cli.tune import SearchOptions
-from tunetool.cli.values import PATH, SIZE, TEXT, local_python
+from tunetool.cli.values import PATH, SIZE, local_python
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -27,12 +28,7 @@ class Options(SearchOptions):
     """What the call says."""
 
     kind: str = argument("KIND", type=click.Choice(KINDS))
-    model: str | None = option(
-        "--model",
-        type=TEXT,
-        metavar="7b|13b|70b|phi3-mini|tiny|PATH",
-        help="Model; PATH is a config.json or safetensors files. zero3-nvme-70b has 70b.",
-    )
+    model: str | None = options.model("Model; not for zero3-nvme-70b, which has 70b")
     output: Path = option(
         "-o",
         "--output",

@@ -92,6 +92,21 @@ def python() -> Any:
     )
 
 
+MODEL = "7b|70b|tiny|PATH"
+
+
+def model(text: str, **settings: Any) -> Any:
+    """``--model``, by a name that means the same model everywhere, or by its files."""
+    return option(
+        "--model",
+        type=TEXT,
+        metavar=MODEL,
+        help=f"{text}: a name, a config.json, or a directory with safetensors files. Names: 3b, 7b, tiny (Qwen2.5-VL), "
+        "70b (Llama 3.1), 13b, llama2-7b and llama-tiny (Llama 2), phi3-mini.",
+        **settings,
+    )
+
+
 def state_bytes(**settings: Any) -> Any:
     """``--state-bytes``, the bound of a checkpoint."""
     return option(

@@ -69,7 +69,7 @@ class TrainingOptions(Measuring, OnHosts):
     model: str | None = option(
         "--model",
         type=TEXT,
-        metavar="7b|3b|tiny|DIR",
+        metavar="7b|3b|tiny|PATH",
         help="Qwen2.5-VL of that size with random weights, or a directory that holds one.",
     )
     dataset: Path | None = option(
@@ -132,9 +132,9 @@ class TrainingOptions(Measuring, OnHosts):
         need_inventory(self.inventory, limit=self.limit)
         if self.inventory is None:
             return
-        from tunetool.advise.models import REFERENCE
+        from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 
-        model = self.model if self.model not in REFERENCE else None
+        model = self.model if self.model not in CONFIGURATIONS else None
         for name, value in (("model", model), ("target", self.target), ("dataset", self.dataset)):
             if value is not None and not str(value).startswith("/"):
                 raise UsageProblem(
@@ -161,7 +161,7 @@ class TrainingOptions(Measuring, OnHosts):
 
         chosen = self.model or model
         if chosen is None:
-            raise UsageProblem("nothing to train", "give `--model 7b|3b|tiny|DIR`")
+            raise UsageProblem("nothing to train", "give `--model 7b|3b|tiny|PATH`")
         return Material(
             model=chosen,
             dataset=self.dataset,

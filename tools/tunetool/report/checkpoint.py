@@ -244,7 +244,7 @@ def advice(medium: Medium) -> list[str]:
     lines = [", ".join(told) + f"; {binds(best)}"]
     for engine in good[1:]:
         ratio = engine.figures.get("versus_best_other")
-        if ratio is not None and engine.family == "ours" and not best.family.startswith("ours"):
+        if ratio is not None and engine.family == "direct" and not best.family.startswith("direct"):
             lines.append(f"`{engine.name}`: {_told(ratio, 'the best other')}; {binds(engine)}")
     quiet = min(good, key=lambda engine: engine.value("stall") or 0.0)
     if quiet is best or (quiet.value("stall") or 0.0) > 0.8 * (best.value("stall") or 0.0):

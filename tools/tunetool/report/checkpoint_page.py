@@ -17,7 +17,7 @@ from tunetool.report.page import number
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP, _TOP = 760, 190, 70, 18, 8, 40
-_OURS, _OTHER, _FIO = "#1f6feb", "#8c959f", "#2da44e"
+_DIRECT, _OTHER, _FIO = "#1f6feb", "#8c959f", "#2da44e"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _bar(name: str, figure: Measurement | None, engine: Engine | None, unit: flo
         return None
     interval = figure.confidence
     low, high = (interval.low, interval.high) if interval else (figure.value, figure.value)
-    colour = _FIO if engine is None else _OURS if engine.family.startswith("ours") else _OTHER
+    colour = _FIO if engine is None else _DIRECT if engine.family.startswith("direct") else _OTHER
     return Bar(name, figure.value / unit, low / unit, high / unit, colour)
 
 

@@ -87,7 +87,7 @@ def read_settings(path: Path) -> AioSettings:
 def write_config(request: Request, aio: AioSettings, environment: Mapping[str, str], progress: Progress) -> Written:
     """Compute, check, write. Raises before anything is written."""
     defaults: Mapping[str, Any] = PUBLISHED_70B if request.kind == "zero3-nvme-70b" else {}
-    model = load_model(request.model or str(defaults.get("model", "tiny")))
+    model = load_model(request.model or str(defaults.get("model", "70b")))
     job = Job(
         kind=request.kind,
         model=model,

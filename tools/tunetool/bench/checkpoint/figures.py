@@ -71,7 +71,7 @@ def ratios(matrix: Matrix, row: Row) -> dict[str, Ratio]:
         "of_fio_write": write,
         "of_fio_read": read,
     }
-    if row.ours:
+    if row.direct:
         found["versus_best_other"] = saving(matrix, row, best_other(matrix, row))
         found["restore_versus_best_other"] = restoring(matrix, row, best_other(matrix, row, "restore"))
     return {name: ratio for name, ratio in found.items() if ratio is not None}

@@ -81,9 +81,9 @@ class Row:
         return self.family.endswith("-async")
 
     @property
-    def ours(self) -> bool:
+    def direct(self) -> bool:
         """Whether it is tunetool's own."""
-        return self.family.startswith("ours")
+        return self.family.startswith("direct")
 
     @property
     def different(self) -> str | None:

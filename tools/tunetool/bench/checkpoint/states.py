@@ -66,7 +66,7 @@ class Shape:
 
 
 def shape(model: str, state_bytes: int | None = None, shards: int = 1) -> Shape:
-    """The state of ``phi3-mini|7b|13b|70b|70b-shard|PATH``. ``70b-shard``: ``shards`` of its 64, one for each rank.
+    """The state of a model as ``load_model`` takes it, or of ``70b-shard``: ``shards`` of 64, one for each rank.
 
     ``state_bytes`` bounds the state of all ranks together: whole layers are dropped from the end, and the tensors
     outside of layers where not even one layer fits beside them. Raises ``UsageProblem`` for an unknown model or too
@@ -89,7 +89,7 @@ def _rows(tensor: Tensor, shards: int) -> Tensor:
 def _fit(model: Model, bound: int | None) -> Shape:
     sizes: dict[str | None, int] = {}
     for tensor in model.tensors:
-        sizes[tensor.layer] = sizes.get(tensor.layer, 0) + BYTES_PER_PARAMETER * tensor.numel
+        sizes[tensor.block] = sizes.get(tensor.block, 0) + BYTES_PER_PARAMETER * tensor.numel
     layers = [layer for layer in sizes if layer is not None]
     full = Shape(model.name, model.source, model.tensors, len(layers), len(layers))
     if bound is None or full.bytes <= bound:
@@ -99,12 +99,18 @@ def _fit(model: Model, bound: int | None) -> Shape:
         count = sum(end <= room for end in accumulate(sizes[layer] for layer in layers))
         if count:
             kept = {*layers[:count], *([None] if outside else [])}
-            parameters = tuple(tensor for tensor in model.tensors if tensor.layer in kept)
+            parameters = tuple(tensor for tensor in model.tensors if tensor.block in kept)
             return replace(full, parameters=parameters, layers=count, outside=outside)
-    least = f"its first layer takes {format_size(sizes[layers[0]])}" if layers else "it has no layers to drop"
+    if not layers:
+        raise UsageProblem(
+            f"`--state-bytes {bound}` is too little for `--model {model.name}`: it has no layers to leave out",
+            f"ask for `{full.bytes}B` or more",
+        )
+    smaller = "" if model.name == SHARD else f", or take `{SHARD}`, whose layers are smaller"
     raise UsageProblem(
-        f"`--state-bytes {bound}` is too little for `--model {model.name}`: {least}",
-        f"ask for more, or take a model of smaller layers: `{SHARD}`, or a config.json of your own",
+        f"`--state-bytes {bound}` is too little for `--model {model.name}`: its first layer takes "
+        f"{format_size(sizes[layers[0]])}",
+        f"ask for `{sizes[layers[0]]}B` or more{smaller}",
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from tunetool.advise.communication import Backend, Zero
 from tunetool.advise.modules import in_full, modules_of, with_lora
+from tunetool.advise.qwen2_5_vl import LORA_TARGETS, is_tied, tensors
 from tunetool.bench.strategies.predict import Job
-from tunetool.training.model.architecture import LORA_TARGETS, is_tied, tensors
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload
 

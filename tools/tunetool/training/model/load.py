@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import torch
 
+from tunetool.advise.qwen2_5_vl import published_name
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading.parallel import load_parallel
 from tunetool.node.units import format_size
-from tunetool.training.model.architecture import published_name
 from tunetool.training.model.reference_model import check
 
 Loader = Literal["parallel", "transformers"]

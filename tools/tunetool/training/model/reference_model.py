@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, is_tied, published_name, read_configuration, tensors
 from tunetool.advise.shapes import Tensor
 from tunetool.errors import UsageProblem
 from tunetool.loading import safetensors_files
 from tunetool.stage.whole_directory import making, need_room
 from tunetool.training.model import tokenizer
-from tunetool.training.model.architecture import CONFIGURATIONS, is_tied, published_name, read_configuration, tensors
 
 SIZES = frozenset(CONFIGURATIONS)
 _SHARD_BYTES = {"tiny": 2 << 20}

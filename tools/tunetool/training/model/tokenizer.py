@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tunetool.advise.qwen2_5_vl import SPECIAL_TOKENS
 from tunetool.errors import UsageProblem
-from tunetool.training.model.architecture import SPECIAL_TOKENS
 
 FILE = "tokenizer.json"
 CHAT_TEMPLATE = (

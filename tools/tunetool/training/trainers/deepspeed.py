@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunetool.advise.qwen2_5_vl import LORA_TARGETS
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import page_cache
 from tunetool.training.data import batches
-from tunetool.training.model.architecture import LORA_TARGETS
 from tunetool.training.model.reference_model import describe
 from tunetool.training.preflight import need_absent, need_memory
 from tunetool.training.rank.recorder import Recorder

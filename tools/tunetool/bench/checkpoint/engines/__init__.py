@@ -42,9 +42,9 @@ def _engines() -> Mapping[str, Factory]:
         "deepspeed-fast-zip": _made_by("deepspeed_fast", "FastFile", True),
         "deepspeed-fast-legacy": _made_by("deepspeed_fast", "FastFile", False),
         "orbax": _made_by("orbax_engine", "Orbax"),
-        "ours": _made_by("ours", "Ours"),
-        "ours-async": _made_by("ours", "OursAsync"),
-        "ours-gds": _made_by("ours", "OursGds"),
+        "direct": _made_by("direct", "Direct"),
+        "direct-async": _made_by("direct", "DirectAsync"),
+        "direct-gds": _made_by("direct", "DirectGds"),
     }
 
 

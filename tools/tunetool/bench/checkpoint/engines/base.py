@@ -39,7 +39,7 @@ class Engine(Protocol):
 
     name: str
     family: str
-    """torch.save, safetensors, dcp, dcp-async, consolidated, deepspeed, orbax, ours, ours-async."""
+    """torch.save, safetensors, dcp, dcp-async, consolidated, deepspeed, orbax, direct, direct-async, direct-gds."""
     remark: str
     """One line that belongs beside its figures; empty where there is nothing to say."""
 

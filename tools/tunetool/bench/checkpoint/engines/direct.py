@@ -15,11 +15,11 @@ from tunetool.bench.checkpoint.engines.ranks import alone, barrier
 from tunetool.errors import TunetoolError
 
 
-class Ours:
+class Direct:
     """``DirectWriter`` and ``DirectReader`` as they come; durable when ``dcp.save`` returns."""
 
-    name = "ours"
-    family = "ours"
+    name = "direct"
+    family = "direct"
     remark = ""
 
     def unavailable(self, context: Context) -> str | None:
@@ -54,11 +54,11 @@ class Ours:
         release_buffers()
 
 
-class OursGds(Ours):
+class DirectGds(Direct):
     """The same by GPUDirect Storage: large tensors never touch the host's memory."""
 
-    name = "ours-gds"
-    family = "ours-gds"
+    name = "direct-gds"
+    family = "direct-gds"
 
     def unavailable(self, context: Context) -> str | None:
         """Where there is no GPU, no cuFile, or a file system that cuFile refuses: tried with a small tensor."""
@@ -93,11 +93,11 @@ class OursGds(Ours):
         return Done()
 
 
-class OursAsync(Ours):
+class DirectAsync(Direct):
     """The same by ``dcp.async_save``: a thread writes what was copied to the host."""
 
-    name = "ours-async"
-    family = "ours-async"
+    name = "direct-async"
+    family = "direct-async"
 
     def __init__(self) -> None:
         self._group: Any = None

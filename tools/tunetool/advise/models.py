@@ -1,3 +1,0 @@
-"""Names of models."""
-
-REFERENCE = ("7b", "3b", "tiny")
