@@ -127,3 +127,8 @@ def _scaled(count: float, step: int, units: tuple[str, ...]) -> str:
             return "%.4g %s" % (value, unit)
         value /= step
     return "%.4g %s" % (value, units[-1])
+
+
+def format_count(number: int, noun: str) -> str:
+    """``1 host``, ``2 hosts``."""
+    return "%d %s%s" % (number, noun, "" if number == 1 else "s")

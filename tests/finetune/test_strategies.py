@@ -12,15 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tunetool.training.model.architecture import CONFIGURATIONS
 
+from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.training.workload import Workload
 
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
 from tunetool import record as records
-from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.advise.zero_steps import traffic
 from tunetool.bench.strategies.job import job
 from tunetool.launch.local import run_ranks

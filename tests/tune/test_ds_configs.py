@@ -37,7 +37,8 @@ def ds_config(disk: Path, *arguments: str, measured: bool = True) -> subprocess.
     aio = disk.parent / "aio.json"
     aio.write_text(json.dumps({"aio": BLOCK}))
     given = ["--aio", str(aio)] if measured else []
-    command = [*TUNETOOL, "ds-config", *arguments, "--target", str(disk), *given, "-o", str(disk.parent / "ds_config.json")]
+    written = str(disk.parent / "ds_config.json")
+    command = [*TUNETOOL, "ds-config", *arguments, "--target", str(disk), *given, "-o", written]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 

@@ -54,3 +54,9 @@ def test_paths_of_other_hosts_are_absolute(tmp_path: Path) -> None:
     for arguments in (("here", "/dev/shm/x"), ("/data", "there")):
         with pytest.raises(UsageProblem, match="is not absolute"):
             call(*arguments, "-i", tmp_path / "hosts.yml")
+
+
+def test_one_host_is_one_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hosts.yml").write_text("all: {hosts: {n1: {}}}\n")
+    assert call("/data", "/dev/shm/x", "-i", tmp_path / "hosts.yml", "--dry-run") == 0
+    assert "1 host, 1 at once: n1" in capsys.readouterr().err

@@ -57,21 +57,39 @@ class Size(_IntType):
 
 @click.group("lab", cls=Group)
 def command() -> None:
-    """Virtual nodes with NVMe drives, for rehearsing a change before real nodes see it.
+    """Run virtual nodes with NVMe drives, to rehearse a change before real nodes get it.
 
-    A node has DRIVES data drives with the serials LAB<n>NV1, LAB<n>NV2 ... and one more, LAB<n>SYS, that is
-    not for us: it is nvme0n1 and carries a mounted file system. Figures measured in a node are no
-    performance claims.
+    A node has data drives with the serials LAB<n>NV1, LAB<n>NV2 ... and one more, LAB<n>SYS, that tunetool must not
+    touch: it is nvme0n1 and holds a mounted file system. What is measured in a virtual node says nothing about real
+    drives.
+
+    Exit codes: 0 done; 2 the call was wrong; 3 it could not be done; `ssh` ends with the code of its command.
     """
 
 
 @command.command()
-@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1, MAX_NODES), help="How many nodes.")
+@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1, MAX_NODES), help="Number of nodes.")
 @click.option(
-    "--drives", default=8, show_default=True, type=click.IntRange(1, MAX_DRIVES), help="Data drives per node."
+    "--drives",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1, MAX_DRIVES),
+    help="Number of data drives of each node.",
 )
-@click.option("--drive-size", default="4G", show_default=True, type=Size(MIN_DRIVE), help="Size of a drive.")
-@click.option("--memory", default="2G", show_default=True, type=Size(MIN_MEMORY), help="Memory of a node.")
+@click.option(
+    "--drive-size",
+    default="4G",
+    show_default=True,
+    type=Size(MIN_DRIVE),
+    help="Size of each drive, such as `4G` or `4GiB`.",
+)
+@click.option(
+    "--memory",
+    default="2G",
+    show_default=True,
+    type=Size(MIN_MEMORY),
+    help="Memory of each node, such as `2G` or `2GiB`.",
+)
 @click.option(
     "--os",
     "os_name",
@@ -80,11 +98,12 @@ def command() -> None:
     type=click.Choice(["debian12", "debian13"]),
     help="Operating system of the nodes.",
 )
-@click.option("--fresh", is_flag=True, help="Build the image anew.")
+@click.option("--fresh", is_flag=True, help="Build the image again.")
 def up(nodes: int, drives: int, drive_size: int, memory: int, os_name: str, fresh: bool) -> None:
-    """Start nodes; those that run already are left alone.
+    """Start nodes, and leave those alone that run already.
 
-    The first call builds the image and a snapshot (minutes); later ones restore it (seconds).
+    The first call builds an image and a snapshot, in minutes; later calls restore the snapshot, in seconds. Writes
+    inventory/lab/hosts.yml, where that directory exists.
     """
     from tunetool.lab import fleet, inventory
     from tunetool.lab.state import Lab
@@ -104,14 +123,14 @@ def up(nodes: int, drives: int, drive_size: int, memory: int, os_name: str, fres
 def status() -> None:
     """Show every node: state, ssh port, acceleration, drives and faults."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from tunetool.lab import node, saved
     from tunetool.lab.state import Lab
+    from tunetool.report.page import PipeConsole
 
     lab = Lab()
-    console = Console()
+    console = PipeConsole()
     table = Table("node", "state", "port", "accel", "os", "drives", "faults", "saved", pad_edge=False)
     table.box = box.SIMPLE_HEAD if console.is_terminal else None
     for each in lab.nodes():
@@ -129,7 +148,7 @@ def status() -> None:
         click.echo("no nodes")
         return
     # A pipe has no width: keep one node per line there.
-    console.print(table) if console.is_terminal else Console(width=400).print(table)
+    console.print(table) if console.is_terminal else PipeConsole(width=400).print(table)
 
 
 @command.command(context_settings={"ignore_unknown_options": True})
@@ -138,7 +157,7 @@ def status() -> None:
 def ssh(node: str, arguments: tuple[str, ...]) -> None:
     """Log in to NODE as root, or run a command there: `tunetool lab ssh node1 -- lsblk`.
 
-    The exit status of the command is passed on.
+    Ends with the exit code of the command.
     """
     from tunetool.lab import ssh as lab_ssh
     from tunetool.lab.programs import require
@@ -156,7 +175,7 @@ def ssh(node: str, arguments: tuple[str, ...]) -> None:
 @command.command()
 @click.argument("node")
 @click.argument("kind")
-@click.option("--drive", "serial", help="Serial of the drive; the third data drive without it.")
+@click.option("--drive", "serial", metavar="SERIAL", help="Serial of the drive. Default: that of the third data drive.")
 def fault(node: str, kind: str, serial: str | None) -> None:
     """Break NODE in one way.
 
@@ -178,9 +197,9 @@ def fault(node: str, kind: str, serial: str | None) -> None:
 @click.argument("node")
 @click.argument("name")
 def save(node: str, name: str) -> None:
-    """Save the running NODE with its drives as NAME, for `reset NODE --to NAME`. It goes on afterwards.
+    """Save the running NODE with its drives as NAME, for `reset NODE --to NAME`.
 
-    What is mounted from its drives is unmounted for a moment: nobody may work there.
+    Unmounts for a moment what is mounted from its drives: nothing may use them. The node runs on afterwards.
     """
     from tunetool.lab import fleet
     from tunetool.lab.state import Lab
@@ -192,7 +211,7 @@ def save(node: str, name: str) -> None:
 
 @command.command()
 @click.argument("node")
-@click.option("--to", metavar="NAME", help="Bring back what `save` saved under this name instead.")
+@click.option("--to", metavar="NAME", help="Name under which `save` saved the node. Default: its first snapshot.")
 def reset(node: str, to: str | None) -> None:
     """Bring NODE back to its snapshot, with blank drives and without faults."""
     from tunetool.lab import fleet
@@ -206,9 +225,9 @@ def reset(node: str, to: str | None) -> None:
 @command.command()
 @click.argument("node")
 @click.option("--power-loss", is_flag=True, help="Take the power away instead of shutting down.")
-@click.option("--shuffle", is_flag=True, help="Put every data drive into another slot: other names, same serials.")
+@click.option("--shuffle", is_flag=True, help="Move every data drive to another slot: other names, same serials.")
 @click.option("--blank-drives", is_flag=True, help="Bring back blank data drives, as a cloud does after a stop.")
-@click.option("--new-serials", is_flag=True, help="With --blank-drives: with other serials (LAB1NV1 -> LAB1NW1).")
+@click.option("--new-serials", is_flag=True, help="With --blank-drives: give them other serials (LAB1NV1 -> LAB1NW1).")
 def reboot(node: str, power_loss: bool, shuffle: bool, blank_drives: bool, new_serials: bool) -> None:
     """Boot NODE with the kernel, initramfs and kernel command line that its own disk holds."""
     from tunetool.lab import fleet
@@ -224,7 +243,7 @@ def reboot(node: str, power_loss: bool, shuffle: bool, blank_drives: bool, new_s
 @command.command()
 @click.argument("node", required=False)
 def down(node: str | None) -> None:
-    """End NODE, or the whole lab. Nothing stays but the cached image."""
+    """End NODE, or the whole lab, and remove everything but the cached image."""
     from tunetool.lab import fleet
     from tunetool.lab.state import Lab
 
@@ -236,10 +255,11 @@ def down(node: str | None) -> None:
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where to write it instead of inventory/lab/hosts.yml.",
+    metavar="FILE",
+    help="File for the inventory. Default: inventory/lab/hosts.yml.",
 )
 def inventory(output: Path | None) -> None:
-    """Write the Ansible inventory of the nodes; `down` removes it."""
+    """Write the Ansible inventory of the nodes. `down` removes it."""
     from tunetool.lab import inventory as lab_inventory
     from tunetool.lab.state import Lab
 

@@ -22,6 +22,7 @@ from tunetool.fleet.playbook import (
 from tunetool.measure.progress import Progress
 from tunetool.node.plan.plan_file import PlanError, load
 from tunetool.node.play.host_summary import BUILD, FAILED, NOT_REACHED, PLAN, REFUSED, UNREACHABLE, Host, Summary
+from tunetool.node.units import format_count
 
 _PLAN_TASK = "tunetool.node.nvme_drives"
 SUMMARY_FILE = "TUNETOOL_SUMMARY_FILE"
@@ -64,7 +65,7 @@ def provision(request: ProvisionRequest, progress: Progress) -> ProvisionResult:
     playbook = find_playbook("plan" if request.plan is not None else "provision")
     names = list_hosts(request.inventory, request.limit, playbook)
     forks = request.forks or min(len(names), MOST_FORKS)
-    count = f"{len(names)} host{'s' if len(names) != 1 else ''}"
+    count = format_count(len(names), "host")
     progress.say(f"{count}, {forks} at once: {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}")
     listener = Listener(names, request, progress)
     seconds = _SECONDS_TO_PLAN if request.plan is not None else _SECONDS_TO_BUILD

@@ -25,6 +25,7 @@ from tunetool.fleet.playbook import (
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import Progress
 from tunetool.node.play.host_summary import one_line
+from tunetool.node.units import format_count
 from tunetool.record import FleetHost, Measurement, Record, Verdict
 from tunetool.verdict import exit_code, worst
 
@@ -60,7 +61,9 @@ def prepare(name: str, inventory: Path, limit: str | None, forks: int | None, pr
     playbook = find_playbook(name)
     names = list_hosts(inventory, limit, playbook)
     forks = forks or min(len(names), MOST_FORKS)
-    progress.say(f"{len(names)} hosts, {forks} at once: {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}")
+    progress.say(
+        f"{format_count(len(names), 'host')}, {forks} at once: {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}"
+    )
     return Play(playbook, inventory, limit, names, forks)
 
 
@@ -86,7 +89,7 @@ def run(
             progress.say(f"{host}: {', '.join([found.status.upper(), *(figures(record) if record else [])])}")
 
     started = Run(play.playbook, play.inventory, play.limit, play.forks, dict(variables))
-    run_playbook(started, on_event, progress, f"{len(play.names)} hosts", seconds)
+    run_playbook(started, on_event, progress, format_count(len(play.names), "host"), seconds)
     return [host_result(name, outcomes.get(name)) for name in play.names]
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunetool.errors import UsageProblem
+from tunetool.node.units import format_count
 from tunetool.record import Record, read
 from tunetool.report.page import WIDTH
 from tunetool.report.table import median_of, speed, word
@@ -73,6 +74,6 @@ def print_runs(found: Sequence[Kept], console: Console) -> None:
         record = kept.record
         read_speed, write_speed = (speed(median_of(record, direction)) for direction in ("read", "write"))
         status = record.verdict.status.upper() if record.verdict else "-"
-        place = f"{len(record.hosts)} hosts" if record.hosts is not None else record.target or "-"
+        place = format_count(len(record.hosts), "host") if record.hosts is not None else record.target or "-"
         table.add_row(Text(kept.name), Text(place), read_speed, write_speed, word(status))
     console.print(table)
