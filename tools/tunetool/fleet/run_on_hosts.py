@@ -61,9 +61,8 @@ def prepare(name: str, inventory: Path, limit: str | None, forks: int | None, pr
     playbook = find_playbook(name)
     names = list_hosts(inventory, limit, playbook)
     forks = forks or min(len(names), MOST_FORKS)
-    progress.say(
-        f"{format_count(len(names), 'host')}, {forks} at once: {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}"
-    )
+    shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
+    progress.say(f"{format_count(len(names), 'host')}, {forks} at once: {shown}")
     return Play(playbook, inventory, limit, names, forks)
 
 
