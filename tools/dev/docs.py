@@ -65,7 +65,14 @@ def commands() -> str:
     parts = ["# Commands\n\nGenerated from `--help`."]
 
     def walk(command: click.Command, name: str, parent: click.Context | None) -> None:
-        context = click.Context(command, info_name=name, parent=parent, max_content_width=100, terminal_width=100)
+        context = click.Context(
+            command,
+            info_name=name,
+            parent=parent,
+            max_content_width=100,
+            terminal_width=100,
+            **command.context_settings,
+        )
         parts.append(f"## {context.command_path}\n\n```text\n{command.get_help(context).rstrip()}\n```")
         if isinstance(command, click.Group):
             for child in command.list_commands(context):

@@ -20,7 +20,7 @@ class Options(Measuring):
     """What the call says."""
 
     model: str = options.model(
-        "Model whose state is saved; 70b-shard is one of 64 equal parts of 70b per rank", required=True
+        "Model whose state is saved; also 70b-shard, one of 64 equal parts of 70b for each rank", required=True
     )
     target: Path | None = options.target("Directory on drives; what is written there is removed at the end.")
     memory_target: Path | None = options.memory_target(

@@ -73,6 +73,7 @@ def rounds(default: int) -> Any:
         type=click.IntRange(min=1),
         default=default,
         show_default=True,
+        metavar="N",
         help="Number of rounds; each round measures everything that is compared once. 95 % confidence needs 6.",
     )
 
@@ -101,7 +102,7 @@ def model(text: str, **settings: Any) -> Any:
         "--model",
         type=TEXT,
         metavar=MODEL,
-        help=f"{text}: a name, a config.json, or a directory with safetensors files. Names: 3b, 7b, tiny (Qwen2.5-VL), "
+        help=f"{text}. A name, a config.json, or a directory with safetensors files. Names: 3b, 7b, tiny (Qwen2.5-VL), "
         "70b (Llama 3.1), 13b, llama2-7b and llama-tiny (Llama 2), phi3-mini.",
         **settings,
     )
