@@ -82,10 +82,10 @@ PLATFORMS = ("manylinux_2_17_%s", "manylinux2014_%s", "manylinux_2_28_%s")
 def input_files(source: str) -> list[str]:
     """Every file that decides what the package's wheel holds, and the lock."""
     files = [os.path.join(source, name) for name in ("pyproject.toml", "constraints.txt", "LICENSE", "README.md")]
-    for top in ("tools/tunetool", "plugins/module_utils"):
-        for directory, names, entries in os.walk(os.path.join(source, top)):
-            names[:] = [name for name in names if name != "__pycache__"]
-            files += [os.path.join(directory, entry) for entry in entries if not entry.endswith(".pyc")]
+    # The package's `node` and `templates` are links to directories beside it, whose files go into the wheel as well.
+    for directory, names, entries in os.walk(os.path.join(source, "tools/tunetool"), followlinks=True):
+        names[:] = [name for name in names if name != "__pycache__"]
+        files += [os.path.join(directory, entry) for entry in entries if not entry.endswith(".pyc")]
     return sorted(files)
 
 
