@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,9 @@ import pytest
 
 from pythons import bare_python
 from tunetool.bench.ds_io import Request, check_request, parse_io_size
-from tunetool.errors import UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio import Failed, Missing, Probe, Spec, default_io_bytes, need, probe
-from tunetool.measure.aio.build_ops import build_environment, clear_lock, plain_architectures
+from tunetool.measure.aio.build_ops import build_environment, clear_lock, only_build, plain_architectures
 from tunetool.measure.aio.ops import STAMP, builders
 from tunetool.measure.aio.process import Child, describe_end
 from tunetool.measure.aio.rung import prepare
@@ -251,9 +253,40 @@ def test_a_lock_that_somebody_holds_is_left_alone(built: Probe) -> None:
         assert os.getpid() in builders(lock)
         with pytest.raises(Missing, match="builds it"):
             need(built, "async_io")
-        with pytest.raises(Exception, match=f"process {os.getpid()} builds"):
-            clear_lock(lock, PlainProgress())
+        with pytest.raises(CannotJudge, match=f"process {os.getpid()} still builds"):
+            clear_lock(lock, PlainProgress(), patience=0.3)
         assert lock.exists()
+
+
+def test_a_build_waits_for_another_of_the_same_op(built: Probe, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = built.folder("async_io") / "lock"
+    hold = "import os, sys\nfd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)\nprint(flush=True)\nsys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        timer = threading.Timer(1, other.stdin.close)
+        timer.start()
+        clear_lock(lock, PlainProgress())
+        assert other.stdin.closed  # it came back because the other one ended, not before
+    assert f"process {other.pid} builds in `{lock.parent}`: waiting" in capsys.readouterr().err
+    assert not lock.exists()
+
+
+def test_one_tunetool_builds_at_a_time_and_another_waits_within_a_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with only_build(tmp_path, PlainProgress()):
+        with (
+            pytest.raises(CannotJudge, match=f"process {os.getpid()} still builds in `{tmp_path}`"),
+            only_build(tmp_path, PlainProgress(), patience=0.3),
+        ):
+            pytest.fail("both build")
+        assert f"process {os.getpid()} builds in `{tmp_path}`: waiting" in capsys.readouterr().err
+    with only_build(tmp_path, PlainProgress(), patience=0):
+        assert capsys.readouterr().err == ""
 
 
 def test_a_compiler_that_outlived_its_build_still_builds(built: Probe, tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
+import secrets
 import selectors
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tunetool.measure.aio.build_child import CANNOT
 from tunetool.measure.aio.ops import LOCK, Probe, builders, need_deepspeed, probe, write_stamp
 from tunetool.measure.aio.process import Child, describe_end, script
 from tunetool.measure.fio import die_with_parent, preloads
+from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.node.machine.memory import memory_total
 
@@ -29,6 +32,13 @@ MEMORY_PER_JOB = 2 * GIB
 _OBJECT = re.compile(r"^\[(\d+)/(\d+)\]")
 _EXPECTED_SECONDS = 300.0
 _KEPT_LINES = 200
+_MARK = "TUNETOOL_BUILD"
+"""Environment variable of everything that a build starts. ninja gives each compiler a process group of its own."""
+_OWN_LOCK = ".tunetool-build"
+"""In the folder of all ops, held while one is built: torch's own lock appears only seconds after a build has begun."""
+WAIT_SECONDS = 1800.0
+"""How long a build waits for another one."""
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -55,40 +65,105 @@ def build_ops(
     found = probe(python, environment)
     need_deepspeed(found)
     wanted = list(ops) or [op for op in OPS if op != "gds" or found.cuda]
-    done = []
     if "gds" in ops and not found.cuda:
         raise CannotJudge(f"DeepSpeed's op `gds` needs a GPU, and torch in `{found.python}` sees none", "leave it out")
-    for op in wanted:
-        if dry_run:
-            there = found.has(op) and not rebuild
-            status = "already built" if there else "would be built"
-            done.append(Built(op, status, 0.0, str(found.find(op) if there else found.folder(op))))
-            continue
-        for part in found.parts(op):
-            clear_lock(found.folder(part) / LOCK, progress)
-        began = time.monotonic()
-        if found.has(op) and not rebuild:
-            done.append(Built(op, "already built", 0.0, str(found.find(op))))
-            continue
-        reason = _build(python, op, found, environment, progress)
-        seconds = time.monotonic() - began
-        if reason is not None and ops:
-            raise CannotJudge(f"DeepSpeed's op `{op}` cannot be built here: {reason}", _hint(op))
-        if reason is None:
-            _try(python, op, found, environment)
-        done.append(Built(op, "cannot be built here" if reason else "built", seconds, reason or str(found.find(op))))
-    return found, done
+    if dry_run:
+        return found, [_planned(op, found, rebuild) for op in wanted]
+    if not rebuild and all(found.has(op) for op in wanted):
+        # Perhaps a place where this user may not even write a lock.
+        return found, [Built(op, "already built", 0.0, str(found.find(op))) for op in wanted]
+    with only_build(Path(found.root or ""), progress):
+        return found, [_ensure(python, op, found, op in ops, rebuild, environment, progress) for op in wanted]
 
 
-def clear_lock(lock: Path, progress: Progress) -> None:
-    """Remove a lock that nobody holds. Raises ``CannotJudge`` when somebody builds."""
-    if not lock.exists():
+def _planned(op: str, found: Probe, rebuild: bool) -> Built:
+    """What a run without `--dry-run` would do about one op."""
+    built = found.has(op) and not rebuild
+    where = found.find(op) if built else found.folder(op)
+    return Built(op, "already built" if built else "would be built", 0.0, str(where))
+
+
+def _ensure(
+    python: Path,
+    op: str,
+    found: Probe,
+    required: bool,
+    rebuild: bool,
+    environment: Mapping[str, str],
+    progress: Progress,
+) -> Built:
+    """Build one op unless it is built."""
+    for part in found.parts(op):
+        clear_lock(found.folder(part) / LOCK, progress)
+    began = time.monotonic()
+    if found.has(op) and not rebuild:
+        return Built(op, "already built", 0.0, str(found.find(op)))
+    reason = _build(python, op, found, environment, progress)
+    seconds = time.monotonic() - began
+    if reason is not None and required:
+        raise CannotJudge(f"DeepSpeed's op `{op}` cannot be built here: {reason}", _hint(op))
+    if reason is None:
+        _try(python, op, found, environment)
+    return Built(op, "cannot be built here" if reason else "built", seconds, reason or str(found.find(op)))
+
+
+@contextlib.contextmanager
+def only_build(root: Path, progress: Progress, patience: float = WAIT_SECONDS) -> Iterator[None]:
+    """While this holds, no other tunetool builds ops in ``root``. Waits for one that does.
+
+    Raises ``CannotJudge`` when the other one is not done after ``patience`` seconds.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / _OWN_LOCK).open("a+") as lock:
+
+        def holder() -> str | None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                return lock.read().strip() or "?"
+            return None
+
+        _wait_for(holder, root, progress, patience)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def clear_lock(lock: Path, progress: Progress, patience: float = WAIT_SECONDS) -> None:
+    """Wait until nobody holds torch's lock of an op, then remove it where it is left over.
+
+    Raises ``CannotJudge`` when somebody still builds after ``patience`` seconds.
+    """
+
+    def holder() -> str | None:
+        busy = builders(lock) if lock.exists() else []
+        return str(busy[0]) if busy else None
+
+    _wait_for(holder, lock.parent, progress, patience)
+    if lock.exists():
+        lock.unlink(missing_ok=True)
+        progress.say(f"removed `{lock}`: left by a build that died, and DeepSpeed would have waited for it for ever")
+
+
+def _wait_for(holder: Callable[[], str | None], folder: Path, progress: Progress, patience: float) -> None:
+    """Until ``holder`` names no process any more."""
+    process = holder()
+    if process is None:
         return
-    busy = builders(lock)
-    if busy:
-        raise CannotJudge(f"process {busy[0]} builds in `{lock.parent}`", "wait until it is done")
-    lock.unlink(missing_ok=True)
-    progress.say(f"removed `{lock}`: left by a build that died, and DeepSpeed would have waited for it for ever")
+    limit = f"{patience / 60:g} min"
+    progress.say(f"process {process} builds in `{folder}`: waiting until it is done, at most {limit}")
+    deadline = time.monotonic() + patience
+    with progress.step(f"waiting for process {process}", _EXPECTED_SECONDS) as tick:
+        while (process := holder()) is not None:
+            if time.monotonic() > deadline:
+                raise CannotJudge(
+                    f"process {process} still builds in `{folder}` after {limit}",
+                    f"see what it does: `ps -fp {process}`",
+                )
+            time.sleep(_POLL_SECONDS)
+            tick()
 
 
 def build_environment(environment: Mapping[str, str], python: Path, cpus: int, memory: int) -> dict[str, str]:
@@ -124,8 +199,12 @@ def _build(python: Path, op: str, found: Probe, environment: Mapping[str, str], 
     progress.say(f"building `{op}` by {clean['MAX_JOBS']} jobs in `{found.folder(op)}`: a few minutes")
     lines: list[str] = []
     began = time.monotonic()
-    with progress.step(f"building {op}", _EXPECTED_SECONDS) as tick:
-        for line in _output([str(python), str(script("build_child.py")), op], clean, found, op, tick):
+    argv = [str(python), str(script("build_child.py")), op]
+    with (
+        progress.step(f"building {op}", _EXPECTED_SECONDS) as tick,
+        contextlib.closing(_output(argv, clean, found, op, tick)) as output,
+    ):
+        for line in output:
             lines = [*lines[-_KEPT_LINES:], line]
             match = _OBJECT.match(line)
             if match:
@@ -143,41 +222,53 @@ def _build(python: Path, op: str, found: Probe, environment: Mapping[str, str], 
     return None
 
 
-def _output(argv: Sequence[str], environment: Mapping[str, str], found: Probe, op: str, tick: object) -> Iterator[str]:
-    """Lines as they come, then the exit status; the whole group is gone and its lock removed when it ends."""
-    call = tick if callable(tick) else lambda: None
-    process = subprocess.Popen(
-        argv,
-        env={**environment, "LC_ALL": "C", "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
-    )
-    assert process.stdout is not None  # noqa: S101  (a pipe, as asked for above)
+def _output(
+    argv: Sequence[str], environment: Mapping[str, str], found: Probe, op: str, tick: Callable[[], None]
+) -> Generator[str, None, None]:
+    """Lines as they come, then the exit status. Afterwards nothing that the build started runs, and its lock is gone.
+
+    The compilers end also when this process is killed outright.
+    """
+    token = secrets.token_hex(16)
     try:
-        with selectors.DefaultSelector() as selector, process.stdout as stdout:
-            selector.register(stdout, selectors.EVENT_READ)
-            rest = b""
-            while True:
-                if not selector.select(0.2):
-                    call()
-                    continue
-                part = os.read(stdout.fileno(), 65536)
-                if not part:
-                    break
-                *whole, rest = (rest + part).split(b"\n")
-                yield from (line.decode(errors="replace") for line in whole)
-        yield str(process.wait())
+        with swept_away(_MARK, token):
+            process = subprocess.Popen(
+                argv,
+                env={**environment, "LC_ALL": "C", "PYTHONUNBUFFERED": "1", _MARK: token},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
+            )
+            try:
+                yield from _lines(process, tick)
+                yield str(process.wait())
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         for name in found.parts(op):
             lock = found.folder(name) / LOCK
             if lock.exists() and not builders(lock):
                 lock.unlink(missing_ok=True)
+
+
+def _lines(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterator[str]:
+    assert process.stdout is not None  # noqa: S101  (a pipe, as asked for above)
+    with selectors.DefaultSelector() as selector, process.stdout as stdout:
+        selector.register(stdout, selectors.EVENT_READ)
+        rest = b""
+        while True:
+            if not selector.select(_POLL_SECONDS):
+                tick()
+                continue
+            part = os.read(stdout.fileno(), 65536)
+            if not part:
+                break
+            *whole, rest = (rest + part).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
 
 
 def _try(python: Path, op: str, found: Probe, environment: Mapping[str, str]) -> None:

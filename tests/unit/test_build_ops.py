@@ -1,0 +1,102 @@
+"""Builds of DeepSpeed's ops that are stopped, or that meet another's: by real processes, with a compiler that hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tunetool.measure.marked_processes import marked
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is an extra of the package: `tools/dev/setup.sh --deepspeed`")
+
+_COMPILER = """#!/bin/sh
+case "$*" in
+*--version*|*-dumpfullversion*|*-print*|*-v) exec g++ "$@";;
+esac
+echo $$ >> "$COMPILERS"
+exec sleep 600
+"""
+_MARK = "TUNETOOL_TEST_OF_BUILDS"
+_COMMAND = "prebuild"
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A build of an op, once its compilers run."""
+    compiler, compilers = tmp_path / "c++", tmp_path / "compilers"
+    compiler.write_text(_COMPILER)
+    compiler.chmod(0o755)
+    environment = {
+        **os.environ,
+        "CXX": str(compiler),
+        "COMPILERS": str(compilers),
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops"),
+        "MAX_JOBS": "2",
+        _MARK: str(tmp_path),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "tunetool", _COMMAND, "--op", "cpu_adam"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            deadline = time.monotonic() + 240
+            while not compilers.exists():
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() < deadline, "no compiler was started"
+                time.sleep(0.1)
+            yield process
+        finally:
+            for pid in (process.pid, *marked(_MARK, str(tmp_path))):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_build_leaves_no_compiler_and_no_lock(
+    build: subprocess.Popen[str], tmp_path: Path, how: signal.Signals
+) -> None:
+    assert len(marked(_MARK, str(tmp_path))) > 1
+    build.send_signal(how)
+    code = build.wait(60)
+    assert code == (-signal.SIGKILL if how == signal.SIGKILL else 130)
+    deadline = time.monotonic() + (60 if how == signal.SIGKILL else 0)
+    while (left := marked(_MARK, str(tmp_path))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+    if how != signal.SIGKILL:
+        assert not list((tmp_path / "ops").glob("*/lock"))
+
+
+@pytest.mark.slow  # one real build
+def test_of_two_side_by_side_one_builds_and_the_other_takes_what_it_built(tmp_path: Path) -> None:
+    compiler, compilers = tmp_path / "c++", tmp_path / "compilers"
+    compiler.write_text('#!/bin/sh\ncase " $* " in *" -c "*) echo $$ >> "$COMPILERS";; esac\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    environment = {
+        **os.environ,
+        "CXX": str(compiler),
+        "COMPILERS": str(compilers),
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops"),
+    }
+    argv = [sys.executable, "-m", "tunetool", _COMMAND, "--op", "utils"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    builds = [subprocess.Popen(argv, env=environment, **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    ended = [(*build.communicate(timeout=900), build.returncode) for build in builds]
+    assert [code for _, _, code in ended] == [0, 0], ended
+    shown = sorted(
+        stdout.splitlines()[-1].split(":")[0].split(" in ")[0].split(maxsplit=1)[1] for stdout, _, _ in ended
+    )
+    assert shown == ["already built", "built"]
+    assert sum("waiting until it is done" in stderr for _, stderr, _ in ended) == 1
+    assert len(compilers.read_text().split()) == 1  # its one source, once
