@@ -83,7 +83,6 @@ import base64  # noqa: E402  (Ansible wants the documentation first)
 import errno  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
-import select  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
@@ -92,6 +91,7 @@ import tarfile  # noqa: E402
 import time  # noqa: E402
 from typing import Any, Sequence  # noqa: E402
 
+from ..module_utils.play import connection  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.tunetool_command import MARK  # noqa: E402
 
@@ -163,7 +163,7 @@ def run(module: Any) -> None:
         )
     with open(os.path.join(directory, PID), "w") as out:
         out.write(str(guard.pid))
-    watch(guard)
+    connection.wait(guard, guard.stdin.close if guard.stdin is not None else guard.terminate, END_SECONDS)
     try:
         with open(os.path.join(directory, "verdict.json")) as stream:
             verdict = json.load(stream)
@@ -172,25 +172,6 @@ def run(module: Any) -> None:
         return
     pack(spec["out"], os.path.join(directory, "out.tar"))
     module.exit_json(changed=True, verdict=verdict)
-
-
-def watch(guard: subprocess.Popen[bytes]) -> None:
-    """Until the guard ended, or nobody reads what this module will print: then it is told, by the end of its input."""
-    poll = select.poll()
-    poll.register(1, 0)  # only that the other end is closed
-    while guard.poll() is None:
-        # A file, as output may be in tests, is never hung up.
-        if any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(200)):
-            break
-        time.sleep(0.1)
-    stdin = guard.stdin
-    if stdin is not None:
-        stdin.close()
-    try:
-        guard.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        guard.kill()
-        guard.wait()
 
 
 def pack(folder: str, archive: str) -> None:

@@ -226,9 +226,8 @@ def test_hosts_are_asked_for_the_same_checkpoints(tmp_path: Path) -> None:
 
     asked = request(tmp_path, cluster=Cluster(device="cpu", ranks_per_node=2), state_bytes=10**8, allow_busy=True)
     argv = checkpoint_arguments(asked)
-    assert argv[:2] == ["bench", "checkpoint"]
-    told = checkpoint.make_context("checkpoint", argv[2:]).params
-    assert (told["target"], told["state_bytes"], told["ranks"], told["allow_busy"]) == (
+    read = checkpoint.make_context("checkpoint", argv).params
+    assert (read["target"], read["state_bytes"], read["ranks"], read["allow_busy"]) == (
         tmp_path,
         10**8,
         2,
@@ -271,7 +270,8 @@ def test_a_record_comes_back_from_every_host(tmp_path: Path) -> None:
         f"all: {{vars: {{ansible_connection: local, ansible_python_interpreter: {sys.executable}, ansible_become: false, "
         f"tunetool_prefix: {BIN.parent}}}, hosts: {{n1: {{}}}}}}\n"
     )
-    argv = f'["stage", "--runs-dir", "{tmp_path / "runs"}", "{source}", "{tmp_path / "copy"}"]'
-    done = ansible("playbooks/bench_node.yml", "-i", inventory, "-e", f'{{"bench_node_arguments": {argv}}}')
+    arguments = f'["--runs-dir", "{tmp_path / "runs"}", "{source}", "{tmp_path / "copy"}"]'
+    variables = f'{{"run_tunetool_command": ["stage"], "run_tunetool_arguments": {arguments}}}'
+    done = ansible("playbooks/run_tunetool.yml", "-i", inventory, "-e", variables)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "copy/data").read_bytes() == b"x" * 5000

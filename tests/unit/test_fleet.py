@@ -12,10 +12,12 @@ import pytest
 from rich.console import Console
 
 from tunetool import record as records
+from tunetool.cli.verify import command as verify_command
+from tunetool.cli.verify import parse_expectations
 from tunetool.errors import UsageProblem
 from tunetool.fleet.playbook import find_playbook
 from tunetool.fleet.run_on_hosts import host_result
-from tunetool.fleet.verify import FleetRequest, extra_variables, fleet_record, name_outliers, verify_fleet
+from tunetool.fleet.verify import FleetRequest, fleet_record, host_command, name_outliers, verify_fleet
 from tunetool.measure.figures import NAMES
 from tunetool.record import FleetHost, Measurement, Node, Record, Status, Verdict
 from tunetool.report.page import WIDTH
@@ -121,16 +123,27 @@ def test_a_host_that_falls_short_outranks_one_that_is_gone() -> None:
     assert verdict.status == "fail"
 
 
-def test_variables_for_the_play() -> None:
+def params(request: FleetRequest) -> dict[str, Any]:
+    """What `tunetool verify` on the host reads from the arguments."""
+    return verify_command.make_context("verify", list(host_command(request).arguments)).params
+
+
+def test_a_host_reads_what_was_asked_for() -> None:
     request = FleetRequest(Path("inv"), expect={"read": 50e9, "write": 2.0**30 * 46.6}, target="/mnt/x", duration=1.5)
-    variables = extra_variables(request)
-    assert variables["verify_judge"] is False
-    assert variables["verify_expect"] == ["read=50000000000.000B/s", "write=50036368998.400B/s"]
-    assert variables["verify_duration"] == "1.5s"
-    assert variables["verify_target"] == "/mnt/x"
-    assert {"verify_expect", "verify_python", "verify_require"}.isdisjoint(extra_variables(FleetRequest(Path("inv"))))
-    asked = extra_variables(FleetRequest(Path("inv"), python="/opt/v/bin/python", require=("deepspeed",)))
-    assert (asked["verify_python"], asked["verify_require"]) == ("/opt/v/bin/python", ["deepspeed"])
+    read = params(request)
+    assert parse_expectations(read["expect"]) == {"read": 50e9, "write": pytest.approx(2.0**30 * 46.6)}
+    assert (read["duration"], read["target"], read["level"]) == ("1.5s", "/mnt/x", "quick")
+    bare = params(FleetRequest(Path("inv")))
+    assert (bare["expect"], bare["python"], bare["require"], bare["allow_busy"]) == ((), None, (), False)
+    read = params(
+        FleetRequest(Path("inv"), python="/opt/v/bin/python", require=("deepspeed",), gds="off", allow_busy=True)
+    )
+    assert (read["python"], read["require"], read["gds"], read["allow_busy"]) == (
+        "/opt/v/bin/python",
+        ("deepspeed",),
+        "off",
+        True,
+    )
 
 
 def test_the_playbook_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def modules_start(collections: Path, directory: Path) -> None:
 
     These use every room of module_utils between them; without their options they change nothing.
     """
-    names = ["node_manifest", "nvme_drives", "scratch_removal", "stage_node"]
+    names = ["node_manifest", "nvme_drives", "scratch_removal", "run_tunetool"]
     tasks = [{f"tunetool.node.{name}": {}, "ignore_errors": True} for name in names]
     # What runs on the controller imports the same files in another way.
     tasks.append({"tunetool.node.validate_variables": {}})

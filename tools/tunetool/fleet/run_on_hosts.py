@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,25 @@ class FleetResult:
 
 
 @dataclass(frozen=True)
+class HostCommand:
+    """What each host runs. An option that ``arguments`` leave out may come from the inventory, where ``playbook`` reads
+    it from there."""
+
+    playbook: str
+    arguments: Sequence[str]
+    command: Sequence[str] = ()
+    """Its words, where ``playbook`` does not name them."""
+    become: bool = True
+    """As root."""
+    more: Mapping[str, object] = field(default_factory=dict)
+    """Other variables of the playbook."""
+
+
+@dataclass(frozen=True)
 class Play:
     """A play over the hosts of an inventory."""
 
+    wanted: HostCommand
     playbook: Playbook
     inventory: Path
     limit: str | None
@@ -54,24 +70,32 @@ class Play:
     forks: int
 
 
-def prepare(name: str, inventory: Path, limit: str | None, forks: int | None, progress: Progress) -> Play:
+def prepare(wanted: HostCommand, inventory: Path, limit: str | None, forks: int | None, progress: Progress) -> Play:
     """The play, once it is known that it can run. Raises ``UsageProblem``."""
     need_ansible()
     need_inventory(inventory)
-    playbook = find_playbook(name)
+    playbook = find_playbook(wanted.playbook)
     names = list_hosts(inventory, limit, playbook)
     forks = forks or min(len(names), MOST_FORKS)
     shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
     progress.say(f"{format_count(len(names), 'host')}, {forks} at once: {shown}")
-    return Play(playbook, inventory, limit, names, forks)
+    return Play(wanted, playbook, inventory, limit, names, forks)
+
+
+def variables(wanted: HostCommand) -> dict[str, object]:
+    """The variables of playbooks/run_tunetool.yml. The verdict is the caller's, not the play's."""
+    command = {"run_tunetool_command": list(wanted.command)} if wanted.command else {}
+    return {
+        "run_tunetool_arguments": list(wanted.arguments),
+        "run_tunetool_become": wanted.become,
+        "run_tunetool_judge": False,
+        **command,
+        **wanted.more,
+    }
 
 
 def run(
-    play: Play,
-    variables: Mapping[str, object],
-    seconds: float,
-    progress: Progress,
-    figures: Callable[[Record], Sequence[str]],
+    play: Play, seconds: float, progress: Progress, figures: Callable[[Record], Sequence[str]]
 ) -> list[tuple[FleetHost, Record | None]]:
     """Every host's result. ``seconds``: what the bar is drawn for; ``figures``: what is said of a host that is done."""
     outcomes: dict[str, Mapping[str, Any]] = {}
@@ -84,10 +108,10 @@ def run(
             progress.say(f"{host}: started")
         elif kind in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
             outcomes[host] = data
-            found, record = host_result(host, data)
-            progress.say(f"{host}: {', '.join([found.status.upper(), *(figures(record) if record else [])])}")
+            outcome, record = host_result(host, data)
+            progress.say(f"{host}: {', '.join([outcome.status.upper(), *(figures(record) if record else [])])}")
 
-    started = Run(play.playbook, play.inventory, play.limit, play.forks, dict(variables))
+    started = Run(play.playbook, play.inventory, play.limit, play.forks, variables(play.wanted))
     run_playbook(started, on_event, progress, format_count(len(play.names), "host"), seconds)
     return [host_result(name, outcomes.get(name)) for name in play.names]
 
@@ -145,9 +169,9 @@ def record_over(
 def keep(record: Record, hosts: Hosts, runs_dir: Path) -> FleetResult:
     """Write the fleet's record with the hosts' own beside it."""
     raw = {
-        f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host.host)}.json": records.dumps(found, compact=True)
-        for host, found in hosts
-        if found is not None
+        f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host.host)}.json": records.dumps(host_record, compact=True)
+        for host, host_record in hosts
+        if host_record is not None
     }
     path = records.write(record, runs_dir, raw)
     return FleetResult(record, path, hosts, exit_code([host.status for host, _ in hosts]))

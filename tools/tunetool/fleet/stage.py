@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
-from tunetool.fleet.run_on_hosts import FleetResult, keep, prepare, record_over, run
+from tunetool.fleet.run_on_hosts import FleetResult, HostCommand, keep, prepare, record_over, run
 from tunetool.measure.progress import Progress
 from tunetool.node.units import format_bandwidth
 from tunetool.record import Record
@@ -36,29 +36,26 @@ def stage_fleet(asked: FleetRequest, progress: Progress) -> FleetResult:
     for name in (request.source, request.destination):
         if name is not None and not name.startswith("/") and not is_remote(name):
             raise UsageProblem(f"`{name}` is not absolute", "on other hosts there is no current directory")
-    play = prepare("stage", asked.inventory, asked.limit, asked.forks, progress)
+    play = prepare(host_command(asked), asked.inventory, asked.limit, asked.forks, progress)
     if request.dry_run:
         progress.say("`tunetool stage --dry-run` on a host says what would be copied there")
         return FleetResult(None, None, (), ExitCode.OK)
     runs_dir = request.runs_dir or records.default_runs_dir()
     records.prepare_runs_dir(runs_dir)
-    hosts = run(play, extra_variables(asked), _SECONDS, progress, _figures)
+    hosts = run(play, _SECONDS, progress, _figures)
     return keep(record_over(request.command, request.destination, started, hosts), hosts, runs_dir)
 
 
-def extra_variables(asked: FleetRequest) -> dict[str, object]:
-    """The variables of playbooks/stage.yml."""
+def host_command(asked: FleetRequest) -> HostCommand:
+    """What each host runs. Which of the three actions it is, playbooks/stage.yml makes the words of the command of."""
     request = asked.request
-    variables: dict[str, object] = {
-        "stage_action": request.action,
-        "stage_destination": request.destination,
-        "stage_replace": request.replace,
-        "stage_wait": request.wait,
-        "stage_become": asked.become,
-        "stage_judge": False,
-    }
-    optional = {"source": request.source, "checksum": request.checksum, "threads": request.threads}
-    return variables | {f"stage_{name}": value for name, value in optional.items() if value is not None}
+    arguments = ["--replace"] if request.replace else []
+    arguments += [] if request.wait else ["--no-wait"]
+    arguments += ["--checksum", request.checksum] if request.checksum is not None else []
+    arguments += ["--threads", str(request.threads)] if request.threads is not None else []
+    # After `--`, so that a name may begin with a dash.
+    arguments += ["--", *([request.source] if request.source is not None else []), request.destination]
+    return HostCommand("stage", arguments, become=asked.become, more={"stage_action": request.action})
 
 
 def _figures(record: Record) -> list[str]:

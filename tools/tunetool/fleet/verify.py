@@ -10,7 +10,7 @@ from pathlib import Path
 from tunetool import record as records
 from tunetool.errors import ExitCode
 from tunetool.fleet.outliers import OUTLIER, outliers
-from tunetool.fleet.run_on_hosts import FleetResult, Hosts, keep, prepare, record_over, run
+from tunetool.fleet.run_on_hosts import FleetResult, HostCommand, Hosts, keep, prepare, record_over, run
 from tunetool.measure.figures import NAMES
 from tunetool.measure.progress import Progress
 from tunetool.node.units import format_bandwidth
@@ -49,45 +49,33 @@ class FleetRequest:
 def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
     """Verify every host. Raises ``UsageProblem`` when the call is wrong; a host that fails is an ``error`` there."""
     started = records.utc_now()
-    play = prepare("verify", request.inventory, request.limit, request.forks, progress)
+    play = prepare(host_command(request), request.inventory, request.limit, request.forks, progress)
     if request.dry_run:
         progress.say("`tunetool verify --dry-run` on a host says what would be written there")
         return FleetResult(None, None, (), ExitCode.OK)
     runs_dir = request.runs_dir or records.default_runs_dir()
     records.prepare_runs_dir(runs_dir)
     seconds = _SECONDS[request.level](request.duration)
-    hosts = name_outliers(run(play, extra_variables(request), seconds, progress, _figures))
+    hosts = name_outliers(run(play, seconds, progress, _figures))
     return keep(fleet_record(request, hosts, started), hosts, runs_dir)
 
 
-def extra_variables(request: FleetRequest) -> dict[str, object]:
-    """The variables of playbooks/verify.yml. The verdict is this command's to give, not the play's."""
-    variables: dict[str, object] = {
-        "verify_judge": False,
-        "verify_level": request.level,
-        "verify_duration": f"{request.duration:g}s",
-        "verify_allow_busy": request.allow_busy,
-        "verify_tolerance": f"{request.tolerance * 100:g}%",
-    }
-    if request.expect:
-        variables["verify_expect"] = [
-            f"{name}={rate:.3f}{'IOPS' if EXPECTABLE[name][1] == '1/s' else 'B/s'}"
-            for name, rate in sorted(request.expect.items())
-        ]
-    if request.target is not None:
-        variables["verify_target"] = request.target
-    if request.python is not None:
-        variables["verify_python"] = request.python
-    if request.require:
-        variables["verify_require"] = list(request.require)
-    if request.gds is not None:
-        variables["verify_gds"] = request.gds
-    return variables
+def host_command(request: FleetRequest) -> HostCommand:
+    """What each host runs. What is left out here, such as ``--target``, may be set in the inventory."""
+    arguments = ["--level", request.level, "--duration", f"{request.duration:g}s"]
+    arguments += ["--tolerance", f"{request.tolerance * 100:g}%"]
+    for name, rate in sorted(request.expect.items()):
+        arguments += ["--expect", f"{name}={rate:.3f}{'IOPS' if EXPECTABLE[name][1] == '1/s' else 'B/s'}"]
+    for rung in request.require:
+        arguments += ["--require", rung]
+    for option, value in (("--target", request.target), ("--python", request.python), ("--gds", request.gds)):
+        arguments += [option, value] if value is not None else []
+    return HostCommand("verify", arguments + (["--allow-busy"] if request.allow_busy else []))
 
 
 def name_outliers(hosts: Hosts) -> list[tuple[FleetHost, Record | None]]:
     """The hosts, with a reason for each that is slow among its like; its own verdict stays what it is."""
-    told: dict[str, list[str]] = {}
+    slow: dict[str, list[str]] = {}
     for direction, name in sorted(NAMES.items()):
         values = {
             host.host: measurement.value
@@ -96,13 +84,13 @@ def name_outliers(hosts: Hosts) -> list[tuple[FleetHost, Record | None]]:
             if measurement.name == name
         }
         for each in outliers(values):
-            told.setdefault(each.host, []).append(
+            slow.setdefault(each.host, []).append(
                 f"{OUTLIER}{direction} {format_bandwidth(each.value)}, {each.score:.0f} robust standard deviations "
                 f"below the median {format_bandwidth(each.middle)} of {len(values)} nodes: compare its drives, links "
                 "and firmware with theirs"
             )
     return [
-        (host.model_copy(update={"reasons": [*host.reasons, *told.get(host.host, [])]}), record)
+        (host.model_copy(update={"reasons": [*host.reasons, *slow.get(host.host, [])]}), record)
         for host, record in hosts
     ]
 

@@ -11,7 +11,7 @@ from tunetool.bench.reference import headlines
 from tunetool.bench.reference.chain import Outcome, Step
 from tunetool.bench.reference.request import PARTS, Request
 from tunetool.errors import UsageProblem
-from tunetool.fleet.run_on_hosts import keep, prepare, record_over, run
+from tunetool.fleet.run_on_hosts import HostCommand, keep, prepare, record_over, run
 from tunetool.measure.progress import MovingProgress
 from tunetool.record import Record, default_runs_dir, prepare_runs_dir, utc_now
 
@@ -93,8 +93,8 @@ def _checkpoint(request: Request, progress: MovingProgress) -> Outcome:
 
 
 def checkpoint_arguments(request: Request) -> list[str]:
-    """The same as a command line, for the hosts of an inventory."""
-    argv = ["bench", "checkpoint", "--target", str(request.target), "--model", request.checkpoint_model]
+    """The same as arguments of `tunetool bench checkpoint`, for the hosts of an inventory."""
+    argv = ["--target", str(request.target), "--model", request.checkpoint_model]
     argv += ["--state-bytes", f"{request.state_bytes}B"] if request.state_bytes is not None else []
     argv += ["--device", request.cluster.device, "--ranks", str(request.cluster.ranks_per_node or 1)]
     argv += ["--rounds", str(request.rounds), "--seed", str(request.material.seed)]
@@ -103,21 +103,21 @@ def checkpoint_arguments(request: Request) -> list[str]:
 
 def _checkpoint_on_hosts(request: Request, inventory: Path, progress: MovingProgress) -> Outcome:
     started = utc_now()
-    play = prepare("bench_node", inventory, request.cluster.limit, None, progress)
+    wanted = HostCommand("run_tunetool", checkpoint_arguments(request), command=["bench", "checkpoint"])
+    play = prepare(wanted, inventory, request.cluster.limit, None, progress)
     if request.dry_run:
         progress.say("`tunetool bench checkpoint --dry-run` on a host says what would be written there")
         return None, None
     runs_dir = request.runs_dir or default_runs_dir()
     prepare_runs_dir(runs_dir)
-    variables = {"bench_node_arguments": checkpoint_arguments(request), "bench_node_judge": False}
-    hosts = run(play, variables, _CHECKPOINT_SECONDS, progress, _told)
+    hosts = run(play, _CHECKPOINT_SECONDS, progress, _kind)
     record = record_over(request.command, str(request.target), started, hosts)
     # A fleet's record is what it is a fleet of, so that it is shown and compared as such.
     fleet = keep(record, hosts, runs_dir)
     return fleet.record, fleet.path
 
 
-def _told(record: Record) -> list[str]:
+def _kind(record: Record) -> list[str]:
     return [CHECKPOINT] if record.kind == CHECKPOINT else []
 
 

@@ -1,0 +1,123 @@
+#!/usr/bin/python
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Ansible module: run a ``tunetool`` command on the node and bring its record back."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: run_tunetool
+short_description: Run a tunetool command on the node and return its record
+version_added: "0.1.0"
+description:
+  - Runs C(tunetool), which the role P(tunetool.node.tunetool#role) installs, and returns the record that it makes.
+  - Runs only commands that make a record, C(verify), C(stage), C(bench) and C(tune). No shell reads the arguments.
+  - The command ends, and removes its files, when the connection to this module is lost or the module is killed.
+options:
+  executable:
+    description: The program. Where it does not exist, C(tunetool) is looked up on the PATH.
+    type: path
+    default: /opt/tunetool/bin/tunetool
+  command:
+    description: The words of the command, such as V(verify), or V(bench) and V(checkpoint).
+    type: list
+    elements: str
+    required: true
+  options:
+    description:
+      - Options of the command by name, such as C(target=/mnt/nvme_raid0). A list gives the option once for each of its
+        elements, V(true) gives a flag. What is empty or V(false) is left out.
+      - They are meant for values from an inventory. An option that O(arguments) name is not taken from here.
+    type: dict
+    default: {}
+  arguments:
+    description: The rest of the command line without C(--json), such as V(--level), V(full).
+    type: list
+    elements: str
+    default: []
+  judge:
+    description: Fail where the node falls short or could not be judged. Else RV(rc) and RV(record) report that alone.
+    type: bool
+    default: false
+author:
+  - The tunetool authors (@tunetool)
+attributes:
+  check_mode:
+    description: C(verify) makes its checks and measures nothing. Other commands are skipped.
+    support: partial
+    details: A copy or a benchmark cannot be predicted.
+  diff_mode:
+    description: There is no difference to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Measure the node's storage and judge it
+  tunetool.node.run_tunetool:
+    command: [verify]
+    options:
+      expect: [read=50GBps, write=25GBps]
+      duration: 30s
+    judge: true
+
+- name: Have the model in memory before the job
+  tunetool.node.run_tunetool:
+    command: [stage]
+    arguments: [/nfs/models/qwen2.5-vl-7b, /dev/shm/qwen2.5-vl-7b]
+
+- name: Checkpoints of a small state on the scratch volume
+  tunetool.node.run_tunetool:
+    command: [bench, checkpoint]
+    options: {target: /mnt/nvme_raid0, model: phi3-mini, state_bytes: 8GB}
+"""
+
+RETURN = r"""
+record:
+  description: The record as C(--json -) prints it.
+  returned: when there is one
+  type: dict
+rc:
+  description: Exit status. 0 it holds or is done, 1 it falls short, 2 the call was wrong, 3 it could not be judged.
+  returned: when the command ran
+  type: int
+stderr_tail:
+  description: The last lines of standard error.
+  returned: when the command ran
+  type: list
+  elements: str
+"""
+
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
+from ..module_utils.play.tunetool_command import CHECK_MODE, Refused, command_line, run  # noqa: E402
+
+
+def main() -> None:
+    """Run the command and report."""
+    module = AnsibleModule(
+        argument_spec={
+            "executable": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
+            "command": {"type": "list", "elements": "str", "required": True},
+            "options": {"type": "dict", "default": {}},
+            "arguments": {"type": "list", "elements": "str", "default": []},
+            "judge": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    command = module.params["command"]
+    try:
+        argv = command_line(command, module.params["options"], module.params["arguments"], module.check_mode)
+    except Refused as error:
+        module.fail_json(msg=str(error))
+    else:
+        if module.check_mode and command != [CHECK_MODE]:
+            module.exit_json(changed=False, skipped=True, msg="`tunetool %s` has no check mode" % " ".join(command))
+        result = run(module, argv)
+        if module.params["judge"] and result["rc"] != 0:
+            module.fail_json(**result)
+        # Without the word Ansible takes any `rc` but 0 for a failure.
+        module.exit_json(failed=False, **result)
+
+
+if __name__ == "__main__":
+    main()
