@@ -16,20 +16,7 @@ name: plan_wipes
 short_description: What an applied plan file lets one host lose
 version_added: "0.1.0"
 description: Reads a plan file on the control machine. A host that it does not name may lose nothing.
-options:
-  _input:
-    description: Path of the plan file; empty for no plan.
-    type: str
-    required: true
-  host:
-    description: Inventory name of the host.
-    type: str
-    required: true
-  job:
-    description: The job that applies the plan. A plan for another job is refused.
-    type: str
-    choices: [provision, teardown, replace]
-    default: provision
+extends_documentation_fragment: [tunetool.node.plan_filter]
 """
 
 EXAMPLES = r"""

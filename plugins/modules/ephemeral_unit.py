@@ -28,45 +28,11 @@ options:
     description: The program.
     type: path
     default: /opt/tunetool/bin/tunetool
-  model:
-    description: Glob over the model string, as M(tunetool.node.nvme_drives) takes it.
-    type: str
-  size:
-    description: Nominal size of a drive.
-    type: str
-  transport:
-    description: Transport as sysfs names it.
-    type: str
-  serials:
-    description: Exact serial numbers, only where the owner pinned them. Clouds give other drives after a stop.
-    type: list
-    elements: str
-    default: []
-  label:
-    description: Label of the file system.
-    type: str
-    default: nvme_raid0
-  offload_owner:
-    description: Owner of the offload directory.
-    type: str
-    default: root
-  offload_group:
-    description: Group of the offload directory.
-    type: str
-    default: root
-  offload_mode:
-    description: Mode of the offload directory, octal digits.
-    type: str
-    default: "1777"
-  services:
-    description: Units that start after it, such as V(slurmd.service).
-    type: list
-    elements: str
-    default: []
   wait_seconds:
     description: How long a boot waits for the drives to appear.
     type: int
     default: 30
+extends_documentation_fragment: [tunetool.node.drives, tunetool.node.offload]
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -97,6 +63,7 @@ import grp  # noqa: E402  (Ansible wants the documentation first)
 import pwd  # noqa: E402
 from typing import Any  # noqa: E402
 
+from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.common import manifest as manifests  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
@@ -178,10 +145,7 @@ def main() -> None:
             "enabled": {"type": "bool", "required": True},
             "installed": {"type": "bool", "default": True},
             "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
-            "model": {"type": "str"},
-            "size": {"type": "str"},
-            "transport": {"type": "str"},
-            "serials": {"type": "list", "elements": "str", "default": []},
+            **DRIVE_ARGUMENTS,
             "label": {"type": "str", "default": "nvme_raid0"},
             "offload_owner": {"type": "str", "default": "root"},
             "offload_group": {"type": "str", "default": "root"},

@@ -52,12 +52,10 @@ options:
     description: For V(compat), leave a C(/etc/cufile.json) alone that allows it. Nothing else needs to be said there.
     type: bool
     default: true
+extends_documentation_fragment: [tunetool.node.changes]
 author:
   - The tunetool authors (@tunetool)
 attributes:
-  check_mode:
-    description: Says what would be done without doing it.
-    support: full
   diff_mode:
     description: Shows files, and what would be built and loaded, before and after.
     support: full
@@ -108,11 +106,12 @@ from dataclasses import asdict  # noqa: E402  (Ansible wants the documentation f
 
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
-from ..module_utils.common.drift import Ledger, built_manifest, told  # noqa: E402
+from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.gds.apply import GdsJob  # noqa: E402
 from ..module_utils.gds.path_choice import AUTO, MODES, Impossible  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import outcome  # noqa: E402
 
 
 def main() -> None:
@@ -142,9 +141,7 @@ def main() -> None:
         module.fail_json(msg=str(error))
     else:
         module.exit_json(
-            changed=bool(job.ledger.diff),
-            diff=job.ledger.diff,
-            differences=told(job.ledger.differences),
+            **outcome(job.ledger),
             gds={"mode": decision.mode, "reasons": list(decision.reasons)},
             paths=[asdict(path) for path in decision.paths],
             packages=job.packages,

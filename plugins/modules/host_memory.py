@@ -46,15 +46,9 @@ options:
     description: Limit on locked memory, V(unlimited) or a size; empty leaves it alone.
     type: str
     default: ""
+extends_documentation_fragment: [tunetool.node.changes]
 author:
   - The tunetool authors (@tunetool)
-attributes:
-  check_mode:
-    description: Says what would be done without doing it.
-    support: full
-  diff_mode:
-    description: Shows files and live values before and after.
-    support: full
 """
 
 EXAMPLES = r"""
@@ -94,14 +88,11 @@ reboot_reasons:
 
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
-from ..module_utils.common.commands import CommandError  # noqa: E402
-from ..module_utils.common.drift import Drifted, Ledger, built_manifest, message, settle, told  # noqa: E402
-from ..module_utils.common.refusal import Refusal  # noqa: E402
+from ..module_utils.common.drift import Ledger  # noqa: E402
 from ..module_utils.machine.memory import memory_total  # noqa: E402
 from ..module_utils.memory.apply import ARGUMENTS, MemoryJob  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
-from ..module_utils.units import UnitError  # noqa: E402
+from ..module_utils.play.convergence import converge  # noqa: E402
 
 
 def main() -> None:
@@ -112,26 +103,14 @@ def main() -> None:
         job = MemoryJob(module.params, ledger)
         return job.all(), job.reboot_reasons
 
-    try:
-        with only_one():
-            (memory, reasons), done = settle(work, built_manifest(), module.check_mode)
-    except UnitError as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint))
-    except Drifted as error:
-        module.fail_json(msg=str(error), changed=False, differences=told(error.differences))
-    except (Refusal, CommandError, Locked) as error:
-        module.fail_json(msg=str(error))
-    else:
-        result = {"changed": bool(done.diff), "diff": done.diff, "differences": told(done.differences)}
-        if done.left:
-            module.fail_json(msg=message(done.left), **result)
-        module.exit_json(
-            hugepages_bytes=sum(pool["size_kib"] * 1024 * pool["count"] for pool in memory["hugepages"]),
-            memory=memory,
-            ram_bytes=memory_total(),
-            reboot_reasons=reasons,
-            **result,
-        )
+    (memory, reasons), answer = converge(module, work)
+    module.exit_json(
+        hugepages_bytes=sum(pool["size_kib"] * 1024 * pool["count"] for pool in memory["hugepages"]),
+        memory=memory,
+        ram_bytes=memory_total(),
+        reboot_reasons=reasons,
+        **answer,
+    )
 
 
 if __name__ == "__main__":

@@ -66,15 +66,9 @@ options:
     description: The weekly discard of unused blocks, V(enabled) or V(disabled).
     type: str
     default: ""
+extends_documentation_fragment: [tunetool.node.changes]
 author:
   - The tunetool authors (@tunetool)
-attributes:
-  check_mode:
-    description: Says what would be done without doing it.
-    support: full
-  diff_mode:
-    description: Shows files and live values before and after.
-    support: full
 """
 
 EXAMPLES = r"""
@@ -100,11 +94,8 @@ differences:
   elements: dict
 """
 
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
-from ..module_utils.common.commands import CommandError  # noqa: E402
-from ..module_utils.common.drift import Drifted, built_manifest, settle, told  # noqa: E402
-from ..module_utils.common.refusal import Refusal  # noqa: E402
-from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
+from ..module_utils.play.convergence import converge  # noqa: E402
 from ..module_utils.tuning.apply import TuningJob  # noqa: E402
 from ..module_utils.tuning.settings import ARGUMENTS  # noqa: E402
 
@@ -119,19 +110,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    try:
-        with only_one():
-            tuning, done = settle(
-                lambda ledger: TuningJob(module.params, ledger).all(), built_manifest(), module.check_mode
-            )
-    except Drifted as error:
-        module.fail_json(msg=str(error), changed=False, differences=told(error.differences))
-    except (Refusal, CommandError, Locked) as error:
-        module.fail_json(msg=str(error))
-    else:
-        for warning in done.warnings:
-            module.warn(warning)
-        module.exit_json(changed=bool(done.diff), diff=done.diff, differences=told(done.differences), tuning=tuning)
+    tuning, answer = converge(module, lambda ledger: TuningJob(module.params, ledger).all())
+    module.exit_json(tuning=tuning, **answer)
 
 
 if __name__ == "__main__":

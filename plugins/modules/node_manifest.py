@@ -120,7 +120,7 @@ from typing import Any  # noqa: E402
 
 from ..module_utils.audit.manifest_checks import run_checks  # noqa: E402
 from ..module_utils.common.check_result import FAIL  # noqa: E402
-from ..module_utils.common.drift import Difference, built_manifest, told  # noqa: E402
+from ..module_utils.common.drift import Difference, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, load, refuse_newer, write  # noqa: E402
 from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
@@ -188,7 +188,7 @@ def main() -> None:
     stale = content(TUNED_PATH) != (block or "")
     result = {
         "changed": before != after or stale,
-        "differences": told(
+        "differences": as_results(
             [
                 Difference("manifest." + key, json.dumps(document[key]), json.dumps(built[key]))
                 for key in ("profile", "expect", "offload_dir", "gds")

@@ -28,40 +28,10 @@ options:
     description: Name of the array whose members count as ours.
     type: str
     required: true
-  model:
-    description: Glob that the model string must match, case-sensitive.
-    type: str
-  size:
-    description: Nominal size, such as V(3.84TB); drives within 1 % of it match.
-    type: str
-  transport:
-    description: Transport as sysfs names it.
-    type: str
-  serials:
-    description: Exact serial numbers; others are ignored.
-    type: list
-    elements: str
-    default: []
   plan:
     description: Return the host's part of a plan instead of failing; see RV(plan).
     type: bool
     default: false
-  wipes:
-    description:
-      - What the applied plan lets this host lose. A drive that holds something is selected only when it is named
-        here with the hash of what it holds now, and nobody uses it. M(tunetool.node.raid_array) asks all of it again.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      serial:
-        description: Serial number of the drive.
-        type: str
-        required: true
-      hash:
-        description: Hash of its contents, from the plan file.
-        type: str
-        required: true
   adopt:
     description: Select the members of an array of another name whose level, chunk and member count are as asked.
     type: bool
@@ -82,6 +52,7 @@ options:
         one of them cannot be mended. Nothing is changed then.
     type: dict
     default: {}
+extends_documentation_fragment: [tunetool.node.drives, tunetool.node.wipes]
 author:
   - The tunetool authors (@tunetool)
 attributes:
@@ -153,12 +124,12 @@ from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 from ..module_utils.array.adopt_or_wipe import Consent, Foreign, plain_uuid  # noqa: E402
 from ..module_utils.array.drift import Asked  # noqa: E402
 from ..module_utils.array.drive_decisions import ADOPT, KEEP, WIPE, Criteria, table, wipeable  # noqa: E402
+from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.array.drive_selection import Selection, select  # noqa: E402
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.audit.before_changes import in_the_way, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
-from ..module_utils.common.drift import Drifted  # noqa: E402
-from ..module_utils.common.drift import told as as_told  # noqa: E402
+from ..module_utils.common.drift import Drifted, as_results  # noqa: E402
 from ..module_utils.common.manifest import ManifestError, load, refuse_newer  # noqa: E402
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
@@ -280,10 +251,7 @@ def main() -> None:
         argument_spec={
             "count": {"type": "int", "required": True},
             "array_name": {"type": "str", "required": True},
-            "model": {"type": "str"},
-            "size": {"type": "str"},
-            "transport": {"type": "str"},
-            "serials": {"type": "list", "elements": "str", "default": []},
+            **DRIVE_ARGUMENTS,
             "plan": {"type": "bool", "default": False},
             "wipes": WIPES,
             "adopt": {"type": "bool", "default": False},
@@ -390,17 +358,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         gds={"gpus": bool(read_gpus()), "traces": gds_apply.traces()},
         tuned=anything_of_ours(),
         wipes=[{"serial": drive.serial, "hash": allowed[drive.serial]} for drive in wipeable(selection.decisions)],
-        selected=[
-            {
-                "serial": drive.serial,
-                "model": drive.model,
-                "by_id": drive.by_id,
-                "size_bytes": drive.size_bytes,
-                "pci_address": drive.pci_address,
-                "numa_node": drive.numa_node,
-            }
-            for drive in selection.selected
-        ],
+        selected=[drive.member for drive in selection.selected],
         **told,
     )
 
@@ -418,7 +376,7 @@ def fail_over_drift(module: AnsibleModule, selection: Selection, chunk: int, tol
         return
     drift = Drifted(found)
     before = "%s. hint: %s\n%s\n" % (selection.problem, selection.hint, told["table"]) if selection.problem else ""
-    module.fail_json(msg=before + str(drift), changed=False, differences=as_told(drift.differences), **told)
+    module.fail_json(msg=before + str(drift), changed=False, differences=as_results(drift.differences), **told)
 
 
 if __name__ == "__main__":

@@ -39,31 +39,15 @@ options:
     type: list
     elements: str
     required: true
-  wipes:
-    description: Drives whose contents may be lost, from an applied plan.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      serial:
-        description: Serial number of the drive.
-        type: str
-        required: true
-      hash:
-        description: Hash of its contents, from the plan file.
-        type: str
-        required: true
   adopt:
     description:
       - Keep an array of another name under that name, with its data, when its level, chunk and members are as asked.
     type: bool
     default: false
+extends_documentation_fragment: [tunetool.node.changes, tunetool.node.wipes]
 author:
   - The tunetool authors (@tunetool)
 attributes:
-  check_mode:
-    description: Says what would be done without doing it.
-    support: full
   diff_mode:
     description: Shows the array, mdadm.conf and the initramfs before and after.
     support: full
@@ -114,7 +98,7 @@ from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adop
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
-from ..module_utils.common.drift import Difference, Drifted, built_manifest, forget, told  # noqa: E402
+from ..module_utils.common.drift import Difference, Drifted, as_results, built_manifest, forget  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
@@ -182,7 +166,7 @@ def main() -> None:
             wanted = Wanted(name, module.params["level"], chunk, tuple(drive.name for drive in members))
             result = converge(module, wanted, members)
     except Drifted as error:
-        module.fail_json(msg=str(error), changed=False, differences=told(error.differences))
+        module.fail_json(msg=str(error), changed=False, differences=as_results(error.differences))
     except (CommandError, UnreadableDevice, Refusal, Locked) as error:
         module.fail_json(msg="array `%s`: %s" % (name, error))
     else:
@@ -242,7 +226,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
     stale = renew_initramfs(module, conf, uuid, after != before)
     return {
         "changed": step.action != "keep" or after != before or bool(stale),
-        "differences": told(differences),
+        "differences": as_results(differences),
         "action": step.action,
         "wiped": [drive.serial for drive in doomed],
         "initramfs_rebuilt": [image.path for image in stale],

@@ -44,10 +44,6 @@ options:
     description: How long a boot waits for the array before it goes on without it, as systemd.time(7) writes it.
     type: str
     default: 30s
-  label:
-    description: Label of the file system, at most 12 characters.
-    type: str
-    default: nvme_raid0
   adopt:
     description:
       - Keep a file system as it is although the manifest names another UUID, and keep its label.
@@ -61,37 +57,16 @@ options:
     description: Directory to make on it, absolute and under O(mount_point); empty for none.
     type: str
     default: ""
-  offload_owner:
-    description: Owner of that directory.
-    type: str
-    default: root
-  offload_group:
-    description: Group of that directory.
-    type: str
-    default: root
-  offload_mode:
-    description: Mode of that directory, octal digits.
-    type: str
-    default: "1777"
   protect_mount_point:
     description:
       - Whether the bare mount point is immutable (C(chattr +i)); V(false) takes the flag away.
       - A file system without that flag (tmpfs, overlay) gives a warning.
     type: bool
     default: true
-  services:
-    description:
-      - Units of systemd that need the volume, such as V(slurmd.service). They start after it and not without it.
-        Drop-ins of units that are no longer named are removed.
-    type: list
-    elements: str
-    default: []
+extends_documentation_fragment: [tunetool.node.changes, tunetool.node.offload]
 author:
   - The tunetool authors (@tunetool)
 attributes:
-  check_mode:
-    description: Says what would be done without doing it.
-    support: full
   diff_mode:
     description: Shows the file system, /etc/fstab, the mount, the directories and the drop-ins before and after.
     support: full
@@ -128,13 +103,12 @@ import re  # noqa: E402
 from typing import Any  # noqa: E402
 
 from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
-from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
-from ..module_utils.common.commands import CommandError  # noqa: E402
-from ..module_utils.common.drift import Drifted, Ledger, built_manifest, message, settle, told  # noqa: E402
+from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.machine.mounts import plain_path  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.convergence import converge  # noqa: E402
 from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
 from ..module_utils.volume.unit_dropins import units_problem  # noqa: E402
@@ -169,14 +143,13 @@ def problem_with(wanted: dict[str, Any], log_su_bytes: int) -> str | None:
     return None
 
 
-def converge(module: AnsibleModule) -> tuple[tuple[str | None, str | None], Ledger]:
+def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]:
     """Find the array, then look at all that is asked for, and act on what differs."""
     name = module.params["array"]
     array = next((array for array in read_arrays() if array.name == name), None)
     if array is None and not module.check_mode:
         raise Refusal("array `%s` is not assembled. hint: run raid_array first" % name)
-    manifest = None if module.params["new_array"] else built_manifest()
-    return settle(lambda ledger: Volume(module.params, ledger, array).all(), manifest, module.check_mode)
+    return Volume(module.params, ledger, array).all()
 
 
 def main() -> None:
@@ -186,32 +159,25 @@ def main() -> None:
     problem = problem_with(module.params, geometry.log_su_bytes) or units_problem(module.params["services"])
     if problem:
         module.fail_json(msg=problem)
-    try:
-        with only_one():
-            (uuid, offload_dir), done = converge(module)
-    except Drifted as error:
-        module.fail_json(msg=str(error), changed=False, differences=told(error.differences))
-    except (CommandError, UnreadableDevice, Refusal, Locked, ValueError) as error:
-        module.fail_json(msg=str(error))
-    else:
-        for warning in done.warnings:
-            module.warn(warning)
-        result = {"changed": bool(done.diff), "diff": done.diff, "differences": told(done.differences)}
-        if done.left:
-            module.fail_json(msg=message(done.left), **result)
-        module.exit_json(
-            filesystem={
-                "uuid": uuid,
-                "type": "xfs",
-                "mount_point": plain_path(module.params["mount_point"]),
-                "data_su_bytes": geometry.data_su_bytes,
-                "data_sw": geometry.data_sw,
-                "log_su_bytes": geometry.log_su_bytes,
-                "mount_options": shown_options(module.params["mount_options"]),
-            },
-            offload_dir=offload_dir,
-            **result,
-        )
+    (uuid, offload_dir), answer = converge(
+        module,
+        lambda ledger: work(module, ledger),
+        lambda: None if module.params["new_array"] else built_manifest(),
+        (UnreadableDevice, ValueError),
+    )
+    module.exit_json(
+        filesystem={
+            "uuid": uuid,
+            "type": "xfs",
+            "mount_point": plain_path(module.params["mount_point"]),
+            "data_su_bytes": geometry.data_su_bytes,
+            "data_sw": geometry.data_sw,
+            "log_su_bytes": geometry.log_su_bytes,
+            "mount_options": shown_options(module.params["mount_options"]),
+        },
+        offload_dir=offload_dir,
+        **answer,
+    )
 
 
 if __name__ == "__main__":

@@ -45,38 +45,10 @@ options:
     description: How many drives the inventory asks for.
     type: int
     default: 8
-  model:
-    description: Glob that the model string must match, case-sensitive.
-    type: str
-  size:
-    description: Nominal size, such as V(3.84TB); drives within 1 % of it match.
-    type: str
-  transport:
-    description: Transport as sysfs names it.
-    type: str
-  serials:
-    description: Serial numbers that the inventory pins.
-    type: list
-    elements: str
-    default: []
   plan:
     description: Change nothing and fail over nothing that is found; return the host's part of a plan.
     type: bool
     default: false
-  wipes:
-    description: Drives whose contents may be lost, from an applied plan.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      serial:
-        description: Serial number of the drive.
-        type: str
-        required: true
-      hash:
-        description: Hash of what it holds, from the plan file.
-        type: str
-        required: true
   volume:
     description: The volume that may be lost, from an applied plan.
     type: dict
@@ -87,12 +59,10 @@ options:
       hash:
         description: Hash of what lies in the array; none where it did not run.
         type: str
+extends_documentation_fragment: [tunetool.node.changes, tunetool.node.drives, tunetool.node.wipes]
 author:
   - The tunetool authors (@tunetool)
 attributes:
-  check_mode:
-    description: Says what would be done without doing it.
-    support: full
   diff_mode:
     description: Shows the volume, the drives and every file before and after.
     support: full
@@ -136,6 +106,7 @@ table:
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.array.drive_decisions import Criteria, table  # noqa: E402
+from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
@@ -207,10 +178,7 @@ def main() -> None:
             "old_serial": {"type": "str"},
             "new_serial": {"type": "str"},
             "count": {"type": "int", "default": 8},
-            "model": {"type": "str"},
-            "size": {"type": "str"},
-            "transport": {"type": "str"},
-            "serials": {"type": "list", "elements": "str", "default": []},
+            **DRIVE_ARGUMENTS,
             "plan": {"type": "bool", "default": False},
             "wipes": WIPES,
             "volume": {"type": "dict", "options": {"uuid": {"type": "str"}, "hash": {"type": "str"}}},

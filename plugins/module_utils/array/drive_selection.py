@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
@@ -20,6 +20,13 @@ PLAN_HINT = (
     "see the reason beside each drive; nothing was changed. Drives that may lose what they hold are named by a plan: "
     "`--tags plan -e plan_file=plan.json`, read it, then `-e apply_plan=plan.json`"
 )
+ARGUMENTS: dict[str, Any] = {
+    "model": {"type": "str"},
+    "size": {"type": "str"},
+    "transport": {"type": "str"},
+    "serials": {"type": "list", "elements": "str", "default": []},
+}
+"""What modules take that choose drives; the documentation fragment `drives` describes it."""
 ADOPT_HINT = "`raid_array_adopt: true` keeps that array with its data; nothing was changed"
 
 

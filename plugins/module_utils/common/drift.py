@@ -51,7 +51,7 @@ def message(differences: Sequence[Difference]) -> str:
     return "the node is not as it was built and asked for:\n" + "\n".join(map(str, differences))
 
 
-def told(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+def as_results(differences: Sequence[Difference]) -> list[dict[str, Any]]:
     """As modules return them."""
     return [asdict(one) for one in differences]
 
@@ -99,7 +99,7 @@ class Ledger:
         return self.note(what, before, after)
 
     def file_differs(self, name: str, path: str, before: str, after: str) -> bool:
-        """The same for a file, told by the lines in which it differs."""
+        """The same for a file; expected and found are the lines in which it differs."""
         return self.differs(name, lines_only_in(after, before), lines_only_in(before, after), path, before, after)
 
     def cannot(self, name: str, expected: str, found: str, hint: str, refusal: str) -> None:
@@ -117,7 +117,7 @@ class Ledger:
         ]
 
     def later(self, name: str, found: str, hint: str) -> None:
-        """What is set for the next boot and not in force before: no failure, and told as it is."""
+        """What is set for the next boot and not in force before. It is reported, and is no failure."""
         self.differences = [
             replace(one, found=found, hint=hint) if one.name == name else one for one in self.differences
         ]

@@ -179,15 +179,5 @@ def _reasons(decisions: Sequence[Decision]) -> list[str]:
 
 def with_members(manifest: Mapping[str, Any], members: Sequence[Drive]) -> dict[str, Any]:
     """The manifest with these members by slot, and not a letter else changed."""
-    rows = [
-        {
-            "serial": drive.serial,
-            "model": drive.model,
-            "by_id": drive.by_id,
-            "size_bytes": drive.size_bytes,
-            "pci_address": drive.pci_address,
-            "numa_node": drive.numa_node,
-        }
-        for drive in members
-    ]
+    rows = [drive.member for drive in members]
     return dict(manifest, array=dict(manifest["array"], members=rows))

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from ..common.files import read_int, read_text
 from .mounts import Mount, read_mounts, swap_sources
@@ -25,6 +26,9 @@ class Link:
     slot_max_speed_gts: float | None = None
     """Of the port above the device: a slot, or a switch's port."""
     slot_max_width: int | None = None
+
+
+MEMBER_KEYS = ("serial", "model", "by_id", "size_bytes", "pci_address", "numa_node")
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,11 @@ class Drive:
         """The uses that remain when its idle arrays are stopped."""
         idle = {_member_of(array) for array in self.idle_arrays}
         return tuple(use for use in self.uses if use not in idle)
+
+    @property
+    def member(self) -> dict[str, Any]:
+        """The drive as a member of the array in the manifest."""
+        return {name: getattr(self, name) for name in MEMBER_KEYS}
 
     @property
     def path(self) -> str:

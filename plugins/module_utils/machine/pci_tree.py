@@ -38,6 +38,16 @@ class PciDevice:
     """Names of its network and RDMA devices."""
 
 
+def port_directories(device: str) -> list[str]:
+    """sysfs directories of the ports between the PCI device of a sysfs path and the root complex, the nearest first."""
+    directories = []
+    directory = os.path.dirname(os.path.realpath(device))
+    while _ADDRESS.match(os.path.basename(directory)):
+        directories.append(directory)
+        directory = os.path.dirname(directory)
+    return directories
+
+
 def read_pci(root: str = "/") -> dict[str, PciDevice]:
     """By address; empty where sysfs is not there."""
     base = os.path.join(root, "sys/bus/pci/devices")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Optional, Sequence
 
-_ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+from .pci_tree import port_directories
 
 _EXTENDED = 0x100
 """Where extended capabilities begin (PCI Express Base Specification, 7.6)."""
@@ -21,12 +20,7 @@ def ports_above(address: str, root: str = "/") -> list[str]:
     device = os.path.join(root, "sys/bus/pci/devices", address)
     if not os.path.exists(device):
         return []
-    found = []
-    place = os.path.dirname(os.path.realpath(device))
-    while _ADDRESS.match(os.path.basename(place)):
-        found.append(place)
-        place = os.path.dirname(place)
-    return found
+    return port_directories(device)
 
 
 def redirects(config: bytes) -> Optional[bool]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from typing import Sequence
 
 from .drives import Drive, Link, read_link
-
-_ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+from .pci_tree import port_directories
 
 
 def link_bandwidth(link: Link) -> float | None:
@@ -52,12 +50,7 @@ def ports_above(drive: Drive, root: str = "/") -> list[str]:
     device = next((place for place in places if os.path.isdir(place)), None)
     if device is None:
         return []
-    found = []
-    place = os.path.dirname(os.path.realpath(device))
-    while _ADDRESS.match(os.path.basename(place)):
-        found.append(place)
-        place = os.path.dirname(place)
-    return found
+    return port_directories(device)
 
 
 def shared_ports(drives: Sequence[Drive], root: str = "/") -> list[SharedPort]:

@@ -8,7 +8,7 @@ import re
 from datetime import datetime, timezone
 from typing import Any, Mapping, Sequence
 
-from ..array.drive_decisions import REFUSE, WIPE
+from ..array.drive_decisions import REFUSE, WIPE, Decision
 from ..array.drive_selection import Selection
 
 SCHEMA_NAME = "tunetool.plan/1"
@@ -48,18 +48,23 @@ def host_part(
     drives = []
     for row in selection.decisions:
         refused = row.verdict == WIPE and array_action == "refuse"
-        drives.append(
-            {
-                "serial": row.drive.serial,
-                "model": row.drive.model,
-                "size_bytes": row.drive.size_bytes,
-                "action": REFUSE if refused else row.verdict,
-                "reason": row.reason,
-                "holds": list(holds.get(row.drive.name, ())),
-                "hash": hashes.get(row.drive.name),
-            }
-        )
+        action = REFUSE if refused else row.verdict
+        drives.append(drive_part(row, action, holds.get(row.drive.name, ()), hashes.get(row.drive.name)))
     return {"drives": drives, "array_action": array_action, "array_reason": array_reason}
+
+
+def drive_part(decision: Decision, action: str, holds: Sequence[str], contents_hash: str | None) -> dict[str, Any]:
+    """One drive of a host's part."""
+    drive = decision.drive
+    return {
+        "serial": drive.serial,
+        "model": drive.model,
+        "size_bytes": drive.size_bytes,
+        "action": action,
+        "reason": decision.reason,
+        "holds": list(holds),
+        "hash": contents_hash,
+    }
 
 
 def document(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..array.drive_decisions import REFUSE, WIPE
+from ..plan.plan_file import drive_part
 from .decision import Removal
 
 
@@ -15,17 +16,8 @@ def removal_part(found: Removal, text: str) -> dict[str, Any]:
     drives = []
     for row in found.decisions:
         wiped = row.verdict == WIPE and action == "remove"
-        drives.append(
-            {
-                "serial": row.drive.serial,
-                "model": row.drive.model,
-                "size_bytes": row.drive.size_bytes,
-                "action": WIPE if wiped else REFUSE if row.verdict == WIPE else row.verdict,
-                "reason": row.reason,
-                "holds": [],
-                "hash": hashes.get(row.drive.serial) if wiped else None,
-            }
-        )
+        verdict = WIPE if wiped else REFUSE if row.verdict == WIPE else row.verdict
+        drives.append(drive_part(row, verdict, (), hashes.get(row.drive.serial) if wiped else None))
     part: dict[str, Any] = {"drives": drives, "array_action": action, "array_reason": text}
     if action == "remove" and found.volume is not None:
         part["volume"] = {"uuid": found.volume.uuid, "hash": found.inside, "holds": list(found.holds)}

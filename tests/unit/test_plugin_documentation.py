@@ -1,0 +1,84 @@
+"""What `ansible-doc` shows of a module is what the module takes, with the parts that modules share."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(path.stem for path in (ROOT / "plugins/modules").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def documented() -> dict[str, Any]:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-doc")), "-j", *(f"tunetool.node.{name}" for name in MODULES)],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return {name.rpartition(".")[2]: entry["doc"] for name, entry in found.items()}
+
+
+class Taken(Exception):
+    """Holds what the module said it takes."""
+
+
+def taken(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], bool]:
+    """The arguments that the module declares, and whether it knows check mode."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / ".ansible/collections"), *sys.path])
+    module = importlib.import_module(f"ansible_collections.tunetool.node.plugins.modules.{name}")
+
+    def declare(argument_spec: dict[str, Any], supports_check_mode: bool = False, **_: object) -> None:
+        raise Taken(argument_spec, supports_check_mode)
+
+    monkeypatch.setattr(module, "AnsibleModule", declare)
+    with pytest.raises(Taken) as caught:
+        module.main()
+    return caught.value.args
+
+
+def differences(documented: dict[str, Any], spec: dict[str, Any], where: str) -> list[str]:
+    """Options that are undocumented, or documented with another type, default, choice or need."""
+    wrong = [f"{where}{name}: only on one side" for name in sorted(set(documented) ^ set(spec))]
+    for name in sorted(set(documented) & set(spec)):
+        for key, empty in (("type", "str"), ("default", None), ("required", False), ("elements", None)):
+            said, is_so = documented[name].get(key, empty), spec[name].get(key, empty)
+            if said != is_so:
+                wrong.append(f"{where}{name}: {key} {said!r} is {is_so!r}")
+        if sorted(documented[name].get("choices") or []) != sorted(spec[name].get("choices") or []):
+            wrong.append(f"{where}{name}: choices")
+        if "suboptions" in documented[name]:
+            inside = spec[name].get("options") or {}
+            wrong += differences(documented[name]["suboptions"], inside, f"{where}{name}.")
+    return wrong
+
+
+def has_main(name: str) -> bool:
+    tree = ast.parse((ROOT / f"plugins/modules/{name}.py").read_text())
+    return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if has_main(name)])
+def test_a_module_takes_what_its_documentation_says(
+    name: str, documented: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, check_mode = taken(name, monkeypatch)
+    assert differences(documented[name]["options"], spec, "") == []
+    assert (documented[name]["attributes"]["check_mode"]["support"] != "none") == check_mode
+    assert set(documented[name]["attributes"]) == {"check_mode", "diff_mode"}
+    assert documented[name]["author"]
