@@ -56,13 +56,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         if not self._is_pipelining_enabled("new"):
             # A sudo that wants a terminal, or a connection plugin without standard input.
             directory = self._connection._shell.tmpdir or self._make_tmp_path()
-            place = self._connection._shell.join_path(directory, os.path.basename(archive))
-            self._transfer_file(archive, place)
-            return place, ""
-        place = f"{prefix}/wheelhouse.tar"
+            remote = self._connection._shell.join_path(directory, os.path.basename(archive))
+            self._transfer_file(archive, remote)
+            return remote, ""
+        remote = f"{prefix}/wheelhouse.tar"
         made = f"install -d -o root -g root -m 0755 {shlex.quote(prefix)}"
         written = (
-            f"(umask 022 && cat > {shlex.quote(place)}.new) && mv -f {shlex.quote(place)}.new {shlex.quote(place)}"
+            f"(umask 022 && cat > {shlex.quote(remote)}.new) && mv -f {shlex.quote(remote)}.new {shlex.quote(remote)}"
         )
         done = self._low_level_execute_command(f"{made} && {written}", in_data=Path(archive).read_bytes())
-        return place, "" if done["rc"] == 0 else " ".join(str(done["stderr"] or done["stdout"]).split())
+        return remote, "" if done["rc"] == 0 else " ".join(str(done["stderr"] or done["stdout"]).split())

@@ -50,11 +50,11 @@ ROLE_OF_JOB = {REPLACE: "replace_drive"}
 def role_options() -> dict[str, dict[str, Any]]:
     """Options of the entry point ``main`` by role."""
     loader = DataLoader()
-    found = {}
+    options = {}
     for path in sorted(COLLECTION.glob("roles/*/meta/argument_specs.yml")):
         document = loader.load_from_file(str(path))
-        found[path.parents[1].name] = document["argument_specs"]["main"].get("options") or {}
-    return found
+        options[path.parents[1].name] = document["argument_specs"]["main"].get("options") or {}
+    return options
 
 
 def unknown_variables(names: list[str], options: dict[str, dict[str, Any]]) -> list[str]:

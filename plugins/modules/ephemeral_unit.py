@@ -12,24 +12,24 @@ short_description: A boot-time unit that rebuilds the scratch volume when every 
 version_added: "0.1.0"
 description:
   - Writes C(/etc/tunetool/ephemeral.json) and C(tunetool-ephemeral.service), and enables it. Started now, it finds the
-    volume and does nothing; a node on which it could not run is told so here and not at the next boot.
+    volume and does nothing; a node on which it cannot run fails here and not at the next boot.
   - What was built is read from the manifest, so M(tunetool.node.node_manifest) must have run.
   - With O(enabled=false) removes both again.
 options:
   enabled:
-    description: Whether the unit is there.
+    description: Install the unit; V(false) removes it.
     type: bool
     required: true
   installed:
-    description: Whether the program is on the node; the unit cannot do without.
+    description: Whether the program is on the node; the unit needs it.
     type: bool
     default: true
   program:
-    description: The program.
+    description: Path of the program.
     type: path
     default: /opt/tunetool/bin/tunetool
   wait_seconds:
-    description: How long a boot waits for the drives to appear.
+    description: Seconds that a boot waits for the drives.
     type: int
     default: 30
 extends_documentation_fragment: [tunetool.node.drives, tunetool.node.offload]
@@ -125,12 +125,18 @@ def texts(wanted: dict[str, Any], check_mode: bool) -> dict[str, str]:
 def converge(module: AnsibleModule) -> list[dict[str, str]]:
     """Compare, then write or remove; returns the diff."""
     wanted = texts(module.params, module.check_mode)
-    found = changes(wanted)
+    changed = changes(wanted)
     if not module.check_mode:
-        for change in found:
+        for change in changed:
             carry_out(change)
     diff = [
-        {"before_header": one.path, "after_header": one.path, "before": one.before, "after": one.after} for one in found
+        {
+            "before_header": file_change.path,
+            "after_header": file_change.path,
+            "before": file_change.before,
+            "after": file_change.after,
+        }
+        for file_change in changed
     ]
     if wanted and not has_run():
         # It is new, or it failed at boot and the volume was mended since.

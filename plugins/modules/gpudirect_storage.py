@@ -20,15 +20,15 @@ description:
     install them and call the module again.
 options:
   mode:
-    description: V(auto) for the best path that can be had, or a path that must be had.
+    description: V(auto) for the best path that the node supports, or one path that is required.
     type: str
     choices: [auto, nvidia-fs, p2pdma, compat, "off"]
     default: auto
   mount_point:
-    description: Where the volume is mounted.
+    description: Mount point of the volume.
     type: path
   packages:
-    description: What brings nvidia-fs and libcufile; looked for only where they are missing, or O(versions) is given.
+    description: Packages with nvidia-fs and libcufile; used only where these are missing, or O(versions) is given.
     type: list
     elements: str
     default: []

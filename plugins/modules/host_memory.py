@@ -32,7 +32,7 @@ options:
         type: int
         required: true
       numa_node:
-        description: NUMA node; all of them when left out.
+        description: NUMA node of the pool; all nodes when left out.
         type: int
   hugepages_max_share:
     description: Refuse pools that together take more than this share of the RAM, or of one NUMA node's, in percent.

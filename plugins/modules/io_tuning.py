@@ -27,11 +27,11 @@ options:
     type: str
     default: ""
   scheduler:
-    description: Scheduler of the member drives, one that the kernel offers; empty leaves it alone.
+    description: I/O scheduler of the member drives, as the kernel names it; empty leaves it alone.
     type: str
     default: ""
   nr_requests:
-    description: Requests that the queue of a member drive holds. Without a scheduler at most the drive's own tags.
+    description: Requests in the queue of a member drive. Without a scheduler, the drive's own tags are the limit.
     type: str
     default: ""
   nomerges:
@@ -39,31 +39,31 @@ options:
     type: str
     default: ""
   read_ahead:
-    description: Read-ahead of the array, such as V(4MiB). Buffered reads alone see it.
+    description: Read-ahead of the array, such as V(4MiB). Only buffered reads use it.
     type: str
     default: ""
   transparent_hugepages:
-    description: When memory gets huge pages by itself, V(always), V(madvise) or V(never).
+    description: Transparent huge pages, V(always), V(madvise) or V(never).
     type: str
     default: ""
   cpu_governor:
-    description: Governor of the CPUs' frequency. Skipped, and told so, where there is no cpufreq.
+    description: Frequency governor of the CPUs. Skipped with a warning where there is no cpufreq.
     type: str
     default: ""
   cpu_latency_us:
-    description: The longest wake-up from an idle state (C-state) in microseconds. Skipped without cpuidle.
+    description: Longest wake-up from an idle state (C-state), in microseconds. Skipped with a warning without cpuidle.
     type: str
     default: ""
   dirty_background:
-    description: Dirty pages from which on the kernel writes back, as a size or as a share of the memory.
+    description: Amount of dirty pages at which the kernel starts to write back, as a size or a share of the memory.
     type: str
     default: ""
   dirty:
-    description: Dirty pages from which on a writing program must wait, as a size or as a share of the memory.
+    description: Amount of dirty pages at which a writing program must wait, as a size or a share of the memory.
     type: str
     default: ""
   fstrim_timer:
-    description: The weekly discard of unused blocks, V(enabled) or V(disabled).
+    description: Weekly discard of unused blocks, V(enabled) or V(disabled).
     type: str
     default: ""
 extends_documentation_fragment: [tunetool.node.changes]

@@ -24,11 +24,11 @@ options:
     choices: [prepared, run, absent]
     required: true
   directory:
-    description: Of this run alone. V(prepared) fails where it is there already.
+    description: A directory for this run alone. V(prepared) fails where it exists.
     type: path
     required: true
   python:
-    description: The interpreter that has torch and tunetool.
+    description: Interpreter that has torch and tunetool.
     type: path
     default: /opt/tunetool/bin/python
   spec:
@@ -36,11 +36,11 @@ options:
     type: str
     default: ""
   node:
-    description: Which of the nodes this is, from 0.
+    description: Index of this node among the nodes, from 0.
     type: int
     default: 0
   addresses:
-    description: What the nodes reach each other by, in their order. They meet at the first.
+    description: Addresses by which the nodes reach each other, in their order. They meet at the first.
     type: list
     elements: str
     default: []
@@ -69,7 +69,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ports:
-  description: Ports that nobody listened on.
+  description: Ports on which no program listened.
   returned: when prepared
   type: list
   elements: int

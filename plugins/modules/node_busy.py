@@ -62,16 +62,16 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    found = killed_by_a_reboot(module.params["mount_point"], os.environ)
-    if found and not module.params["allow"]:
-        more = " and %d more" % (len(found) - 1) if len(found) > 1 else ""
+    work = killed_by_a_reboot(module.params["mount_point"], os.environ)
+    if work and not module.params["allow"]:
+        more = " and %d more" % (len(work) - 1) if len(work) > 1 else ""
         module.fail_json(
             msg="busy: a reboot would end somebody's work: %s%s. hint: run this again when it is done; "
-            "`node_reboot_even_if_busy: true` ends it" % (found[0], more),
-            found=found,
+            "`node_reboot_even_if_busy: true` ends it" % (work[0], more),
+            found=work,
             changed=False,
         )
-    module.exit_json(changed=False, found=found)
+    module.exit_json(changed=False, found=work)
 
 
 if __name__ == "__main__":

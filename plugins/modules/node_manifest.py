@@ -234,12 +234,12 @@ def _tuned(module: AnsibleModule) -> dict[str, Any] | None:
     """What the manifest says of this node's block; None without one."""
     wanted = module.params
     try:
-        found = choose(wanted["tuned"], wanted["filesystem"]["mount_point"])
+        block = choose(wanted["tuned"], wanted["filesystem"]["mount_point"])
     except TunedError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
-    if found is None and wanted["tuned"]:
+    if block is None and wanted["tuned"]:
         module.warn("%s has no result of hardware like this: run `tunetool tune --store-vars` on this node" % VARIABLE)
-    return found
+    return block
 
 
 def _place(block: str | None, stale: bool) -> None:

@@ -21,7 +21,7 @@ description:
   - Fails before anything else on a node whose manifest was written by a newer version.
 options:
   count:
-    description: How many drives the array has.
+    description: Number of drives in the array.
     type: int
     required: true
   array_name:
@@ -48,8 +48,8 @@ options:
   wishes:
     description:
       - What M(tunetool.node.scratch_filesystem) and M(tunetool.node.host_memory) will be asked for, their options as
-        C(filesystem) and C(memory). With them, a built node is looked at as a whole, and every difference is told when
-        one of them cannot be mended. Nothing is changed then.
+        C(filesystem) and C(memory). With them, a built node is compared as a whole. When one difference cannot be
+        mended, the module reports all of them and nothing is changed.
     type: dict
     default: {}
 extends_documentation_fragment: [tunetool.node.drives, tunetool.node.wipes]
@@ -166,11 +166,11 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
         and signature.device == drive.name
         and (signature.label or "").split(":")[-1] != array_name
     ]
-    found: dict[str, Foreign] = {}
+    arrays: dict[str, Foreign] = {}
     for array in read_arrays():
         if array.uuid and array.name:
             uuid = plain_uuid(array.uuid)
-            found[uuid] = Foreign(uuid, array.name, array.level, array.chunk_bytes, array.raid_disks)
+            arrays[uuid] = Foreign(uuid, array.name, array.level, array.chunk_bytes, array.raid_disks)
     try:
         superblocks = examine(members)
     except CommandError:
@@ -178,21 +178,21 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
         superblocks = {}
     for block in superblocks.values():
         uuid = plain_uuid(block.uuid)
-        found[uuid] = Foreign(uuid, block.name, block.level, block.chunk_bytes, block.raid_disks, block.version)
-    return tuple(array for array in found.values() if array.name != array_name)
+        arrays[uuid] = Foreign(uuid, block.name, block.level, block.chunk_bytes, block.raid_disks, block.version)
+    return tuple(array for array in arrays.values() if array.name != array_name)
 
 
 def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str]) -> dict[str, str]:
     """Hashes of the idle drives that hold something, for those that can be read."""
-    found = {}
+    hashes = {}
     for drive in drives:
         if drive.claims or drive.name in unreadable or not (contents.get(drive.name) or drive.partitions):
             continue
         try:
-            found[drive.name] = contents_hash(drive)
+            hashes[drive.name] = contents_hash(drive)
         except UnreadableDevice as error:
             unreadable[drive.name] = "cannot be read: %s" % error
-    return found
+    return hashes
 
 
 def read_formats(drives: list[Drive]) -> dict[str, Formats]:
@@ -201,23 +201,23 @@ def read_formats(drives: list[Drive]) -> dict[str, Formats]:
         drive.size_bytes and not drive.metadata_bytes for drive in drives
     ):
         return {}
-    found = {drive.name: try_formats(drive.name) for drive in drives}
-    return {name: formats for name, formats in found.items() if formats}
+    by_drive = {drive.name: try_formats(drive.name) for drive in drives}
+    return {name: formats for name, formats in by_drive.items() if formats}
 
 
 def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
     """What lies on each drive, in words; for those that would be wiped also what lies in the arrays over them."""
-    found = {}
+    contents_of = {}
     for row in selection.decisions:
         drive = row.drive
-        found[drive.name] = [
+        contents_of[drive.name] = [
             str(one) if one.device == drive.name else "%s (on %s)" % (one, one.device)
             for one in contents.get(drive.name, ())
         ]
     for drive in wipeable(selection.decisions):
         above = [name for name, place in devices_of(drive).items() if place.startswith("array")]
-        found[drive.name] += ["%s (in array %s)" % (one, one.device) for one in read_signatures(above)]
-    return {name: list(dict.fromkeys(lines)) for name, lines in found.items()}
+        contents_of[drive.name] += ["%s (in array %s)" % (one, one.device) for one in read_signatures(above)]
+    return {name: list(dict.fromkeys(lines)) for name, lines in contents_of.items()}
 
 
 def array_action(selection: Selection, array_name: str, chunk: int, adopt: bool) -> tuple[str, str]:
@@ -322,7 +322,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         disks_under={array: frozenset(disks_under("/", array)) for drive in drives for array in drive.idle_arrays},
     )
     selection = select(drives, contents, criteria, wanted["array_name"], unreadable, consent, formats)
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "table": table(selection.decisions),
         "decisions": [
             {
@@ -342,15 +342,15 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         action, reason = array_action(selection, wanted["array_name"], chunk, wanted["adopt"])
         if obstacle:
             action, reason = "refuse", "%s. hint: %s" % (obstacle, OBSTACLE_HINT)
-        told["plan"] = host_part(selection, holds(selection, contents), consent.hashes, action, reason)
-        told["msg"] = "%s\narray: %s (%s)" % (told["table"], action, reason)
-        module.exit_json(changed=False, **told)
-    fail_over_drift(module, selection, chunk, told)
+        answer["plan"] = host_part(selection, holds(selection, contents), consent.hashes, action, reason)
+        answer["msg"] = "%s\narray: %s (%s)" % (answer["table"], action, reason)
+        module.exit_json(changed=False, **answer)
+    fail_over_drift(module, selection, chunk, answer)
     if obstacle:
-        module.fail_json(msg="%s. hint: %s" % (obstacle, OBSTACLE_HINT), changed=False, **told)
+        module.fail_json(msg="%s. hint: %s" % (obstacle, OBSTACLE_HINT), changed=False, **answer)
     if selection.problem:
         module.fail_json(
-            msg="%s. hint: %s\n%s" % (selection.problem, selection.hint, told["table"]), changed=False, **told
+            msg="%s. hint: %s\n%s" % (selection.problem, selection.hint, answer["table"]), changed=False, **answer
         )
     module.exit_json(
         changed=False,
@@ -359,11 +359,11 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         tuned=anything_of_ours(),
         wipes=[{"serial": drive.serial, "hash": allowed[drive.serial]} for drive in wipeable(selection.decisions)],
         selected=[drive.member for drive in selection.selected],
-        **told,
+        **answer,
     )
 
 
-def fail_over_drift(module: AnsibleModule, selection: Selection, chunk: int, told: dict[str, Any]) -> None:
+def fail_over_drift(module: AnsibleModule, selection: Selection, chunk: int, answer: dict[str, Any]) -> None:
     """On a built node that cannot be brought to what is asked, tell everything that differs."""
     wanted: dict[str, Any] = module.params
     verdicts = {row.verdict for row in selection.decisions}
@@ -371,12 +371,12 @@ def fail_over_drift(module: AnsibleModule, selection: Selection, chunk: int, tol
         return  # what was built is given up, or gone
     members = tuple(drive.serial for drive in selection.selected)
     asked = Asked(wanted["array_name"], "raid0", chunk, members, wanted["count"], wanted["adopt"])
-    found = overview(asked, wanted["wishes"])
-    if not found or (not selection.problem and all(one.mended for one in found)):
+    differences = overview(asked, wanted["wishes"])
+    if not differences or (not selection.problem and all(difference.mended for difference in differences)):
         return
-    drift = Drifted(found)
-    before = "%s. hint: %s\n%s\n" % (selection.problem, selection.hint, told["table"]) if selection.problem else ""
-    module.fail_json(msg=before + str(drift), changed=False, differences=as_results(drift.differences), **told)
+    drift = Drifted(differences)
+    before = "%s. hint: %s\n%s\n" % (selection.problem, selection.hint, answer["table"]) if selection.problem else ""
+    module.fail_json(msg=before + str(drift), changed=False, differences=as_results(drift.differences), **answer)
 
 
 if __name__ == "__main__":

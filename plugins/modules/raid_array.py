@@ -128,8 +128,8 @@ def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive
     if array is None or array.uuid is None:
         module.fail_json(msg="array `%s` did not appear. hint: see `dmesg | grep md`" % wanted.name)
         raise AssertionError  # fail_json does not return
-    found = (array.level, array.chunk_bytes, set(array.members))
-    if found != (wanted.level, wanted.chunk_bytes, set(wanted.members)):
+    made = (array.level, array.chunk_bytes, set(array.members))
+    if made != (wanted.level, wanted.chunk_bytes, set(wanted.members)):
         module.fail_json(
             msg="array `%s` came out as %s, chunk %d, members %s. hint: look at `mdadm --detail %s`"
             % (wanted.name, array.level, array.chunk_bytes, ", ".join(map(str, array.members)), array.path)
@@ -283,13 +283,13 @@ def drift(
     members = tuple(module.params["serials"])
     asked = Asked(wanted.name, wanted.level, wanted.chunk_bytes, members, len(members), module.params["adopt"])
     serials = {drive.name: drive.serial for drive in read_drives()}
-    found = array_differences(manifest, asked, arrays, superblocks, serials)
-    if step.action == "refuse" and all(one.mended for one in found):
+    differences = array_differences(manifest, asked, arrays, superblocks, serials)
+    if step.action == "refuse" and all(difference.mended for difference in differences):
         reasons = "; ".join(step.reasons)
-        found.append(Difference("array", "as asked", reasons, mended=False, hint="look at `mdadm --examine`"))
-    if not all(one.mended for one in found):
-        raise Drifted(found)
-    return found
+        differences.append(Difference("array", "as asked", reasons, mended=False, hint="look at `mdadm --examine`"))
+    if not all(difference.mended for difference in differences):
+        raise Drifted(differences)
+    return differences
 
 
 def only_name(step: Step) -> bool:

@@ -16,7 +16,7 @@ description:
   - The command ends, and removes its files, when the connection to this module is lost or the module is killed.
 options:
   executable:
-    description: The program. Where it does not exist, C(tunetool) is looked up on the PATH.
+    description: Path of the program. Where it does not exist, C(tunetool) is looked up on the PATH.
     type: path
     default: /opt/tunetool/bin/tunetool
   command:

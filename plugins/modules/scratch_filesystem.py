@@ -32,7 +32,7 @@ options:
     type: int
     required: true
   mount_point:
-    description: Where it is mounted.
+    description: Mount point of the file system.
     type: path
     required: true
   mount_options:
@@ -41,7 +41,7 @@ options:
     elements: str
     default: [noatime, logbufs=8, logbsize=256k]
   device_timeout:
-    description: How long a boot waits for the array before it goes on without it, as systemd.time(7) writes it.
+    description: Time that a boot waits for the array before it goes on without it, in the form of systemd.time(7).
     type: str
     default: 30s
   adopt:

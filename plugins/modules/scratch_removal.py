@@ -36,13 +36,13 @@ options:
     type: path
     required: true
   old_serial:
-    description: Serial number of the member that goes. It may be absent.
+    description: Serial number of the member to replace. The drive may be absent.
     type: str
   new_serial:
-    description: Serial number of the drive that comes. It is blank, or named in O(wipes).
+    description: Serial number of the new drive. It is blank, or named in O(wipes).
     type: str
   count:
-    description: How many drives the inventory asks for.
+    description: Number of drives that the inventory asks for.
     type: int
     default: 8
   plan:
@@ -142,21 +142,21 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     machine, hashes = look(wanted["new_serial"] if wanted["job"] == REPLACE else None)
     if wanted["job"] == REPLACE:
         swap = Swap(wanted["old_serial"], wanted["new_serial"], criteria_of(wanted), hashes)
-        found = plan_replacement(machine, wanted["name"], wanted["mount_point"], swap)
+        removal = plan_replacement(machine, wanted["name"], wanted["mount_point"], swap)
     else:
-        found = plan_removal(machine, wanted["name"], wanted["mount_point"])
-    told: dict[str, Any] = {"table": table(found.decisions), "serials": list(found.serials), "changed": False}
-    job = Job(found, found.volume, wanted["job"], module.check_mode) if found.volume else None
+        removal = plan_removal(machine, wanted["name"], wanted["mount_point"])
+    answer: dict[str, Any] = {"table": table(removal.decisions), "serials": list(removal.serials), "changed": False}
+    job = Job(removal, removal.volume, wanted["job"], module.check_mode) if removal.volume else None
     if wanted["plan"]:
-        text = describe(found, job.occupants() if job else [])
-        return dict(told, wiped=[], plan=removal_part(found, text), msg="%s\n%s" % (told["table"], text))
-    if found.problems:
-        raise Refusal("%s\n%s" % ("; ".join(found.problems), told["table"]))
-    if found.done or job is None:
-        return dict(told, wiped=[], msg=found.note)
+        text = describe(removal, job.occupants() if job else [])
+        return dict(answer, wiped=[], plan=removal_part(removal, text), msg="%s\n%s" % (answer["table"], text))
+    if removal.problems:
+        raise Refusal("%s\n%s" % ("; ".join(removal.problems), answer["table"]))
+    if removal.done or job is None:
+        return dict(answer, wiped=[], msg=removal.note)
     job.refuse_if_busy()
     allowed = {entry["serial"]: entry["hash"] for entry in wanted["wipes"]}
-    problem = consent_problem(found, allowed, wanted["volume"])
+    problem = consent_problem(removal, allowed, wanted["volume"])
     if problem:
         raise Refusal(
             "%s. hint: nothing was changed; `%s --tags plan -e plan_file=plan.json`, read it, then "
@@ -165,7 +165,7 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     job.run(allowed)
     for warning in job.warnings:
         module.warn(warning)
-    return dict(told, changed=bool(job.diff), wiped=job.wiped, diff=job.diff)
+    return dict(answer, changed=bool(job.diff), wiped=job.wiped, diff=job.diff)
 
 
 def main() -> None:

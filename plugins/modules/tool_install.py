@@ -31,7 +31,7 @@ options:
     type: path
     default: /usr/bin/python3
   link:
-    description: Where the program is put on everyone's PATH; empty for nowhere.
+    description: Link to the program in a directory on everyone's PATH; empty for none.
     type: str
     default: /usr/local/bin/tunetool
 author:
@@ -90,14 +90,14 @@ def install(python: str, archive: str, venv: str) -> None:
                 tar.extract(member, wheels)
         names = sorted(os.listdir(wheels))
         pip = next((name for name in names if name.startswith("pip-")), None)
-        own = next((name for name in names if name.startswith("tunetool-")), None)
-        if pip is None or own is None:
+        package = next((name for name in names if name.startswith("tunetool-")), None)
+        if pip is None or package is None:
             raise CommandError("`%s` holds no tunetool or no pip" % archive)
         run([python, "-m", "venv", "--without-pip", venv])
         run(
             [os.path.join(venv, "bin/python"), os.path.join(wheels, pip, "pip"), "--disable-pip-version-check"]
             + ["install", "--quiet", "--no-index", "--no-cache-dir", "--find-links", wheels]
-            + ["--root-user-action=ignore", os.path.join(wheels, own)],
+            + ["--root-user-action=ignore", os.path.join(wheels, package)],
             timeout=900,
         )
     run([os.path.join(venv, "bin/tunetool"), "--version"])
@@ -151,7 +151,7 @@ def main() -> None:
     prefix, key, link = wanted["prefix"], wanted["key"], wanted["link"]
     program = os.path.join(prefix, "bin/tunetool")
     if link and os.path.lexists(link) and not os.path.islink(link):
-        module.fail_json(msg="`%s` is a file of somebody else's. hint: set `tunetool_link` to ''" % link)
+        module.fail_json(msg="`%s` is a file that tunetool did not make. hint: set `tunetool_link` to ''" % link)
     before = installed_key(program)
     linked = not link or (os.path.islink(link) and os.readlink(link) == program)
     result = {

@@ -101,7 +101,7 @@ def _fits(
 
 
 def _is_member(signatures: Sequence[Signature], array: Foreign) -> bool:
-    return any(one.type == RAID_MEMBER and plain_uuid(one.uuid) == array.uuid for one in signatures)
+    return any(signature.type == RAID_MEMBER and plain_uuid(signature.uuid) == array.uuid for signature in signatures)
 
 
 def plain_uuid(uuid: str | None) -> str:

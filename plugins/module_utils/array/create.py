@@ -14,10 +14,10 @@ def members_by_serial(serials: list[str]) -> list[Drive]:
     drives = read_drives()
     chosen = []
     for serial in serials:
-        found = [drive for drive in drives if drive.serial == serial]
-        if len(found) != 1:
-            raise Refusal("serial `%s` is on %d drives. hint: every member needs its own" % (serial, len(found)))
-        chosen.append(found[0])
+        matching = [drive for drive in drives if drive.serial == serial]
+        if len(matching) != 1:
+            raise Refusal("serial `%s` is on %d drives. hint: every member needs its own" % (serial, len(matching)))
+        chosen.append(matching[0])
     return chosen
 
 

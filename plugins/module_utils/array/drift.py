@@ -45,21 +45,21 @@ def built_array(
     same = find(pieces, uuid)
     if same is not None:
         return same
-    over = (one for one in pieces if {serials.get(name or "") for name in one.members} & known)
+    over = (piece for piece in pieces if {serials.get(name or "") for name in piece.members} & known)
     return next(over, None)
 
 
 def _unassembled(arrays: Sequence[Array], superblocks: Mapping[str, Superblock]) -> list[Array]:
     """Arrays that the drives carry and the kernel does not run."""
     running = {array.uuid for array in arrays}
-    found = []
+    differences = []
     for uuid in sorted({block.uuid for block in superblocks.values()} - running):
         blocks = [block for block in superblocks.values() if block.uuid == uuid]
         roles = {block.role: block.device for block in blocks}
         one = blocks[0]
         members = tuple(roles.get(slot) for slot in range(one.raid_disks))
-        found.append(Array("", uuid, one.name, one.level, one.chunk_bytes, one.raid_disks, "inactive", members))
-    return found
+        differences.append(Array("", uuid, one.name, one.level, one.chunk_bytes, one.raid_disks, "inactive", members))
+    return differences
 
 
 def complete(array: Array) -> bool:
@@ -133,13 +133,13 @@ def compare_memory_of_it(name: str, uuid: str, root: str = "/") -> list[Differen
     conf = mdadm_conf_path(root)
     before = content(os.path.join(root, conf.lstrip("/")))
     after = conf_with_array(before, name, uuid)
-    found = []
+    differences = []
     if after != before:
-        found.append(Difference("mdadm.conf", lines_only_in(after, before), lines_only_in(before, after)))
+        differences.append(Difference("mdadm.conf", lines_only_in(after, before), lines_only_in(before, after)))
     stale = [image for image in judge_images(conf, root, changed=after != before) if image.problem]
     if stale and rebuild_command(root) is not None:
-        found.append(Difference("initramfs", "the arrays of mdadm.conf", "; ".join(map(str, stale))))
-    return found
+        differences.append(Difference("initramfs", "the arrays of mdadm.conf", "; ".join(map(str, stale))))
+    return differences
 
 
 def array_differences(
@@ -154,7 +154,7 @@ def array_differences(
     array = built_array(manifest, arrays, superblocks, serials)
     if array is None:
         return []
-    found = compare_array(manifest, asked, array, serials)
+    differences = compare_array(manifest, asked, array, serials)
     ours = array.uuid == manifest["array"]["uuid"] or asked.adopt
     name = str(array.name) if asked.adopt else asked.name
-    return found + compare_memory_of_it(name, str(array.uuid) if ours else manifest["array"]["uuid"], root)
+    return differences + compare_memory_of_it(name, str(array.uuid) if ours else manifest["array"]["uuid"], root)

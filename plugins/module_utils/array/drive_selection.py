@@ -100,7 +100,7 @@ def _mismatch(drive: Drive, criteria: Criteria) -> str | None:
     if criteria.model is not None and not fnmatchcase(drive.model, criteria.model):
         return "model is not `%s`" % criteria.model
     size = criteria.size_bytes
-    if size is not None and not any(abs(found - size) <= SIZE_TOLERANCE * size for found in _sizes(drive)):
+    if size is not None and not any(abs(drive_size - size) <= SIZE_TOLERANCE * size for drive_size in _sizes(drive)):
         return "size %s is not %s" % (shown_size(drive.size_bytes), shown_size(size))
     if criteria.transport is not None and drive.transport != criteria.transport:
         return "transport `%s` is not `%s`" % (drive.transport, criteria.transport)
@@ -134,7 +134,7 @@ def _common_block(drives: Iterable[Drive]) -> int | None:
 
 def _contents(drive: Drive, signatures: Sequence[Signature], array_name: str) -> str | None:
     """What lies on a drive that nobody uses, our own array's label aside."""
-    own = _own(signatures, array_name) and not drive.partitions
+    ours = _own(signatures, array_name) and not drive.partitions
     found = [
         _where(signature, drive)
         for signature in signatures
@@ -144,7 +144,7 @@ def _contents(drive: Drive, signatures: Sequence[Signature], array_name: str) ->
     parts = ["holds " + ", ".join(dict.fromkeys(found))] if found else []
     if drive.partitions and not found:
         parts.append("has partitions " + ", ".join(drive.partitions))
-    if drive.idle_arrays and not own:
+    if drive.idle_arrays and not ours:
         parts.append("; ".join(drive.uses))
     return "; ".join(parts) or None
 

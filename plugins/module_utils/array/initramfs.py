@@ -41,12 +41,12 @@ def images(root: str = "/") -> list[str]:
     The image of a kernel that was removed, a rescue or kdump image and a backup are no kernel's own: the tools do not
     rebuild them, so they would count as stale for ever.
     """
-    found = []
+    image_files = []
     for path in glob.glob(os.path.join(root, "boot/init*")):
         match = _IMAGE.match(os.path.basename(path))
         if match and _is_kernel(match.group("debian") or match.group("dracut"), root):
-            found.append(path)
-    return sorted(found)
+            image_files.append(path)
+    return sorted(image_files)
 
 
 def _is_kernel(version: str, root: str) -> bool:
@@ -75,21 +75,21 @@ def judge_images(conf: str, root: str = "/", changed: bool = False, gone: str = 
     between the two writes is found by the next one, from the image alone.
     """
     wanted = array_lines(exact_text(os.path.join(root, conf.lstrip("/"))))
-    wanted = [one for one in wanted if one.names(only)] if only else wanted
-    found = []
+    wanted = [array for array in wanted if array.names(only)] if only else wanted
+    judged = []
     for path in images(root):
         if changed:
-            found.append(Image(path, "built before `%s` was changed" % conf))
+            judged.append(Image(path, "built before `%s` was changed" % conf))
             continue
         try:
             carried = read_carried(path, _NAMES)
         except Damaged as error:
-            found.append(Image(path, str(error)))
+            judged.append(Image(path, str(error)))
         except Unreadable as error:
-            found.append(Image(path, unknown=str(error)))
+            judged.append(Image(path, unknown=str(error)))
         else:
-            found.append(Image(path, apart(carried, wanted, gone)))
-    return found
+            judged.append(Image(path, apart(carried, wanted, gone)))
+    return judged
 
 
 _NAMES = (DEBIAN_CONF.lstrip("/"), OTHERS_CONF.lstrip("/"))
@@ -124,8 +124,8 @@ def check_images(array: Mapping[str, Any], root: str = "/") -> Check:
     if not judged:
         return Check(CHECK_ID, SKIP, expected, "no initramfs")
     text = exact_text(os.path.join(root, conf.lstrip("/")))
-    mine = [one for one in array_lines(text) if one.names(array["uuid"])]
-    if not any("/dev/md/" + array["name"] in one.devices for one in mine):
+    mine = [line for line in array_lines(text) if line.names(array["uuid"])]
+    if not any("/dev/md/" + array["name"] in line.devices for line in mine):
         found = "`%s` has %s" % (conf, "`%s`" % mine[0] if mine else "no line for it")
         return Check(CHECK_ID, FAIL, expected, found, "run `site.yml`")
     wrong = [str(image) for image in judged if image.problem]
@@ -159,7 +159,7 @@ def rebuild_command(root: str = "/") -> Optional[list[str]]:
 
 
 def _has_program(name: str, root: str) -> bool:
-    return any(os.path.isfile(os.path.join(root, place, name)) for place in _PROGRAM_PLACES)
+    return any(os.path.isfile(os.path.join(root, directory, name)) for directory in _PROGRAM_PLACES)
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ def _read(image: FileIO, names: Sequence[str]) -> Carried:
         packed.walk()
     finally:
         pieces.close()
-    found = packed.carried()
-    return Carried(found.conf, found.mdadm or plain.mdadm)
+    files = packed.carried()
+    return Carried(files.conf, files.mdadm or plain.mdadm)
 
 
 class _Source:
@@ -209,10 +209,10 @@ def _unpacked(image: FileIO, magic: bytes) -> _Pieces:
     program = _PROGRAMS.get(magic[:4])
     if program is None:
         raise Unreadable("its form is not known here: it begins with %s" % magic[:4].hex())
-    found = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/bin:/bin:/usr/local/bin")
-    if found is None:
+    unpacker = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/bin:/bin:/usr/local/bin")
+    if unpacker is None:
         raise Unreadable("`%s`, which unpacks it, is not installed" % program)
-    return _by_program(image, found)
+    return _by_program(image, unpacker)
 
 
 def _by_library(image: FileIO, new: Callable[[], Any]) -> _Pieces:

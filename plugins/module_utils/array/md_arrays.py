@@ -147,14 +147,14 @@ def examine(devices: Sequence[str]) -> dict[str, Superblock]:
 
 def parse_examine(text: str) -> dict[str, Superblock]:
     """Sections of ``mdadm --examine`` (1.x metadata), one per device; anything else is left out."""
-    found = {}
+    superblocks = {}
     for section in re.split(r"^(?=/dev/\S+:$)", text, flags=re.MULTILINE):
         device = re.match(r"/dev/(\S+):", section)
         uuid = _field(section, "Array UUID")
         if not device or not uuid:
             continue
         role = re.match(r"Active device (\d+)", _field(section, "Device Role") or "")
-        found[device.group(1)] = Superblock(
+        superblocks[device.group(1)] = Superblock(
             device=device.group(1),
             uuid=uuid,
             # "node1:nvme_raid0  (local to host node1)"
@@ -167,7 +167,7 @@ def parse_examine(text: str) -> dict[str, Superblock]:
             created=_field(section, "Creation Time") or "",
             data_offset_bytes=_sectors(_field(section, "Data Offset")),
         )
-    return found
+    return superblocks
 
 
 def _field(section: str, name: str) -> str | None:

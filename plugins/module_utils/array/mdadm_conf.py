@@ -46,17 +46,17 @@ def _digits(uuid: str) -> str:
 
 def array_lines(text: str) -> list[ArrayLine]:
     """The ARRAY lines of an mdadm.conf."""
-    found: list[tuple[list[str], list[int]]] = []
+    arrays: list[tuple[list[str], list[int]]] = []
     for number, line in enumerate(lines(text)):
         words = _words(line) or ([""] if line[0] == "\r" else [])  # to mdadm, that is a word
         if not words:
             continue  # neither a blank line nor a comment ends a line that goes on after it
-        if line[0] in " \t" and found:
-            found[-1][0].extend(words)
-            found[-1][1].append(number)
+        if line[0] in " \t" and arrays:
+            arrays[-1][0].extend(words)
+            arrays[-1][1].append(number)
         else:
-            found.append((words, [number]))
-    return [ArrayLine(tuple(words[1:]), tuple(numbers)) for words, numbers in found if _is_array(words[0])]
+            arrays.append((words, [number]))
+    return [ArrayLine(tuple(words[1:]), tuple(numbers)) for words, numbers in arrays if _is_array(words[0])]
 
 
 def _words(line: str) -> list[str]:
@@ -84,14 +84,14 @@ def conf_with_array(text: str, name: str, uuid: str) -> str:
     Lines that name the same UUID, or the same ``/dev/md/NAME``, are replaced: two of them are how an array comes
     back under another name.
     """
-    ours = [one for one in array_lines(text) if one.names(uuid) or "/dev/md/" + name in one.devices]
+    ours = [entry for entry in array_lines(text) if entry.names(uuid) or "/dev/md/" + name in entry.devices]
     if not ours:
         return _added(text, line_for(name, uuid))
     whole = lines(text)
-    place = ours[0].numbers[0]
-    end = whole[place][len(whole[place].rstrip("\r\n")) :]
-    doomed = {number for one in ours for number in one.numbers} - {place}
-    whole[place] = line_for(name, uuid) + end
+    line_number = ours[0].numbers[0]
+    end = whole[line_number][len(whole[line_number].rstrip("\r\n")) :]
+    doomed = {number for entry in ours for number in entry.numbers} - {line_number}
+    whole[line_number] = line_for(name, uuid) + end
     return "".join(line for number, line in enumerate(whole) if number not in doomed)
 
 
@@ -109,5 +109,5 @@ def _added(text: str, line: str) -> str:
 
 def conf_without_array(text: str, uuid: str) -> str:
     """mdadm.conf without the ARRAY lines of this UUID, all other lines as they are."""
-    doomed = {number for one in array_lines(text) if one.names(uuid) for number in one.numbers}
+    doomed = {number for entry in array_lines(text) if entry.names(uuid) for number in entry.numbers}
     return "".join(line for number, line in enumerate(lines(text)) if number not in doomed)

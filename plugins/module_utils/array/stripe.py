@@ -42,12 +42,12 @@ class Stripe:
 
     def ranges(self, start: int, length: int) -> list[Range]:
         """What a contiguous run of the array is on each member: contiguous there too."""
-        found = []
+        ranges = []
         for slot, offset in enumerate(self.data_offsets):
             first, last = self._before(slot, start), self._before(slot, start + length)
             if last > first:
-                found.append(Range(slot, offset + first, last - first))
-        return found
+                ranges.append(Range(slot, offset + first, last - first))
+        return ranges
 
     def _before(self, slot: int, address: int) -> int:
         """How many bytes of a member belong to the array's first ``address`` bytes."""
@@ -67,9 +67,12 @@ def read_stripe(device: str, root: str = "/") -> Stripe:
     count = read_int(os.path.join(base, "raid_disks")) or 0
     names, offsets, rows = [], [], set()
     for slot in range(count):
-        place = os.path.join(base, "rd%d" % slot)
-        sectors, kibibytes = read_int(os.path.join(place, "offset")), read_int(os.path.join(place, "size"))
-        block = os.path.join(place, "block")
+        slot_directory = os.path.join(base, "rd%d" % slot)
+        sectors, kibibytes = (
+            read_int(os.path.join(slot_directory, "offset")),
+            read_int(os.path.join(slot_directory, "size")),
+        )
+        block = os.path.join(slot_directory, "block")
         if sectors is None or kibibytes is None or not os.path.exists(block):
             raise NoStripe("member %d of `%s` is gone" % (slot, device))
         names.append(os.path.basename(os.path.realpath(block)))

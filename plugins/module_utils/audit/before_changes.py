@@ -46,15 +46,15 @@ def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[D
     array = built_array(manifest, arrays, superblocks, serials)
     if array is None:
         return [_unknown_array(manifest, no_answer)] if no_answer else []
-    found = array_differences(manifest, asked, arrays, superblocks, serials, root)
+    differences = array_differences(manifest, asked, arrays, superblocks, serials, root)
     volume, memory = wishes.get("filesystem"), wishes.get("memory")
     if volume and array.device and complete(array):
         # The file system is judged by the array that is there: else one wrong chunk would be told three times.
         wanted = dict(volume, array=array.name, chunk_bytes=array.chunk_bytes, members=array.raid_disks)
-        found += _look(manifest, "filesystem", lambda ledger: Volume(wanted, ledger, array, root).all())
+        differences += _look(manifest, "filesystem", lambda ledger: Volume(wanted, ledger, array, root).all())
     if memory:
-        found += _look(manifest, "memory", lambda ledger: MemoryJob(memory, ledger, root).all())
-    return found
+        differences += _look(manifest, "memory", lambda ledger: MemoryJob(memory, ledger, root).all())
+    return differences
 
 
 def _unknown_array(manifest: Mapping[str, Any], no_answer: str) -> Difference:

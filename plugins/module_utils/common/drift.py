@@ -43,7 +43,9 @@ class Drifted(Exception):
 
 def left_alone(differences: Sequence[Difference]) -> list[Difference]:
     """The same where nothing is changed: what could have been mended waits."""
-    return [replace(one, mended=False, hint=WAITS) if one.mended else one for one in differences]
+    return [
+        replace(difference, mended=False, hint=WAITS) if difference.mended else difference for difference in differences
+    ]
 
 
 def message(differences: Sequence[Difference]) -> str:
@@ -53,7 +55,7 @@ def message(differences: Sequence[Difference]) -> str:
 
 def as_results(differences: Sequence[Difference]) -> list[dict[str, Any]]:
     """As modules return them."""
-    return [asdict(one) for one in differences]
+    return [asdict(difference) for difference in differences]
 
 
 def built_manifest(path: str = MANIFEST_PATH) -> dict[str, Any] | None:
@@ -113,19 +115,21 @@ class Ledger:
         if self.manifest is None:
             raise Refusal(refusal)
         self.differences = [
-            replace(one, found=found, mended=False, hint=hint) if one.name == name else one for one in self.differences
+            replace(difference, found=found, mended=False, hint=hint) if difference.name == name else difference
+            for difference in self.differences
         ]
 
     def later(self, name: str, found: str, hint: str) -> None:
         """What is set for the next boot and not in force before. It is reported, and is no failure."""
         self.differences = [
-            replace(one, found=found, hint=hint) if one.name == name else one for one in self.differences
+            replace(difference, found=found, hint=hint) if difference.name == name else difference
+            for difference in self.differences
         ]
 
     @property
     def left(self) -> list[Difference]:
         """Differences that stay."""
-        return [one for one in self.differences if not one.mended]
+        return [difference for difference in self.differences if not difference.mended]
 
 
 def lines_only_in(text: str, other: str) -> str:

@@ -173,10 +173,10 @@ def load(path: str = MANIFEST_PATH) -> dict[str, Any]:
         raise
     except (OSError, ValueError) as error:
         raise ManifestError("`%s` cannot be read: %s" % (path, error), "run `site.yml` on this node") from error
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != SCHEMA_NAME:
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA_NAME:
         raise ManifestError(
-            "`%s` has schema `%s`, this version reads `%s`" % (path, found, SCHEMA_NAME),
+            "`%s` has schema `%s`, this version reads `%s`" % (path, schema, SCHEMA_NAME),
             "use the tunetool version that wrote it, or run `site.yml` of this version on the node",
         )
     problems = validate(document)
@@ -195,11 +195,11 @@ def refuse_newer(path: str = MANIFEST_PATH) -> None:
             document = json.load(stream)
     except (OSError, ValueError):
         return
-    found = document.get("schema") if isinstance(document, dict) else None
-    match = re.match(r"^tunetool\.manifest/([0-9]+)$", found) if isinstance(found, str) else None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    match = re.match(r"^tunetool\.manifest/([0-9]+)$", schema) if isinstance(schema, str) else None
     if match and int(match.group(1)) > SCHEMA_VERSION:
         raise ManifestError(
-            "`%s` has schema `%s`, newer than this version's `%s`" % (path, found, SCHEMA_NAME),
+            "`%s` has schema `%s`, newer than this version's `%s`" % (path, schema, SCHEMA_NAME),
             "use the tunetool version that wrote it; nothing was changed",
         )
 
@@ -238,31 +238,31 @@ def _problems(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
     allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     if not any(_is(value, name) for name in allowed):
         return ["%s is not of type %s" % (place, " or ".join(allowed))]
-    found = []
+    problems = []
     if "const" in schema and value != schema["const"]:
-        found.append("%s is not `%s`" % (place, schema["const"]))
+        problems.append("%s is not `%s`" % (place, schema["const"]))
     if "enum" in schema and value not in schema["enum"]:
-        found.append("%s is `%s`, not one of %s" % (place, value, ", ".join(schema["enum"])))
+        problems.append("%s is `%s`, not one of %s" % (place, value, ", ".join(schema["enum"])))
     if "minimum" in schema and value is not None and value < schema["minimum"]:
-        found.append("%s is below %s" % (place, schema["minimum"]))
+        problems.append("%s is below %s" % (place, schema["minimum"]))
     if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
-        found.append("%s is not above %s" % (place, schema["exclusiveMinimum"]))
+        problems.append("%s is not above %s" % (place, schema["exclusiveMinimum"]))
     if isinstance(value, dict):
-        found += _object_problems(value, schema, place)
+        problems += _object_problems(value, schema, place)
     if isinstance(value, list):
         for index, item in enumerate(value):
-            found += _problems(item, schema["items"], "%s[%d]" % (place, index))
-    return found
+            problems += _problems(item, schema["items"], "%s[%d]" % (place, index))
+    return problems
 
 
 def _object_problems(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
     properties = schema["properties"]
-    found = ["%s.%s is missing" % (place, name) for name in schema["required"] if name not in value]
-    found += ["%s.%s is unknown" % (place, name) for name in value if name not in properties]
+    problems = ["%s.%s is missing" % (place, name) for name in schema["required"] if name not in value]
+    problems += ["%s.%s is unknown" % (place, name) for name in value if name not in properties]
     for name, item in value.items():
         if name in properties:
-            found += _problems(item, properties[name], "%s.%s" % (place, name))
-    return found
+            problems += _problems(item, properties[name], "%s.%s" % (place, name))
+    return problems
 
 
 def _is(value: Any, name: str) -> bool:

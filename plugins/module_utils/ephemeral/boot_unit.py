@@ -107,7 +107,7 @@ def changes(wanted: Mapping[str, str], root: str = "/") -> list[Change]:
     there += glob.glob(os.path.join(glob.escape(units), "*.mount.requires", UNIT))
     there += [os.path.join(units, UNIT), os.path.join(root, CONFIG_PATH.lstrip("/"))]
     texts = {os.path.join(root, path.lstrip("/")): text for path, text in wanted.items()}
-    found = []
+    changed = []
     for path in [*texts, *sorted(set(there) - set(texts))]:
         before = "-> " + os.readlink(path) if os.path.islink(path) else content(path)
         if path == os.path.join(units, UNIT) and before and not before.startswith(HEADER):
@@ -115,8 +115,8 @@ def changes(wanted: Mapping[str, str], root: str = "/") -> list[Change]:
                 raise ForeignDropIn("`%s` is not tunetool's. hint: move it to another name" % path)
             return []
         if before != texts.get(path, ""):
-            found.append(Change(path, before, texts.get(path, "")))
-    return found
+            changed.append(Change(path, before, texts.get(path, "")))
+    return changed
 
 
 def carry_out(change: Change) -> None:

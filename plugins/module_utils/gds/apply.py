@@ -111,7 +111,9 @@ class GdsJob:
         if self.ledger.acting:
             decision = choose(self.facts(), self.wanted["mode"])
         self.reboot_reasons += [
-            AFTER_REBOOT[one.id] for one in decision.path().blockers if one.id in AFTER_REBOOT and self.ledger.acting
+            AFTER_REBOOT[blocker.id]
+            for blocker in decision.path().blockers
+            if blocker.id in AFTER_REBOOT and self.ledger.acting
         ]
         return decision
 
@@ -146,7 +148,7 @@ class GdsJob:
         if problems:
             raise Refusal(
                 "cufile.json would not be taken as meant: %s. hint: see `gpudirect_storage_cufile`"
-                % "; ".join("%s: %s" % (one.message, one.remedy) for one in problems)
+                % "; ".join("%s: %s" % (problem.message, problem.remedy) for problem in problems)
             )
         return text
 
@@ -172,7 +174,7 @@ class GdsJob:
     def put_rule(self, override: md_udev_override.Override, facts: GdsFacts, decision: Decision) -> None:
         """The override in place, and udev's entry of the array made anew by it."""
         self.put(md_udev_override.PATH, override.after, md_udev_override.HEADER)
-        stale = any(one.id == "md.udev" for one in decision.path().blockers)
+        stale = any(blocker.id == "md.udev" for blocker in decision.path().blockers)
         if override.before == override.after and not stale:
             return
         if not self.ledger.note("udev's entry of `%s`" % facts.device, "", "made anew\n"):

@@ -66,14 +66,14 @@ def read_config(text: str) -> dict[str, Any]:
     """The settings, comments left out. Raises ``ConfigError``."""
     plain = _without_comments(text)
     try:
-        found = json.loads(plain, parse_constant=_no_constant)
+        config = json.loads(plain, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise ConfigError(_malformed(plain, error)) from None
     except ValueError as error:
         raise ConfigError(Problem("", 0, str(error), "write a number", REFUSED)) from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise ConfigError(Problem("", 1, "the file holds no object", "begin it with `{`", ABORTS))
-    return found
+    return config
 
 
 def flatten(config: dict[str, Any]) -> dict[str, Any]:
@@ -250,21 +250,21 @@ def _holds_key(value: dict[str, Any]) -> bool:
 
 def _places(plain: str) -> list[tuple[tuple[str, ...], int]]:
     """Each key's path and line, in the order of the text, which is well-formed JSON."""
-    found: list[tuple[tuple[str, ...], int]] = []
+    positions: list[tuple[tuple[str, ...], int]] = []
     stack: list[Optional[str]] = []
     waiting = ""
     for match in _WALK.finditer(plain):
         mark = match.group()
         if mark == ":" and None not in stack[1:]:
             inside = [part for part in stack if part is not None]
-            found.append(((*inside, waiting), plain.count("\n", 0, match.start()) + 1))
+            positions.append(((*inside, waiting), plain.count("\n", 0, match.start()) + 1))
         elif mark[0] == '"':
             waiting = json.loads(mark, strict=False)
         elif mark in "{[":
             stack.append(waiting if _opens(plain, match.start()) else None)
         elif mark in "}]":
             stack.pop()
-    return found
+    return positions
 
 
 def _opens(plain: str, position: int) -> bool:

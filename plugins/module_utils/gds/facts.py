@@ -176,13 +176,13 @@ def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFac
 
 def read_gpus(root: str = "/") -> tuple[str, ...]:
     """PCI addresses of NVIDIA display controllers (class 03)."""
-    found = []
+    addresses = []
     for device in sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*"))):
         vendor = read_text(os.path.join(device, "vendor"))
         kind = read_text(os.path.join(device, "class")) or ""
         if vendor == "0x10de" and kind.startswith("0x03"):
-            found.append(os.path.basename(device))
-    return tuple(found)
+            addresses.append(os.path.basename(device))
+    return tuple(addresses)
 
 
 def read_secure_boot(root: str = "/") -> Optional[bool]:
@@ -238,8 +238,8 @@ def read_iommu(addresses: tuple[str, ...], root: str = "/") -> Optional[str]:
 
 def _configured(kernel: str, root: str) -> Optional[bool]:
     line = "CONFIG_PCI_P2PDMA=y"
-    for place in ("boot/config-%s" % kernel, "lib/modules/%s/config" % kernel, "usr/lib/modules/%s/config" % kernel):
-        text = read_text(os.path.join(root, place))
+    for config in ("boot/config-%s" % kernel, "lib/modules/%s/config" % kernel, "usr/lib/modules/%s/config" % kernel):
+        text = read_text(os.path.join(root, config))
         if text:
             return line in text.splitlines()
     try:

@@ -72,10 +72,10 @@ def read_driver_p2pdma(gpus: tuple[str, ...], root: str = "/") -> Optional[bool]
 def module_on_disk(name: str, kernel: str, root: str = "/") -> Optional[str]:
     """Path of a module below the kernel's directory, as depmod lists it; None where it lists none."""
     pattern = re.compile(r"^(\S*/)?%s\.ko(\.\w+)?:" % name.replace("_", "[-_]"), re.MULTILINE)
-    for place in ("lib/modules", "usr/lib/modules"):
-        found = pattern.search(read_text(os.path.join(root, place, kernel, "modules.dep")) or "")
-        if found:
-            return found.group(0)[:-1]
+    for modules_directory in ("lib/modules", "usr/lib/modules"):
+        match = pattern.search(read_text(os.path.join(root, modules_directory, kernel, "modules.dep")) or "")
+        if match:
+            return match.group(0)[:-1]
     return None
 
 
@@ -121,9 +121,9 @@ def read_nvidia_fs(kernel: str, root: str = "/") -> NvidiaFs:
 def _built_for(kernel: str, root: str) -> Optional[str]:
     logs = glob.glob(os.path.join(root, "var/lib/dkms/nvidia-fs/*", kernel, "*/log/make.log"))
     for log in sorted(logs, key=os.path.getmtime, reverse=True):
-        found = _BUILT_FOR.search(read_text(log) or "")
-        if found:
-            return found.group(1)
+        match = _BUILT_FOR.search(read_text(log) or "")
+        if match:
+            return match.group(1)
     return None
 
 

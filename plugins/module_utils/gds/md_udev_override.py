@@ -34,7 +34,7 @@ def wanted_override(root: str = "/", asked: bool = True) -> Override:
     if before and not before.startswith(HEADER):
         if asked and lists_members(before) is False:
             raise Refusal(
-                "`%s` is somebody else's and calls mdadm with --no-devices. hint: take that out, or remove the file"
+                "`%s` is not tunetool's and calls mdadm with --no-devices. hint: remove that option, or the file"
                 % PATH
             )
         return Override(before, before)
@@ -60,9 +60,9 @@ def outdated(root: str = "/") -> bool:
 
 def distributions_rule(root: str = "/") -> Optional[str]:
     """The rule that would be in force without one in /etc."""
-    for place in UDEV_PLACES:
-        path = os.path.join(root, place, MD_RULE)
-        if place not in ("etc/udev/rules.d", "run/udev/rules.d") and os.path.isfile(path):
+    for directory in UDEV_PLACES:
+        path = os.path.join(root, directory, MD_RULE)
+        if directory not in ("etc/udev/rules.d", "run/udev/rules.d") and os.path.isfile(path):
             return content(path)
     return None
 

@@ -96,12 +96,12 @@ def current(facts: GdsFacts) -> Decision:
 
 def all_paths(facts: GdsFacts) -> tuple[Path, ...]:
     """Every path with its blockers and notes, best first. ``off`` has none."""
-    found = []
+    paths = []
     for mode in MODES:
         answers = [rule.judge(facts) for rule in RULES if mode in rule.modes]
         blockers = tuple(answer for answer in answers if answer is not None)
-        found.append(Path(mode, blockers, () if mode == OFF else notes_on(mode, facts)))
-    return tuple(found)
+        paths.append(Path(mode, blockers, () if mode == OFF else notes_on(mode, facts)))
+    return tuple(paths)
 
 
 def _decide(paths: tuple[Path, ...], path: Path, asked: bool = False) -> Decision:

@@ -32,11 +32,11 @@ def kernel_version(release: str) -> tuple[int, int]:
 
 
 def read_md_rule(root: str = "/") -> dict[str, Any]:
-    for place in UDEV_PLACES:
-        path = os.path.join(root, place, MD_RULE)
+    for directory in UDEV_PLACES:
+        path = os.path.join(root, directory, MD_RULE)
         text = read_text(path)
         if text is not None:
-            return {"md_rule": "/%s/%s" % (place, MD_RULE), "md_rule_lists_members": lists_members(text)}
+            return {"md_rule": "/%s/%s" % (directory, MD_RULE), "md_rule_lists_members": lists_members(text)}
     return {}
 
 
@@ -48,7 +48,7 @@ def lists_members(rule: str) -> Optional[bool]:
 
 def read_volume(mount_point: str, kernel: str, p2pdma: Optional[bool], root: str = "/") -> dict[str, Any]:
     stack = read_stack(mount_point, root)
-    found: dict[str, Any] = {
+    volume: dict[str, Any] = {
         "fs_type": stack.fs_type,
         "fs_options": stack.mount.options if stack.mount else (),
         "device": stack.device,
@@ -56,7 +56,7 @@ def read_volume(mount_point: str, kernel: str, p2pdma: Optional[bool], root: str
         "drives_nvme": bool(stack.leaves) and all(leaf.kind == "nvme" for leaf in stack.leaves),
     }
     if stack.device is None:
-        return found
+        return volume
     levels, mapped, listed = [], [], None
     for name in devices_under(stack.device, root):
         base = device_directory(name, root)
@@ -70,9 +70,9 @@ def read_volume(mount_point: str, kernel: str, p2pdma: Optional[bool], root: str
                 listed = listed is not False and "MD_DEVICE_" in entry
         if os.path.isdir(os.path.join(base, "dm")):
             mapped.append(name)
-    found.update(md_levels=tuple(levels), dm=tuple(mapped), md_members_in_udev=listed)
-    found["p2pdma_device"] = _takes_peer_pages(found, kernel_version(kernel), p2pdma)
-    return found
+    volume.update(md_levels=tuple(levels), dm=tuple(mapped), md_members_in_udev=listed)
+    volume["p2pdma_device"] = _takes_peer_pages(volume, kernel_version(kernel), p2pdma)
+    return volume
 
 
 def _takes_peer_pages(volume: dict[str, Any], kernel: tuple[int, int], p2pdma: Optional[bool]) -> Optional[bool]:
@@ -93,10 +93,10 @@ def _takes_peer_pages(volume: dict[str, Any], kernel: tuple[int, int], p2pdma: O
 
 
 def drive_addresses(drives: tuple[str, ...], root: str = "/") -> tuple[str, ...]:
-    found = []
+    pci_addresses = []
     for name in drives:
-        place = os.path.realpath(device_directory(name, root))
-        addresses = re.findall(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", place)
+        directory = os.path.realpath(device_directory(name, root))
+        addresses = re.findall(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", directory)
         if addresses:
-            found.append(addresses[-1])
-    return tuple(found)
+            pci_addresses.append(addresses[-1])
+    return tuple(pci_addresses)

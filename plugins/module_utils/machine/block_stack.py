@@ -168,27 +168,27 @@ def read_stack(directory: str, root: str = "/") -> BlockStack:
 
 def devices_under(name: str, root: str = "/") -> list[str]:
     """Kernel names from ``name`` down to the drives, each once: partitions lead to their disk, arrays to members."""
-    found: list[str] = []
+    devices: list[str] = []
     waiting = [name]
     while waiting:
-        one = waiting.pop(0)
-        if one in found:
+        device = waiting.pop(0)
+        if device in devices:
             continue
-        found.append(one)
-        base = device_directory(one, root)
+        devices.append(device)
+        base = device_directory(device, root)
         if os.path.exists(os.path.join(base, "partition")):
             waiting.append(os.path.basename(os.path.dirname(os.path.realpath(base))))
         else:
             waiting += _slaves(base)
-    return found
+    return devices
 
 
 def snapshot(stack: BlockStack, root: str = "/") -> dict[str, Counters]:
     """Counters now, by kernel name: of every leaf, and of the mounted device. Raises ``CountersChanged``."""
-    found = {leaf.name: _sum([read_counters(name, root) for name in leaf.counted_by]) for leaf in stack.leaves}
-    if stack.device and stack.device not in found:
-        found[stack.device] = read_counters(stack.device, root)
-    return found
+    counters = {leaf.name: _sum([read_counters(name, root) for name in leaf.counted_by]) for leaf in stack.leaves}
+    if stack.device and stack.device not in counters:
+        counters[stack.device] = read_counters(stack.device, root)
+    return counters
 
 
 def difference(after: dict[str, Counters], before: dict[str, Counters]) -> dict[str, Counters]:

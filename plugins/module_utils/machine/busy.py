@@ -39,7 +39,7 @@ def gpu_processes(root: str = "/") -> list[str]:
 
 def gpu_holders(root: str = "/") -> list[str]:
     """Processes that have a GPU open, by /proc: true also where nvidia-smi and the loaded driver no longer agree."""
-    found = {}
+    holders = {}
     for path in glob.glob(os.path.join(root, "proc/[0-9]*/fd/*")):
         try:
             target = os.readlink(path)
@@ -47,10 +47,10 @@ def gpu_holders(root: str = "/") -> list[str]:
             continue
         if _GPU.match(target):
             pid = int(path.split(os.sep)[-3])
-            found[pid] = read_text(os.path.join(root, "proc/%d/comm" % pid)) or "?"
+            holders[pid] = read_text(os.path.join(root, "proc/%d/comm" % pid)) or "?"
     return [
         "process %d (`%s`) has a GPU open" % (pid, name)
-        for pid, name in sorted(found.items())
+        for pid, name in sorted(holders.items())
         if not name.startswith(_DAEMONS)
     ]
 
@@ -83,8 +83,8 @@ def volume_users(mount_point: str, root: str = "/") -> list[str]:
 
 def killed_by_a_reboot(mount_point: str, environment: Mapping[str, str], root: str = "/") -> list[str]:
     """A line for everything that a reboot would end under somebody's hands."""
-    found = scheduler_jobs(environment, root) + (gpu_processes() if root == "/" else [])
-    seen = " ".join(found)
+    work = scheduler_jobs(environment, root) + (gpu_processes() if root == "/" else [])
+    seen = " ".join(work)
     # One process once: nvidia-smi names it too.
-    found += [line for line in gpu_holders(root) if " ".join(line.split()[:2]) + " " not in seen + " "]
-    return found + (volume_users(mount_point, root) if mount_point else [])
+    work += [line for line in gpu_holders(root) if " ".join(line.split()[:2]) + " " not in seen + " "]
+    return work + (volume_users(mount_point, root) if mount_point else [])

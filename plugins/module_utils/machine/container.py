@@ -35,16 +35,16 @@ def read_container(root: str = "/") -> Container | None:
     if any("/secrets/kubernetes.io/" in mount.mount_point + "/" for mount in mounts):
         return Container("kubernetes", "its secrets are mounted")
     top = mount_at("/", mounts)
-    told = read_text(os.path.join(root, "run/systemd/container"))
+    runtime = read_text(os.path.join(root, "run/systemd/container"))
     # Written at boot, where /run is a file system of its own; on a disk it may have come along with an image.
-    if told and not (_owns_its_root(top) and mount_at("/run", mounts) is None):
-        return Container(told, "/run/systemd/container")
+    if runtime and not (_owns_its_root(top) and mount_at("/run", mounts) is None):
+        return Container(runtime, "/run/systemd/container")
     if _owns_its_root(top):
         return None
-    found = _by_marks(root)
-    if found is None and top is not None and top.fs_type in ("overlay", "fuse.fuse-overlayfs", "aufs"):
+    marks = _by_marks(root)
+    if marks is None and top is not None and top.fs_type in ("overlay", "fuse.fuse-overlayfs", "aufs"):
         return Container("unknown", "/ is %s" % top.fs_type)
-    return found
+    return marks
 
 
 def _by_marks(root: str) -> Container | None:
@@ -65,8 +65,8 @@ def _owns_its_root(top: Mount | None) -> bool:
 
 def read_memory_limit(root: str = "/") -> int | None:
     """What the cgroup allows in bytes; None where it sets no limit."""
-    for place in _LIMITS:
-        text = read_text(os.path.join(root, place))
+    for limit_file in _LIMITS:
+        text = read_text(os.path.join(root, limit_file))
         if text and re.match(r"^\d+$", text):
             # cgroup v1 writes "no limit" as a number near 2**63.
             return int(text) if int(text) < 2**60 else None

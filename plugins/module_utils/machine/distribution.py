@@ -45,8 +45,8 @@ class Distribution:
 def read_distribution(root: str = "/") -> Distribution:
     """The machine's distribution; empty fields where it does not say."""
     values = {}
-    for place in ("etc/os-release", "usr/lib/os-release"):
-        text = read_text(os.path.join(root, place))
+    for release_file in ("etc/os-release", "usr/lib/os-release"):
+        text = read_text(os.path.join(root, release_file))
         if text:
             values = parse_os_release(text)
             break

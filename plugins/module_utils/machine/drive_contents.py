@@ -86,7 +86,7 @@ def parse_signatures(text: str) -> list[Signature]:
 
 def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
     """Signatures by drive (its partitions' included), and the drives that could not be read."""
-    found: Contents = {}
+    contents: Contents = {}
     unreadable: dict[str, str] = {}
     owner = {name: drive.name for drive in drives for name in (drive.name, *drive.partitions)}
     try:
@@ -100,7 +100,7 @@ def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
             except UnreadableDevice as error:
                 unreadable[drive.name] = "cannot be read: %s" % error
     for signature in everything:
-        found.setdefault(owner[signature.device], []).append(signature)
+        contents.setdefault(owner[signature.device], []).append(signature)
     for drive in drives:
         if drive.claims or drive.name in unreadable:
             continue
@@ -109,7 +109,7 @@ def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
         problems = [problem for problem in map(claim_problem, paths) if problem]
         if problems:
             unreadable[drive.name] = problems[0]
-    return found, unreadable
+    return contents, unreadable
 
 
 def claim_problem(path: str) -> str | None:
@@ -138,7 +138,16 @@ def contents_hash(drive: Drive, root: str = "/") -> str:
     signatures = read_signatures(list(devices))
     parts: list[object] = [drive.serial, drive.size_bytes, drive.lba_bytes]
     parts.append(
-        sorted([devices[one.device], str(one.offset), one.type, one.label or "", one.uuid or ""] for one in signatures)
+        sorted(
+            [
+                devices[signature.device],
+                str(signature.offset),
+                signature.type,
+                signature.label or "",
+                signature.uuid or "",
+            ]
+            for signature in signatures
+        )
     )
     for name, place in devices.items():
         base = os.path.join(root, "sys/class/block", name)
@@ -149,14 +158,14 @@ def contents_hash(drive: Drive, root: str = "/") -> str:
 
 def devices_of(drive: Drive, root: str = "/") -> dict[str, str]:
     """Kernel names of all that holds a drive's contents, each with a name that outlives a reboot."""
-    found = {drive.name: "drive"}
-    found.update((name, name[len(drive.name) :]) for name in drive.partitions)
+    kinds = {drive.name: "drive"}
+    kinds.update((name, name[len(drive.name) :]) for name in drive.partitions)
     for number, array in enumerate(drive.idle_arrays):
         # An inactive array has no size, and nothing in it can be read.
         for name in [array, *partitions_of(root, array)]:
             if read_int(os.path.join(root, "sys/class/block", name, "size")):
-                found[name] = "array%d%s" % (number, name[len(array) :])
-    return found
+                kinds[name] = "array%d%s" % (number, name[len(array) :])
+    return kinds
 
 
 def ends_digest(path: str) -> str:

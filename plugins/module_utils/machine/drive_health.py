@@ -222,8 +222,8 @@ def _answer(question: _Question, answers: _Answers) -> Check:
     note = "no health log from " + ", ".join(answers.without) if answers.without else ""
     if not answers.healthy:
         return Check(question.id, SKIP, question.expected, note)
-    told = question.summary(answers.healthy)
-    return Check(question.id, PASS, question.expected, "; ".join(filter(None, (told, note))))
+    healthy = question.summary(answers.healthy)
+    return Check(question.id, PASS, question.expected, "; ".join(filter(None, (healthy, note))))
 
 
 def judge_links(members: Sequence[Drive]) -> Check:

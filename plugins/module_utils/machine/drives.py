@@ -177,14 +177,14 @@ def _lanes(text: str | None) -> int | None:
 
 
 def _by_id_links(root: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    links: dict[str, list[str]] = {}
     for path in glob.glob(os.path.join(root, "dev/disk/by-id/nvme-*")):
         try:
             target = os.path.basename(os.readlink(path))
         except OSError:
             continue
-        found.setdefault(target, []).append("/dev/disk/by-id/" + os.path.basename(path))
-    return found
+        links.setdefault(target, []).append("/dev/disk/by-id/" + os.path.basename(path))
+    return links
 
 
 def _best_link(links: list[str], serial: str) -> str | None:
@@ -222,10 +222,10 @@ def disks_under(root: str, array: str) -> set[str]:
         return set()
     disks = set()
     for name in below:
-        place = os.path.join(root, "sys/class/block", name)
+        directory = os.path.join(root, "sys/class/block", name)
         # A partition's directory lies in its disk's.
-        whole = os.path.basename(os.path.dirname(os.path.realpath(place)))
-        disks.add(whole if os.path.exists(os.path.join(place, "partition")) else name)
+        whole = os.path.basename(os.path.dirname(os.path.realpath(directory)))
+        disks.add(whole if os.path.exists(os.path.join(directory, "partition")) else name)
     return disks
 
 
@@ -258,8 +258,8 @@ class _Users:
         """md devices over the disk or its partitions that carry nothing in use."""
         below = [name, *partitions_of(self._root, name)]
         holders = [holder for device in below for holder in holders_of(self._root, device)]
-        found = [holder for holder in dict.fromkeys(holders) if re.match(r"md\d+$|md_", holder)]
-        return [holder for holder in found if not self.of(holder)]
+        arrays = [holder for holder in dict.fromkeys(holders) if re.match(r"md\d+$|md_", holder)]
+        return [holder for holder in arrays if not self.of(holder)]
 
     def _direct(self, name: str) -> list[str]:
         number = read_text(os.path.join(self._root, "sys/class/block", name, "dev")) or "?"

@@ -56,7 +56,7 @@ def parse_formats(identity: bytes) -> Formats:
             offered.append(LbaFormat(index, 1 << shift, metadata, performance & 3))
     # Bits 6:5 are the upper part of the index where there are more than 16 formats.
     chosen = identity[26] & 0xF | (identity[26] >> 1 & 0x30 if count > 16 else 0)
-    current = next((one for one in offered if one.index == chosen), None)
+    current = next((form for form in offered if form.index == chosen), None)
     if current is None:
         raise ValueError("the format in use, %d, is none that it offers" % chosen)
     return Formats(tuple(offered), current, struct.unpack_from("<Q", identity, 0)[0])
@@ -88,8 +88,8 @@ def with_capacity(drive: Drive, formats: Formats | None) -> Drive:
 
 def best_format(offered: Sequence[LbaFormat], data_bytes: int) -> LbaFormat | None:
     """The fastest format of blocks of ``data_bytes`` without metadata; the first of equals."""
-    fitting = [one for one in offered if one.data_bytes == data_bytes and not one.metadata_bytes]
-    return min(fitting, key=lambda one: (one.performance, one.index), default=None)
+    fitting = [form for form in offered if form.data_bytes == data_bytes and not form.metadata_bytes]
+    return min(fitting, key=lambda form: (form.performance, form.index), default=None)
 
 
 def mending(path: str, formats: Formats | None, data_bytes: int) -> str:

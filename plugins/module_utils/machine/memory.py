@@ -79,8 +79,8 @@ def node_memory(node: int, root: str = "/") -> int:
 
 def bytes_on_node(pools: Sequence[HugePages], node: int, nodes: int) -> int:
     """What pools take of one of ``nodes`` NUMA nodes. The kernel spreads a pool of no node evenly."""
-    own = sum(pool.bytes for pool in pools if pool.numa_node == node)
-    return own + sum(pool.bytes for pool in pools if pool.numa_node is None) // nodes
+    on_this_node = sum(pool.bytes for pool in pools if pool.numa_node == node)
+    return on_this_node + sum(pool.bytes for pool in pools if pool.numa_node is None) // nodes
 
 
 def shm_bytes(root: str = "/") -> int | None:
@@ -101,8 +101,8 @@ def shm_bytes(root: str = "/") -> int | None:
 
 def shm_used(root: str = "/") -> int:
     """Bytes of /dev/shm in use; it cannot be made smaller than that."""
-    place = os.statvfs(os.path.join(root, "dev/shm"))
-    return (place.f_blocks - place.f_bfree) * place.f_frsize
+    usage = os.statvfs(os.path.join(root, "dev/shm"))
+    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize
 
 
 def memlock_limit(root: str = "/") -> str | None:

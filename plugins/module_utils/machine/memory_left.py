@@ -17,12 +17,12 @@ def memory_left(root: str = "/") -> tuple[int, str] | None:
     Page cache counts as left where it can be dropped; what lies in a tmpfs cannot (kernel:
     Documentation/filesystems/proc.rst, MemAvailable; Documentation/admin-guide/cgroup-v2.rst).
     """
-    found = []
+    limits = []
     available = _available(root)
     if available is not None:
-        found.append((available, "RAM"))
-    found += _left_in_groups(root)
-    return min(found) if found else None
+        limits.append((available, "RAM"))
+    limits += _left_in_groups(root)
+    return min(limits) if limits else None
 
 
 def _available(root: str) -> int | None:
@@ -35,13 +35,13 @@ def _available(root: str) -> int | None:
 
 def groups_usage(root: str = "/") -> list[tuple[str, int]]:
     """Each memory control group that this process is in, the topmost first, with the bytes that it could not drop."""
-    found = []
+    usage = []
     for group, (_, used_name, prefix) in _groups(root):
         path = os.path.join(root, group.lstrip("/"))
         used = read_int(os.path.join(path, used_name))
         if used is not None:
-            found.append((group, max(0, used - _droppable(path, prefix))))
-    return found
+            usage.append((group, max(0, used - _droppable(path, prefix))))
+    return usage
 
 
 def _left_in_groups(root: str) -> list[tuple[int, str]]:

@@ -90,18 +90,18 @@ def read_mounts(root: str = "/") -> list[Mount]:
 
 def swap_sources(root: str = "/") -> list[str]:
     """Files and devices that are swapped to."""
-    told = lines(exact_text(os.path.join(root, "proc/swaps")))[1:]
-    return [unescape(re.split(r"[ \t]", line, maxsplit=1)[0]) for line in told if line.strip()]
+    rows = lines(exact_text(os.path.join(root, "proc/swaps")))[1:]
+    return [unescape(re.split(r"[ \t]", line, maxsplit=1)[0]) for line in rows if line.strip()]
 
 
 def mount_at(mount_point: str, mounts: list[Mount]) -> Mount | None:
     """The topmost mount exactly at ``mount_point``, or None."""
     wanted = plain_path(mount_point)
-    found = None
+    topmost = None
     for mount in mounts:
         if plain_path(mount.mount_point) == wanted:
-            found = mount
-    return found
+            topmost = mount
+    return topmost
 
 
 def mount_holding(path: str, mounts: list[Mount]) -> Mount | None:

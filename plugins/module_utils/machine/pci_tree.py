@@ -55,8 +55,8 @@ def read_pci(root: str = "/") -> dict[str, PciDevice]:
         names = sorted(os.listdir(base))
     except OSError:
         return {}
-    found = (_read(os.path.join(base, name)) for name in names)
-    return {device.address: device for device in found if device is not None}
+    devices = (_read(os.path.join(base, name)) for name in names)
+    return {device.address: device for device in devices if device is not None}
 
 
 def _read(entry: str) -> PciDevice | None:
@@ -105,10 +105,10 @@ def _hex(directory: str, name: str) -> int | None:
 
 
 def _interfaces(directory: str) -> tuple[str, ...]:
-    found: list[str] = []
-    for place in ("infiniband", "net"):
+    interfaces: list[str] = []
+    for kind in ("infiniband", "net"):
         try:
-            found += sorted(os.listdir(os.path.join(directory, place)))
+            interfaces += sorted(os.listdir(os.path.join(directory, kind)))
         except OSError:
             continue
-    return tuple(found)
+    return tuple(interfaces)

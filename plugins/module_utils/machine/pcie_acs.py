@@ -51,7 +51,7 @@ def redirecting_ports(ones: Sequence[str], others: Sequence[str], root: str = "/
         for other in others:
             first, second = ports_above(one, root), ports_above(other, root)
             between |= set(first) ^ set(second)
-    found = []
+    redirecting = []
     for port in sorted(between):
         try:
             with open(os.path.join(port, "config"), "rb") as stream:
@@ -61,5 +61,5 @@ def redirecting_ports(ones: Sequence[str], others: Sequence[str], root: str = "/
         if answer is None:
             return None
         if answer:
-            found.append(os.path.basename(port))
-    return tuple(found)
+            redirecting.append(os.path.basename(port))
+    return tuple(redirecting)

@@ -43,11 +43,11 @@ class SharedPort:
 
 def ports_above(drive: Drive, root: str = "/") -> list[str]:
     """Directories of the ports between a drive and the root complex, the nearest first."""
-    places = [
+    directories = [
         os.path.join(root, "sys/class/nvme", drive.controller, "device"),
         os.path.join(root, "sys/block", drive.name, "device/device"),
     ]
-    device = next((place for place in places if os.path.isdir(place)), None)
+    device = next((directory for directory in directories if os.path.isdir(directory)), None)
     if device is None:
         return []
     return port_directories(device)
@@ -59,9 +59,9 @@ def shared_ports(drives: Sequence[Drive], root: str = "/") -> list[SharedPort]:
     for drive in drives:
         for port in ports_above(drive, root):
             below.setdefault(port, []).append(drive.serial)
-    found = []
+    ports = []
     for port, serials in sorted(below.items()):
         link = read_link(port)
         if len(serials) > 1 and link.current_speed_gts is not None and link.current_width is not None:
-            found.append(SharedPort(os.path.basename(port), link, tuple(serials)))
-    return found
+            ports.append(SharedPort(os.path.basename(port), link, tuple(serials)))
+    return ports

@@ -131,7 +131,9 @@ def _without_secrets(text: str) -> str:
         left, separator, right = full.partition(" - ")
         after = right.split()
         if separator and len(left.split()) >= 6 and left.split()[2].startswith("0:") and len(after) >= 2:
-            options = [one for one in (after[2] if len(after) > 2 else "rw").split(",") if _PLAIN_OPTION.match(one)]
+            options = [
+                option for option in (after[2] if len(after) > 2 else "rw").split(",") if _PLAIN_OPTION.match(option)
+            ]
             fields = left.split()
             line = " ".join([*fields[:6], "-", after[0], after[0], ",".join(options) or "rw"])
         lines.append(line + "\n")
@@ -256,12 +258,12 @@ def anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
         # Those names hold the serial in hexadecimal, or a number as good as it.
         return bool(re.search(r"/by-id/nvme-(?:eui|nvme|uuid)\.", path))
 
-    found: dict[str, Any] = json.loads(json.dumps(dict(document)))
-    found["files"] = {path: _keeping_versions(path, text, clean) for path, text in found["files"].items()}
+    copy: dict[str, Any] = json.loads(json.dumps(dict(document)))
+    copy["files"] = {path: _keeping_versions(path, text, clean) for path, text in copy["files"].items()}
     if host:
-        found["files"]["/proc/sys/kernel/hostname"] = "node\n"
-    found["links"] = {clean(path): target for path, target in found["links"].items() if not coded(path)}
-    return found
+        copy["files"]["/proc/sys/kernel/hostname"] = "node\n"
+    copy["links"] = {clean(path): target for path, target in copy["links"].items() if not coded(path)}
+    return copy
 
 
 def _keeping_versions(path: str, text: str, clean: Callable[[str], str]) -> str:

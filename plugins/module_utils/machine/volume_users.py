@@ -39,17 +39,17 @@ class _Place:
 def occupants(device_number: str, device: str, mount_point: str, root: str = "/") -> list[str]:
     """All that bars the volume ``device`` (``major:minor``, kernel name) from being unmounted for good, a line each."""
     mount_point = plain_path(mount_point)
-    found = ["`%s` is mounted in it" % point for point in _mounts_within(mount_point, root)]
-    found += ["it is mounted at `%s`, too" % point for point in _elsewhere(device_number, mount_point, root)]
-    found += ["swap file `%s`" % path for path in _swap_files(mount_point, root)]
-    found += ["loop device `%s` on `%s`" % pair for pair in _loops(mount_point, root)]
-    found += ["device `%s` is built on it" % holder for holder in holders_of(root, device)]
-    return found + [str(process) for process in processes(device_number, root)]
+    uses = ["`%s` is mounted in it" % point for point in _mounts_within(mount_point, root)]
+    uses += ["it is mounted at `%s`, too" % point for point in _elsewhere(device_number, mount_point, root)]
+    uses += ["swap file `%s`" % path for path in _swap_files(mount_point, root)]
+    uses += ["loop device `%s` on `%s`" % pair for pair in _loops(mount_point, root)]
+    uses += ["device `%s` is built on it" % holder for holder in holders_of(root, device)]
+    return uses + [str(process) for process in processes(device_number, root)]
 
 
 def processes(device_number: str, root: str = "/") -> list[Process]:
     """Processes with an open file, working directory, program or mapping on the device, sorted by pid."""
-    found = []
+    users = []
     places: dict[str, list[_Place]] = {}
     first = _namespace("self", root)
     for pid in sorted(int(name) for name in _listdir(os.path.join(root, "proc")) if name.isdigit()):
@@ -64,8 +64,8 @@ def processes(device_number: str, root: str = "/") -> list[Process]:
         if not how and namespace not in ("", first) and any(not place.follows for place in places[key]):
             how = "keeps its own mount of it, as a container does"
         if how:
-            found.append(Process(pid, read_text(os.path.join(root, "proc/%d/comm" % pid)) or "?", how))
-    return found
+            users.append(Process(pid, read_text(os.path.join(root, "proc/%d/comm" % pid)) or "?", how))
+    return users
 
 
 def _how(pid: int, places: Sequence[_Place], device_number: str, root: str) -> str | None:
@@ -91,14 +91,14 @@ def _how(pid: int, places: Sequence[_Place], device_number: str, root: str) -> s
 
 def _places(pid: str, device_number: str, root: str) -> list[_Place]:
     """Mounts of the device, from /proc/PID/mountinfo with its ids and propagation (proc(5))."""
-    found = []
+    mounts = []
     for line in lines(exact_text(os.path.join(root, "proc", pid, "mountinfo"))):
         fields = line.rstrip("\n").split(" ")
         if len(fields) > 6 and fields[2] == device_number:
             tags = fields[6 : fields.index("-")] if "-" in fields else []
             follows = any(tag.startswith(("shared:", "master:")) for tag in tags)
-            found.append(_Place(fields[0], unescape(fields[4]), follows))
-    return found
+            mounts.append(_Place(fields[0], unescape(fields[4]), follows))
+    return mounts
 
 
 def _mounts_within(mount_point: str, root: str) -> list[str]:
@@ -117,12 +117,12 @@ def _swap_files(mount_point: str, root: str) -> list[str]:
 
 
 def _loops(mount_point: str, root: str) -> list[tuple[str, str]]:
-    found = []
+    loops = []
     for path in sorted(glob.glob(os.path.join(root, "sys/block/loop*/loop/backing_file"))):
         backing = exact_text(path).rstrip("\n")
         if _within(backing, mount_point):
-            found.append((path.split(os.sep)[-3], backing))
-    return found
+            loops.append((path.split(os.sep)[-3], backing))
+    return loops
 
 
 def _within(path: str, directory: str) -> bool:

@@ -38,7 +38,7 @@ def _size_word(size_kib: int) -> str:
 
 def parse(words: Sequence[str]) -> list[HugePages]:
     """The pools that ``words`` ask for by size. ``hugepages=`` without a size is the default size's: left out."""
-    size, found = None, []
+    size, pools = None, []
     for word in words:
         name, _, value = word.partition("=")
         if name == "hugepagesz":
@@ -48,9 +48,9 @@ def parse(words: Sequence[str]) -> list[HugePages]:
             for part in value.split(","):
                 node, colon, count = part.rpartition(":")
                 if count.isdigit() and (not colon or node.isdigit()):
-                    found.append(HugePages(size, int(count), int(node) if colon else None))
+                    pools.append(HugePages(size, int(count), int(node) if colon else None))
             size = None
-    return found
+    return pools
 
 
 def carries(words: Sequence[str], wanted: Sequence[str]) -> bool:
@@ -60,8 +60,8 @@ def carries(words: Sequence[str], wanted: Sequence[str]) -> bool:
 
 def without(words: Sequence[str], ours: Sequence[str]) -> list[str]:
     """``words`` less the first place where ``ours`` stands in one piece."""
-    place = _place(words, ours)
-    return list(words) if not ours or place is None else [*words[:place], *words[place + len(ours) :]]
+    start = _place(words, ours)
+    return list(words) if not ours or start is None else [*words[:start], *words[start + len(ours) :]]
 
 
 def _place(words: Sequence[str], wanted: Sequence[str]) -> int | None:

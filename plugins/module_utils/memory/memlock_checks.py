@@ -83,9 +83,9 @@ def parse_attempt(text: str) -> Attempt:
     """The last line that the child printed; a login may greet before it."""
     lines = text.strip().splitlines()
     try:
-        found: dict[str, Any] = json.loads(lines[-1])
+        attempt: dict[str, Any] = json.loads(lines[-1])
         return Attempt(
-            found["uid"], bool(found["can_pass_limits"]), found["limit"], found["locked"], str(found["error"])
+            attempt["uid"], bool(attempt["can_pass_limits"]), attempt["limit"], attempt["locked"], str(attempt["error"])
         )
     except (IndexError, ValueError, KeyError, TypeError):
         raise CommandError("the child that locks memory said `%s`" % (lines[-1] if lines else "nothing")) from None
@@ -142,14 +142,14 @@ def _judge(kind: str, wanted: str, size: int, locker: Locker) -> Check:
     if size == 0:
         return Check(name, SKIP, "nothing to lock", "nothing")
     try:
-        found = locker(kind, size)
+        attempt = locker(kind, size)
     except CommandError as error:
         return Check(name, UNKNOWN, expected, "not tried: %s" % error, _REMEDIES[kind])
-    limit = "unlimited" if found.limit < 0 else format_size_binary(found.limit)
-    if found.uid == 0 or found.can_pass_limits:
+    limit = "unlimited" if attempt.limit < 0 else format_size_binary(attempt.limit)
+    if attempt.uid == 0 or attempt.can_pass_limits:
         return Check(name, UNKNOWN, expected, "the child kept root's rights", _REMEDIES[kind])
-    enough = found.limit < 0 or (wanted != "unlimited" and found.limit >= int(wanted) * 1024)
-    if found.locked >= size and not found.error and enough:
+    enough = attempt.limit < 0 or (wanted != "unlimited" and attempt.limit >= int(wanted) * 1024)
+    if attempt.locked >= size and not attempt.error and enough:
         return Check(name, PASS, expected, "locked, limit %s" % limit)
-    what = "locked" if found.locked >= size else "locked nothing (%s)" % (found.error or "no error")
+    what = "locked" if attempt.locked >= size else "locked nothing (%s)" % (attempt.error or "no error")
     return Check(name, FAIL, expected, "%s, limit %s" % (what, limit), _REMEDIES[kind])

@@ -30,10 +30,10 @@ _POOL_LINE = re.compile(
 
 def parse_tmpfiles(text: str) -> list[HugePages]:
     """The pools of a file that ``render_tmpfiles`` wrote; other lines are none."""
-    found = [match for match in map(_POOL_LINE.match, text.splitlines()) if match]
+    matches = [match for match in map(_POOL_LINE.match, text.splitlines()) if match]
     return [
         HugePages(int(one["size"]), int(one["count"]), None if one["node"] is None else int(one["node"]))
-        for one in found
+        for one in matches
     ]
 
 
@@ -54,7 +54,7 @@ def pools_to_give_back(
             unasked = [HugePages(pool.size_kib, 0, node) for node in nodes if node not in others]
         else:
             unasked = [HugePages(pool.size_kib, 0, pool.numa_node)]
-        left.update((one.path, one) for one in unasked)
+        left.update((unasked_pool.path, unasked_pool) for unasked_pool in unasked)
     return list(left.values())
 
 

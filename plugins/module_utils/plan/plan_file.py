@@ -104,8 +104,8 @@ def parse(text: str, name: str, job: str = PROVISION) -> dict[str, Any]:
     except ValueError:
         raise PlanError("`%s` is not a plan file: it is not JSON" % name) from None
     if not isinstance(plan, dict) or plan.get("schema") != SCHEMA_NAME:
-        found = plan.get("schema") if isinstance(plan, dict) else None
-        raise PlanError("`%s` is not a plan file: expected schema `%s`, found `%s`" % (name, SCHEMA_NAME, found))
+        schema = plan.get("schema") if isinstance(plan, dict) else None
+        raise PlanError("`%s` is not a plan file: expected schema `%s`, found `%s`" % (name, SCHEMA_NAME, schema))
     if plan.get("sha256") != seal(plan):
         raise PlanError("plan file `%s` was edited after it was written" % name)
     if plan.get("job") not in ARRAY_ACTIONS:
@@ -130,14 +130,14 @@ def wipes(plan: Mapping[str, Any], host: str) -> list[dict[str, str]]:
         return []
     try:
         chosen = [drive for drive in part["drives"] if drive["action"] == WIPE]
-        found = [{"serial": drive["serial"], "hash": drive["hash"]} for drive in chosen]
-        good = all(entry["serial"] and _HASH.match(entry["hash"]) for entry in found)
+        allowed = [{"serial": drive["serial"], "hash": drive["hash"]} for drive in chosen]
+        good = all(entry["serial"] and _HASH.match(entry["hash"]) for entry in allowed)
         good = good and part["array_action"] in ARRAY_ACTIONS[plan.get("job", PROVISION)]
     except (KeyError, TypeError):
-        good, found = False, []
-    if not good or len({entry["serial"] for entry in found}) != len(found):
+        good, allowed = False, []
+    if not good or len({entry["serial"] for entry in allowed}) != len(allowed):
         raise PlanError("the plan's entry for `%s` is not one that was written by a plan" % host)
-    return found
+    return allowed
 
 
 def volume(plan: Mapping[str, Any], host: str) -> dict[str, Any]:
@@ -146,10 +146,10 @@ def volume(plan: Mapping[str, Any], host: str) -> dict[str, Any]:
     if part is None or part["array_action"] != "remove":
         return {}
     try:
-        found = {"uuid": part["volume"]["uuid"], "hash": part["volume"]["hash"]}
-        good = bool(found["uuid"]) and (found["hash"] is None or bool(_HASH.match(found["hash"])))
+        allowed = {"uuid": part["volume"]["uuid"], "hash": part["volume"]["hash"]}
+        good = bool(allowed["uuid"]) and (allowed["hash"] is None or bool(_HASH.match(allowed["hash"])))
     except (KeyError, TypeError):
-        good, found = False, {}
+        good, allowed = False, {}
     if not good:
         raise PlanError("the plan's entry for `%s` is not one that was written by a plan" % host)
-    return found
+    return allowed

@@ -138,7 +138,7 @@ class Summary:
     def _count(self, host: Host, action: str, result: Mapping[str, Any], seconds: float) -> None:
         host.seconds += seconds
         host.tasks += action not in _CONTROL_TASKS and "ansible.builtin." + action not in _CONTROL_TASKS
-        found = result.get("differences")
+        differences = result.get("differences")
         taken, ram = result.get("hugepages_bytes"), result.get("ram_bytes")
         if isinstance(taken, int) and isinstance(ram, int) and ram:
             shown = "%s of %s RAM, %.1f %%" % (format_size_binary(taken), format_size_binary(ram), 100.0 * taken / ram)
@@ -148,10 +148,17 @@ class Summary:
         if isinstance(reasons, list) and action.startswith(_PREFIX):
             self._waiting[(host.host, action)] = [one_line(str(reason)) for reason in reasons]
             host.reboot_reasons = [
-                reason for (name, _), told in self._waiting.items() if name == host.host for reason in told
+                reason
+                for (name, _), host_reasons in self._waiting.items()
+                if name == host.host
+                for reason in host_reasons
             ]
-        if isinstance(found, list):
-            host.differences += [dict(one) for one in found if isinstance(one, Mapping) and "name" in one]
+        if isinstance(differences, list):
+            host.differences += [
+                dict(difference)
+                for difference in differences
+                if isinstance(difference, Mapping) and "name" in difference
+            ]
 
 
 def document(hosts: Iterable[Host]) -> dict[str, Any]:
@@ -164,21 +171,26 @@ def lines(hosts: Iterable[Host], width: int = WIDTH) -> list[str]:
     rows = [(_cells(host), host) for host in hosts]
     widths = [max([len(title)] + [len(cells[at]) for cells, _host in rows]) for at, title in enumerate(_HEAD[:-1])]
     indent = sum(widths) + 2 * len(widths)
-    found = [_row(list(_HEAD), widths).rstrip(), "-" * width]
+    shown = [_row(list(_HEAD), widths).rstrip(), "-" * width]
     for cells, host in rows:
         # A reason that does not fit goes on beneath itself; never narrower than a message can be read.
         reason = textwrap.wrap(cells[-1], max(width - indent, 30), break_long_words=False) or [""]
-        found.append(_row(cells[:-1] + reason[:1], widths).rstrip())
-        found += [" " * indent + more for more in reason[1:]]
+        shown.append(_row(cells[:-1] + reason[:1], widths).rstrip())
+        shown += [" " * indent + more for more in reason[1:]]
         if host.hugepages:
-            found.append("  huge pages take %s" % host.hugepages)
-        found += ["  reboot required: %s" % reason for reason in host.reboot_reasons]
-        for one in host.differences:
-            found.append(
+            shown.append("  huge pages take %s" % host.hugepages)
+        shown += ["  reboot required: %s" % reason for reason in host.reboot_reasons]
+        for difference in host.differences:
+            shown.append(
                 "  drift: %s expected %s found %s (%s)"
-                % (one["name"], one.get("expected"), one.get("found"), "mended" if one.get("mended") else "left")
+                % (
+                    difference["name"],
+                    difference.get("expected"),
+                    difference.get("found"),
+                    "mended" if difference.get("mended") else "left",
+                )
             )
-    return found
+    return shown
 
 
 def _cells(host: Host) -> list[str]:

@@ -127,25 +127,25 @@ class Job:
 
     def forget_services(self) -> None:
         """The drop-ins of the services that needed the volume, and the unit that would make it anew at boot."""
-        found = changes([], self.volume.mount_point)
+        dropins = changes([], self.volume.mount_point)
         at_boot = boot_unit.changes({})
-        for change in [*found, *at_boot]:
+        for change in [*dropins, *at_boot]:
             self.note(change.path, change.before, change.after)
             if not self.check_mode:
                 apply(change)
-        if found and not self.check_mode:
+        if dropins and not self.check_mode:
             reload_systemd()
         if at_boot and not self.check_mode:
             boot_unit.take_effect(False)
 
     def wipe(self) -> None:
         """Every label off what the plan named: in the array, of the array, on the drives."""
-        found = self.found
-        doomed = [*found.members] + ([found.incoming] if found.incoming else [])
+        removal = self.found
+        doomed = [*removal.members] + ([removal.incoming] if removal.incoming else [])
         self.wiped = [drive.serial for drive in doomed]
         if not doomed:
             return
-        before = "".join("array %s: %s\n" % (self.volume.name, what) for what in found.holds)
+        before = "".join("array %s: %s\n" % (self.volume.name, what) for what in removal.holds)
         blank = "".join("%s: blank\n" % serial for serial in self.wiped)
         self.note("what lies on the drives", before + contents_text(doomed), blank)
         if self.check_mode:

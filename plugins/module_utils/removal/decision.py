@@ -87,10 +87,12 @@ def find_volume(machine: Machine, name: str, mount_point: str) -> tuple[Volume |
     uuids = sorted({block.uuid for block in blocks.values()})
     if not uuids:
         return None, []
-    found = {drive.serial: blocks[drive.name] for drive in machine.drives if drive.name in blocks}
-    serials = tuple(sorted(found, key=lambda serial: (found[serial].role is None, found[serial].role or 0)))
+    superblocks = {drive.serial: blocks[drive.name] for drive in machine.drives if drive.name in blocks}
+    serials = tuple(
+        sorted(superblocks, key=lambda serial: (superblocks[serial].role is None, superblocks[serial].role or 0))
+    )
     inside = _inside(machine, arrays_over(machine, set(blocks))) or ()
-    filesystem_uuid = next((one.uuid for one in inside if one.type == "xfs"), None)
+    filesystem_uuid = next((signature.uuid for signature in inside if signature.type == "xfs"), None)
     volume = Volume(name, uuids[0], filesystem_uuid, mount_point, serials)
     if len(uuids) > 1:
         return volume, ["there are %d arrays named `%s`: %s" % (len(uuids), name, ", ".join(uuids))]
@@ -121,7 +123,7 @@ def plan_removal(machine: Machine, name: str, mount_point: str) -> Removal:
         elif row.verdict == REFUSE:
             problems.append("drive `%s` (%s) %s" % (drive.serial, drive.name, row.reason))
     seen = [drive.serial for drive in machine.drives]
-    problems += ["serial `%s` is on several drives" % one for one in volume.serials if seen.count(one) > 1]
+    problems += ["serial `%s` is on several drives" % double for double in volume.serials if seen.count(double) > 1]
     arrays = arrays_over(machine, {drive.name for drive in members})
     inside = _inside(machine, arrays)
     return Removal(
@@ -147,7 +149,7 @@ def _row(drive: Drive, volume: Volume, machine: Machine) -> Decision:
     if carries:
         fault = _member_fault(drive, volume, machine)
         return Decision(drive, REFUSE, fault) if fault else Decision(drive, WIPE, "member of `%s`" % volume.name)
-    what = ["holds %s" % one for one in machine.signatures.get(drive.name, ())]
+    what = ["holds %s" % signature for signature in machine.signatures.get(drive.name, ())]
     what += [*drive.uses, *("has partition %s" % name for name in drive.partitions)]
     if what:
         return Decision(drive, REFUSE, "%s, where the manifest has a member of another array" % "; ".join(what))
@@ -163,9 +165,9 @@ def _member_fault(drive: Drive, volume: Volume, machine: Machine) -> str | None:
     if drive.serial not in volume.serials:
         return "carries the label of `%s` and is not in the manifest" % volume.name
     more = [
-        str(one)
-        for one in machine.signatures.get(drive.name, ())
-        if one.type != RAID_MEMBER or one.device != drive.name
+        str(signature)
+        for signature in machine.signatures.get(drive.name, ())
+        if signature.type != RAID_MEMBER or signature.device != drive.name
     ]
     if more or drive.partitions:
         return "holds more than the array: %s" % ", ".join([*more, *drive.partitions])
@@ -193,7 +195,11 @@ def member_hash(drive: Drive, block: Superblock) -> str:
 def inside_hash(uuid: str, signatures: Sequence[Signature]) -> str:
     """What tells the file system in the array from any other; what is written in it does not count."""
     return _digest(
-        ["inside", plain_uuid(uuid), sorted([one.type, one.uuid or "", one.label or ""] for one in signatures)]
+        [
+            "inside",
+            plain_uuid(uuid),
+            sorted([signature.type, signature.uuid or "", signature.label or ""] for signature in signatures),
+        ]
     )
 
 

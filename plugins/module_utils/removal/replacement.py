@@ -26,23 +26,23 @@ class Swap:
 
 def plan_replacement(machine: Machine, name: str, mount_point: str, swap: Swap) -> Removal:
     """The removal with the new drive in the old one's slot, and every reason why that could not be built."""
-    found = plan_removal(machine, name, mount_point)
-    if found.volume is None or machine.manifest is None:
+    removal = plan_removal(machine, name, mount_point)
+    if removal.volume is None or machine.manifest is None:
         return replace(
-            found,
+            removal,
             done=False,
             problems=("there is no manifest, so nobody knows the members. hint: `site.yml` builds, and writes it",),
         )
-    serials = found.volume.serials
+    serials = removal.volume.serials
     wanted = tuple(swap.new if serial == swap.old else serial for serial in serials)
     if swap.old not in serials and swap.new in serials:
         return _done(machine, serials, "`%s` is no member any more, `%s` is one" % (swap.old, swap.new))
-    if _is_built(machine, name, found.volume, wanted):
+    if _is_built(machine, name, removal.volume, wanted):
         return _done(machine, wanted, "the new array is there already")
-    problems = [*found.problems, *_wrong_serials(found, swap)]
+    problems = [*removal.problems, *_wrong_serials(removal, swap)]
     if problems:
-        return replace(found, problems=tuple(problems))
-    return _with_new(replace(found, serials=wanted), machine, swap)
+        return replace(removal, problems=tuple(problems))
+    return _with_new(replace(removal, serials=wanted), machine, swap)
 
 
 def _done(machine: Machine, serials: tuple[str, ...], reason: str) -> Removal:

@@ -54,7 +54,7 @@ def wipe(drives: list[Drive]) -> None:
     for array in arrays:
         run(["mdadm", "--stop", "/dev/" + array])
     names = [name for drive in drives for name in (*drive.partitions, drive.name)]
-    members = [one.device for one in read_signatures(names) if one.type == RAID_MEMBER]
+    members = [signature.device for signature in read_signatures(names) if signature.type == RAID_MEMBER]
     # All members first: any event about one that still is a member makes udev assemble it again.
     with unwatched(names):
         for superblock in examine(members).values():
@@ -106,6 +106,6 @@ def contents_text(drives: list[Drive]) -> str:
     """What the drives hold, a line each, for the diff."""
     lines = []
     for drive in drives:
-        found = read_signatures([drive.name, *drive.partitions])
-        lines.append("%s: %s\n" % (drive.serial, ", ".join(map(str, found)) or "partitions"))
+        signatures = read_signatures([drive.name, *drive.partitions])
+        lines.append("%s: %s\n" % (drive.serial, ", ".join(map(str, signatures)) or "partitions"))
     return "".join(lines)

@@ -70,7 +70,7 @@ def fstrim_state(root: str = "/") -> str:
         return "masked"
     if os.path.lexists(os.path.join(root, _WANTS)):
         return "enabled"
-    units = [os.path.join(root, place, "systemd/system/fstrim.timer") for place in ("lib", "usr/lib", "etc")]
+    units = [os.path.join(root, library, "systemd/system/fstrim.timer") for library in ("lib", "usr/lib", "etc")]
     return "disabled" if any(os.path.exists(unit) for unit in units) else "absent"
 
 
@@ -110,8 +110,8 @@ class TuningJob:
         if self.ledger.note(STATE_PATH, self.state.text_before, self.state.text()):
             self.state.save()
         devices = [*self.machine.drives.values(), *self.machine.arrays.values()]
-        winners = [one for one in rivals(self.tuning, devices, self.root) if one.wins]
-        self.ledger.warnings += ["`io_tuning_%s` will not last: %s" % (one.setting, one) for one in winners]
+        winners = [rival for rival in rivals(self.tuning, devices, self.root) if rival.wins]
+        self.ledger.warnings += ["`io_tuning_%s` will not last: %s" % (rival.setting, rival) for rival in winners]
         return done_here(self.tuning, self.machine)
 
     def _refuse_impossible(self) -> None:
@@ -156,11 +156,11 @@ class TuningJob:
             return
         found = {place: self.machine.read(setting, place) for place in places}
         off = [place for place in places if found[place] != value]
-        told = by_value(setting, {place: found[place] for place in off})
+        values = by_value(setting, {place: found[place] for place in off})
         before = "".join("%s %s\n" % (place or setting, found[place]) for place in off)
         after = "".join("%s %s\n" % (place or setting, value) for place in off)
         name = "io_tuning." + setting
-        must = self.ledger.differs(name, shown(setting, value), told, name, before, after)
+        must = self.ledger.differs(name, shown(setting, value), values, name, before, after)
         for place in off:
             if setting == "scheduler":
                 # The kernel goes back to its own nr_requests with it.

@@ -44,10 +44,10 @@ def _check(setting: str, value: str, tuning: Tuning, machine: Machine) -> Check:
     if not off:
         where = " on %d drives" % len(places) if len(places) > 1 and not places[0].startswith("cpu") else ""
         return Check(PREFIX + setting, PASS, expected, expected + where)
-    told = by_value(setting, {place: found[place] for place in off})
+    values = by_value(setting, {place: found[place] for place in off})
     devices = [*machine.drives.values(), *machine.arrays.values()]
-    who = [one for one in rivals(tuning, devices, machine.root) if one.setting == setting and one.wins]
-    return Check(PREFIX + setting, FAIL, expected, told, _remedy(who))
+    who = [rival for rival in rivals(tuning, devices, machine.root) if rival.setting == setting and rival.wins]
+    return Check(PREFIX + setting, FAIL, expected, values, _remedy(who))
 
 
 def _remedy(who: Sequence[Rival]) -> str:

@@ -29,16 +29,16 @@ class Rival:
 
 def rivals(tuning: Tuning, devices: Sequence[str], root: str = "/") -> list[Rival]:
     """Everybody else who sets one of the settings that are asked for. ``devices`` are kernel names, the array's too."""
-    found: list[Rival] = []
+    others: list[Rival] = []
     for setting in (*DRIVE_SETTINGS, "read_ahead"):
         if wanted(tuning, setting) is not None:
-            found += _udev(
+            others += _udev(
                 setting, [name for name in devices if name.startswith("md") == (setting == "read_ahead")], root
             )
-            found += _mentions(setting, "queue/" + attribute(setting), root)
+            others += _mentions(setting, "queue/" + attribute(setting), root)
     for setting in ("dirty_background", "dirty"):
         if wanted(tuning, setting) is not None:
-            found += _sysctl(setting, root)
+            others += _sysctl(setting, root)
     paths = {
         "transparent_hugepages": THP,
         "cpu_governor": "cpufreq/scaling_governor",
@@ -46,16 +46,16 @@ def rivals(tuning: Tuning, devices: Sequence[str], root: str = "/") -> list[Riva
     }
     for setting, path in paths.items():
         if setting in tuning:
-            found += _tmpfiles(setting, path, root)
-            found += _mentions(setting, "transparent_hugepage/enabled" if path == THP else path, root)
-    return [*found, *_tuned(tuning, root)]
+            others += _tmpfiles(setting, path, root)
+            others += _mentions(setting, "transparent_hugepage/enabled" if path == THP else path, root)
+    return [*others, *_tuned(tuning, root)]
 
 
 def ordered(kind: str, suffix: str, root: str) -> list[str]:
     """Files of such a directory as systemd reads them: by name over all places, /etc hiding /run hiding /usr."""
     chosen: dict[str, str] = {}
-    for place in ("lib", "usr/lib", "usr/local/lib", "run", "etc"):
-        for path in glob.glob(os.path.join(root, place, kind, "*" + suffix)):
+    for top in ("lib", "usr/lib", "usr/local/lib", "run", "etc"):
+        for path in glob.glob(os.path.join(root, top, kind, "*" + suffix)):
             chosen[os.path.basename(path)] = path
     return [chosen[name] for name in sorted(chosen)]
 
@@ -84,9 +84,9 @@ def _udev(setting: str, devices: Sequence[str], root: str) -> Iterator[Rival]:
     for path in ordered("udev/rules.d", ".rules", root):
         name = os.path.basename(path)
         for number, line in _lines(path) if name != ours else ():
-            found = assigned.search(line)
-            if found and _may_match(line, devices):
-                yield Rival(setting, _place(path, number, root), found.group(0), name > ours)
+            match = assigned.search(line)
+            if match and _may_match(line, devices):
+                yield Rival(setting, _place(path, number, root), match.group(0), name > ours)
 
 
 def _may_match(line: str, devices: Sequence[str]) -> bool:
@@ -118,13 +118,13 @@ def _sysctl(setting: str, root: str) -> Iterator[Rival]:
 
 def _tmpfiles(setting: str, path: str, root: str) -> Iterator[Rival]:
     ours = os.path.basename(TMPFILES_PATH)
-    for one in ordered("tmpfiles.d", ".conf", root):
-        name = os.path.basename(one)
-        for number, line in _lines(one) if name != ours else ():
+    for file in ordered("tmpfiles.d", ".conf", root):
+        name = os.path.basename(file)
+        for number, line in _lines(file) if name != ours else ():
             fields = line.split()
             if len(fields) > 1 and fields[0].startswith("w") and path in fields[1]:
                 # Of two lines for one path the first counts (tmpfiles.d(5)).
-                yield Rival(setting, _place(one, number, root), line, name < ours)
+                yield Rival(setting, _place(file, number, root), line, name < ours)
 
 
 _ELSEWHERE = (
@@ -139,10 +139,10 @@ _ELSEWHERE = (
 def _mentions(setting: str, path: str, root: str) -> Iterator[Rival]:
     """Places that write to sysfs by themselves, later than udev and tmpfiles.d."""
     for pattern in _ELSEWHERE:
-        for one in sorted(glob.glob(os.path.join(root, pattern))):
-            for number, line in _lines(one):
+        for file in sorted(glob.glob(os.path.join(root, pattern))):
+            for number, line in _lines(file):
                 if path in line:
-                    yield Rival(setting, _place(one, number, root), line, True)
+                    yield Rival(setting, _place(file, number, root), line, True)
 
 
 def active_profile(root: str = "/") -> str | None:
@@ -154,16 +154,16 @@ def active_profile(root: str = "/") -> str | None:
 
 def profile_files(names: str, root: str = "/") -> list[str]:
     """The configuration of tuned profiles, what they include first."""
-    found: list[str] = []
-    for name in (one.lstrip("?-") for one in re.split(r"[\s,]+", names.strip())):
+    files: list[str] = []
+    for name in (part.lstrip("?-") for part in re.split(r"[\s,]+", names.strip())):
         for base in ("etc/tuned/profiles", "etc/tuned", "usr/lib/tuned/profiles", "usr/lib/tuned"):
             path = os.path.join(root, base, name, "tuned.conf")
             text = read_text(path)
-            if name and text is not None and path not in found:
+            if name and text is not None and path not in files:
                 include = re.search(r"^include\s*=\s*(.+)$", text, re.MULTILINE)
-                found = [*(profile_files(include.group(1), root) if include else []), *found, path]
+                files = [*(profile_files(include.group(1), root) if include else []), *files, path]
                 break
-    return found
+    return files
 
 
 _TUNED_OPTIONS = {
@@ -192,5 +192,5 @@ def _tuned(tuning: Tuning, root: str) -> Iterator[Rival]:
                     continue
                 if re.match(option + r"\s*=", line):
                     # Our profile lies on top of it; sysctl.d is applied anew after tuned's own (reapply_sysctl).
-                    own = (*CPU_SETTINGS, "transparent_hugepages", "dirty", "dirty_background")
-                    yield Rival(setting, _place(path, number, root), line, setting not in own)
+                    fields = (*CPU_SETTINGS, "transparent_hugepages", "dirty", "dirty_background")
+                    yield Rival(setting, _place(path, number, root), line, setting not in fields)

@@ -52,7 +52,9 @@ class State:
             document = json.loads(text)
             if document["schema"] != _SCHEMA:
                 raise ValueError("schema `%s`" % document["schema"])
-            changes = {key: Change(str(one["before"]), str(one["set"])) for key, one in document["changes"].items()}
+            changes = {
+                key: Change(str(change["before"]), str(change["set"])) for key, change in document["changes"].items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refusal(
                 "`%s` cannot be read (%s): what was set before is not known. hint: move it away; what tunetool set "
@@ -73,7 +75,7 @@ class State:
         """The file's text; empty when nothing is ours."""
         if not self.changes:
             return ""
-        changes = {key: {"before": one.before, "set": one.set} for key, one in sorted(self.changes.items())}
+        changes = {key: {"before": change.before, "set": change.set} for key, change in sorted(self.changes.items())}
         return json.dumps({"schema": _SCHEMA, "changes": changes}, indent=2) + "\n"
 
     def save(self) -> None:

@@ -41,31 +41,31 @@ THP = "sys/kernel/mm/transparent_hugepage/enabled"
 
 def normal_form(asked: Mapping[str, str]) -> dict[str, Any]:
     """What is asked for. Raises ``Refusal`` for what no machine could do."""
-    found: dict[str, Any] = {}
+    tuning: dict[str, Any] = {}
     for name, least, most in (("nr_requests", 4, 65535), ("nomerges", 0, 2), ("cpu_latency_us", 1, 10**6)):
         if asked[name]:
-            found[name] = _whole(name, asked[name], least, most)
+            tuning[name] = _whole(name, asked[name], least, most)
     for name in ("scheduler", "transparent_hugepages", "cpu_governor", FSTRIM):
         if asked[name]:
-            found[name] = _word(name, asked[name])
+            tuning[name] = _word(name, asked[name])
     if asked["read_ahead"]:
-        found["read_ahead_bytes"] = size = _size("read_ahead", asked["read_ahead"])
+        tuning["read_ahead_bytes"] = size = _size("read_ahead", asked["read_ahead"])
         if size % _PAGE:
             raise Refusal("`io_tuning_read_ahead` is %d bytes. hint: whole pages of 4 KiB, such as `4MiB`" % size)
     for name in ("dirty_background", "dirty"):
         if asked[name]:
             kind, value = _share_or_size(name, asked[name])
-            found["%s_%s" % (name, kind)] = value
+            tuning["%s_%s" % (name, kind)] = value
     for kind in ("bytes", "percent"):
-        low, high = found.get("dirty_background_" + kind), found.get("dirty_" + kind)
+        low, high = tuning.get("dirty_background_" + kind), tuning.get("dirty_" + kind)
         if low is not None and high is not None and low >= high:
             raise Refusal(
                 "`io_tuning_dirty_background` is not below `io_tuning_dirty`. hint: the kernel would silently take "
                 "half of the latter"
             )
-    if found.get(FSTRIM) not in (None, "enabled", "disabled"):
-        raise Refusal("`io_tuning_fstrim_timer` is `%s`. hint: `enabled` or `disabled`" % found[FSTRIM])
-    return {name: found[name] for name in KEYS if name in found}
+    if tuning.get(FSTRIM) not in (None, "enabled", "disabled"):
+        raise Refusal("`io_tuning_fstrim_timer` is `%s`. hint: `enabled` or `disabled`" % tuning[FSTRIM])
+    return {name: tuning[name] for name in KEYS if name in tuning}
 
 
 KEYS = (
@@ -217,24 +217,24 @@ def read_cpus(root: str = "/") -> tuple[list[str], list[str]]:
 
 def impossible(tuning: Tuning, machine: Machine) -> list[str]:
     """What this machine cannot do, each with what it offers."""
-    found = []
+    reasons = []
     for serial, name in machine.drives.items():
         base = os.path.join(machine.root, "sys/block", name)
         offered = _offered(os.path.join(base, "queue/scheduler"))
         scheduler = tuning.get("scheduler") or machine.read("scheduler", serial)
         if tuning.get("scheduler") and scheduler not in offered and not _loadable(str(scheduler), machine.root):
-            found.append(
+            reasons.append(
                 "scheduler `%s` is not offered for drive `%s`. hint: %s" % (scheduler, serial, _choices(offered))
             )
         most = _most_requests(base, str(scheduler))
         if tuning.get("nr_requests", 0) > most:
-            found.append(
+            reasons.append(
                 "nr_requests %d is more than drive `%s` takes with scheduler `%s`. hint: at most %d"
                 % (tuning["nr_requests"], serial, scheduler, most)
             )
     choices = _offered(os.path.join(machine.root, THP))
     if tuning.get("transparent_hugepages") and tuning["transparent_hugepages"] not in choices:
-        found.append(
+        reasons.append(
             "transparent huge pages `%s` are not offered. hint: %s"
             % (tuning["transparent_hugepages"], _choices(choices))
         )
@@ -243,18 +243,18 @@ def impossible(tuning: Tuning, machine: Machine) -> list[str]:
             os.path.join(machine.root, "sys/devices/system/cpu", cpu, "cpufreq/scaling_available_governors")
         )
         if tuning.get("cpu_governor") and tuning["cpu_governor"] not in governors:
-            found.append("CPU governor `%s` is not offered. hint: %s" % (tuning["cpu_governor"], _choices(governors)))
-    return found
+            reasons.append("CPU governor `%s` is not offered. hint: %s" % (tuning["cpu_governor"], _choices(governors)))
+    return reasons
 
 
 def skipped(tuning: Tuning, machine: Machine) -> list[str]:
     """What is asked for and does not exist here: no fault of the inventory's, which is written for many nodes."""
-    told = []
+    skips = []
     if "cpu_governor" in tuning and not machine.governed:
-        told.append("`io_tuning_cpu_governor`: no CPU here has frequency scaling (cpufreq), so it is skipped")
+        skips.append("`io_tuning_cpu_governor`: no CPU here has frequency scaling (cpufreq), so it is skipped")
     if "cpu_latency_us" in tuning and not machine.idling:
-        told.append("`io_tuning_cpu_latency_us`: the CPUs here have no idle states (cpuidle), so it is skipped")
-    return told
+        skips.append("`io_tuning_cpu_latency_us`: the CPUs here have no idle states (cpuidle), so it is skipped")
+    return skips
 
 
 def done_here(tuning: Tuning, machine: Machine) -> dict[str, Any]:

@@ -102,14 +102,14 @@ class Volume(Place):
         return self._uuid(str(signatures[0].uuid))
 
     def _compare_geometry(self, array: Array) -> None:
-        places = [one.mount_point for one in read_mounts(self.root) if one.device_number == array.device_number]
+        places = [mount.mount_point for mount in read_mounts(self.root) if mount.device_number == array.device_number]
         # xfs_info reads a mounted file system through its mount point, an unmounted one through its device.
-        found = parse_xfs_info(run(["xfs_info", places[0] if places else array.path]).stdout)
+        geometry = parse_xfs_info(run(["xfs_info", places[0] if places else array.path]).stdout)
         hint = (
             "geometry cannot be changed in place. Save the data, `playbooks/teardown.yml`, then `site.yml`; or ask for "
             "what is there"
         )
-        wrong = apart(self.geometry, found)
+        wrong = apart(self.geometry, geometry)
         refusal = "the file system on `%s` does not fit the array: %s. hint: nothing was changed; %s" % (
             self.wanted["array"],
             "; ".join("%s: expected %s, found %s" % (name.replace("_", " "), *values) for name, *values in wrong),
@@ -212,7 +212,7 @@ class Volume(Place):
         """The label, changed while mounted. An adopted file system keeps its own: others may know it by that."""
         if self.array is None or self.wanted["adopt"]:
             return
-        signatures = [one for one in read_signatures([self.array.device]) if one.type == "xfs"]
+        signatures = [signature for signature in read_signatures([self.array.device]) if signature.type == "xfs"]
         if not signatures:
             return
         wanted, found = self.wanted["label"], signatures[0].label or ""

@@ -64,7 +64,7 @@ def read_extents(path: str) -> list[Extent]:
 
 
 def _ask(handle: int, size: int) -> list[tuple[Extent, int]]:
-    found: list[tuple[Extent, int]] = []
+    extents: list[tuple[Extent, int]] = []
     start = 0
     while start < size:
         answer = bytearray(_HEAD.pack(start, size - start, _SYNC, 0, _AT_ONCE, 0) + bytes(_EXTENT.size * _AT_ONCE))
@@ -74,12 +74,12 @@ def _ask(handle: int, size: int) -> list[tuple[Extent, int]]:
             break
         for index in range(count):
             logical, physical, length, _, _, flags, *_ = _EXTENT.unpack_from(answer, _HEAD.size + index * _EXTENT.size)
-            found.append((Extent(logical, physical, length), flags))
-        last, flags = found[-1]
+            extents.append((Extent(logical, physical, length), flags))
+        last, flags = extents[-1]
         start = last.logical + last.length
         if flags & _LAST:
             break
-    return found
+    return extents
 
 
 def whole(found: list[tuple[Extent, int]], size: int) -> list[Extent]:

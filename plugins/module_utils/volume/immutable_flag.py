@@ -126,8 +126,8 @@ def look_beneath(path: str) -> Directory:
     """The directory that a mount at ``path`` hides. The mount stays as it is. Raises ``Unsupported``."""
 
     def work() -> dict[str, Any]:
-        found = look(path)
-        return {"exists": found.exists, "immutable": found.immutable, "entries": list(found.entries)}
+        look_result = look(path)
+        return {"exists": look_result.exists, "immutable": look_result.immutable, "entries": list(look_result.entries)}
 
     answer = _beneath(path, work)
     return Directory(answer["exists"], answer["immutable"], tuple(answer["entries"]))
@@ -164,10 +164,10 @@ def _beneath(path: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     with os.fdopen(reading, "rb") as stream:
         text = stream.read()
     os.waitpid(child, 0)
-    found = json.loads(text) if text else {"unsupported": {"message": "`%s`: the look beneath it died" % path}}
-    if "unsupported" in found:
-        raise Unsupported(found["unsupported"]["message"])
-    return dict(found["answer"])
+    report = json.loads(text) if text else {"unsupported": {"message": "`%s`: the look beneath it died" % path}}
+    if "unsupported" in report:
+        raise Unsupported(report["unsupported"]["message"])
+    return dict(report["answer"])
 
 
 def _leave_mounts(path: str) -> None:

@@ -25,14 +25,18 @@ def at_mount_only(option: str) -> bool:
 
 def like(options: Sequence[str], shown: Sequence[str]) -> str:
     """What the mount has in place of ``options``: another value, or the flag's opposite."""
-    found = []
+    alike = []
     for option in options:
         key = option.partition("=")[0]
         if option in _TIMES:
-            found += [one for one in shown if one in _TIMES]
+            alike += [shown_option for shown_option in shown if shown_option in _TIMES]
         else:
-            found += [one for one in shown if one.partition("=")[0] == key or key in (_OPPOSITES.get(one), _inode(one))]
-    return ",".join(dict.fromkeys(found))
+            alike += [
+                shown_option
+                for shown_option in shown
+                if shown_option.partition("=")[0] == key or key in (_OPPOSITES.get(shown_option), _inode(shown_option))
+            ]
+    return ",".join(dict.fromkeys(alike))
 
 
 def _inode(option: str) -> str | None:
@@ -41,11 +45,11 @@ def _inode(option: str) -> str | None:
 
 def unwanted(asked: Sequence[str], shown: Sequence[str]) -> dict[str, str]:
     """Flags that are set and not asked for, each with the option that takes it away."""
-    found = {one: other for one, other in _OPPOSITES.items() if one in shown and one not in asked}
+    opposites = {option: other for option, other in _OPPOSITES.items() if option in shown and option not in asked}
     if not set(asked) & set(_TIMES):
         # relatime is what mount(8) does when nothing is said.
-        found.update((one, "relatime") for one in ("noatime", "strictatime") if one in shown)
-    return found
+        opposites.update((option, "relatime") for option in ("noatime", "strictatime") if option in shown)
+    return opposites
 
 
 # Options that mount(8) and systemd use up, or that say only what holds anyway: they never show in the mount table.

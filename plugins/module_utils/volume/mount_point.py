@@ -44,7 +44,9 @@ class Place:
             source = "a mount of `%s`" % mount.source
             self._taken(source, "is already " + source, "unmount it first")
             return None
-        places = [one.mount_point for one in mounts if self.array and one.device_number == self.array.device_number]
+        places = [
+            entry.mount_point for entry in mounts if self.array and entry.device_number == self.array.device_number
+        ]
         if places and mount is None:
             # A second mount would be a second door to one volume.
             hint = "set `scratch_filesystem_mount_point: %s`, or unmount it first" % places[0]
@@ -108,13 +110,13 @@ class Place:
     def services(self) -> None:
         """The drop-ins of the services that need the volume."""
         try:
-            found = changes(self.wanted["services"], self.point, self._path(UNITS_DIRECTORY))
+            changed = changes(self.wanted["services"], self.point, self._path(UNITS_DIRECTORY))
         except ForeignDropIn as error:
             self.ledger.cannot("services", "tunetool's drop-in", str(error), "move it to another name", str(error))
             return
         acted = [
             change
-            for change in found
+            for change in changed
             if self.ledger.file_differs(
                 "services[%s]" % os.path.basename(os.path.dirname(change.path))[: -len(".d")],
                 change.path,
@@ -151,8 +153,8 @@ class Place:
         mode = int(self.wanted["offload_mode"], 8)
         after, before = "%s:%s %04o" % (owner.pw_name, group.gr_name, mode), ""
         if mounted and os.path.isdir(self._path(path)):
-            found = os.stat(self._path(path))
-            before = "%s:%s %04o" % (name_of(found.st_uid), group_of(found.st_gid), found.st_mode & 0o7777)
+            status = os.stat(self._path(path))
+            before = "%s:%s %04o" % (name_of(status.st_uid), group_of(status.st_gid), status.st_mode & 0o7777)
         lines = ["%s %s\n" % (path, text) if text else "" for text in (before, after)]
         if self.ledger.differs("offload.directory", after, before or "no directory", "offload directory", *lines):
             os.makedirs(path, exist_ok=True)

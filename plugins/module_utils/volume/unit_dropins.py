@@ -57,7 +57,7 @@ def changes(units: Sequence[str], mount_point: str, directory: str = UNITS_DIREC
     text = render(mount_point)
     wanted = {os.path.join(directory, unit + ".d", FILE_NAME): text for unit in units}
     there = glob.glob(os.path.join(glob.escape(directory), "*.d", FILE_NAME))
-    found = []
+    changed = []
     for path in sorted(set(there) | set(wanted)):
         before = content(path)
         ours = before.startswith(HEADER)
@@ -67,8 +67,8 @@ def changes(units: Sequence[str], mount_point: str, directory: str = UNITS_DIREC
             continue
         after = wanted.get(path, "")
         if before != after:
-            found.append(Change(path, before, after))
-    return found
+            changed.append(Change(path, before, after))
+    return changed
 
 
 def apply(change: Change) -> None:
