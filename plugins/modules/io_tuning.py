@@ -51,7 +51,7 @@ options:
     type: str
     default: ""
   cpu_latency_us:
-    description: Longest wake-up from an idle state (C-state), in microseconds. Skipped with a warning without cpuidle.
+    description: Longest wake-up from an idle state, in microseconds. Skipped with a warning without cpuidle.
     type: str
     default: ""
   dirty_background:
