@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.measure.aio import need, probe
-from tunetool.measure.fio import die_with_parent
+from tunetool.measure.worker import die_with_parent
 
 PATIENCE = 3600.0
 OPS = ("async_io", "cpu_adam")

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from offload_model import build
 from tunetool.advise.read_model import load_decoder
 from tunetool.measure.aio.child import load
-from tunetool.measure.fio import die_with_parent
+from tunetool.measure.worker import die_with_parent
 from tunetool.tune.settings import DEFAULTS
 
 

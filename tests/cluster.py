@@ -23,7 +23,7 @@ import pytest
 
 from cluster_layer import NoLayer, layer
 from programs import need_program
-from tunetool.measure.fio import die_with_parent
+from tunetool.measure.worker import die_with_parent
 from waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[1]

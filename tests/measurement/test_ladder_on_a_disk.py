@@ -15,7 +15,6 @@ from judged import undisturbed
 from pythons import bare_python, python_that
 from tunetool.measure import busy
 from tunetool.measure.aio import Missing, probe
-from tunetool.measure.aio.spec import Failed
 from tunetool.measure.fio import find_fio
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.checkpoint import FILE, TorchCheckpoint
@@ -23,6 +22,7 @@ from tunetool.measure.ladder.rungs import Scene, Wish
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import Span
 from tunetool.measure.sequential import Plan
+from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.report.progress import PlainProgress
 from tunetool.verify import Request, verify

@@ -19,9 +19,9 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.aio import Failed, Missing, Probe, Spec, default_io_bytes, need, probe
 from tunetool.measure.aio.build_ops import build_environment, clear_lock, only_build, plain_architectures
 from tunetool.measure.aio.ops import STAMP, builders
-from tunetool.measure.aio.process import Child, describe_end
 from tunetool.measure.aio.rung import prepare
 from tunetool.measure.aio.spec import check_limits, check_shape, misfit
+from tunetool.measure.worker import Worker, describe_end
 from tunetool.report.progress import PlainProgress
 from waiting import PATIENCE, gone
 
@@ -122,8 +122,8 @@ def test_calls_that_ds_io_takes_and_answers_wrongly(change: dict[str, int], said
 # --- children -----------------------------------------------------------------------------------------------------
 
 
-def child(code: str) -> Child:
-    return Child([sys.executable, "-c", code], "the child", os.environ)
+def child(code: str) -> Worker:
+    return Worker([sys.executable, "-c", code], "the child", os.environ)
 
 
 def test_a_child_answers_line_by_line() -> None:

@@ -19,13 +19,13 @@ import pytest
 from rich.console import Console
 
 from tunetool.cli.main import main
-from tunetool.measure.aio.spec import Failed
-from tunetool.measure.fio import Direction
+from tunetool.measure.direction import Direction
 from tunetool.measure.gds import config, judge, rung
 from tunetool.measure.gds.counters import Counts, parse, version_of
 from tunetool.measure.gds.driver import start
 from tunetool.measure.gds.judge import Moved, proven, way_of
 from tunetool.measure.gds.spec import SMALLEST, TASK, Mode, io_bytes
+from tunetool.measure.worker import Failed
 from tunetool.node.gds.cufile_check import read_config
 from tunetool.node.gds.facts import GdsFacts
 from tunetool.node.gds.path_choice import current

@@ -11,7 +11,6 @@ import pytest
 from machines import lay_out
 from tunetool.cli.values import parse_expectations
 from tunetool.errors import UsageProblem
-from tunetool.measure.aio.spec import Failed
 from tunetool.measure.fio import Fio
 from tunetool.measure.ladder import calls, climb, facts
 from tunetool.measure.ladder.budget import RANDOM_READS
@@ -20,6 +19,7 @@ from tunetool.measure.ladder.rungs import Scene, Skip, Wish
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import Span
 from tunetool.measure.sequential import Plan, Results
+from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import BlockStack, Leaf, read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.mounts import Mount

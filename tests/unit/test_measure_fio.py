@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tunetool.errors import CannotJudge
-from tunetool.measure.fio import Fio, FioFailed, Job, arguments, find_fio, parse, preloads, run
+from tunetool.measure.fio import Fio, FioFailed, Job, arguments, find_fio, parse, run
+from tunetool.measure.worker import preloads
 from waiting import PATIENCE, gone, until
 
 DATA = Path(__file__).parents[1] / "data/fio"

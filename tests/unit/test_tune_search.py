@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.measure.fio import Direction
+from tunetool.measure.direction import Direction
 from tunetool.tune.goals import Mix, parse_mix
 from tunetool.tune.race import distance
 from tunetool.tune.search import Findings, Plan, Search, SettingFailed

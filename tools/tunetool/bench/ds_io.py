@@ -15,11 +15,12 @@ from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure import aio, busy, rundir
 from tunetool.measure.aio.driver import sector_bytes
 from tunetool.measure.aio.spec import Device, granule, misfit
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import obstacles
 from tunetool.measure.facts import node_facts
-from tunetool.measure.fio import Direction, preloads
 from tunetool.measure.progress import Progress
 from tunetool.measure.target import check_target
+from tunetool.measure.worker import preloads
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.node.units import UnitError, format_size, parse_size

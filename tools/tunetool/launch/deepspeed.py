@@ -28,9 +28,9 @@ from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed, tail
 from tunetool.launch.ssh import Guards, check_hosts
 from tunetool.launch.this_machine import judge
-from tunetool.measure.aio.process import describe_end
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
+from tunetool.measure.worker import describe_end
 
 _MARK = "TUNETOOL_LAUNCHER"
 _VERDICT_SECONDS = 20.0

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from tunetool.launch.local import RankFailed, Ranks, tail
 from tunetool.launch.spec import RUN, Failure, NodeSpec
 from tunetool.launch.start import ENDED, RANKS
-from tunetool.measure.aio.process import describe_end
 from tunetool.measure.marked_processes import end_all, end_marked, has_mark, naming
+from tunetool.measure.worker import describe_end
 
 _LEAVE_SECONDS = 3.0
 _START = ("-m", "tunetool.launch.start")

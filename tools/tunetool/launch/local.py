@@ -18,15 +18,11 @@ from pathlib import Path
 from types import TracebackType
 
 from tunetool.errors import CannotJudge
-from tunetool.measure.aio.process import describe_end
-from tunetool.measure.fio import die_with_parent, preloads
+from tunetool.measure import worker
+from tunetool.measure.worker import TAIL, TICK, describe_end
 
-TAIL = 4000
-"""So much of the end of a rank's messages is kept."""
-_TICK = 0.2
 _POLITE_SECONDS = 10.0
 """torchrun hands SIGTERM on to its ranks and waits for them."""
-_KILL_PATIENCE = 30.0
 _VERDICT, _OWN_LOG = "verdict.json", "torchrun.log"
 
 
@@ -79,15 +75,8 @@ class Ranks:
         ]
         with (log_dir / _OWN_LOG).open("wb") as log:
             try:
-                self._process = subprocess.Popen(
-                    argv,
-                    env=rank_environment(environment, world, os.cpu_count() or 1),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches tunetool alone, which then ends the ranks in order
-                    preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
-                )
+                started = rank_environment(environment, world, os.cpu_count() or 1)
+                self._process = worker.start(argv, started, stdout=log, stderr=subprocess.STDOUT)
             except OSError as error:
                 raise RankFailed(f"`{python}` does not start: {error.strerror}") from None
 
@@ -124,7 +113,7 @@ class Ranks:
                     raw=self.messages(),
                 )
             tick()
-            time.sleep(_TICK / 2)
+            time.sleep(TICK / 2)
         self.check()
 
     def failure(self) -> RankFailed:
@@ -156,27 +145,15 @@ class Ranks:
 
     def end(self) -> None:
         """End torchrun, its ranks and what they started. A second Ctrl-C does not leave them behind."""
-        if self._process.poll() is None and not self._started:
+        if not self._started:
             # Ranks that did not come so far as to tell their ids: torchrun knows them.
-            self._signal(signal.SIGTERM, _POLITE_SECONDS)
+            worker.end(self._process, _POLITE_SECONDS)
         for pid in self._started:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 # torchrun makes each rank the leader of a session; a recycled id is not one of ours.
                 if os.getpgid(pid) == pid and os.getsid(pid) == pid:
                     os.killpg(pid, signal.SIGKILL)
-        self._signal(signal.SIGTERM, _POLITE_SECONDS)
-        for _ in range(3):
-            if self._signal(signal.SIGKILL, _KILL_PATIENCE):
-                return
-
-    def _signal(self, number: int, patience: float) -> bool:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, number)
-        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-            self._process.wait(patience)
-            return True
-        return False
+        worker.end(self._process, _POLITE_SECONDS)
 
 
 def run_ranks(
@@ -197,7 +174,7 @@ def run_ranks(
 
 def rank_environment(environment: Mapping[str, str], world: int, cpu_count: int) -> dict[str, str]:
     """What the ranks get: nothing that runs foreign code, an equal share of the cores, the loopback."""
-    clean = {name: value for name, value in environment.items() if name not in preloads(environment)}
+    clean = worker.without_preloads(environment)
     defaults = {
         # torchrun would set 1 for more than one rank, and say so on every start.
         "OMP_NUM_THREADS": str(max(1, cpu_count // world)),

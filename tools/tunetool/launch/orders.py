@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any
 
 from tunetool.errors import CannotJudge
-from tunetool.launch.local import TAIL, RankFailed, Ranks
-from tunetool.measure.fio import die_with_parent
+from tunetool.launch.local import RankFailed, Ranks
+from tunetool.measure.worker import TAIL, die_with_parent
 
 VARIABLE = "TUNETOOL_ORDERS"
 _TICK = 0.2

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Literal
 
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted
-from tunetool.measure.fio import Direction
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import CheckResult
 

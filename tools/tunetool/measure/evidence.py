@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tunetool.measure.fio import Direction
+from tunetool.measure.direction import Direction
 from tunetool.node.machine.block_stack import BlockStack, Counters
 from tunetool.node.units import format_size
 from tunetool.record import Evidence

@@ -5,8 +5,9 @@ from __future__ import annotations
 from statistics import median
 
 from tunetool.measure.balance import service_times
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted, explain, summed, worst, wrong_clocks
-from tunetool.measure.fio import Direction, Fio
+from tunetool.measure.fio import Fio
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
 from tunetool.measure.statistics import drift, estimate
 from tunetool.node.machine.block_stack import BlockStack

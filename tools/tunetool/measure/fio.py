@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import re
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.measure.fio_result import INSTALL_HINT, Direction, Fio, FioFailed, Outcome, first_line, shares
-from tunetool.node.common.files import read_text
+from tunetool.measure import worker
+from tunetool.measure.direction import Direction
+from tunetool.measure.fio_result import INSTALL_HINT, Fio, FioFailed, Outcome, first_line, shares
 
 __all__ = [
     "DATA_FILE",
-    "Direction",
     "Fio",
     "FioFailed",
     "Job",
     "Outcome",
     "arguments",
-    "die_with_parent",
     "execute",
     "find_fio",
     "parse",
-    "preloads",
     "run",
     "shares",
 ]
@@ -39,12 +33,6 @@ MINIMUM_VERSION = (3, 20)
 """The oldest release these options and this JSON were read against (2020; every distribution in use is newer)."""
 
 DATA_FILE = "data.{number}"
-
-_PRELOADS = ("LD_PRELOAD", "LD_AUDIT")
-_PRELOAD_FILE = "etc/ld.so.preload"
-_TICK = 0.2
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl
 
 
 @dataclass(frozen=True)
@@ -63,13 +51,6 @@ class Job:
     engine: str = "libaio"
     fallocate: str = "native"
     """How a file's space is allocated, before the time begins; ``none``: by the writes."""
-
-
-def preloads(environment: Mapping[str, str], root: str = "/") -> list[str]:
-    """What puts foreign code into every program, and so into what fio reports: variables, and a file (ld.so(8))."""
-    found = [name for name in _PRELOADS if environment.get(name)]
-    everywhere = read_text(f"{root}/{_PRELOAD_FILE}")
-    return [*found, f"/{_PRELOAD_FILE}"] if everywhere else found
 
 
 def find_fio(environment: Mapping[str, str]) -> Fio:
@@ -148,53 +129,20 @@ def execute(
 ) -> tuple[str, str]:
     """What fio prints when it is called so in ``directory``, calling ``tick`` a few times a second.
 
-    The process is gone when this returns or raises, also on Ctrl-C. Raises ``FioFailed``.
+    The process is gone when this returns or raises, also on Ctrl-C, unless it is stuck in the kernel. Raises
+    ``FioFailed``.
     """
-    with _start(fio, argv, directory, environment) as process:
-        try:
-            stdout, stderr = _wait(fio, process, timeout, tick)
-        except BaseException:
-            _end(process)
-            raise
-    if process.returncode != 0:
-        raise FioFailed(*_why(fio, process.returncode, stdout, stderr), raw=stdout + stderr)
-    return stdout, stderr
-
-
-def _start(fio: Fio, argv: list[str], directory: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    clean = {name: value for name, value in environment.items() if name not in _PRELOADS}
     try:
-        return _popen(argv, directory, clean)
+        process = worker.start(argv, {**environment, "LC_ALL": "C"}, directory)
     except OSError as error:
         raise FioFailed(f"`{fio.path}` does not start: {error.strerror}", INSTALL_HINT) from None
-
-
-def _popen(argv: list[str], directory: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        argv,
-        cwd=directory,
-        env={**environment, "LC_ALL": "C"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C reaches tunetool alone, which then ends fio in order
-        preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
-    )
-
-
-def _wait(fio: Fio, process: subprocess.Popen[str], timeout: float, tick: Callable[[], None]) -> tuple[str, str]:
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            return process.communicate(timeout=_TICK)
-        except subprocess.TimeoutExpired:
-            tick()
-            if time.monotonic() > deadline:
-                raise FioFailed(
-                    f"`{fio.path}` did not end within {timeout:.0f} s", "look for stuck I/O: `dmesg | tail`"
-                ) from None
+    try:
+        done = worker.finish(process, timeout, tick)
+    except worker.Overdue as left:
+        raise FioFailed(f"`{fio.path}` did not end within {timeout:.0f} s{left}", worker.STUCK_HINT) from None
+    if done.code != 0:
+        raise FioFailed(*_why(fio, done), raw=done.stdout + done.stderr)
+    return done.stdout, done.stderr
 
 
 def parse(fio: Fio, job: Job, stdout: str, stderr: str = "") -> Outcome:
@@ -203,20 +151,13 @@ def parse(fio: Fio, job: Job, stdout: str, stderr: str = "") -> Outcome:
     return share
 
 
-def _why(fio: Fio, returncode: int, stdout: str, stderr: str) -> tuple[str, str | None]:
-    if returncode < 0:
-        try:
-            name = signal.Signals(-returncode).name
-        except ValueError:
-            name = f"signal {-returncode}"
-        hints = {
-            "SIGXFSZ": "the limit on file size is too low: see `ulimit -f`",
-            "SIGKILL": "the kernel's out-of-memory killer does this: see `dmesg | tail`",
-        }
-        return f"`{fio.path}` was ended by {name}", hints.get(name)
-    said = first_line(stderr, stdout) or "no message"
+def _why(fio: Fio, done: worker.Finished) -> tuple[str, str | None]:
+    if done.code < 0:
+        name, hint = worker.describe_signal(-done.code)
+        return f"`{fio.path}` was ended by {name}", hint
+    said = first_line(done.stderr, done.stdout) or "no message"
     hint = next((text for words, text in _HINTS.items() if words in said), None)
-    return f"`{fio.path}` failed with exit status {returncode}: {said}", hint
+    return f"`{fio.path}` failed with exit status {done.code}: {said}", hint
 
 
 _HINTS = {
@@ -228,18 +169,3 @@ _HINTS = {
         "`--security-opt seccomp=unconfined`"
     ),
 }
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    # A second Ctrl-C must not leave a fio behind.
-    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 30.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.communicate(timeout=patience)
-            return
-
-
-def die_with_parent() -> None:
-    """For a child, before it runs its program: when tunetool is killed outright, the kernel ends the child too."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

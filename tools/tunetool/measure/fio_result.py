@@ -6,21 +6,16 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from tunetool.errors import CannotJudge
-
-Direction = Literal["read", "write"]
+from tunetool.measure.direction import Direction
+from tunetool.measure.worker import Failed
 
 INSTALL_HINT = "install it: `apt install fio` or `dnf install fio`"
 
 
-class FioFailed(CannotJudge):
+class FioFailed(Failed):
     """fio did not do what it was asked to. ``raw`` is what it printed, for the record's directory."""
-
-    def __init__(self, message: str, hint: str | None = None, raw: str = "") -> None:
-        super().__init__(message, hint)
-        self.raw = raw
 
 
 @dataclass(frozen=True)

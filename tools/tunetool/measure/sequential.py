@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import REPEATS, Counted, count
-from tunetool.measure.fio import DATA_FILE, Direction, Fio, FioFailed, Job, Outcome, run
+from tunetool.measure.fio import DATA_FILE, Fio, FioFailed, Job, Outcome, run
 from tunetool.measure.progress import Progress
 from tunetool.measure.statistics import LOOKS, estimate, next_look
 from tunetool.measure.stored import incomplete

@@ -17,10 +17,10 @@ from typing import Any
 from tunetool import record as records
 from tunetool.errors import CannotJudge
 from tunetool.measure import aio
-from tunetool.measure.aio.process import Child
 from tunetool.measure.aio.spec import granule
 from tunetool.measure.progress import Progress
 from tunetool.measure.rundir import remove_stale, run_directory, stale_directories
+from tunetool.measure.worker import Worker
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.units import format_size_binary
 
@@ -58,7 +58,7 @@ class Classes:
 
     def __init__(self, python: Path, environment: Mapping[str, str]) -> None:
         program = Path(__file__).with_name("check_child.py")
-        self._child = Child([str(python), str(program)], "DeepSpeed's configuration classes", environment)
+        self._child = Worker([str(python), str(program)], "DeepSpeed's configuration classes", environment)
 
     def __enter__(self) -> Classes:
         return self

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.aio.spec import FILE, SMALLEST
-from tunetool.measure.fio import Direction, Fio, FioFailed, execute
+from tunetool.measure.direction import Direction
+from tunetool.measure.fio import Fio, FioFailed, execute
 from tunetool.measure.fio_result import Outcome, shares
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.stored import incomplete

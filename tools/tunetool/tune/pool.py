@@ -13,20 +13,20 @@ from typing import Any
 
 from tunetool.measure.aio.driver import START_SECONDS, memlock, read_back, sector_bytes
 from tunetool.measure.aio.ops import Probe, need
-from tunetool.measure.aio.process import Child, script
 from tunetool.measure.aio.spec import (
     LARGEST,
     MEMORY_SHARE,
     SMALLEST,
     SPACE_SHARE,
-    Failed,
     Spec,
     check_limits,
     check_shape,
+    script,
 )
-from tunetool.measure.fio import Direction
+from tunetool.measure.direction import Direction
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.stored import incomplete
+from tunetool.measure.worker import Failed, Worker
 from tunetool.node.common.files import read_int
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.memory import memory_total
@@ -86,7 +86,7 @@ class Pool:
     """0: as much as takes ``PASS_SECONDS``."""
     tick: Callable[[], None] = lambda: None
     messages: str = ""
-    _children: list[Child] = field(default_factory=list)
+    _children: list[Worker] = field(default_factory=list)
     _held: ExitStack = field(default_factory=ExitStack)
     _used: AioSettings | None = None
     _stamp: int = 0
@@ -192,7 +192,7 @@ class Pool:
     def _start(self) -> None:
         what = "the process that runs DeepSpeed's `aio_handle`"
         for _ in range(self.processes):
-            child = Child([str(self.spec.python), str(script("child.py"))], what, self.environment, self.tick)
+            child = Worker([str(self.spec.python), str(script("child.py"))], what, self.environment, self.tick)
             self._children.append(self._held.enter_context(child))
         self._open_all()
 

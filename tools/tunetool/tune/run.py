@@ -16,9 +16,10 @@ from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure import aio, busy, rundir
 from tunetool.measure.aio.spec import Device
 from tunetool.measure.evidence import obstacles
-from tunetool.measure.fio import find_fio, preloads
+from tunetool.measure.fio import find_fio
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.target import check_target
+from tunetool.measure.worker import preloads
 from tunetool.node.common.files import replace_file
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.memory import memory_total

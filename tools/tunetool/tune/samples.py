@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tunetool.errors import CannotJudge
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import REPEATS, Counted, count, explain, summed
-from tunetool.measure.fio import Direction
 from tunetool.measure.statistics import drift, estimate
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
 from tunetool.record import Confidence, Measurement, Scalar, Trend

@@ -17,7 +17,7 @@ from tunetool.measure.aio import rung as deepspeed
 from tunetool.measure.balance import balance
 from tunetool.measure.evidence import obstacles
 from tunetool.measure.facts import node_facts
-from tunetool.measure.fio import Fio, find_fio, preloads
+from tunetool.measure.fio import Fio, find_fio
 from tunetool.measure.gds import rung as gds
 from tunetool.measure.gds.spec import Mode
 from tunetool.measure.ladder import climb as ladder
@@ -28,6 +28,7 @@ from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import Plan, Results, Sequential, free_bytes
 from tunetool.measure.sequential import plan as plan_sequential
 from tunetool.measure.target import check_target
+from tunetool.measure.worker import preloads
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load
 from tunetool.node.machine.block_stack import BlockStack, read_stack

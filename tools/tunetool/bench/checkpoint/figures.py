@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from tunetool.bench.checkpoint.ratios import Ratio, base, best_other, of_fio, restoring, saving
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import obstacles, summed
-from tunetool.measure.fio import Direction
 from tunetool.measure.statistics import estimate
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, Confidence, Evidence, Measurement, Scalar, Verdict

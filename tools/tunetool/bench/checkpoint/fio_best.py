@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted, count
-from tunetool.measure.fio import DATA_FILE, Direction, Fio, Job, run
+from tunetool.measure.fio import DATA_FILE, Fio, Job, run
 from tunetool.measure.sequential import MIB
 from tunetool.node.machine.block_stack import BlockStack, difference, snapshot
 

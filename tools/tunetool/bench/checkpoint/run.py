@@ -22,9 +22,10 @@ from tunetool.bench.checkpoint.states import Shape
 from tunetool.errors import CannotJudge, ExitCode
 from tunetool.measure import busy, page_cache, rundir
 from tunetool.measure.facts import node_facts
-from tunetool.measure.fio import Fio, find_fio, preloads
+from tunetool.measure.fio import Fio, find_fio
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import takes_direct_io
+from tunetool.measure.worker import preloads
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import read_drives
 from tunetool.record import Record, Scalar

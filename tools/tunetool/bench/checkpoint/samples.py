@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tunetool.bench.checkpoint.fio_best import FioSample
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import HIGHEST, LOWEST, Counted
-from tunetool.measure.fio import Direction
 from tunetool.node.machine.block_stack import BlockStack
 
 SLACK_BYTES = 8 * 2**20

@@ -18,8 +18,9 @@ from tunetool.bench.checkpoint.session import Session
 from tunetool.errors import CannotJudge
 from tunetool.launch.local import RankFailed
 from tunetool.measure import page_cache
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import REPEATS, Counted, count
-from tunetool.measure.fio import Direction, FioFailed
+from tunetool.measure.fio import FioFailed
 from tunetool.measure.progress import Progress
 from tunetool.node.machine.block_stack import CountersChanged, difference, snapshot
 

@@ -6,7 +6,8 @@
 from tunetool.measure.aio.driver import Outcome, Pass, run
 from tunetool.measure.aio.figures import figure, measurements, name, unproven
 from tunetool.measure.aio.ops import Probe, need, probe
-from tunetool.measure.aio.spec import Device, Failed, Missing, Spec, default_io_bytes, default_parallelism
+from tunetool.measure.aio.spec import Device, Spec, default_io_bytes, default_parallelism
+from tunetool.measure.worker import Failed, Missing
 
 __all__ = [
     "Device",

@@ -9,7 +9,6 @@ import re
 import secrets
 import selectors
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -17,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
+from tunetool.measure import worker
 from tunetool.measure.aio.build_child import CANNOT
 from tunetool.measure.aio.ops import LOCK, Probe, builders, need_deepspeed, probe, write_stamp
-from tunetool.measure.aio.process import Child, describe_end, script
-from tunetool.measure.fio import die_with_parent, preloads
+from tunetool.measure.aio.spec import script
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
+from tunetool.measure.worker import Worker, describe_end, without_preloads
 from tunetool.node.machine.memory import memory_total
 
 OPS = ("async_io", "gds", "utils", "cpu_adam")
@@ -168,7 +168,7 @@ def _wait_for(holder: Callable[[], str | None], folder: Path, progress: Progress
 
 def build_environment(environment: Mapping[str, str], python: Path, cpus: int, memory: int) -> dict[str, str]:
     """What the compilers are to see: ninja beside the interpreter, as many jobs as there is memory for."""
-    built = {name: value for name, value in environment.items() if name not in preloads(environment)}
+    built = without_preloads(environment)
     # Not resolved: the programs of a venv lie beside the link that its python is.
     built["PATH"] = f"{python.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
     jobs = max(1, min(cpus, memory // MEMORY_PER_JOB))
@@ -232,22 +232,13 @@ def _output(
     token = secrets.token_hex(16)
     try:
         with swept_away(_MARK, token):
-            process = subprocess.Popen(
-                argv,
-                env={**environment, "LC_ALL": "C", "PYTHONUNBUFFERED": "1", _MARK: token},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
-            )
+            settings = {**environment, "LC_ALL": "C", "PYTHONUNBUFFERED": "1", _MARK: token}
+            process = worker.start(argv, settings, stderr=subprocess.STDOUT)
             try:
                 yield from _lines(process, tick)
                 yield str(process.wait())
             finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                worker.end(process)
     finally:
         for name in found.parts(op):
             lock = found.folder(name) / LOCK
@@ -274,7 +265,7 @@ def _lines(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterat
 def _try(python: Path, op: str, found: Probe, environment: Mapping[str, str]) -> None:
     """Load it once, in a process that may die of it. Raises ``Failed``."""
     files = [str(found.find(part)) for part in found.parts(op)]
-    with Child([str(python), str(script("child.py"))], f"loading DeepSpeed's op `{op}`", environment) as child:
+    with Worker([str(python), str(script("child.py"))], f"loading DeepSpeed's op `{op}`", environment) as child:
         child.ask({"do": "load", "files": files}, 120)
 
 

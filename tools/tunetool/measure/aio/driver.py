@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import CannotJudge
+from tunetool.measure import worker
 from tunetool.measure.aio.ops import Probe, need, probe
-from tunetool.measure.aio.process import Child, script
-from tunetool.measure.aio.spec import FILE, Failed, Missing, Spec, check_limits, check_shape, granule
+from tunetool.measure.aio.spec import FILE, Spec, check_limits, check_shape, granule, script
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import REPEATS, Counted, count
-from tunetool.measure.fio import Direction, die_with_parent
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.stored import incomplete
+from tunetool.measure.worker import Failed, Missing, Worker
 from tunetool.node.common.files import read_int, read_text
 from tunetool.node.machine.block_stack import BlockStack, CountersChanged, difference, snapshot
 from tunetool.node.units import format_size
@@ -79,7 +80,7 @@ def run(
     check_limits(spec, free_bytes(spec.directory), memlock(), _limit(resource.RLIMIT_FSIZE))
     outcome.engine = f"{spec.handle} (deepspeed {found.deepspeed}, torch {found.torch})"
     what = f"the process that runs DeepSpeed's `{spec.handle}`"
-    with Child([str(spec.python), str(script("child.py"))], what, environment) as child:
+    with Worker([str(spec.python), str(script("child.py"))], what, environment) as child:
         try:
             _Run(spec, stack, progress, outcome, child, sector).execute(found)
         finally:
@@ -93,7 +94,7 @@ class _Run:
     stack: BlockStack
     progress: Progress
     outcome: Outcome
-    child: Child
+    child: Worker
     sector: int
     stamp: int = 0
     pace: float = SLOWEST
@@ -195,7 +196,7 @@ class _Run:
         return self.progress.step(f"{self.spec.directory.parent}: deepspeed {self.spec.device} {name}", seconds)
 
 
-def take(child: Child, stack: BlockStack, order: Mapping[str, Any], longest: float, name: str) -> Pass:
+def take(child: Worker, stack: BlockStack, order: Mapping[str, Any], longest: float, name: str) -> Pass:
     """One sample by a child that answers ``move``, between two looks at the drives. Raises ``CannotJudge``."""
     began = time.monotonic()
     try:
@@ -213,33 +214,15 @@ def take(child: Child, stack: BlockStack, order: Mapping[str, Any], longest: flo
 def read_back(file: Path, size: int, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """What the file really holds, by a process of its own, past the page cache. Raises ``Failed``."""
     limit = 60 + size / SLOWEST
-    argv = [sys.executable, str(script("readback.py")), str(file)]
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509  (tunetool runs no threads here)
-    ) as process:
-        deadline = time.monotonic() + limit
-        try:
-            while True:
-                try:
-                    stdout, stderr = process.communicate(timeout=0.2)
-                    break
-                except subprocess.TimeoutExpired:
-                    tick()
-                    if time.monotonic() > deadline:
-                        raise Failed(f"`{file}` could not be read back within {limit:.0f} s") from None
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode != 0:
-        last = stderr.strip().splitlines()[-1:] or ["no message"]
+    process = worker.start([sys.executable, str(script("readback.py")), str(file)], os.environ)
+    try:
+        done = worker.finish(process, limit, tick)
+    except worker.Overdue as left:
+        raise Failed(f"`{file}` could not be read back within {limit:.0f} s{left}", worker.STUCK_HINT) from None
+    if done.code != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise Failed(f"what was written cannot be read back: {last[0]}", "look for I/O errors: `dmesg | tail`")
-    found: dict[str, Any] = json.loads(stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

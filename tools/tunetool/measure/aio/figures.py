@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tunetool.measure.aio.driver import Outcome, Pass
 from tunetool.measure.aio.spec import Device, Spec
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import explain, summed, worst
-from tunetool.measure.fio import Direction
 from tunetool.measure.statistics import drift, estimate
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Confidence, Measurement, Scalar, Trend

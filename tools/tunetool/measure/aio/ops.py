@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.measure.aio.process import Child, script
-from tunetool.measure.aio.spec import Failed, Missing
+from tunetool.measure.aio.spec import script
+from tunetool.measure.worker import Failed, Missing, Worker
 from tunetool.node.common.files import read_text
 
 LOCK = "lock"
@@ -75,7 +75,7 @@ class Probe:
 def probe(python: Path, environment: Mapping[str, str]) -> Probe:
     """Ask ``python`` what it has. Raises ``Missing`` when it cannot say."""
     what = f"`{python}`"
-    with Child([str(python), str(script("child.py"))], what, environment) as child:
+    with Worker([str(python), str(script("child.py"))], what, environment) as child:
         try:
             answer = child.ask({"do": "probe"}, PROBE_SECONDS)
         except Failed as error:

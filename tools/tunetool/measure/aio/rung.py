@@ -11,9 +11,10 @@ from tunetool.errors import CannotJudge
 from tunetool.measure.aio.driver import Outcome, run
 from tunetool.measure.aio.figures import measurements, unproven
 from tunetool.measure.aio.ops import Probe, need, probe
-from tunetool.measure.aio.spec import Missing, Spec, default_io_bytes, default_parallelism
+from tunetool.measure.aio.spec import Spec, default_io_bytes, default_parallelism
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import FEWEST, free_bytes
+from tunetool.measure.worker import Missing
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tunetool.errors import CannotJudge
-from tunetool.measure.fio import Direction
+from tunetool.measure.direction import Direction
+from tunetool.measure.worker import Failed
 from tunetool.node.units import format_size, format_size_binary
 
 Device = Literal["cpu", "cuda", "gds"]
@@ -22,18 +22,6 @@ SMALLEST = 64 * 2**20
 MEMORY_SHARE = 0.1
 """Of the memory that is there, for the locked buffer."""
 SPACE_SHARE = 0.1
-
-
-class Missing(CannotJudge):
-    """What the rung needs is not here: it is left out, with this reason."""
-
-
-class Failed(CannotJudge):
-    """The op, or the process around it, did not do what it said. ``raw`` is the end of what it printed."""
-
-    def __init__(self, message: str, hint: str | None = None, raw: str = "") -> None:
-        super().__init__(message, hint)
-        self.raw = raw
 
 
 @dataclass(frozen=True)
@@ -141,3 +129,8 @@ def default_io_bytes(free_bytes: int, memory_bytes: int, parallelism: int, bandw
 def default_parallelism(cpu_count: int) -> int:
     """Threads of one operation: 8 moved most in the published tables; fewer where there are fewer cores."""
     return 8 if cpu_count >= 8 else 4
+
+
+def script(name: str) -> Path:
+    """A program of this package that runs by itself."""
+    return Path(__file__).with_name(name)

@@ -1,6 +1,6 @@
 """cuFile and kvikio, in a process that may die or hang. Self-contained: any Python from 3.10 that has cuda-bindings.
 
-Orders come as JSON lines on stdin, one answer each goes out as a JSON line (see ``aio/process.py``, which watches).
+Orders come as JSON lines on stdin, one answer each goes out as a JSON line (see ``measure/worker.py``, which watches).
 kvikio moves the bytes; ``cuda.bindings.cufile`` opens the driver, reads the settings and the counters. Both use one
 libcufile, whose counters are those of this process.
 """

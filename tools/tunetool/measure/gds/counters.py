@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tunetool.measure.fio import Direction
+from tunetool.measure.direction import Direction
 
 FIRST = (1, 15)
 """The first libcufile whose counters a program can read."""

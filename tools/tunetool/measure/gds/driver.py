@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.measure.aio.driver import Pass, read_back, take
-from tunetool.measure.aio.process import Child
-from tunetool.measure.aio.spec import Failed
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import REPEATS
-from tunetool.measure.fio import Direction
 from tunetool.measure.gds.counters import Counts, parse, version_of
 from tunetool.measure.gds.judge import Moved
 from tunetool.measure.gds.spec import Spec
 from tunetool.measure.progress import Progress
 from tunetool.measure.stored import incomplete
+from tunetool.measure.worker import Failed, Worker
 from tunetool.node.machine.block_stack import BlockStack
 
 START_SECONDS = 60.0
@@ -37,10 +36,10 @@ class Outcome:
     """As libcufile wrote them down, each time that they were asked for."""
 
 
-def start(python: Path, environment: Mapping[str, str]) -> Child:
+def start(python: Path, environment: Mapping[str, str]) -> Worker:
     """The process that holds CUDA, cuFile and kvikio."""
     argv = [str(python), str(Path(__file__).with_name("child.py"))]
-    return Child(argv, "the process that runs cuFile", environment)
+    return Worker(argv, "the process that runs cuFile", environment)
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Run:
     stack: BlockStack
     progress: Progress
     outcome: Outcome
-    child: Child
+    child: Worker
     stamp: int = 0
 
     def execute(self) -> None:

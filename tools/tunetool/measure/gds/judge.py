@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import LOWEST
-from tunetool.measure.fio import Direction
 from tunetool.measure.gds.counters import Counts
 from tunetool.measure.gds.spec import Mode, Way
 from tunetool.node.gds.path_choice import Decision

@@ -12,15 +12,14 @@ from typing import Any
 from tunetool.errors import CannotJudge
 from tunetool.measure.aio.driver import Pass
 from tunetool.measure.aio.figures import bandwidth, doubt
-from tunetool.measure.aio.process import Child
-from tunetool.measure.aio.spec import Failed, Missing
-from tunetool.measure.fio import Direction
+from tunetool.measure.direction import Direction
 from tunetool.measure.gds import config, judge
 from tunetool.measure.gds.counters import FIRST, version_of
 from tunetool.measure.gds.driver import START_SECONDS, Outcome, Run, start
 from tunetool.measure.gds.spec import SMALLEST, Mode, Spec, Way, io_bytes
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import free_bytes
+from tunetool.measure.worker import Failed, Missing, Worker
 from tunetool.node.gds.facts import read_gds_facts
 from tunetool.node.gds.path_choice import Decision, current
 from tunetool.node.machine.block_stack import BlockStack
@@ -95,7 +94,7 @@ def measure(
     return result
 
 
-def opened(child: Child, place: Path) -> dict[str, Any]:
+def opened(child: Worker, place: Path) -> dict[str, Any]:
     """What libcufile answers once its driver is open, or why it is not (``refused``)."""
     settings = child.ask({"do": "settings", "directory": str(place)}, START_SECONDS)
     said = child.messages()
@@ -129,7 +128,7 @@ class _Step:
         if refused:
             self._posix(environment)
 
-    def _probe(self, child: Child) -> None:
+    def _probe(self, child: Worker) -> None:
         with self.progress.step(f"{self.place.parent}: gds probe", 3) as tick:
             child.tick = tick
             self.found = child.ask({"do": "probe"}, START_SECONDS)
@@ -146,7 +145,7 @@ class _Step:
                 f"libcufile {self.found['libcufile']} lets no program read its counters", "install 1.15 or newer"
             )
 
-    def _cufile(self, child: Child, path: Path) -> bool:
+    def _cufile(self, child: Worker, path: Path) -> bool:
         """Move through cuFile and judge; True where cuFile would not."""
         settings = opened(child, self.place)
         values = settings["values"] if settings["refused"] is None else None

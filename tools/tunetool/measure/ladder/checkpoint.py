@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.measure.aio.process import Child
-from tunetool.measure.aio.spec import Failed, Missing
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import REPEATS, count
-from tunetool.measure.fio import Direction, Outcome
+from tunetool.measure.fio import Outcome
 from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, CHECKPOINT_SHARE, MIB, SAMPLES
 from tunetool.measure.ladder.figures import Found, Label, figure
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.sequential import Plan, Sample, free_bytes
+from tunetool.measure.worker import Failed, Missing, Worker
 from tunetool.node.machine.block_stack import CountersChanged, difference, snapshot
 from tunetool.record import Scalar
 
@@ -59,7 +59,7 @@ class TorchCheckpoint:
             scene.shooter.progress.step(
                 f"{scene.stack.directory}: torch checkpoint", self.seconds(scene.shape, 1)
             ) as tick,
-            Child([str(python), str(_CHILD)], "the checkpoint's process", scene.environment, tick) as child,
+            Worker([str(python), str(_CHILD)], "the checkpoint's process", scene.environment, tick) as child,
         ):
             try:
                 told = child.ask({"do": "start", "path": str(path)}, _PATIENCE)
@@ -99,7 +99,7 @@ def _size(scene: Scene) -> int:
     return size
 
 
-def _samples(child: Child, scene: Scene, order: str, kept: list[Sample]) -> int:
+def _samples(child: Worker, scene: Scene, order: str, kept: list[Sample]) -> int:
     """Samples of one direction; how many were taken again."""
     repeats = 0
     while len(kept) < SAMPLES:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import explain, summed, worst, wrong_clocks
-from tunetool.measure.fio import Direction, Outcome
+from tunetool.measure.fio import Outcome
 from tunetool.measure.sequential import Sample
 from tunetool.measure.statistics import drift, estimate
 from tunetool.node.machine.block_stack import BlockStack

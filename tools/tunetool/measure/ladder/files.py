@@ -8,7 +8,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tunetool.measure.fio import Direction, Outcome
+from tunetool.measure.direction import Direction
+from tunetool.measure.fio import Outcome
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.budget import (
     MIB,

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunetool.measure import aio
-from tunetool.measure.aio.spec import Failed, Missing
 from tunetool.measure.gds.judge import remedies
 from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.ladder.figures import Found
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.sequential import Plan, free_bytes
+from tunetool.measure.worker import Failed, Missing
 from tunetool.node.gds.facts import read_gds_facts
 from tunetool.node.gds.path_choice import current
 from tunetool.node.machine.memory import memory_total

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
+from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import REPEATS, count
-from tunetool.measure.fio import Direction, Fio, FioFailed, Outcome, execute, shares
+from tunetool.measure.fio import Fio, FioFailed, Outcome, execute, shares
 from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import FEWEST, Sample

@@ -20,7 +20,7 @@ from tunetool.bench.checkpoint.engines.torch_save import SUFFIX, load_parts
 from tunetool.errors import CannotJudge
 from tunetool.measure.aio import child, ops
 from tunetool.measure.aio.driver import memlock
-from tunetool.measure.aio.spec import Missing
+from tunetool.measure.worker import Missing
 from tunetool.node.units import format_size_binary
 
 BUFFER_BYTES = 64 * 2**20

@@ -1,0 +1,101 @@
+"""Programs that the kernel does not let go of: nothing ends them, and nothing may wait for them without a limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tunetool.measure import worker
+from tunetool.measure.fio import FioFailed, Job, find_fio, run
+
+_LONGEST = 60.0
+"""After so many seconds the file system thaws by itself, so that code that waits for ever fails instead of hanging."""
+
+
+@dataclass
+class Frozen:
+    """A file system whose writers are in state D, until it thaws."""
+
+    place: Path
+    thawed: threading.Event = field(default_factory=threading.Event)
+
+    def thaw(self) -> None:
+        if not self.thawed.is_set():
+            self.thawed.set()
+            subprocess.run(["fsfreeze", "--unfreeze", self.place], check=True)
+
+
+@pytest.fixture
+def frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Frozen]:
+    if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
+        pytest.skip("needs root and loop devices")
+    monkeypatch.setattr(worker, "KILL_PATIENCE", 0.5)
+    image, place = tmp_path / "image", tmp_path / "place"
+    place.mkdir()
+    subprocess.run(["truncate", "--size", "64M", image], check=True)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, place], check=True)
+    found = Frozen(place)
+    timer = threading.Timer(_LONGEST, found.thaw)
+    try:
+        subprocess.run(["fsfreeze", "--freeze", place], check=True)
+        timer.start()
+        yield found
+    finally:
+        timer.cancel()
+        found.thaw()
+        subprocess.run(["umount", place], check=True)
+
+
+def wait_until_stuck() -> None:
+    """Until a thread of a program that this test started is in state D."""
+    while True:
+        children = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
+        tasks = [path for child in children for path in Path("/proc", child, "task").glob("*/stat")]
+        if any(path.read_text().rpartition(")")[2].split()[0] == "D" for path in tasks):
+            return
+        time.sleep(0.05)
+
+
+def gone(pid: int) -> bool:
+    """Whether it ended and was reaped, within a minute."""
+    for _ in range(600):
+        # What tunetool left behind is reaped when it starts its next program.
+        worker.end(worker.start(["true"], os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_fio_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen) -> None:
+    with pytest.raises(FioFailed, match=r"did not end within 0 s; process .* is left behind") as caught:
+        run(find_fio(os.environ), Job("write", 1, 2**20), frozen.place, os.environ, 0, wait_until_stuck)
+    assert not frozen.thawed.is_set(), "it was waited for until the kernel let go of it"
+    assert "not even by SIGKILL (state D)" in caught.value.message
+    match = re.search(r"process (\d+)", caught.value.message)
+    assert match is not None
+    assert Path("/proc", match[1]).exists()
+    frozen.thaw()
+    assert gone(int(match[1]))
+
+
+def test_a_worker_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen) -> None:
+    code = f"import sys; sys.stdin.readline(); open({str(frozen.place / 'file')!r}, 'w')"
+    with worker.Worker([sys.executable, "-c", code], "the worker", os.environ, wait_until_stuck) as child:
+        with pytest.raises(worker.Failed, match=r"said nothing for 0 s and process .* is left behind") as caught:
+            child.ask({"do": "write"}, 0)
+        pid = child.pid
+    assert not frozen.thawed.is_set()
+    assert f"process {pid}" in caught.value.message
+    frozen.thaw()
+    assert gone(pid)

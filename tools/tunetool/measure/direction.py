@@ -1,0 +1,7 @@
+"""Which way bytes go between memory and storage."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Direction = Literal["read", "write"]
