@@ -19,14 +19,14 @@ from put_back import STATE, Touched, deaf, orderly_end
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import busy, rundir
 from tunetool.measure.comparison import difference, significant
-from tunetool.measure.evidence import REPEATS, count, obstacles
+from tunetool.measure.evidence import REPEATS, obstacles
 from tunetool.measure.fio import Fio, Job, arguments, execute, find_fio, parse
 from tunetool.measure.ladder.budget import RANDOM_READS
 from tunetool.measure.ladder.calls import random_reads
+from tunetool.measure.sampling import Counting
 from tunetool.measure.statistics import estimate
 from tunetool.node.common.refusal import Refusal
-from tunetool.node.machine.block_stack import BlockStack, read_stack, snapshot
-from tunetool.node.machine.block_stack import difference as counted_since
+from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.tuning.settings import (
     ARGUMENTS,
     SETTINGS,
@@ -145,15 +145,14 @@ class Bench:
         """Bytes per second, or requests per second of random reads, and whether the drives' counters prove it."""
         argv, job = self.argv(workload)
         for _ in range(1 + REPEATS):
-            before = snapshot(self.stack)
-            outcome = parse(self.fio, job, *execute(self.fio, argv, self.place, os.environ, self.duration + 300))
-            counted = count(
-                self.stack, job.direction, outcome.claimed_bytes, counted_since(snapshot(self.stack), before)
-            )
-            if counted.judgement == "proven":
+            with Counting(self.stack, workload) as counting:
+                outcome = parse(self.fio, job, *execute(self.fio, argv, self.place, os.environ, self.duration + 300))
+            counted = counting.count(job.direction, outcome.claimed_bytes)
+            proven = counted is not None and counted.judgement == "proven"
+            if proven:
                 break
         rate = outcome.bandwidth / (RANDOM.block_bytes if workload == "randread" else 1)
-        return rate, counted.judgement == "proven"
+        return rate, proven
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:

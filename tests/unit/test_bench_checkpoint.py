@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tunetool import record as records
 from tunetool.bench.checkpoint import figures, preflight
-from tunetool.bench.checkpoint.fio_best import FioSample, counts
+from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioSample, counts
 from tunetool.bench.checkpoint.footprint import footprint, reset_peaks
 from tunetool.bench.checkpoint.ratios import best_other, ratio
 from tunetool.bench.checkpoint.request import KIND, Request, Training
@@ -47,7 +47,7 @@ MEMORY = BlockStack("/dev/shm", None, "tmpfs", None, None, "tmpfs", (), redundan
 
 
 def moved(seconds: float, ratio: float = 1.0, cpu: float = 0.5) -> Moved:
-    return Moved(seconds, STATE, cpu, Counted(STATE, int(STATE * ratio), {}))
+    return Moved(seconds, STATE, cpu, Counted(STATE, int(STATE * ratio), {}, SLACK_BYTES))
 
 
 def row(name: str, family: str, seconds: list[float], **changed: object) -> Row:

@@ -17,7 +17,7 @@ from pythons import bare_python
 from tunetool.cli.main import main
 from tunetool.cli.values import parse_duration, parse_expectations, parse_tolerance
 from tunetool.errors import UsageProblem
-from tunetool.measure import busy, sequential
+from tunetool.measure import busy, sampling, sequential
 from tunetool.node.common.check_result import Check
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.node.machine.mounts import Mount
@@ -171,7 +171,7 @@ def fake_fio(folder: Path, body: str) -> dict[str, str]:
     """A program called fio; the environment that finds it."""
     folder.mkdir(exist_ok=True)
     program = folder / "fio"
-    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo fio-3.33 && exit\n{body}\n')
+    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo fio-3.33 && exit\necho >> "$0.runs"\n{body}\n')
     program.chmod(0o755)
     return {"PATH": f"{folder}:/usr/bin:/bin"}
 
@@ -187,25 +187,19 @@ def claims(read: float = 4.0, write: float = 2.0) -> str:
 
 
 class Drives:
-    """Counters that answer as if fio's bytes had arrived, ``factor`` times over."""
+    """Counters that answer as if the bytes of each fio had arrived, ``factor`` times over."""
 
-    def __init__(self, factor: list[float], slow: str | None = None) -> None:
-        self.factor, self.slow = factor, slow
-        self.calls = 0
-        self.sectors = {"read": 0.0, "write": 0.0}
+    def __init__(self, folder: Path, factor: list[float], slow: str | None = None) -> None:
+        self.started, self.factor, self.slow = folder / "fio.runs", factor, slow
 
     def snapshot(self, stack: BlockStack) -> dict[str, Counters]:
-        if self.calls % 2:
-            run = min(self.calls // 2, len(self.factor) - 1)
-            self.sectors["read"] += 4 * GB / 512 / 4 * self.factor[run]
-            self.sectors["write"] += 2 * GB / 512 / 4 * self.factor[run]
-        self.calls += 1
+        runs = len(self.started.read_text()) if self.started.exists() else 0
+        factors = sum(self.factor[min(run, len(self.factor) - 1)] for run in range(runs))
+        read, write = (int(size * GB / 512 / 4 * factors) for size in (4, 2))
         counted = {}
         for leaf in stack.leaves:
-            milliseconds = self.calls * 1000 * (8 if leaf.name == self.slow else 1)
-            read, write = int(self.sectors["read"]), int(self.sectors["write"])
-            ios = self.calls * 1000
-            counted[leaf.name] = Counters(ios, read, milliseconds, ios, write, milliseconds, self.calls)
+            milliseconds = runs * 1000 * (8 if leaf.name == self.slow else 1)
+            counted[leaf.name] = Counters(runs * 1000, read, milliseconds, runs * 1000, write, milliseconds, runs)
         return counted
 
 
@@ -226,7 +220,9 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path) -> Any:
         monkeypatch.setattr(verify_module, "free_bytes", lambda path: 10**14)
         if stored:
             monkeypatch.setattr(sequential, "incomplete", lambda directory, names, size: [])
-        monkeypatch.setattr(sequential, "snapshot", Drives(list(factor), slow).snapshot)
+        drives = Drives(tmp_path / "bin", list(factor), slow)
+        drives.started.unlink(missing_ok=True)
+        monkeypatch.setattr(sampling, "snapshot", drives.snapshot)
         found = fake_fio(tmp_path / "bin", claims() if body is None else body)
         before = listing(target)
         fixed = {"target": target, "runs_dir": tmp_path / "runs", "allow_busy": True, "python": bare_python(tmp_path)}

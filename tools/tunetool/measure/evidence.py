@@ -14,8 +14,8 @@ from tunetool.record import Evidence
 LOWEST, HIGHEST = 0.98, 1.02
 """Ratio of counted to claimed bytes that proves a sample. A file system's own metadata stays far inside."""
 
-_CLOCK_FACTOR, _CLOCK_SLACK = 1.25, 0.5
-"""A drive may be busy so many times longer than fio says, and so many seconds: it opens and closes files as well."""
+_CLOCK_FACTOR, _CLOCK_SLACK = 1.25, 0.25
+"""Bytes may move so many times longer than fio says, and so many seconds: its jobs do not start as one."""
 
 REPEATS = 3
 """How many samples of one direction may be taken again because something else used the drives meanwhile."""
@@ -30,6 +30,10 @@ class Counted:
     claimed_bytes: int
     counted_bytes: int
     devices: Mapping[str, Counters]
+    slack: int = 0
+    """Bytes that may be counted besides."""
+    moving_seconds: float = 0.0
+    """For which nearly all of the bytes took, at least, by tunetool's clock; 0 where nobody looked meanwhile."""
 
     @property
     def ratio(self) -> float:
@@ -41,13 +45,7 @@ class Counted:
         """Whether the claim holds; ``other-io`` is worth another try, ``missing`` never is."""
         if self.ratio < LOWEST:
             return "missing"
-        return "proven" if self.ratio <= HIGHEST else "other-io"
-
-
-def count(stack: BlockStack, direction: Direction, claimed: int, devices: Mapping[str, Counters]) -> Counted:
-    """Hold a claim against the devices of ``stack`` that count for it."""
-    counted = sum(devices[name].moved_bytes(direction) for name in stack.counts)
-    return Counted(claimed, counted, devices)
+        return "proven" if self.counted_bytes <= HIGHEST * self.claimed_bytes + self.slack else "other-io"
 
 
 def obstacles(stack: BlockStack) -> list[str]:
@@ -62,23 +60,21 @@ def obstacles(stack: BlockStack) -> list[str]:
     return [f"`{name}` counts nothing: run `echo 1 > /sys/block/{name}/queue/iostats`" for name in stack.silent]
 
 
-def wrong_clock(stack: BlockStack, sample: Counted, seconds: float) -> str | None:
-    """Why fio's time cannot be true: a drive was busy for longer. The kernel's clock, not fio's, times the drives."""
-    # Several paths to one drive work at the same time, and their times are summed.
-    single = [leaf.name for leaf in stack.leaves if len(leaf.counted_by) == 1]
-    busy = max((sample.devices[name].busy_ms / 1000 for name in single if name in sample.devices), default=0.0)
-    if busy <= _CLOCK_FACTOR * seconds + _CLOCK_SLACK:
-        return None
-    return (
-        f"the drives were busy for {busy:.1f} s in a sample of which fio says that it took {seconds:.1f} s: its clock "
-        "is wrong; see `/sys/devices/system/clocksource/clocksource0/current_clocksource`"
-    )
+def wrong_clock(samples: Iterable[tuple[Counted | None, float]]) -> str | None:
+    """Why fio's time cannot be true, from samples, each with the seconds that fio claims: its bytes took longer.
 
-
-def wrong_clocks(stack: BlockStack, samples: Iterable[tuple[Counted | None, float]]) -> str | None:
-    """The first of ``wrong_clock`` over samples, each with the seconds that its program claims."""
-    found = (wrong_clock(stack, counted, seconds) for counted, seconds in samples if counted is not None)
-    return next((reason for reason in found if reason), None)
+    When they moved is known from the drives' counters, looked at again and again by tunetool's own clock. How long the
+    drives were busy would not tell: small reads leave fast drives idle, and whatever else a slow disk does keeps it
+    busy before and after.
+    """
+    for counted, seconds in samples:
+        if counted is not None and counted.moving_seconds > _CLOCK_FACTOR * seconds + _CLOCK_SLACK:
+            return (
+                f"the drives moved its bytes for {counted.moving_seconds:.1f} s in a sample of which fio says that it "
+                f"took {seconds:.1f} s: its clock is wrong; see "
+                "`/sys/devices/system/clocksource/clocksource0/current_clocksource`"
+            )
+    return None
 
 
 def explain(stack: BlockStack, direction: Direction, sample: Counted, engine: str = "fio") -> str:

@@ -6,7 +6,7 @@ from statistics import median
 
 from tunetool.measure.balance import service_times
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import Counted, explain, summed, worst, wrong_clocks
+from tunetool.measure.evidence import Counted, explain, summed, worst, wrong_clock
 from tunetool.measure.fio import Fio
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
 from tunetool.measure.statistics import drift, estimate
@@ -52,7 +52,7 @@ def _bandwidth(
         "direct": results.direct,
         "file_bytes": results.file_bytes,
         "sample_seconds": shape.duration,
-        "repeated_samples": results.repeated.get(direction, 0),
+        "repeated_samples": results.repeated[direction].taken,
         "fio_path": fio.path,
     }
     return Measurement(
@@ -129,7 +129,7 @@ def unproven(stack: BlockStack, results: Results) -> dict[str, str]:
         if bad:
             reasons[NAMES[direction]] = explain(stack, direction, worst(bad))
     for direction, samples in results.samples.items():
-        wrong = wrong_clocks(stack, ((sample.counted, sample.outcome.seconds) for sample in samples))
+        wrong = wrong_clock((sample.counted, sample.outcome.seconds) for sample in samples)
         if wrong:
             reasons.setdefault(NAMES[direction], wrong)
     if not results.direct:

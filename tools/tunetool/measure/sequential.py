@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.errors import UsageProblem
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import REPEATS, Counted, count
+from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import DATA_FILE, Fio, FioFailed, Job, Outcome, run
 from tunetool.measure.progress import Progress
+from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.statistics import LOOKS, estimate, next_look
 from tunetool.measure.stored import incomplete
-from tunetool.node.machine.block_stack import BlockStack, CountersChanged, difference, snapshot
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_bandwidth, format_size
 
 MIB = 2**20
@@ -97,13 +98,18 @@ class Sample:
     moment: float
     """Middle of the sample, in seconds of a clock that never jumps."""
 
+    @property
+    def claimed_bytes(self) -> int:
+        """By fio."""
+        return self.outcome.claimed_bytes
+
 
 @dataclass
 class Results:
     """Filled while measuring, so that what was measured before a failure is kept."""
 
     samples: dict[Direction, list[Sample]] = field(default_factory=dict)
-    repeated: dict[Direction, int] = field(default_factory=dict)
+    repeated: dict[Direction, Repeats] = field(default_factory=lambda: defaultdict(Repeats))
     raw: dict[str, str] = field(default_factory=dict)
     file_bytes: int = 0
     direct: bool = True
@@ -188,59 +194,25 @@ class Sequential:
 
     def _direction(self, direction: Direction, size: int) -> None:
         job = self._job(direction, size, self.shape.duration)
-        kept = self.results.samples.setdefault(direction, [])
-        repeats = 0
-        goal = FEWEST
-        while True:
-            if len(kept) == goal:
-                more = self._undecided(direction, kept)
-                if more is None:
-                    return
-                goal = more
-            name = f"{direction}-{len(kept) + 1}" + (f"-repeat-{repeats}" if repeats else "")
-            sample = self._sample(name, job, self.shape.duration, self.shape.duration + 60)
-            # Only the counters decide what is taken again, never the speed.
-            foreign = sample.counted is not None and sample.counted.judgement == "other-io"
-            if foreign and repeats < REPEATS:
-                repeats += 1
-                self.results.repeated[direction] = repeats
-                self.progress.say(f"{name}: something else used the drives meanwhile, taken again")
-                continue
-            kept.append(sample)
-            if sample.counted is not None and sample.counted.judgement == "missing":
-                # No further sample can prove this figure.
-                return
-
-    def _undecided(self, direction: Direction, kept: list[Sample]) -> int | None:
-        """How many samples it takes to look again; None when the figure is decided, or no look is left."""
-        limit = self.shape.limits.get(direction)
-        if limit is None:
-            return None
-        found = estimate([sample.outcome.bandwidth for sample in kept])
-        if not found.low < limit <= found.high:
-            return None
-        more = next_look(len(kept))
-        if more is not None:
-            told = f"{len(kept)} samples lie on both sides of {format_bandwidth(limit)}"
-            self.progress.say(f"{direction}: {told}: {more - len(kept)} more")
-        return more
+        collect(
+            self.results.samples.setdefault(direction, []),
+            direction,
+            FEWEST,
+            lambda name: self._sample(name, job, self.shape.duration, self.shape.duration + 60),
+            judgement,
+            self.results.repeated[direction],
+            self.progress.say,
+            lambda kept: more_where_open(direction, kept, self.shape.limits.get(direction), self.progress.say),
+        )
 
     def _job(self, direction: Direction, size: int, seconds: float | None) -> Job:
         return Job(direction, self.shape.jobs, size, seconds, direct=self.results.direct)
 
     def _sample(self, name: str, job: Job, seconds: float, timeout: float) -> Sample:
-        with self.progress.step(f"{self.shape.target}: {name}", seconds) as tick:
-            try:
-                began = time.monotonic()
-                before = snapshot(self.stack)
-                outcome = self._fio(name, job, timeout, tick)
-                devices = difference(snapshot(self.stack), before)
-            except CountersChanged as error:
-                raise CannotJudge(f"the drives changed during `{name}`: {error}", "see `dmesg | tail`") from None
-        moment = (began + time.monotonic()) / 2
-        if not self.stack.counts:
-            return Sample(outcome, None, moment)
-        return Sample(outcome, count(self.stack, job.direction, outcome.claimed_bytes, devices), moment)
+        step = self.progress.step(f"{self.shape.target}: {name}", seconds)
+        with step as tick, Counting(self.stack, f"`{name}`") as counting:
+            outcome = self._fio(name, job, timeout, counting.ticking(tick))
+        return Sample(outcome, counting.count(job.direction, outcome.claimed_bytes), counting.moment)
 
     def _fio(self, name: str, job: Job, timeout: float, tick: Callable[[], None]) -> Outcome:
         try:
@@ -262,3 +234,22 @@ def takes_direct_io(directory: Path) -> bool:
     finally:
         probe.unlink(missing_ok=True)
     return True
+
+
+def more_where_open(
+    name: str,
+    kept: Sequence[Sample],
+    limit: float | None,
+    say: Callable[[str], None],
+    value: Callable[[Outcome], float] = lambda outcome: outcome.bandwidth,
+) -> int | None:
+    """How many samples it takes to look again; None when the figure is decided, or no look is left."""
+    if limit is None:
+        return None
+    interval = estimate([value(sample.outcome) for sample in kept])
+    if not interval.low < limit <= interval.high:
+        return None
+    more = next_look(len(kept))
+    if more is not None:
+        say(f"{name}: {len(kept)} samples lie on both sides of what is expected: {more - len(kept)} more")
+    return more

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import REPEATS, Counted, count, explain, summed
+from tunetool.measure.evidence import Counted, explain, summed
+from tunetool.measure.sampling import Counting, Repeats, again, judgement
 from tunetool.measure.statistics import drift, estimate
-from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Confidence, Measurement, Scalar, Trend
 from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
@@ -55,42 +56,40 @@ class Samples:
     driver: Driver
     stack: BlockStack
     clock: Callable[[], float]
+    say: Callable[[str], None] = lambda _: None
+    """Told once that something else uses the drives: a search takes hundreds of samples."""
     kept: dict[AioSettings, dict[Direction, list[Sample]]] = field(default_factory=dict)
     thrown: int = 0
     """Samples during which something else used the drives."""
+    _told: bool = False
 
     def take(self, settings: AioSettings, direction: Direction) -> float | None:
         """Bytes per second; None when other I/O got into every try. Raises ``SettingFailed``, ``CannotJudge``."""
-        for _ in range(1 + REPEATS):
-            sample = self._try(settings, direction)
-            # Only the counters decide what is thrown away, never the speed.
-            if sample is not None:
-                self.kept.setdefault(settings, {}).setdefault(direction, []).append(sample)
-                return sample.rate
-            self.thrown += 1
-        return None
-
-    def _try(self, settings: AioSettings, direction: Direction) -> Sample | None:
-        try:
-            began = self.clock()
-            before = snapshot(self.stack)
-            move = self.driver.move(settings, direction)
-            devices = difference(snapshot(self.stack), before)
-        except CountersChanged as error:
-            raise CannotJudge(f"the drives changed under the measurement: {error}", "see `dmesg | tail`") from None
-        counted = self._counted(direction, move, devices)
-        if counted is not None and counted.judgement == "missing":
-            told = explain(self.stack, direction, counted, self.driver.engine)
-            if settings == DEFAULTS:
-                raise CannotJudge(told, "look for a full disk or I/O errors: `df`, `dmesg | tail`")
-            raise SettingFailed(told)
-        if counted is not None and counted.judgement == "other-io":
+        repeats = Repeats()
+        name = f"{direction} by {settings}"
+        sample = again(name, lambda _: self._try(settings, direction), judgement, repeats, self._say)
+        beside_others = sample.counted is not None and sample.counted.judgement == "other-io"
+        self.thrown += repeats.taken + beside_others
+        if beside_others:
             return None
-        middle = (began + self.clock()) / 2
-        return Sample(move.claimed_bytes / move.seconds, move.claimed_bytes, counted, middle)
+        self.kept.setdefault(settings, {}).setdefault(direction, []).append(sample)
+        return sample.rate
 
-    def _counted(self, direction: Direction, move: Move, devices: Mapping[str, Counters]) -> Counted | None:
-        return count(self.stack, direction, move.claimed_bytes, devices) if self.stack.counts else None
+    def _say(self, line: str) -> None:
+        if not self._told:
+            self._told = True
+            self.say(line)
+
+    def _try(self, settings: AioSettings, direction: Direction) -> Sample:
+        with Counting(self.stack, f"a {direction} by `{settings}`", self.clock) as counting:
+            move = self.driver.move(settings, direction)
+        counted = counting.count(direction, move.claimed_bytes)
+        if counted is not None and counted.judgement == "missing":
+            reason = explain(self.stack, direction, counted, self.driver.engine)
+            if settings == DEFAULTS:
+                raise CannotJudge(reason, "look for a full disk or I/O errors: `df`, `dmesg | tail`")
+            raise SettingFailed(reason)
+        return Sample(move.claimed_bytes / move.seconds, move.claimed_bytes, counted, counting.moment)
 
 
 def figures(samples: Samples, conditions: Mapping[str, Scalar]) -> list[Measurement]:

@@ -23,7 +23,7 @@ def measurements(matrix: Matrix, conditions: dict[str, Scalar]) -> list[Measurem
     told: dict[str, Scalar] = {
         **conditions,
         "state_bytes": matrix.state_bytes,
-        "repeated_samples": matrix.repeated,
+        "repeated_samples": matrix.repeated.taken,
         **({"stand_in": True} if matrix.memory else {}),
     }
     found = list(_fio(matrix, matrix.fio, told)) if matrix.fio else []
@@ -206,7 +206,7 @@ def _directions(row: Row) -> dict[Direction, list[Moved]]:
 
 def _missing(name: str, direction: Direction, moves: Sequence[Moved]) -> str | None:
     """A claim that the drives deny."""
-    missing = [move for move in moves if move.evidence == "missing"]
+    missing = [move for move in moves if move.judgement == "missing"]
     if not missing:
         return None
     least = min((move.counted.ratio for move in missing if move.counted), default=0.0)
@@ -226,7 +226,7 @@ def _foreign(moves: Sequence[tuple[str, Direction, Sequence[Moved]]]) -> list[st
         ratios = [move.counted.ratio for move in each if move.counted is not None]
         # What an engine itself moves besides its files is the same in each sample, and part of what it costs.
         steady = len(ratios) >= _STEADY_SAMPLES and max(ratios) - min(ratios) <= _STEADY * min(ratios)
-        if any(move.evidence == "extra" for move in each) and not steady:
+        if any(move.judgement == "other-io" for move in each) and not steady:
             found.append((max(ratios), name, direction))
     if not found:
         return []

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import Counted, count
+from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import DATA_FILE, Fio, Job, run
+from tunetool.measure.sampling import Counting
 from tunetool.measure.sequential import MIB
-from tunetool.node.machine.block_stack import BlockStack, difference, snapshot
+from tunetool.node.machine.block_stack import BlockStack
 
 COUNTS: Sequence[int] = (1, 2, 4, 8, 16)
 """Files, each with a job of its own, that are searched."""
 LEAST_BYTES = 4 * MIB
+SLACK_BYTES = 8 * MIB
+"""A journal, a superblock and the system's own log write so much besides any save."""
 _PATIENCE, _SLOWEST = 120.0, 20e6
 """A job may take so many seconds, and longer with more bytes."""
 
@@ -81,12 +84,9 @@ class FioBest:
     def _run(self, direction: Direction, files: int) -> FioSample:
         job = self.job(direction, files)
         timeout = _PATIENCE + self.total_bytes / _SLOWEST
-        before = snapshot(self.stack) if self.stack.counts else {}
-        outcome = run(self.fio, job, self.directory, self.environment, timeout, self.tick)
-        counted = None
-        if self.stack.counts:
-            devices = difference(snapshot(self.stack), before)
-            counted = count(self.stack, direction, outcome.claimed_bytes, devices)
+        with Counting(self.stack, f"fio's {direction}") as counting:
+            outcome = run(self.fio, job, self.directory, self.environment, timeout, self.tick)
+        counted = counting.count(direction, outcome.claimed_bytes, slack=SLACK_BYTES)
         return FioSample(outcome.bandwidth, outcome.claimed_bytes, counted)
 
 

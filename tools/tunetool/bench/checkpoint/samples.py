@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from tunetool.bench.checkpoint.fio_best import FioSample
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import HIGHEST, LOWEST, Counted
+from tunetool.measure.evidence import Counted, Judgement
+from tunetool.measure.sampling import Repeats
 from tunetool.node.machine.block_stack import BlockStack
-
-SLACK_BYTES = 8 * 2**20
-"""A journal, a superblock and the system's own log write so much besides any save."""
-Evidence = Literal["proven", "extra", "missing"]
 
 
 @dataclass(frozen=True)
@@ -28,14 +24,9 @@ class Moved:
     """None where no block device counts."""
 
     @property
-    def evidence(self) -> Evidence:
-        """``extra``: something else used the drives, or the engine moves more than its files hold."""
-        counted = self.counted
-        if counted is None:
-            return "proven"
-        if counted.ratio < LOWEST:
-            return "missing"
-        return "proven" if counted.counted_bytes <= HIGHEST * counted.claimed_bytes + SLACK_BYTES else "extra"
+    def judgement(self) -> Judgement:
+        """``other-io``: something else used the drives, or the engine moves more than its files hold."""
+        return "proven" if self.counted is None else self.counted.judgement
 
 
 @dataclass(frozen=True)
@@ -51,6 +42,11 @@ class Sample:
     read: Moved | None = None
     different: str | None = None
     """What came back otherwise than it was saved."""
+
+    @property
+    def judgements(self) -> list[Judgement]:
+        """Of both directions."""
+        return [self.write.judgement, *([self.read.judgement] if self.read else [])]
 
 
 @dataclass
@@ -121,7 +117,7 @@ class Matrix:
     state_bytes: int
     rows: dict[str, Row] = field(default_factory=dict)
     fio: FioRows | None = None
-    repeated: int = 0
+    repeated: Repeats = field(default_factory=Repeats)
     """Samples that were taken again because something else used the drives."""
     baseline: list[float] = field(default_factory=list)
     """Seconds of training loops without a save."""

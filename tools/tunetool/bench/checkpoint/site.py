@@ -11,18 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.bench.checkpoint.fio_best import FioBest
+from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioBest
 from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
 from tunetool.bench.checkpoint.session import Session
-from tunetool.errors import CannotJudge
 from tunetool.launch.local import RankFailed
 from tunetool.measure import page_cache
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import REPEATS, Counted, count
+from tunetool.measure.evidence import Counted
 from tunetool.measure.fio import FioFailed
 from tunetool.measure.progress import Progress
-from tunetool.node.machine.block_stack import CountersChanged, difference, snapshot
+from tunetool.measure.sampling import Counting, again
 
 FIO = "fio"
 GUESS = 1e9
@@ -125,15 +124,13 @@ class Site:
     def _round(self, row: Row, number: int) -> None:
         if row.asynchronous:
             self._warm_up(row)
-        while True:
-            sample = self._sample(row, f"{row.name}-{number}", overwrite=False)
-            moves = [sample.write, *([sample.read] if sample.read else [])]
-            # Only the counters decide what is taken again, never the speed.
-            if all(move.evidence != "extra" for move in moves) or self.matrix.repeated >= REPEATS:
-                break
-            self.matrix.repeated += 1
-            self.progress.say(f"{row.name}: something else used the drives meanwhile, taken again")
-        row.samples[number] = sample
+        row.samples[number] = again(
+            f"{row.name}-{number}",
+            lambda name: self._sample(row, name, overwrite=False),
+            lambda sample: sample.judgements,
+            self.matrix.repeated,
+            self.progress.say,
+        )
 
     def _warm_up(self, row: Row) -> None:
         """The first save in these ranks: it makes buffers and processes, and the state is overwritten behind it."""
@@ -187,17 +184,9 @@ class Site:
     def _counted(
         self, direction: Direction, order: Mapping[str, Any], directory: Path
     ) -> tuple[list[dict[str, Any]], Counted | None]:
-        stack = self.matrix.stack
-        if not stack.counts:
-            return self._ask(order), None
-        try:
-            before = snapshot(stack)
+        with Counting(self.matrix.stack, f"a {direction} by `{order['engine']}`") as counting:
             told = self._ask(order)
-            devices = difference(snapshot(stack), before)
-        except CountersChanged as error:
-            raise CannotJudge(f"the drives changed during a {direction}: {error}", "see `dmesg | tail`") from None
-        size = page_cache.size_of(directory)
-        return told, count(stack, direction, size, devices) if size else None
+        return told, counting.count(direction, page_cache.size_of(directory), slack=SLACK_BYTES)
 
     def _ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
         return self.session.ask(order)
@@ -224,13 +213,19 @@ class Site:
         rows.files = {"write": self.fio.best("write"), "read": self.fio.best("read")}
 
     def _fio_sample(self, number: int) -> None:
-        rows = self.matrix.fio
-        if self.fio is None or rows is None or rows.failed is not None:
+        rows, fio = self.matrix.fio, self.fio
+        if fio is None or rows is None or rows.failed is not None:
             return
         try:
             with self.progress.step(f"{self.matrix.stack.directory}: fio-{number}", 0) as tick:
-                self.fio.tick = tick
-                rows.samples["write"][number], rows.samples["read"][number] = self.fio.sample()
+                fio.tick = tick
+                rows.samples["write"][number], rows.samples["read"][number] = again(
+                    f"{FIO}-{number}",
+                    lambda _: fio.sample(),
+                    lambda pair: [each.counted.judgement for each in pair if each.counted is not None],
+                    self.matrix.repeated,
+                    self.progress.say,
+                )
         except FioFailed as error:
             self._fio_failed(error)
 

@@ -6,24 +6,24 @@ import json
 import os
 import resource
 import sys
-import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.errors import CannotJudge
 from tunetool.measure import worker
 from tunetool.measure.aio.ops import Probe, need, probe
 from tunetool.measure.aio.spec import FILE, Spec, check_limits, check_shape, granule, script
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import REPEATS, Counted, count
+from tunetool.measure.evidence import Counted
 from tunetool.measure.progress import Progress
+from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.stored import incomplete
 from tunetool.measure.worker import Failed, Missing, Worker
 from tunetool.node.common.files import read_int, read_text
-from tunetool.node.machine.block_stack import BlockStack, CountersChanged, difference, snapshot
+from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
 
 START_SECONDS = 180.0
@@ -58,7 +58,7 @@ class Outcome:
 
     engine: str = ""
     samples: dict[Direction, list[Pass]] = field(default_factory=dict)
-    repeated: dict[Direction, int] = field(default_factory=dict)
+    repeated: dict[Direction, Repeats] = field(default_factory=lambda: defaultdict(Repeats))
     messages: str = ""
     """The end of what the child printed."""
 
@@ -144,20 +144,15 @@ class _Run:
             self._pass(direction, f"{direction} warm-up", loops=1)
 
     def _direction(self, direction: Direction) -> None:
-        kept = self.outcome.samples.setdefault(direction, [])
-        repeats = 0
-        while len(kept) < self.spec.samples:
-            name = f"{direction}-{len(kept) + 1}" + (f"-repeat-{repeats}" if repeats else "")
-            sample = self._pass(direction, name, loops=None if self.spec.seconds else 1)
-            # Only the counters decide what is taken again, never the speed.
-            if sample.counted is not None and sample.counted.judgement == "other-io" and repeats < REPEATS:
-                repeats += 1
-                self.outcome.repeated[direction] = repeats
-                self.progress.say(f"deepspeed {name}: something else used the drives meanwhile, taken again")
-                continue
-            kept.append(sample)
-            if sample.counted is not None and sample.counted.judgement == "missing":
-                return
+        collect(
+            self.outcome.samples.setdefault(direction, []),
+            direction,
+            self.spec.samples,
+            lambda name: self._pass(direction, name, loops=None if self.spec.seconds else 1),
+            judgement,
+            self.outcome.repeated[direction],
+            lambda line: self.progress.say(f"deepspeed {line}"),
+        )
 
     def _pass(self, direction: Direction, name: str, loops: int | None) -> Pass:
         self.stamp += 1
@@ -198,17 +193,13 @@ class _Run:
 
 def take(child: Worker, stack: BlockStack, order: Mapping[str, Any], longest: float, name: str) -> Pass:
     """One sample by a child that answers ``move``, between two looks at the drives. Raises ``CannotJudge``."""
-    began = time.monotonic()
-    try:
-        before = snapshot(stack)
+    with Counting(stack, f"`{name}`") as counting:
         answer = child.ask(order, longest)
-        devices = difference(snapshot(stack), before)
-    except CountersChanged as error:
-        raise CannotJudge(f"the drives changed during `{name}`: {error}", "see `dmesg | tail`") from None
-    moment = (began + time.monotonic()) / 2
     claimed = int(answer["bytes"])
-    counted = count(stack, order["direction"], claimed, devices) if stack.counts else None
-    return Pass(claimed, answer["seconds"], answer["durable_seconds"], tuple(answer["passes"]), counted, moment)
+    counted = counting.count(order["direction"], claimed)
+    return Pass(
+        claimed, answer["seconds"], answer["durable_seconds"], tuple(answer["passes"]), counted, counting.moment
+    )
 
 
 def read_back(file: Path, size: int, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:

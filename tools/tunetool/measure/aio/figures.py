@@ -43,7 +43,7 @@ def figure(
         "file_bytes": spec.io_bytes,
         "pinned_by": spec.pinned_by,
         "python": str(spec.python),
-        "repeated_samples": outcome.repeated.get(direction, 0),
+        "repeated_samples": outcome.repeated[direction].taken,
     }
     if spec.seconds:
         parameters["sample_seconds"] = spec.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -10,11 +11,11 @@ from typing import Any
 
 from tunetool.measure.aio.driver import Pass, read_back, take
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import REPEATS
 from tunetool.measure.gds.counters import Counts, parse, version_of
 from tunetool.measure.gds.judge import Moved
 from tunetool.measure.gds.spec import Spec
 from tunetool.measure.progress import Progress
+from tunetool.measure.sampling import Repeats, collect, judgement
 from tunetool.measure.stored import incomplete
 from tunetool.measure.worker import Failed, Worker
 from tunetool.node.machine.block_stack import BlockStack
@@ -29,7 +30,7 @@ class Outcome:
     """Filled while measuring, so that what was moved before a failure is kept."""
 
     samples: dict[Direction, list[Pass]] = field(default_factory=dict)
-    repeated: dict[Direction, int] = field(default_factory=dict)
+    repeated: dict[Direction, Repeats] = field(default_factory=lambda: defaultdict(Repeats))
     moved: dict[Direction, Moved] = field(default_factory=dict)
     """By cuFile's counters; empty where cuFile had no part in it."""
     counters: list[dict[str, Any]] = field(default_factory=list)
@@ -86,17 +87,24 @@ class Run:
         self._direction(direction)
 
     def _direction(self, direction: Direction) -> None:
-        kept = self.outcome.samples.setdefault(direction, [])
-        before, claimed, repeats = self._counts()[direction], 0, 0
-        while len(kept) < self.spec.samples:
-            sample = self._pass(direction, f"{direction}-{len(kept) + 1}", loops=None)
+        before, claimed = self._counts()[direction], 0
+
+        def take(name: str) -> Pass:
+            nonlocal claimed
+            sample = self._pass(direction, name, loops=None)
+            # Of those that are taken again too: cuFile counts them.
             claimed += sample.claimed_bytes
-            # Only the counters decide what is taken again, never the speed.
-            if sample.counted is not None and sample.counted.judgement == "other-io" and repeats < REPEATS:
-                repeats += 1
-                self.outcome.repeated[direction] = repeats
-                continue
-            kept.append(sample)
+            return sample
+
+        collect(
+            self.outcome.samples.setdefault(direction, []),
+            direction,
+            self.spec.samples,
+            take,
+            judgement,
+            self.outcome.repeated[direction],
+            lambda line: self.progress.say(f"gds {line}"),
+        )
         if self.spec.cufile:
             self.outcome.moved[direction] = Moved(claimed, self._counts()[direction].since(before))
 

@@ -207,7 +207,7 @@ class _Step:
             "file_bytes": spec.io_bytes,
             "task_bytes": spec.task_bytes,
             "threads": spec.threads,
-            "repeated_samples": outcome.repeated.get(direction, 0),
+            "repeated_samples": outcome.repeated[direction].taken,
             "sample_seconds": spec.seconds,
         }
         moved = outcome.moved.get(direction)

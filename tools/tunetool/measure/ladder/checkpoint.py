@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool.errors import CannotJudge
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import REPEATS, count
 from tunetool.measure.fio import Outcome
 from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, CHECKPOINT_SHARE, MIB, SAMPLES
 from tunetool.measure.ladder.figures import Found, Label, figure
 from tunetool.measure.ladder.rungs import Scene, Skip
+from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import Plan, Sample, free_bytes
 from tunetool.measure.worker import Failed, Missing, Worker
-from tunetool.node.machine.block_stack import CountersChanged, difference, snapshot
 from tunetool.record import Scalar
 
 SAVE, LOAD = "checkpoint.save", "checkpoint.load"
@@ -101,24 +98,15 @@ def _size(scene: Scene) -> int:
 
 def _samples(child: Worker, scene: Scene, order: str, kept: list[Sample]) -> int:
     """Samples of one direction; how many were taken again."""
-    repeats = 0
-    while len(kept) < SAMPLES:
-        began = time.monotonic()
-        try:
-            before = snapshot(scene.stack)
-            told = child.ask({"do": order}, _PATIENCE)
-            devices = difference(snapshot(scene.stack), before)
-        except CountersChanged as error:
-            raise CannotJudge(f"the drives changed during a {order}: {error}", "see `dmesg | tail`") from None
-        if told.get("equal") is False:
+
+    def take(name: str) -> Sample:
+        with Counting(scene.stack, f"`{name}`") as counting:
+            answer = child.ask({"do": order}, _PATIENCE)
+        if answer.get("equal") is False:
             raise Failed("`torch.load` did not return what `torch.save` was given", "look at `dmesg` for I/O errors")
-        moved = int(told["bytes"])
-        outcome = Outcome(moved, float(told["seconds"]), {}, "", cores=float(told["cores"]))
-        counted = count(scene.stack, _ORDERS[order], moved, devices) if scene.stack.counts else None
-        if counted is not None and counted.judgement == "other-io" and repeats < REPEATS:
-            repeats += 1
-            continue
-        kept.append(Sample(outcome, counted, (began + time.monotonic()) / 2))
-        if counted is not None and counted.judgement == "missing":
-            break
-    return repeats
+        outcome = Outcome(int(answer["bytes"]), float(answer["seconds"]), {}, "", cores=float(answer["cores"]))
+        return Sample(outcome, counting.count(_ORDERS[order], outcome.claimed_bytes), counting.moment)
+
+    repeats = Repeats()
+    collect(kept, f"checkpoint-{order}", SAMPLES, take, judgement, repeats, scene.shooter.progress.say)
+    return repeats.taken

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import explain, summed, worst, wrong_clocks
+from tunetool.measure.evidence import explain, summed, worst, wrong_clock
 from tunetool.measure.fio import Outcome
 from tunetool.measure.sequential import Sample
 from tunetool.measure.statistics import drift, estimate
@@ -79,4 +79,4 @@ def doubt(stack: BlockStack, direction: Direction, samples: Sequence[Sample]) ->
     bad = [sample for sample in counted if sample.judgement != "proven"]
     if bad:
         return explain(stack, direction, worst(bad))
-    return wrong_clocks(stack, ((sample.counted, sample.outcome.seconds) for sample in samples))
+    return wrong_clock((sample.counted, sample.outcome.seconds) for sample in samples)

@@ -5,20 +5,17 @@ Drives that are read one after the other in one process make one round; each is 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool.errors import CannotJudge
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import REPEATS, count
 from tunetool.measure.fio import Fio, FioFailed, Outcome, execute, shares
 from tunetool.measure.ladder.budget import SAMPLES
 from tunetool.measure.progress import Progress
-from tunetool.measure.sequential import FEWEST, Sample
-from tunetool.measure.statistics import estimate, next_look
-from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
+from tunetool.measure.sampling import Counting, Repeats, collect, judgement
+from tunetool.measure.sequential import FEWEST, Sample, more_where_open
+from tunetool.node.machine.block_stack import BlockStack
 
 
 @dataclass(frozen=True)
@@ -63,43 +60,36 @@ class Shooter:
         value: Callable[[Outcome], float] = lambda outcome: outcome.bandwidth,
     ) -> tuple[dict[str, list[Sample]], int]:
         """Samples by part, and how many rounds were taken again. With a ``limit``: until it is clear, as in quick."""
-        kept: dict[str, list[Sample]] = {}
-        taken = repeats = 0
-        goal = SAMPLES if limit is None else FEWEST
-        while taken < goal:
-            label = f"{name}-{taken + 1}" + (f"-repeat-{repeats}" if repeats else "")
-            samples = self.shoot(call(label))
-            judgements = {sample.counted.judgement for sample in samples.values() if sample.counted is not None}
-            if "other-io" in judgements and repeats < REPEATS:
-                repeats += 1
-                self.progress.say(f"{label}: something else used the drives meanwhile, taken again")
-                continue
-            taken += 1
-            for part, sample in samples.items():
-                kept.setdefault(part, []).append(sample)
-            if "missing" in judgements:
-                break
-            if taken == goal and limit is not None:
-                goal = _more([value(sample.outcome) for sample in next(iter(kept.values()))], limit) or goal
-        return kept, repeats
+        rounds: list[dict[str, Sample]] = []
+        repeats = Repeats()
+
+        def more(taken: Sequence[dict[str, Sample]]) -> int | None:
+            first = [next(iter(samples.values())) for samples in taken]
+            return more_where_open(name, first, limit, self.progress.say, value)
+
+        collect(
+            rounds,
+            name,
+            SAMPLES if limit is None else FEWEST,
+            lambda label: self.shoot(call(label)),
+            lambda samples: [each for sample in samples.values() for each in judgement(sample)],
+            repeats,
+            self.progress.say,
+            more,
+        )
+        return {part: [samples[part] for samples in rounds] for part in rounds[0]}, repeats.taken
 
     def shoot(self, call: Call) -> dict[str, Sample]:
         """One process. Raises ``CannotJudge`` (``FioFailed`` among it)."""
-        with self.progress.step(f"{self.stack.directory}: {call.name}", call.seconds) as tick:
-            try:
-                began = time.monotonic()
-                before = snapshot(self.stack)
-                outcomes = self._outcomes(call, tick)
-                devices = difference(snapshot(self.stack), before)
-            except CountersChanged as error:
-                raise CannotJudge(f"the drives changed during `{call.name}`: {error}", "see `dmesg | tail`") from None
-        moment = (began + time.monotonic()) / 2
-        return {
-            part.name: _sample(
-                part, call.direction, outcomes[part.name if len(call.parts) > 1 else ""], devices, moment
-            )
-            for part in call.parts
-        }
+        step = self.progress.step(f"{self.stack.directory}: {call.name}", call.seconds)
+        with step as tick, Counting(self.stack, f"`{call.name}`") as counting:
+            outcomes = self._outcomes(call, counting.ticking(tick))
+        samples = {}
+        for part in call.parts:
+            outcome = outcomes[part.name if len(call.parts) > 1 else ""]
+            counted = counting.count(call.direction, outcome.claimed_bytes, part.stack)
+            samples[part.name] = Sample(outcome, counted, counting.moment)
+        return samples
 
     def _outcomes(self, call: Call, tick: Callable[[], None]) -> dict[str, Outcome]:
         timeout = 2 * call.seconds + 60
@@ -111,17 +101,3 @@ class Shooter:
             raise
         self.raw[f"fio-{call.name}.json"] = stdout
         return outcomes
-
-
-def _sample(
-    part: Part, direction: Direction, outcome: Outcome, devices: Mapping[str, Counters], moment: float
-) -> Sample:
-    if not part.stack.counts:
-        return Sample(outcome, None, moment)
-    return Sample(outcome, count(part.stack, direction, outcome.claimed_bytes, devices), moment)
-
-
-def _more(values: Sequence[float], limit: float) -> int | None:
-    """How many samples the next look needs where the limit lies inside the interval."""
-    found = estimate(values)
-    return next_look(len(values)) if found.low < limit <= found.high else None

@@ -1,0 +1,406 @@
+"""One way to take a sample: again where something else used the drives, said aloud; no further where bytes are missing.
+
+Every measurement that holds a program against the drives' counters is a row of one table. The programs are fakes, and
+so are the counters; everything between is real.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunetool.bench.checkpoint.fio_best import FioBest
+from tunetool.bench.checkpoint.request import Request
+from tunetool.bench.checkpoint.samples import Matrix
+from tunetool.bench.checkpoint.site import Site
+from tunetool.errors import CannotJudge
+from tunetool.measure import aio
+from tunetool.measure.evidence import REPEATS
+from tunetool.measure.fio import Fio
+from tunetool.measure.gds import driver as gds
+from tunetool.measure.gds.spec import Spec
+from tunetool.measure.ladder.budget import RANDOM_READS, SAMPLES
+from tunetool.measure.ladder.checkpoint import TorchCheckpoint
+from tunetool.measure.ladder.files import Random
+from tunetool.measure.ladder.rungs import Scene, Wish
+from tunetool.measure.ladder.shots import Call, Part, Shooter
+from tunetool.measure.sequential import FEWEST, Plan, Results, Sequential
+from tunetool.node.machine import block_stack
+from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
+from tunetool.tune.fio_driver import FioDriver
+from tunetool.tune.samples import Samples
+from tunetool.tune.search import SettingFailed
+from tunetool.tune.settings import DEFAULTS, AioSettings
+
+MIB = 2**20
+OTHERS, MISSING = 1.5, 0.5
+"""Counted bytes for each that a program claims."""
+SAID = "something else used the drives meanwhile, taken again"
+
+_COUNT = '''
+import os
+from pathlib import Path
+
+HERE = Path({place!r})
+
+
+def count(direction, size, scripted=True):
+    """Claim ``size``; have the drives count as much of it as the script says for the next write."""
+    ratio = 1.0
+    script = HERE / "script"
+    if scripted and direction == "write":
+        with (HERE / "writes").open("a") as stream:
+            stream.write("x")
+        ratios = script.read_text().split()
+        ratio = float(ratios[0]) if ratios else 1.0
+        script.write_text(" ".join(ratios[1:]))
+    with (HERE / "counted").open("a") as stream:
+        stream.write(f"{{direction}} {{int(size * ratio)}}\\n")
+    return size
+'''
+
+_FIO = """
+import json, sys
+
+argv = sys.argv[1:]
+if "--version" in argv:
+    sys.exit(print("fio-3.33"))
+options = dict(word.split("=", 1) for word in argv if "=" in word)
+direction = options["--rw"].replace("rand", "")
+size = int(options["--size"]) * int(options["--numjobs"])
+for name in ("data.0", "aio.data"):
+    with open(name, "wb") as stream:
+        if size <= 2**26:
+            os.posix_fallocate(stream.fileno(), 0, size)
+claimed = count(direction, size, "--time_based" in options or not {timed})
+side = {{"io_bytes": claimed, "runtime": 1000, "total_ios": 1000}}
+print(json.dumps({{"jobs": [{{"jobname": options["--name"], "error": 0, "read": side, "write": side}}]}}))
+"""
+
+_PACED_FIO = """
+import json, sys, time
+
+if "--version" in sys.argv:
+    sys.exit(print("fio-3.33"))
+options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+direction = options["--rw"].replace("rand", "")
+looks = HERE / "looks"
+seen, began = len(looks.read_text()), time.monotonic()
+while len(looks.read_text()) < seen + 5:
+    time.sleep(0.01)
+began, claimed = time.monotonic(), 0
+for part in range({parts}):
+    seen = len(looks.read_text())
+    while len(looks.read_text()) == seen:
+        time.sleep(0.01)
+    claimed += count(direction, 2**20)
+milliseconds = round((time.monotonic() - began) * 1000 / {faster})
+while len(looks.read_text()) < seen + 5:
+    time.sleep(0.01)
+side = {{"io_bytes": claimed, "runtime": milliseconds, "total_ios": 256 * {parts}}}
+print(json.dumps({{"jobs": [{{"jobname": options["--name"], "error": 0, "read": side, "write": side}}]}}))
+"""
+"""Moves a part after each look at the counters, and nothing for a while before and after."""
+
+_WORKER = """
+import hashlib, json, sys
+
+for line in sys.stdin:
+    order = json.loads(line)
+    do, answer = order["do"], {{}}
+    if do == "open":
+        file, size = Path(order["file"]), order["io_bytes"]
+        data, answer = os.urandom(size), {{"address": 0}}
+    elif do == "move":
+        if order["direction"] == "write":
+            file.write_bytes(data)
+        claimed = count(order["direction"], size, order["loops"] is None)
+        answer = {{"bytes": claimed, "seconds": 0.1, "durable_seconds": 0.1, "passes": [0.1]}}
+    elif do == "digest":
+        answer = {{"sha256": hashlib.sha256(data).hexdigest()}}
+    elif do == "start":
+        answer = {{"device": "cpu", "torch": "2"}}
+    elif do == "make":
+        ready = False
+    elif do in ("save", "load"):
+        claimed = count({{"save": "write", "load": "read"}}[do], {mib}, ready)
+        ready, answer = True, {{"bytes": claimed, "seconds": 0.1, "cores": 1.0, "equal": True}}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@dataclass
+class Told:
+    """A progress that keeps what it is told."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def step(self, name: str, seconds: float) -> AbstractContextManager[Callable[[], None]]:
+        return nullcontext(lambda: None)
+
+
+@dataclass
+class Bench:
+    """Fakes: a drive whose counters follow a file, and programs that write to it."""
+
+    place: Path
+    progress: Told = field(default_factory=Told)
+    busy: bool = False
+    """Whether the drive is busy all the time, with what others do as well."""
+
+    @property
+    def target(self) -> Path:
+        path = self.place / "target"
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def stack(self) -> BlockStack:
+        leaf = Leaf("nvme0n1", "nvme", "SER0", True, ("nvme0n1",))
+        return BlockStack(
+            str(self.target), None, "xfs", "nvme0n1", "9:0", "nvme disk", (leaf,), redundant=False, in_memory=False
+        )
+
+    def program(self, name: str, text: str, **words: object) -> Path:
+        path = self.place / name
+        path.write_text(f"#!{sys.executable}\n{(_COUNT + text).format(place=str(self.place), **words)}")
+        path.chmod(0o755)
+        return path
+
+    def fio(self, timed: bool) -> Fio:
+        """``timed``: only what runs for a time is a sample; the rest lays files out."""
+        return Fio(str(self.program("fio", _FIO, timed=timed)), "3.33")
+
+    def python(self) -> Path:
+        return self.program("python", _WORKER, mib=MIB)
+
+    def script(self, ratios: Sequence[float]) -> None:
+        (self.place / "script").write_text(" ".join(map(str, ratios)))
+
+    @property
+    def writes(self) -> int:
+        path = self.place / "writes"
+        return len(path.read_text()) if path.exists() else 0
+
+    def counters(self, name: str, root: str = "/") -> Counters:
+        with (self.place / "looks").open("a") as stream:
+            stream.write("x")
+        path = self.place / "counted"
+        moved = {"read": 0, "write": 0}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            direction, size = line.split()
+            moved[direction] += int(size)
+        busy = round(time.monotonic() * 1000) if self.busy else 0
+        return Counters(0, moved["read"] // 512, 0, 0, moved["write"] // 512, 0, busy)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench(tmp_path)
+    monkeypatch.setattr(block_stack, "read_counters", made.counters)
+    return made
+
+
+def _probe(python: Path) -> aio.Probe:
+    op = {"async_io": str(python)}
+    return aio.Probe(str(python), "3.11", torch="2", deepspeed="0.18", installed=op)
+
+
+def sequential(bench: Bench) -> None:
+    shape = Plan(str(bench.target), "nvme disk", 1, MIB, 1.0, None)
+    fio = bench.fio(timed=True)
+    Sequential(shape, bench.stack, fio, bench.target, dict(os.environ), bench.progress, Results()).execute()
+
+
+def deepspeed(bench: Bench) -> None:
+    python = bench.python()
+    spec = aio.Spec(bench.target, MIB, intra_op_parallelism=1, python=python, directions=("write",), samples=3)
+    aio.run(spec, bench.stack, dict(os.environ), bench.progress, found=_probe(python))
+
+
+def gpudirect(bench: Bench) -> None:
+    spec = Spec(bench.target, MIB, cufile=False, directions=("write",), samples=3)
+    with gds.start(bench.python(), os.environ) as child:
+        gds.Run(spec, bench.stack, bench.progress, gds.Outcome(), child).execute()
+
+
+def _shooter(bench: Bench) -> Shooter:
+    return Shooter(bench.stack, bench.fio(timed=False), bench.target, dict(os.environ), bench.progress)
+
+
+def ladder_fio(bench: Bench) -> None:
+    shooter = _shooter(bench)
+    argv = [shooter.fio.path, "--name=a", "--rw=write", f"--size={MIB}", "--numjobs=1"]
+    part = Part("", bench.stack)
+    shooter.rounds(lambda label: Call(label, argv, "write", 1.0, [part]), "write-io_uring")
+
+
+def ladder_checkpoint(bench: Bench) -> None:
+    python = bench.python()
+    shape = Plan(str(bench.target), "nvme disk", 1, MIB, 1.0, None)
+    scene = Scene(
+        shape, bench.stack, bench.target, MIB, _shooter(bench), dict(os.environ), Wish(python=python), [],
+        found=_probe(python),
+    )  # fmt: skip
+    TorchCheckpoint().run(scene)
+
+
+def tune(bench: Bench) -> None:
+    driver = FioDriver(bench.fio(timed=False), bench.target, [DEFAULTS], dict(os.environ), MIB)
+    other = AioSettings(2 * MIB, 8, 1, single_submit=False, overlap_events=True)
+    samples = Samples(driver, bench.stack, time.monotonic, bench.progress.say)
+    samples.take(other, "write")
+
+
+class _Ranks:
+    """One rank that saves a file, and loads it."""
+
+    starts, raw, tick = 1, {}, staticmethod(lambda: None)  # type: ignore[var-annotated]
+
+    def __init__(self, bench: Bench) -> None:
+        space: dict[str, Any] = {}
+        exec(_COUNT.format(place=str(bench.place)), space)
+        self.count = space["count"]
+
+    def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+        answer: dict[str, Any] = {"began": 0.0, "returned": 1.0, "ended": 1.0, "cpu_seconds": 1.0, "peak_bytes": 1}
+        if order["do"] == "place":
+            state = {"family": "torch", "remark": "", "unavailable": None}
+            return [{"engines": dict.fromkeys(order["engines"], state)}]
+        if order["do"] == "save":
+            Path(order["directory"]).mkdir()
+            with (Path(order["directory"]) / "data").open("wb") as stream:
+                stream.truncate(2**30)
+            self.count("write", 2**30)
+        if order["do"] == "load":
+            self.count("read", 2**30)
+        return [{**answer, "different": None}]
+
+
+class _Searched(FioBest):
+    """fio, of which the best number of files is known."""
+
+    def search(self) -> None:
+        self.searched = {"write": {1: 1.0}, "read": {1: 1.0}}
+
+
+def _site(bench: Bench, engines: Sequence[str], fio: FioBest | None = None) -> None:
+    request = Request("tiny", bench.target, rounds=3)
+    ranks: Any = _Ranks(bench)
+    Site(request, ranks, bench.target, engines, Matrix(bench.stack, False, 2**30), bench.progress, fio).run()
+
+
+def bench_checkpoint(bench: Bench) -> None:
+    _site(bench, ["torch"])
+
+
+def bench_checkpoint_fio(bench: Bench) -> None:
+    fio = bench.fio(timed=False)
+    _site(bench, [], _Searched(fio, bench.target, bench.stack, 2**30, True, dict(os.environ)))
+
+
+CALLERS: Mapping[str, tuple[Callable[[Bench], None], int, bool]] = {
+    "sequential": (sequential, FEWEST, True),
+    "deepspeed": (deepspeed, 3, True),
+    "gpudirect": (gpudirect, 3, True),
+    "ladder, fio": (ladder_fio, SAMPLES, True),
+    "ladder, checkpoint": (ladder_checkpoint, SAMPLES, True),
+    "tune": (tune, 1, True),
+    # Its rounds go on: a pair of engines is compared round by round, and what is missing may be a restore's alone.
+    "bench checkpoint": (bench_checkpoint, 3, False),
+    "bench checkpoint, fio": (bench_checkpoint_fio, 3, False),
+}
+"""By name: what measures, how many samples it takes, and whether it ends where bytes are missing."""
+
+every_caller = pytest.mark.parametrize(("measure", "goal", "stops"), CALLERS.values(), ids=CALLERS)
+
+
+@every_caller
+def test_a_quiet_drive_gets_every_sample_once(
+    bench: Bench, measure: Callable[[Bench], None], goal: int, stops: bool
+) -> None:
+    bench.script([])
+    measure(bench)
+    assert bench.writes == goal
+    assert not [line for line in bench.progress.lines if SAID in line]
+
+
+@every_caller
+def test_a_sample_beside_others_is_taken_again_and_that_is_said(
+    bench: Bench, measure: Callable[[Bench], None], goal: int, stops: bool
+) -> None:
+    bench.script([OTHERS])
+    measure(bench)
+    assert bench.writes == goal + 1
+    assert len([line for line in bench.progress.lines if line.endswith(SAID)]) == 1
+
+
+@every_caller
+def test_others_that_stay_do_not_hold_it_for_ever(
+    bench: Bench, measure: Callable[[Bench], None], goal: int, stops: bool
+) -> None:
+    bench.script([OTHERS] * 100)
+    measure(bench)
+    assert bench.writes == goal + REPEATS
+    assert len([line for line in bench.progress.lines if line.endswith(SAID)]) >= 1
+
+
+@every_caller
+def test_it_ends_where_bytes_are_missing(
+    bench: Bench, measure: Callable[[Bench], None], goal: int, stops: bool
+) -> None:
+    bench.script([MISSING])
+    if measure is tune:
+        with pytest.raises(SettingFailed, match="the rest never reached a drive"):
+            measure(bench)
+    else:
+        measure(bench)
+    assert bench.writes == (1 if stops else goal)
+    assert not [line for line in bench.progress.lines if SAID in line]
+
+
+@every_caller
+def test_a_drive_that_goes_away_ends_it_with_a_message(
+    bench: Bench, measure: Callable[[Bench], None], goal: int, stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanishes(name: str, root: str = "/") -> Counters:
+        if bench.writes:
+            raise block_stack.CountersChanged("`nvme0n1` has no counters")
+        return bench.counters(name)
+
+    bench.script([])
+    monkeypatch.setattr(block_stack, "read_counters", vanishes)
+    with pytest.raises(CannotJudge, match="the drives changed during"):
+        measure(bench)
+    assert bench.writes == 1
+
+
+def _random_reads(bench: Bench, faster: int) -> dict[str, str]:
+    """What makes a doubt of random reads, by a fio that says that it took ``faster`` times less than it did."""
+    fio = Fio(str(bench.program("fio", _PACED_FIO, parts=6, faster=faster)), "3.33")
+    bench.script([])
+    shape = Plan(str(bench.target), "nvme disk", 1, MIB, 1.0, None)
+    shooter = Shooter(bench.stack, fio, bench.target, dict(os.environ), bench.progress)
+    scene = Scene(shape, bench.stack, bench.target, MIB, shooter, dict(os.environ), Wish(), [])
+    return Random(RANDOM_READS[-1]).run(scene).unproven
+
+
+def test_a_slow_noisy_disk_does_not_make_fio_s_clock_wrong(bench: Bench) -> None:
+    # Busy from before fio moves its first byte until after its last.
+    bench.busy = True
+    assert _random_reads(bench, 1) == {}
+
+
+def test_a_wrong_clock_is_seen_though_small_reads_leave_the_drives_idle(bench: Bench) -> None:
+    assert "its clock is wrong" in _random_reads(bench, 10)["random.read.4k"]

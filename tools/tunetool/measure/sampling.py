@@ -1,0 +1,185 @@
+"""One sample: a piece of work between two looks at the drives' counters; and which samples are taken, again or no more.
+
+Only the counters decide about a sample, never its speed. Where something else used the drives meanwhile, it is taken
+again, a few times, and that is said. Where bytes are missing, no further sample can prove the figure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+from tunetool.errors import CannotJudge
+from tunetool.measure.direction import Direction
+from tunetool.measure.evidence import REPEATS, Counted, Judgement
+from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
+
+T = TypeVar("T")
+
+
+class Sample(Protocol):
+    """What a program says that it moved, and what the drives say about it."""
+
+    @property
+    def claimed_bytes(self) -> int:
+        """By the program."""
+
+    @property
+    def counted(self) -> Counted | None:
+        """None where no block device counts."""
+
+    @property
+    def moment(self) -> float:
+        """Middle of the sample, in seconds of a clock that never jumps."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The counters at some time between two readings of the clock."""
+
+    after: float
+    before: float
+    counters: Mapping[str, Counters]
+
+
+class Counting:
+    """A context around the work of one sample. Raises ``CannotJudge`` where the drives change meanwhile.
+
+    ``what`` is the work's name, for that message.
+    """
+
+    def __init__(self, stack: BlockStack, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stack, self._what, self._clock = stack, what, clock
+        self._looks: list[_Look] = []
+        self._devices: Mapping[str, Counters] = {}
+        self.moment = 0.0
+
+    def __enter__(self) -> Counting:
+        try:
+            self._look()
+        except CountersChanged as error:
+            raise self._changed(error) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            return
+        try:
+            self._look()
+            first, last = self._looks[0], self._looks[-1]
+            self._devices = difference(dict(last.counters), dict(first.counters))
+        except CountersChanged as error:
+            raise self._changed(error) from None
+        self.moment = (first.before + last.after) / 2
+
+    def ticking(self, tick: Callable[[], None]) -> Callable[[], None]:
+        """``tick``, and a look at the counters: several in a sample tell when the bytes moved."""
+
+        def both() -> None:
+            tick()
+            # The look at the end says what is wrong.
+            with contextlib.suppress(CountersChanged):
+                self._look()
+
+        return both
+
+    def count(
+        self, direction: Direction, claimed: int, stack: BlockStack | None = None, slack: int = 0
+    ) -> Counted | None:
+        """A claim held against the devices of ``stack``, by default all of them; None where none counts.
+
+        ``slack`` bytes more than were claimed are nobody else's.
+        """
+        names = (self._stack if stack is None else stack).counts
+        if not names or not claimed:
+            return None
+        counted = sum(self._devices[name].moved_bytes(direction) for name in names)
+        return Counted(claimed, counted, self._devices, slack, self._moving(direction, names))
+
+    def _look(self) -> None:
+        after = self._clock()
+        counters = snapshot(self._stack)
+        self._looks.append(_Look(after, self._clock(), counters))
+
+    def _moving(self, direction: Direction, names: Sequence[str]) -> float:
+        """Seconds for which the middle nine tenths of the bytes took, at least: the looks lie a little apart."""
+        sums = [sum(look.counters[name].moved_bytes(direction) for name in names) for look in self._looks]
+        total = sums[-1] - sums[0]
+        begun = [look.before for look, moved in zip(self._looks, sums, strict=True) if moved - sums[0] >= EDGE * total]
+        going = [look.after for look, moved in zip(self._looks, sums, strict=True) if sums[-1] - moved >= EDGE * total]
+        return max(0.0, going[-1] - begun[0]) if total and begun and going else 0.0
+
+    def _changed(self, error: CountersChanged) -> CannotJudge:
+        return CannotJudge(f"the drives changed during {self._what}: {error}", "see `dmesg | tail`")
+
+
+EDGE = 0.05
+"""Of a sample's bytes at either end, which may be somebody else's: more than a sample that is proven can hold."""
+
+
+@dataclass
+class Repeats:
+    """How many samples were taken again."""
+
+    taken: int = 0
+
+    @property
+    def left(self) -> bool:
+        """Whether one more may be."""
+        return self.taken < REPEATS
+
+
+def again(
+    name: str,
+    take: Callable[[str], T],
+    judge: Callable[[T], Iterable[Judgement | None]],
+    repeats: Repeats,
+    say: Callable[[str], None],
+) -> T:
+    """One sample by ``take``, which gets its label; the last one where something else uses the drives all the time."""
+    label, tries = name, 0
+    while True:
+        sample = take(label)
+        if "other-io" not in judge(sample) or not repeats.left:
+            return sample
+        repeats.taken += 1
+        tries += 1
+        say(f"{label}: something else used the drives meanwhile, taken again")
+        label = f"{name}-repeat-{tries}"
+
+
+def collect(
+    kept: list[T],
+    name: str,
+    count: int,
+    take: Callable[[str], T],
+    judge: Callable[[T], Iterable[Judgement | None]],
+    repeats: Repeats,
+    say: Callable[[str], None],
+    more: Callable[[Sequence[T]], int | None] = lambda _: None,
+) -> None:
+    """``count`` samples into ``kept``, which keeps those that were taken before one fails.
+
+    ``more`` says how many it takes in all where those do not decide yet.
+    """
+    while True:
+        while len(kept) < count:
+            sample = again(f"{name}-{len(kept) + 1}", take, judge, repeats, say)
+            kept.append(sample)
+            if "missing" in judge(sample):
+                return
+        further = more(kept)
+        if further is None:
+            return
+        count = further
+
+
+def judgement(sample: Sample) -> tuple[Judgement | None]:
+    """Of a sample, for ``again`` and ``collect``."""
+    return (sample.counted.judgement if sample.counted is not None else None,)
