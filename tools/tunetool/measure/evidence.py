@@ -92,6 +92,14 @@ def explain(stack: BlockStack, direction: Direction, sample: Counted, engine: st
     )
 
 
+def doubt(
+    stack: BlockStack, direction: Direction, counted: Iterable[Counted | None], engine: str = "fio"
+) -> str | None:
+    """Why samples prove nothing; None where the drives' counters agree with all that they counted."""
+    bad = [each for each in counted if each is not None and each.judgement != "proven"]
+    return explain(stack, direction, _worst(bad), engine) if bad else None
+
+
 def summed(stack: BlockStack, counted: Sequence[Counted | None], claimed: int) -> Evidence:
     """A figure's evidence: the bytes that all of its samples claim, against what was counted meanwhile."""
     known = [sample.counted_bytes for sample in counted if sample is not None]
@@ -106,6 +114,6 @@ def summed(stack: BlockStack, counted: Sequence[Counted | None], claimed: int) -
     )
 
 
-def worst(bad: Sequence[Counted]) -> Counted:
+def _worst(bad: Sequence[Counted]) -> Counted:
     """The sample to tell of: a claim that the drives deny weighs more than a neighbour's traffic."""
     return min(bad, key=lambda sample: (sample.judgement != "missing", -abs(sample.ratio - 1)))

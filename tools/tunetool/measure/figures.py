@@ -6,12 +6,12 @@ from statistics import median
 
 from tunetool.measure.balance import service_times
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import Counted, explain, summed, worst, wrong_clock
+from tunetool.measure.evidence import Counted, doubt, wrong_clock
+from tunetool.measure.figure import What, computed, measured
 from tunetool.measure.fio import Fio
 from tunetool.measure.sequential import FEWEST, Plan, Results, Sample
-from tunetool.measure.statistics import drift, estimate
 from tunetool.node.machine.block_stack import BlockStack
-from tunetool.record import Confidence, Measurement, Scalar, Trend
+from tunetool.record import Measurement, Scalar
 from tunetool.verdict import CEILING
 
 NAMES: dict[Direction, str] = {"read": "sequential.read", "write": "sequential.write"}
@@ -39,10 +39,6 @@ def _bandwidth(
     shape: Plan,
     results: Results,
 ) -> Measurement:
-    values = [sample.outcome.bandwidth for sample in samples]
-    found = estimate(values)
-    change = drift([sample.moment for sample in samples], values)
-    middle = min(samples, key=lambda sample: abs(sample.outcome.bandwidth - found.value))
     parameters: dict[str, Scalar] = {
         "direction": direction,
         "block_bytes": 2**20,
@@ -55,21 +51,12 @@ def _bandwidth(
         "repeated_samples": results.repeated[direction].taken,
         "fio_path": fio.path,
     }
-    return Measurement(
-        name=NAMES[direction],
-        layer="filesystem",
-        engine=f"fio {fio.version}",
-        medium=stack.medium,
-        quantity="bandwidth",
-        unit="B/s",
-        better="higher",
-        value=found.value,
-        samples=values,
-        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
-        trend=Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change),
-        percentiles=middle.outcome.percentiles or None,
-        parameters=parameters,
-        evidence=summed(stack, [each.counted for each in samples], sum(each.outcome.claimed_bytes for each in samples)),
+    return measured(
+        What(NAMES[direction], "bandwidth", f"fio {fio.version}", stack.medium, parameters=parameters),
+        stack,
+        samples,
+        [sample.outcome.bandwidth for sample in samples],
+        [sample.outcome.percentiles for sample in samples],
     )
 
 
@@ -81,36 +68,22 @@ def service_time_figures(stack: BlockStack, results: Results) -> list[Measuremen
         for leaf in stack.leaves:
             values = [times[leaf.name] for times in rounds if leaf.name in times]
             if values:
-                found.append(
-                    Measurement(
-                        name=f"drive.{direction}_time",
-                        layer="device",
-                        engine="block device counters",
-                        medium="nvme disk" if leaf.kind == "nvme" else "disk",
-                        quantity="latency",
-                        unit="s",
-                        better="lower",
-                        value=median(values),
-                        samples=values,
-                        parameters={"direction": direction, "device": leaf.name, "serial": leaf.serial or ""},
-                    )
-                )
+                details: dict[str, Scalar] = {
+                    "direction": direction,
+                    "device": leaf.name,
+                    "serial": leaf.serial or "",
+                }
+                medium = "nvme disk" if leaf.kind == "nvme" else "disk"
+                name, engine = f"drive.{direction}_time", "block device counters"
+                what = What(name, "latency", engine, medium, "device", details)
+                found.append(computed(what, median(values), samples=values))
     return found
 
 
 def ceiling_figure(stack: BlockStack, value: float) -> Measurement:
     """The links' ceiling, computed."""
-    return Measurement(
-        name=CEILING,
-        layer="link",
-        engine="computed from negotiated PCIe speed and width",
-        medium=stack.medium,
-        quantity="bandwidth",
-        unit="B/s",
-        better="higher",
-        value=value,
-        parameters={"drives": len(stack.leaves)},
-    )
+    engine = "computed from negotiated PCIe speed and width"
+    return computed(What(CEILING, "bandwidth", engine, stack.medium, "link", {"drives": len(stack.leaves)}), value)
 
 
 def counted_samples(results: Results) -> dict[Direction, list[Counted]]:
@@ -125,9 +98,9 @@ def unproven(stack: BlockStack, results: Results) -> dict[str, str]:
     """By measurement name, why its samples prove nothing; empty when the counters agree."""
     reasons = {}
     for direction, counted in counted_samples(results).items():
-        bad = [sample for sample in counted if sample.judgement != "proven"]
-        if bad:
-            reasons[NAMES[direction]] = explain(stack, direction, worst(bad))
+        reason = doubt(stack, direction, counted)
+        if reason:
+            reasons[NAMES[direction]] = reason
     for direction, samples in results.samples.items():
         wrong = wrong_clock((sample.counted, sample.outcome.seconds) for sample in samples)
         if wrong:

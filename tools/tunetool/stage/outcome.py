@@ -9,6 +9,7 @@ from datetime import datetime
 from tunetool import __version__
 from tunetool import record as records
 from tunetool.measure.facts import node_facts
+from tunetool.measure.figure import What, computed
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
@@ -103,17 +104,9 @@ def _details(moved: Moved) -> dict[str, Scalar]:
 
 
 def _figure(name: str, size: int, seconds: float, stack: BlockStack, details: dict[str, Scalar]) -> Measurement:
-    return Measurement(
-        name=name,
-        layer="filesystem",
-        engine=f"tunetool {__version__}",
-        medium=stack.medium,
-        quantity="bandwidth",
-        unit="B/s",
-        better="higher",
-        value=size / max(seconds, 1e-6),
-        parameters={"bytes": size, "seconds": round(seconds, 3), **details},
-    )
+    parameters: dict[str, Scalar] = {"bytes": size, "seconds": round(seconds, 3), **details}
+    what = What(name, "bandwidth", f"tunetool {__version__}", stack.medium, parameters=parameters)
+    return computed(what, size / max(seconds, 1e-6))
 
 
 def _record(

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from tunetool import record as records
 from tunetool.measure.facts import node_facts
+from tunetool.measure.figure import What, computed
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import read_drives
 from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
@@ -58,30 +59,18 @@ def conclude(request: Request, stack: BlockStack, work: Work, errors: Sequence[s
 
 def _gain(choice: Choice, work: Work, stack: BlockStack, request: Request) -> Measurement:
     assert work.samples is not None  # noqa: S101  (there are findings)
-    interval = choice.interval
-    return Measurement(
-        name=GAIN + choice.goal,
-        layer="filesystem",
-        engine=work.samples.driver.engine,
-        medium=stack.medium,
-        quantity="ratio",
-        unit="1",
-        better="higher",
-        value=choice.gain.ratio,
-        confidence=records.Confidence(
-            level=interval.level, low=interval.low, high=interval.high, method=interval.method
-        ),
-        parameters={
-            "goal": choice.goal,
-            "mix": str(request.mix),
-            "significant": choice.significant,
-            "probability": choice.gain.probability,
-            "pairs": choice.pairs,
-            "rate": choice.rate,
-            "default_rate": choice.default_rate,
-            **choice.settings.block(),
-        },
-    )
+    parameters: dict[str, Scalar] = {
+        "goal": choice.goal,
+        "mix": str(request.mix),
+        "significant": choice.significant,
+        "probability": choice.gain.probability,
+        "pairs": choice.pairs,
+        "rate": choice.rate,
+        "default_rate": choice.default_rate,
+        **choice.settings.block(),
+    }
+    what = What(GAIN + choice.goal, "ratio", work.samples.driver.engine, stack.medium, parameters=parameters)
+    return computed(what, choice.gain.ratio, choice.interval)
 
 
 def _search_check(request: Request, work: Work) -> CheckResult:

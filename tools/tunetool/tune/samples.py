@@ -8,11 +8,11 @@ from typing import Protocol
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import Counted, explain, summed
+from tunetool.measure.evidence import Counted, explain
+from tunetool.measure.figure import What, measured
 from tunetool.measure.sampling import Counting, Repeats, again, judgement
-from tunetool.measure.statistics import drift, estimate
 from tunetool.node.machine.block_stack import BlockStack
-from tunetool.record import Confidence, Measurement, Scalar, Trend
+from tunetool.record import Measurement, Scalar
 from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
 
@@ -123,22 +123,11 @@ def _figure(
     found: list[Sample],
     conditions: Mapping[str, Scalar],
 ) -> Measurement:
-    values = [sample.rate for sample in found]
-    middle = estimate(values)
-    change = drift([sample.moment for sample in found], values)
-    stack = samples.stack
-    return Measurement(
-        name=name_of(settings, direction),
-        layer="filesystem",
-        engine=samples.driver.engine,
-        medium=stack.medium,
-        quantity="bandwidth",
-        unit="B/s",
-        better="higher",
-        value=middle.value,
-        samples=values,
-        confidence=Confidence(level=middle.level, low=middle.low, high=middle.high, method=middle.method),
-        trend=Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change),
+    what = What(
+        name_of(settings, direction),
+        "bandwidth",
+        samples.driver.engine,
+        samples.stack.medium,
         parameters={"direction": direction, **settings.block(), **conditions},
-        evidence=summed(stack, [each.counted for each in found], sum(each.claimed_bytes for each in found)),
     )
+    return measured(what, samples.stack, found, [sample.rate for sample in found])

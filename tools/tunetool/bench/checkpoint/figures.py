@@ -8,9 +8,9 @@ from tunetool.bench.checkpoint.ratios import Ratio, base, best_other, of_fio, re
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import obstacles, summed
-from tunetool.measure.statistics import estimate
+from tunetool.measure.figure import Quantity, What, computed, figure
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Confidence, Evidence, Measurement, Scalar, Verdict
+from tunetool.record import CheckResult, Evidence, Measurement, Scalar, Verdict
 
 _STEADY, _STEADY_SAMPLES = 0.05, 3
 """An engine's own surplus is nearly the same each time; a neighbour's is not. Fewer samples cannot tell."""
@@ -95,49 +95,26 @@ def _evidence(matrix: Matrix, moves: Sequence[Moved]) -> Evidence:
     return summed(matrix.stack, [move.counted for move in moves], sum(move.file_bytes for move in moves))
 
 
-_UNITS = {"bandwidth": "B/s", "duration": "s", "memory": "B", "ratio": "1"}
-
-
 def _figure(
     matrix: Matrix,
     name: str,
-    quantity: str,
+    quantity: Quantity,
     samples: Sequence[float],
     parameters: dict[str, Scalar],
     engine: str,
     evidence: Evidence | None = None,
 ) -> Measurement:
-    found = estimate(samples)
-    return Measurement(
-        name=PREFIX + (MEMORY if matrix.memory else "") + name,
-        layer="filesystem",
-        engine=engine,
-        medium=matrix.stack.medium,
-        quantity=quantity,
-        unit=_UNITS[quantity],
-        better="higher" if quantity == "bandwidth" else "lower",
-        value=found.value,
-        samples=list(samples),
-        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
-        parameters=parameters,
-        evidence=evidence,
-    )
+    return figure(_what(matrix, name, quantity, parameters, engine), samples, evidence=evidence)
 
 
 def _ratio(matrix: Matrix, name: str, ratio: Ratio, told: dict[str, Scalar], engine: str) -> Measurement:
-    interval = ratio.interval
-    return Measurement(
-        name=PREFIX + (MEMORY if matrix.memory else "") + name,
-        layer="filesystem",
-        engine=engine,
-        medium=matrix.stack.medium,
-        quantity="ratio",
-        unit="1",
-        better="higher",
-        value=ratio.value,
-        confidence=Confidence(level=interval.level, low=interval.low, high=interval.high, method=interval.method),
-        parameters={**told, "against": ratio.against, "decided": ratio.decided, "pairs": ratio.pairs},
-    )
+    parameters = {**told, "against": ratio.against, "decided": ratio.decided, "pairs": ratio.pairs}
+    return computed(_what(matrix, name, "ratio", parameters, engine), ratio.value, ratio.interval)
+
+
+def _what(matrix: Matrix, name: str, quantity: Quantity, parameters: dict[str, Scalar], engine: str) -> What:
+    title = PREFIX + (MEMORY if matrix.memory else "") + name
+    return What(title, quantity, engine, matrix.stack.medium, parameters=parameters)
 
 
 def checks(matrix: Matrix) -> list[CheckResult]:

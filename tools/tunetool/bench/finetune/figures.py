@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from tunetool.measure.evidence import LOWEST
-from tunetool.measure.statistics import estimate
+from tunetool.measure.figure import Quantity, What, figure
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Confidence, Evidence, Measurement, Scalar, Verdict
+from tunetool.record import CheckResult, Evidence, Measurement, Scalar, Verdict
 from tunetool.training.preparation import Ready
 from tunetool.training.workload import RankResult, Workload
 
@@ -143,37 +143,21 @@ def model_evidence(run: Run, result: RankResult) -> Evidence:
     )
 
 
-_UNITS = {"bandwidth": "B/s", "duration": "s", "rate": "1/s"}
-
-
 def _figure(
     run: Run,
     result: RankResult | None,
     name: str,
-    quantity: str,
+    quantity: Quantity,
     samples: Sequence[float],
     parameters: Mapping[str, Scalar],
     medium: str,
     evidence: Evidence | None = None,
 ) -> Measurement:
-    found = estimate(samples)
-    versions = (result or run.results[0]).versions
-    engine = "deepspeed" if run.workload.trainer == "deepspeed" else run.workload.trainer
-    return Measurement(
-        name=PREFIX + name,
-        layer="training",
-        engine=f"{engine} {versions.get(engine, '')}".strip(),
-        medium=medium,
-        quantity=quantity,
-        unit=_UNITS[quantity],
-        better="lower" if quantity == "duration" else "higher",
-        value=found.value,
-        samples=list(samples),
-        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
-        parameters=dict(parameters),
-        rank=result.rank if result is not None else None,
-        host=result.host if result is not None else None,
-        evidence=evidence,
+    trainer = run.workload.trainer
+    engine = f"{trainer} {(result or run.results[0]).versions.get(trainer, '')}".strip()
+    who: dict[str, Any] = {"rank": result.rank, "host": result.host} if result is not None else {}
+    return figure(
+        What(PREFIX + name, quantity, engine, medium, "training", parameters, **who), samples, evidence=evidence
     )
 
 

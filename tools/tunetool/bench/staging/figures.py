@@ -9,9 +9,9 @@ from tunetool.bench.staging.advice import Advice
 from tunetool.bench.staging.published import TITLES
 from tunetool.bench.staging.reading import Explanation, explain
 from tunetool.bench.staging.samples import FIGURES, PATHS, Path, Row, Sample, compare_losses
-from tunetool.measure.statistics import estimate
+from tunetool.measure.figure import Quantity, What, figure
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Confidence, Evidence, Measurement, Scalar, Verdict
+from tunetool.record import CheckResult, Evidence, Measurement, Scalar, Verdict
 
 PREFIX = "staging."
 SAME_START, SAME = 1e-5, 1e-2
@@ -37,14 +37,16 @@ def measurements(row: Row, media: Mapping[Path, str], conditions: Mapping[str, S
             continue
         engine = _engine(samples[0])
         shape: dict[str, Scalar] = {**told, "path": path, **_shape(samples[0])}
-        for figure in FIGURES:
-            values = list(row.seconds(path, figure).values())
+        for title in FIGURES:
+            values = list(row.seconds(path, title).values())
             if values:
-                evidence = _evidence(samples, media[path]) if figure == "end_to_end" else None
-                yield _figure(_name(row, path, figure), values, media[path], engine, shape, evidence)
+                evidence = _evidence(samples, media[path]) if title == "end_to_end" else None
+                yield _figure(_name(row, path, title), values, media[path], engine, shape, evidence)
         rates = [sample.staged.rate for sample in samples if sample.staged]
         if rates:
-            yield _figure(_name(row, path, "stage_rate"), rates, media[path], "tunetool stage", shape, unit="B/s")
+            yield _figure(
+                _name(row, path, "stage_rate"), rates, media[path], "tunetool stage", shape, quantity="bandwidth"
+            )
         yield from _by_rank(row, path, samples, media[path], engine, shape)
     yield from _ratios(row, media["bulk"], told)
 
@@ -61,21 +63,21 @@ def _by_rank(
             "data_read_bytes": read.data,
             "data_storage_bytes": read.data_storage,
         }
-        figure = _figure(_name(row, path, "rank_model_load"), loads, medium, engine, {**told, **bytes_read})
-        yield figure.model_copy(update={"rank": read.rank, "host": read.host})
+        load = _figure(_name(row, path, "rank_model_load"), loads, medium, engine, {**told, **bytes_read})
+        yield load.model_copy(update={"rank": read.rank, "host": read.host})
 
 
 def _ratios(row: Row, medium: str, told: Mapping[str, Scalar]) -> Iterator[Measurement]:
-    for figure in ("model_load", "data_per_batch", "first_epoch", "fine_tune", "end_to_end"):
-        ours, theirs = row.seconds("memory", figure), row.seconds("bulk", figure)
+    for title in ("model_load", "data_per_batch", "first_epoch", "fine_tune", "end_to_end"):
+        ours, theirs = row.seconds("memory", title), row.seconds("bulk", title)
         shared = sorted(ours.keys() & theirs.keys())
         if shared and all(ours[number] > 0 for number in shared):
             ratios = [theirs[number] / ours[number] for number in shared]
-            yield _figure(f"{PREFIX}{row.name}.speedup.{figure}", ratios, medium, "tunetool", told, unit="1")
+            yield _figure(f"{PREFIX}{row.name}.speedup.{title}", ratios, medium, "tunetool", told, quantity="ratio")
 
 
-def _name(row: Row, path: Path, figure: str) -> str:
-    return f"{PREFIX}{row.name}.{path}.{figure}"
+def _name(row: Row, path: Path, title: str) -> str:
+    return f"{PREFIX}{row.name}.{path}.{title}"
 
 
 def _engine(sample: Sample) -> str:
@@ -104,9 +106,6 @@ def _evidence(samples: Sequence[Sample], medium: str) -> Evidence:
     return Evidence(kind=kind, claimed_bytes=asked, counted_bytes=delivered, ratio=ratio)
 
 
-_QUANTITIES = {"s": ("duration", "lower"), "B/s": ("bandwidth", "higher"), "1": ("ratio", "higher")}
-
-
 def _figure(
     name: str,
     samples: Sequence[float],
@@ -114,24 +113,9 @@ def _figure(
     engine: str,
     parameters: Mapping[str, Scalar],
     evidence: Evidence | None = None,
-    unit: str = "s",
+    quantity: Quantity = "duration",
 ) -> Measurement:
-    found = estimate(samples)
-    quantity, better = _QUANTITIES[unit]
-    return Measurement(
-        name=name,
-        layer="filesystem",
-        engine=engine,
-        medium=medium,
-        quantity=quantity,
-        unit=unit,
-        better=better,
-        value=found.value,
-        samples=list(samples),
-        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
-        parameters=dict(parameters),
-        evidence=evidence,
-    )
+    return figure(What(name, quantity, engine, medium, parameters=parameters), samples, evidence=evidence)
 
 
 def checks(row: Row, bulk_in_memory: bool) -> list[CheckResult]:

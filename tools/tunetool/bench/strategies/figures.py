@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Literal
 
 from tunetool.advise.communication import parameters, trained
 from tunetool.advise.zero_memory import state_bytes
 from tunetool.bench.strategies.matrix import ALONE, Cell, Layout
 from tunetool.bench.strategies.predict import Job, Prediction
 from tunetool.bench.strategies.samples import Row, Study, network
-from tunetool.measure.statistics import estimate
-from tunetool.record import CheckResult, Confidence, Measurement, Scalar, Verdict
+from tunetool.measure.figure import Better, Quantity, What, figure
+from tunetool.record import CheckResult, Measurement, Scalar, Verdict
 
 PREFIX = "strategies."
 _LOSS_TOLERANCE = 0.05
 """Between two stages on the same samples: the order in which numbers are added up differs, what they add up to not."""
-_UNITS: Mapping[str, Literal["B/s", "s", "1"]] = {"bandwidth": "B/s", "duration": "s", "latency": "s", "ratio": "1"}
 
 
 def measurements(study: Study, job: Job, conditions: Mapping[str, Scalar]) -> list[Measurement]:
@@ -88,23 +86,23 @@ def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> 
     steps = [sample.step for sample in row.samples]
     versions = f"deepspeed {conditions.get('deepspeed_version', '')}".strip()
 
-    def figure(name: str, quantity: str, samples: Sequence[float], more: Mapping[str, Scalar]) -> Measurement:
+    def of_cell(name: str, quantity: Quantity, samples: Sequence[float], more: Mapping[str, Scalar]) -> Measurement:
         return _figure(f"{name}.{cell.key}", quantity, samples, {**told, **more}, versions, "training")
 
-    yield figure("step", "duration", steps, _predicted(row.prediction, row.step))
-    yield figure("data", "duration", [sample.data for sample in row.samples], {})
+    yield of_cell("step", "duration", steps, _predicted(row.prediction, row.step))
+    yield of_cell("data", "duration", [sample.data for sample in row.samples], {})
     for phase in row.samples[0].start:
-        yield figure(f"start.{phase}", "duration", [sample.start[phase] for sample in row.samples], {})
+        yield of_cell(f"start.{phase}", "duration", [sample.start[phase] for sample in row.samples], {})
     start = [sum(sample.start.values()) for sample in row.samples]
-    yield figure("start", "duration", start, {})
+    yield of_cell("start", "duration", start, {})
     for name, other in (("versus_alone", _alone(study, cell)), ("versus_zero2", _beside(study, cell))):
         if other is not None:
             # The same samples in all: more ranks take fewer steps.
             share = other.cell.layout.world / layout.world
             ratios = [ours.step / theirs.step * share for ours, theirs in zip(row.samples, other.samples, strict=False)]
-            yield figure(name, "ratio", ratios, {"against": str(other.cell)})
+            yield of_cell(name, "ratio", ratios, {"against": str(other.cell)})
             if name == "versus_alone":
-                yield figure("efficiency", "ratio", [share / each for each in ratios], {"against": str(other.cell)})
+                yield of_cell("efficiency", "ratio", [share / each for each in ratios], {"against": str(other.cell)})
 
 
 def _predicted(prediction: Prediction | None, step: float) -> dict[str, Scalar]:
@@ -135,27 +133,16 @@ def _beside(study: Study, cell: Cell) -> Row | None:
 
 def _figure(
     name: str,
-    quantity: str,
+    quantity: Quantity,
     samples: Sequence[float],
     parameters: Mapping[str, Scalar],
     engine: str = "torch.distributed",
     layer: str = "network",
 ) -> Measurement:
-    found = estimate(samples)
-    higher = quantity == "bandwidth" or name.startswith("efficiency")
-    return Measurement(
-        name=PREFIX + name,
-        layer=layer,
-        engine=engine,
-        medium=str(parameters["compute"]),
-        quantity=quantity,
-        unit=_UNITS[quantity],
-        better="higher" if higher else "lower",
-        value=found.value,
-        samples=list(samples),
-        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
-        parameters=dict(parameters),
-    )
+    # Of the ratios, one alone is better when it is higher.
+    better: Better | None = "lower" if quantity == "ratio" and not name.startswith("efficiency") else None
+    what = What(PREFIX + name, quantity, engine, str(parameters["compute"]), layer, parameters, better)
+    return figure(what, samples)
 
 
 def checks(study: Study, job: Job | None) -> list[CheckResult]:

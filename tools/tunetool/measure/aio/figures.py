@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunetool.measure import evidence
 from tunetool.measure.aio.driver import Outcome, Pass
 from tunetool.measure.aio.spec import Device, Spec
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import explain, summed, worst
-from tunetool.measure.statistics import drift, estimate
+from tunetool.measure.figure import What, measured
 from tunetool.node.machine.block_stack import BlockStack
-from tunetool.record import Confidence, Measurement, Scalar, Trend
+from tunetool.record import Measurement, Scalar
 
 
 def name(device: Device, direction: Direction) -> str:
@@ -47,35 +47,8 @@ def figure(
     }
     if spec.seconds:
         parameters["sample_seconds"] = spec.seconds
-    return bandwidth(title, outcome.engine, stack, outcome.samples[direction], values, parameters)
-
-
-def bandwidth(
-    title: str,
-    engine: str,
-    stack: BlockStack,
-    samples: Sequence[Pass],
-    values: list[float],
-    parameters: dict[str, Scalar],
-) -> Measurement:
-    """A figure over ``samples``, each of which is worth one of ``values``."""
-    found = estimate(values)
-    change = drift([sample.moment for sample in samples], values)
-    return Measurement(
-        name=title,
-        layer="filesystem",
-        engine=engine,
-        medium=stack.medium,
-        quantity="bandwidth",
-        unit="B/s",
-        better="higher",
-        value=found.value,
-        samples=values,
-        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
-        trend=Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change),
-        parameters=parameters,
-        evidence=summed(stack, [each.counted for each in samples], sum(each.claimed_bytes for each in samples)),
-    )
+    what = What(title, "bandwidth", outcome.engine, stack.medium, parameters=parameters)
+    return measured(what, stack, outcome.samples[direction], values)
 
 
 def unproven(spec: Spec, stack: BlockStack, outcome: Outcome) -> dict[str, str]:
@@ -90,7 +63,7 @@ def unproven(spec: Spec, stack: BlockStack, outcome: Outcome) -> dict[str, str]:
 
 def doubt(stack: BlockStack, direction: Direction, samples: Sequence[Pass], engine: str) -> str:
     """Why ``samples`` prove nothing; empty where the drives' counters agree with all of them."""
-    bad = [each.counted for each in samples if each.counted is not None and each.counted.judgement != "proven"]
-    if bad:
-        return explain(stack, direction, worst(bad), engine)
-    return f"no counters prove bytes on {stack.medium}" if any(each.counted is None for each in samples) else ""
+    reason = evidence.doubt(stack, direction, [each.counted for each in samples], engine)
+    if reason is None and any(each.counted is None for each in samples):
+        return f"no counters prove bytes on {stack.medium}"
+    return reason or ""

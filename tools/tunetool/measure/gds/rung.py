@@ -11,8 +11,9 @@ from typing import Any
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.aio.driver import Pass
-from tunetool.measure.aio.figures import bandwidth, doubt
+from tunetool.measure.aio.figures import doubt
 from tunetool.measure.direction import Direction
+from tunetool.measure.figure import What, measured
 from tunetool.measure.gds import config, judge
 from tunetool.measure.gds.counters import FIRST, version_of
 from tunetool.measure.gds.driver import START_SECONDS, Outcome, Run, start
@@ -216,7 +217,8 @@ class _Step:
             parameters |= {"nvidia_fs_requests": counts.nvidia_fs, "p2pdma_requests": counts.p2pdma}
             parameters |= {"posix_requests": counts.posix, "cufile_bytes": counts.bytes}
         values = [each.bandwidth for each in samples]
-        return bandwidth(f"gds.{way}.{direction}", engine, self.stack, samples, values, parameters)
+        what = What(f"gds.{way}.{direction}", "bandwidth", engine, self.stack.medium, parameters=parameters)
+        return measured(what, self.stack, samples, values)
 
     def _spec(self, cufile: bool) -> Spec:
         size = io_bytes(free_bytes(self.place), self.seen)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from tunetool.measure import evidence
 from tunetool.measure.direction import Direction
-from tunetool.measure.evidence import explain, summed, worst, wrong_clock
+from tunetool.measure.evidence import wrong_clock
+from tunetool.measure.figure import What, measured
 from tunetool.measure.fio import Outcome
 from tunetool.measure.sequential import Sample
-from tunetool.measure.statistics import drift, estimate
 from tunetool.node.machine.block_stack import BlockStack
-from tunetool.record import Confidence, Measurement, Scalar, Trend
+from tunetool.record import Measurement, Scalar
 
 
 @dataclass
@@ -46,37 +47,23 @@ def figure(label: Label, stack: BlockStack, samples: Sequence[Sample], parameter
     """One measurement of the samples, whose bytes the devices of ``stack`` counted."""
     value: Callable[[Outcome], float] = lambda outcome: outcome.rate if label.rate else outcome.bandwidth  # noqa: E731
     values = [value(sample.outcome) for sample in samples]
-    found = estimate(values)
-    change = drift([sample.moment for sample in samples], values)
-    middle = min(samples, key=lambda sample: abs(value(sample.outcome) - found.value))
-    measurement = Measurement(
-        name=label.name,
-        layer=label.layer,
-        engine=label.engine,
-        medium=label.medium,
-        quantity="rate" if label.rate else "bandwidth",
-        unit="1/s" if label.rate else "B/s",
-        better="higher",
-        value=found.value,
-        samples=values,
-        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
-        trend=Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change),
-        percentiles=middle.outcome.percentiles or None,
-        parameters={
-            "direction": label.direction,
-            **parameters,
-            "cores_used": round(median(sample.outcome.cores for sample in samples), 3),
-        },
-        evidence=summed(stack, [each.counted for each in samples], sum(each.outcome.claimed_bytes for each in samples)),
+    cores = median(sample.outcome.cores for sample in samples)
+    what = What(
+        label.name,
+        "rate" if label.rate else "bandwidth",
+        label.engine,
+        label.medium,
+        label.layer,
+        {"direction": label.direction, **parameters, "cores_used": round(cores, 3)},
     )
+    measurement = measured(what, stack, samples, values, [sample.outcome.percentiles for sample in samples])
     reason = doubt(stack, label.direction, samples)
     return Found([measurement], {label.name: reason} if reason else {})
 
 
 def doubt(stack: BlockStack, direction: Direction, samples: Sequence[Sample]) -> str | None:
     """Why the samples prove nothing; None where the counters agree, in bytes and in time."""
-    counted = [sample.counted for sample in samples if sample.counted is not None]
-    bad = [sample for sample in counted if sample.judgement != "proven"]
-    if bad:
-        return explain(stack, direction, worst(bad))
+    reason = evidence.doubt(stack, direction, [sample.counted for sample in samples])
+    if reason:
+        return reason
     return wrong_clock((sample.counted, sample.outcome.seconds) for sample in samples)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunetool.measure.direction import Direction
+from tunetool.measure.figure import spread_of
 from tunetool.measure.fio import Outcome
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.budget import (
@@ -23,8 +24,7 @@ from tunetool.measure.ladder.figures import Found, Label, figure
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.ladder.shots import Call, Part
 from tunetool.measure.sequential import FEWEST, Plan
-from tunetool.measure.statistics import drift, estimate
-from tunetool.record import Confidence, Measurement, Scalar, Trend
+from tunetool.record import Measurement, Scalar
 
 URING = "sequential.{direction}.io_uring"
 SUSTAINED = "sustained.write"
@@ -126,18 +126,7 @@ class Sustained:
 
 def _over_time(whole: Measurement, values: Sequence[float], interval: float) -> Measurement:
     """The figure of one long process with the samples of its intervals."""
-    middle = estimate(values)
-    change = drift([(place + 0.5) * interval for place in range(len(values))], values)
-    return whole.model_copy(
-        update={
-            "value": middle.value,
-            "samples": list(values),
-            "confidence": Confidence(level=middle.level, low=middle.low, high=middle.high, method=middle.method),
-            "trend": Trend(
-                slope_per_second=change.slope_per_second, significant=change.significant, change=change.change
-            ),
-        }
-    )
+    return whole.model_copy(update=spread_of(values, [(number + 0.5) * interval for number in range(len(values))]))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""From samples to a figure of a record: median and interval, drift, percentiles, proof. Every figure is built here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from tunetool.measure.evidence import summed
+from tunetool.measure.sampling import Sample
+from tunetool.measure.statistics import Estimate, drift, estimate
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.record import Confidence, Evidence, Measurement, Scalar, Trend
+
+Quantity = Literal["bandwidth", "duration", "rate", "latency", "memory", "ratio"]
+Better = Literal["higher", "lower"]
+
+
+class _Kind(NamedTuple):
+    unit: Literal["B/s", "s", "1/s", "B", "1"]
+    better: Better
+
+
+_KINDS: Mapping[Quantity, _Kind] = {
+    "bandwidth": _Kind("B/s", "higher"),
+    "duration": _Kind("s", "lower"),
+    "rate": _Kind("1/s", "higher"),
+    "latency": _Kind("s", "lower"),
+    "memory": _Kind("B", "lower"),
+    "ratio": _Kind("1", "higher"),
+}
+
+
+@dataclass(frozen=True)
+class What:
+    """What a figure is of."""
+
+    name: str
+    quantity: Quantity
+    engine: str
+    medium: str
+    layer: str = "filesystem"
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+    better: Better | None = None
+    """None: as usual for the quantity."""
+    rank: int | None = None
+    host: str | None = None
+
+
+def figure(
+    what: What,
+    values: Sequence[float],
+    moments: Sequence[float] = (),
+    percentiles: Sequence[Mapping[str, float]] = (),
+    evidence: Evidence | None = None,
+) -> Measurement:
+    """Of ``values``, which are not empty; ``moments`` and ``percentiles`` are empty, or have one for each value."""
+    spread = spread_of(values, moments)
+    middle = min(range(len(values)), key=lambda number: abs(values[number] - spread["value"]))
+    shown = dict(percentiles[middle]) or None if percentiles else None
+    return computed(what, spread.pop("value"), evidence=evidence, percentiles=shown, **spread)
+
+
+def measured(
+    what: What,
+    stack: BlockStack,
+    samples: Sequence[Sample],
+    values: Sequence[float],
+    percentiles: Sequence[Mapping[str, float]] = (),
+) -> Measurement:
+    """Of samples that devices of ``stack`` counted, each of which is worth one of ``values``."""
+    evidence = summed(stack, [each.counted for each in samples], sum(each.claimed_bytes for each in samples))
+    return figure(what, values, [each.moment for each in samples], percentiles, evidence)
+
+
+def computed(what: What, value: float, interval: Estimate | None = None, **more: Any) -> Measurement:
+    """Of one value, with an interval where there is one. ``more``: fields of a measurement."""
+    unit, better = _KINDS[what.quantity]
+    if interval is not None:
+        more["confidence"] = _confidence(interval)
+    return Measurement(
+        name=what.name,
+        layer=what.layer,
+        engine=what.engine,
+        medium=what.medium,
+        quantity=what.quantity,
+        unit=unit,
+        better=what.better or better,
+        value=value,
+        parameters=dict(what.parameters),
+        rank=what.rank,
+        host=what.host,
+        **more,
+    )
+
+
+def spread_of(values: Sequence[float], moments: Sequence[float] = ()) -> dict[str, Any]:
+    """The fields of a measurement that its samples decide: value, samples, confidence, trend."""
+    interval = estimate(values)
+    found = {"value": interval.value, "samples": list(values), "confidence": _confidence(interval)}
+    if not moments:
+        return found
+    change = drift(moments, values)
+    trend = Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change)
+    return {**found, "trend": trend}
+
+
+def _confidence(interval: Estimate) -> Confidence:
+    return Confidence(level=interval.level, low=interval.low, high=interval.high, method=interval.method)
