@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,15 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import measurement, record
 from tunetool.advise.checkpoint import RULE, YOUNG, Failures, Job, State, daly, loss, plan, young
 from tunetool.advise.read_model import load_model
 from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
-from tunetool.record import Evidence, Measurement, Node, Record, Status, Verdict, dumps
+from tunetool.record import Evidence, Measurement, Node, Status, Verdict, dumps
 
 HOUR = 3600.0
 EXAMPLE = ("--model-size", "140GB", "--bandwidth", "10GBps", "--samples-per-second", "100", "--rework", "0.5h")
-NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
 
 
 def run(*arguments: str) -> Result:
@@ -193,32 +192,9 @@ def test_json_goes_to_a_file_beside_the_table(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "plan.json").read_text()) == document(*EXAMPLE)
 
 
-def measurement(name: str, value: float, quantity: str = "bandwidth") -> Measurement:
-    return Measurement(
-        name=name,
-        layer="filesystem",
-        engine="test 1",
-        medium="md RAID0 (8 x nvme)",
-        quantity=quantity,  # type: ignore[arg-type]
-        unit="B/s" if quantity == "bandwidth" else "s",
-        better="higher",
-        value=value,
-    )
-
-
 def kept(path: Path, *figures: Measurement, status: Status | None = "pass", kind: str = "verify") -> str:
     verdict = Verdict(status=status, reasons=["too slow"] if status != "pass" else []) if status else None
-    found = Record(
-        kind=kind,
-        id="0" * 32,
-        started=NOW,
-        finished=NOW,
-        node=Node(host="node7"),
-        command=["tunetool"],
-        measurements=list(figures),
-        verdict=verdict,
-    )
-    path.write_text(dumps(found))
+    path.write_text(dumps(record(*figures, kind=kind, node=Node(host="node7"), verdict=verdict)))
     return str(path)
 
 
@@ -236,7 +212,7 @@ def test_a_record_gives_the_bandwidth_of_its_fastest_engine(tmp_path: Path) -> N
     found = document(*rest)
     assert found["job"]["bandwidth"] == 20e9
     assert found["job"]["read_bandwidth"] == 40e9
-    assert "`checkpoint.direct.durable` (test 1) on md RAID0 (8 x nvme) of `node7`" in found["job"]["bandwidth_source"]
+    assert "`checkpoint.direct.durable` (fio 3.33) on disk of `node7`" in found["job"]["bandwidth_source"]
     assert document(*rest, "--engine", "torch-save-zip")["states"][0]["write_seconds"] == 140.0
     both = run(*EXAMPLE, "--record", path)
     assert "measured is 200% of `--bandwidth`" in " ".join(both.stdout.split())

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+import builders
 from tunetool import record as records
 from tunetool.bench.checkpoint import figures, preflight
 from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioSample, counts
@@ -81,16 +82,11 @@ def record_of(*matrices: Matrix, errors: list[str] | None = None) -> Record:
     conditions: dict[str, records.Scalar] = {
         "state": "tiny", "ranks": 1, "torch": "2.13.0", "device": "cpu", "rounds": 6
     }  # fmt: skip
-    now = records.utc_now()
-    return Record(
+    return builders.record(
+        *(each for found in matrices for each in figures.measurements(found, conditions)),
         kind=KIND,
-        id="0" * 32,
-        started=now,
-        finished=now,
         node=Node(host="node1"),
-        command=["tunetool", "bench", "checkpoint"],
         target="/mnt/scratch",
-        measurements=[each for found in matrices for each in figures.measurements(found, conditions)],
         checks=[each for found in matrices for each in figures.checks(found)],
         verdict=figures.verdict(matrices, errors or [], []),
     )

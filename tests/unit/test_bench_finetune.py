@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from builders import record
 from tunetool import record as records
 from tunetool.bench.finetune import figures
 from tunetool.cli.main import cli
@@ -17,7 +18,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch.hosts import Host
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
-from tunetool.record import Node, Record
+from tunetool.record import Record
 from tunetool.report.finetune import Shares, binds, print_finetune, shares
 from tunetool.report.finetune import figures as by_name
 from tunetool.training.cluster import ranks_per_host
@@ -75,17 +76,8 @@ def judged(found: figures.Run, errors: tuple[str, ...] = ()) -> records.Verdict:
 
 
 def record_of(found: figures.Run) -> Record:
-    return Record(
-        kind="bench.finetune",
-        id="1",
-        started=records.utc_now(),
-        finished=records.utc_now(),
-        node=Node(host="node1"),
-        command=["tunetool"],
-        measurements=figures.measurements(found),
-        checks=figures.checks(found),
-        verdict=judged(found),
-    )
+    kept = figures.measurements(found)
+    return record(*kept, kind="bench.finetune", checks=figures.checks(found), verdict=judged(found))
 
 
 def test_what_a_rank_is_told_arrives_as_it_was() -> None:

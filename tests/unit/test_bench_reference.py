@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from builders import measurement, record
 from staged import Quiet
 from tunetool import record as records
 from tunetool.bench.reference import headlines
@@ -20,8 +21,7 @@ from tunetool.bench.reference.parts import checkpoint_arguments, steps
 from tunetool.bench.reference.request import Request
 from tunetool.bench.reference.run import follow
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.measure.facts import node_facts
-from tunetool.record import Measurement, Record, Status, Verdict
+from tunetool.record import Measurement, Status, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.reference import print_reference
 from tunetool.training.settings import Cluster, Material
@@ -31,35 +31,17 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
-def figure(name: str, value: float, host: str | None = None) -> Measurement:
-    return Measurement(
-        name=name,
-        layer="filesystem",
-        engine="fio",
-        medium="disk",
-        quantity="bandwidth",
-        unit="B/s",
-        better="higher",
-        value=value,
-        host=host,
-    )
-
-
 def made(runs: Path, name: str, status: Status, *figures: Measurement) -> Callable[[], Outcome]:
     """A part that leaves a real record."""
 
     def run() -> Outcome:
-        record = Record(
+        found = record(
+            *figures,
             kind=name if name == "verify" else f"bench.{name}",
             id=records.new_id(),
-            started=records.utc_now(),
-            finished=records.utc_now(),
-            node=node_facts([], None),
-            command=["tunetool"],
-            measurements=list(figures),
             verdict=Verdict(status=status, reasons=[] if status == "pass" else [f"{name} is {status}"]),
         )
-        return record, records.write(record, runs)
+        return found, records.write(found, runs)
 
     return run
 
@@ -78,9 +60,9 @@ def request(tmp_path: Path, **more: object) -> Request:
 
 def test_a_pass_of_every_part_is_one_record_with_their_ids(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    read, write = figure("sequential.read", 5e9), figure("sequential.write", 2e9)
+    read, write = measurement("sequential.read", 5e9), measurement("sequential.write", 2e9)
     wanted = [
-        Step("verify", made(runs, "verify", "pass", read, write, figure("ceiling.link", 9e9)), headlines.verify),
+        Step("verify", made(runs, "verify", "pass", read, write, measurement("ceiling.link", 9e9)), headlines.verify),
         Step("checkpoint", made(runs, "checkpoint", "pass")),
     ]
     result = follow(request(tmp_path, skip=("staging", "strategies")), wanted, Quiet())
@@ -200,7 +182,7 @@ def test_ctrl_c_ends_the_chain_and_says_what_is_done(tmp_path: Path) -> None:
 
 def test_the_best_checkpoint_of_every_host_is_the_headline(tmp_path: Path) -> None:
     figures = [
-        figure(f"checkpoint.{engine}.{kind}", value, host)
+        measurement(f"checkpoint.{engine}.{kind}", value, host=host)
         for host in ("a", "b")
         for engine, kind, value in (("direct", "durable", 3e9), ("direct", "restore", 4e9), ("dcp", "durable", 1e9))
     ]

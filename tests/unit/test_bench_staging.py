@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import builders
 from staged import Quiet
 from tunetool import record as records
 from tunetool.bench.staging import figures, published
@@ -22,8 +23,6 @@ from tunetool.bench.staging.rounds import Rounds
 from tunetool.bench.staging.samples import Row, Sample, Staged, compare_losses
 from tunetool.bench.staging.scenarios import LeftOut, Planned, parse, scale
 from tunetool.errors import UsageProblem
-from tunetool.measure.facts import node_facts
-from tunetool.record import Record
 from tunetool.report.page import WIDTH
 from tunetool.report.staging import print_staging
 from tunetool.stage.room import Limit
@@ -272,15 +271,10 @@ def test_the_report_has_the_published_table_beside_ours() -> None:
     media = {"memory": "tmpfs", "bulk": "disk"}
     checks = [check for each in (row, out) for check in figures.checks(each, bulk_in_memory=False)]
     checks += figures.told({"single": advise(ROOM, TIMES)})
-    record = Record(
+    record = builders.record(
+        *figures.measurements(row, media, conditions),
         kind="bench.staging",
-        id=records.new_id(),
-        started=records.utc_now(),
-        finished=records.utc_now(),
-        node=node_facts([], None),
-        command=["tunetool"],
         target="`/dev/shm` against `/bulk`",
-        measurements=list(figures.measurements(row, media, conditions)),
         checks=checks,
         verdict=figures.verdict([row, out], checks, []),
     )

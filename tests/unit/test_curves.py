@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from builders import record
 from tunetool import record as records
-from tunetool.record import CheckResult, Node, Record, Series
+from tunetool.record import CheckResult, Series
 from tunetool.training.rank import kernel_counters, nvml
 from tunetool.training.rank.curve_files import CurveFile, finite, gather, opening_line, read_curve
 
@@ -185,11 +186,7 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
         CheckResult(id="curves.1x8-z2/gpu", status="skip", expected="a curve", found="ranks 0, 2, 10: none"),
         CheckResult(id="curves.1x8-z2/loss", status="skip", expected="a curve", found="ranks 2, 10: full"),
     ]
-    now = records.utc_now()
-    kept = Record(
-        kind="bench.finetune", id=records.new_id(), started=now, finished=now, node=Node(host="n"), command=["tunetool"],
-        series=gathered.series,
-    )  # fmt: skip
+    kept = record(kind="bench.finetune", series=gathered.series)
     place = records.write(kept, tmp_path / "runs", gathered.raw).parent
     assert records.read(place).series == gathered.series
     for each in gathered.series:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tunetool import record as records
-from tunetool.record import CheckResult, Measurement, Node, Record, Series
+from builders import measurement, record
+from tunetool.record import CheckResult, Record, Series
 from tunetool.report.finetune_page import page, write_page
 from tunetool.report.svg_curves import Line, colour, dashes, plot, scale, spoken, thinned, ticks
 
@@ -108,16 +108,9 @@ def run(tmp_path: Path) -> tuple[Record, Path]:
                 file = f"series/{prefix}/rank-{rank}/{name}.csv"
                 unit = "B/s" if name.startswith("node") else "1"
                 series.append(Series(name=f"{prefix}/{name}", unit=unit, rank=rank, file=file))
-    now = records.utc_now()
-    figure = Measurement(
-        name="model_load", layer="model", engine="torch 2.13", medium="tmpfs", quantity="duration", unit="s",
-        better="lower", value=6.77, rank=1, host="b",
-    )  # fmt: skip
+    figure = measurement("model_load", 6.77, "duration", engine="torch 2.13", medium="tmpfs", rank=1, host="b")
     skipped = CheckResult(id="curves.1x2-z2/gpu", status="skip", expected="a curve", found="ranks 0, 1: none <here>")
-    found = Record(
-        kind="bench.strategies", id=records.new_id(), started=now, finished=now, node=Node(host="n"),
-        command=["tunetool", "bench"], series=series, checks=[skipped], measurements=[figure],
-    )  # fmt: skip
+    found = record(figure, kind="bench.strategies", command=["tunetool", "bench"], series=series, checks=[skipped])
     return found, tmp_path
 
 

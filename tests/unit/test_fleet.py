@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from builders import NOW, measurement, record
 from tunetool import record as records
 from tunetool.cli.verify import command as verify_command
 from tunetool.cli.verify import parse_expectations
@@ -19,36 +19,17 @@ from tunetool.fleet.playbook import find_playbook
 from tunetool.fleet.run_on_hosts import host_result
 from tunetool.fleet.verify import FleetRequest, fleet_record, host_command, name_outliers, verify_fleet
 from tunetool.measure.figures import NAMES
-from tunetool.record import FleetHost, Measurement, Node, Record, Status, Verdict
+from tunetool.record import FleetHost, Record, Status, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.progress import PlainProgress
 from tunetool.report.table import print_fleet
 
-NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
 ansible_runner = pytest.importorskip("ansible_runner")
 
 
 def node_record(status: Status = "pass", value: float = 5e9) -> Record:
-    figure = Measurement(
-        name=NAMES["read"],
-        layer="filesystem",
-        engine="fio 3.33",
-        medium="disk",
-        quantity="bandwidth",
-        unit="B/s",
-        better="higher",
-        value=value,
-    )
-    return Record(
-        kind="verify",
-        id=records.new_id(),
-        started=NOW,
-        finished=NOW,
-        node=Node(host="h"),
-        command=[],
-        measurements=[figure],
-        verdict=Verdict(status=status, reasons=[] if status == "pass" else ["too slow"]),
-    )
+    verdict = Verdict(status=status, reasons=[] if status == "pass" else ["too slow"])
+    return record(measurement(NAMES["read"], value), id=records.new_id(), verdict=verdict)
 
 
 def event(record: Record) -> dict[str, Any]:

@@ -11,13 +11,13 @@ import io
 import json
 import re
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from builders import record
 from tunetool.cli.main import main
 from tunetool.measure.direction import Direction
 from tunetool.measure.gds import config, judge, rung
@@ -30,7 +30,7 @@ from tunetool.node.gds.cufile_check import read_config
 from tunetool.node.gds.facts import GdsFacts
 from tunetool.node.gds.path_choice import current
 from tunetool.node.machine.block_stack import BlockStack, read_stack
-from tunetool.record import Measurement, Node, Record, Verdict
+from tunetool.record import Measurement, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.progress import PlainProgress
 from tunetool.report.table import print_verdict
@@ -129,13 +129,9 @@ def test_figures_are_called_what_they_are() -> None:
     """The recorded figures of a machine whose cuFile took everything through the host's memory."""
     figures = [Measurement.model_validate(each) for each in json.loads((DATA / "figures-compat.json").read_text())]
     check = judge.answer("auto", "fail", "read 8.12 GB by bounce buffers", "load nvidia-fs")
-    moment = datetime(2026, 11, 21, tzinfo=timezone.utc)
-    record = Record(
-        kind="verify", id="x", started=moment, finished=moment, node=Node(host="node1"), command=[], measurements=figures,
-        checks=[check], verdict=Verdict(status="pass", reasons=[]),
-    )  # fmt: skip
+    found = record(*figures, checks=[check], verdict=Verdict(status="pass", reasons=[]))
     stream = io.StringIO()
-    print_verdict(record, None, Console(file=stream, width=WIDTH, highlight=False))
+    print_verdict(found, None, Console(file=stream, width=WIDTH, highlight=False))
     shown = stream.getvalue()
     assert re.search(r"^read, GDS compat +2\.24 .* 141% of fio", shown, re.MULTILINE)
     assert "kvikio 26.10.0 through cuFile's" in " ".join(shown.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from datetime import datetime, timezone
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,10 +10,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from builders import PROVEN, measurement, record
 from tunetool.measure.ladder.causes import DriveFacts, Facts
 from tunetool.measure.ladder.climb import conclude
 from tunetool.measure.ladder.rows import first_loss, rungs
-from tunetool.record import Confidence, Evidence, Expectation, Ladder, Measurement, Node, Record, Verdict
+from tunetool.record import Confidence, Expectation, Ladder, Measurement, Record, Verdict
 from tunetool.report.junit import junit
 from tunetool.report.ladder import latency
 from tunetool.report.page import WIDTH
@@ -22,25 +22,21 @@ from tunetool.report.prometheus import prometheus
 from tunetool.report.table import print_verdict
 
 GB = 10**9
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
 
 def figure(name: str, value: float, layer: str = "filesystem", **parameters: Any) -> Measurement:
     rate = name.startswith("random")
-    return Measurement(
-        name=name,
+    return measurement(
+        name,
+        value,
+        "rate" if rate else "bandwidth",
         layer=layer,
-        engine="fio 3.33",
         medium="md RAID0 (8 x nvme)",
-        quantity="rate" if rate else "bandwidth",
-        unit="1/s" if rate else "B/s",
-        better="higher",
-        value=value,
         samples=[value] * 3,
         confidence=Confidence(level=0.75, low=value * 0.9, high=value * 1.1, method="range of 3 samples"),
         percentiles={"p50": 9e-5, "p99": 0.0012, "p99.9": 0.011} if rate else None,
         parameters={"direction": "write" if "write" in name else "read", **parameters},
-        evidence=Evidence(kind="block", device="md127", claimed_bytes=100, counted_bytes=100, ratio=1.0003),
+        evidence=PROVEN,
     )
 
 
@@ -133,23 +129,11 @@ def test_one_slow_drive_is_the_first_loss_by_its_serial() -> None:
     assert "`SER5`" in found.loss.found
 
 
-def record(values: list[float], **changes: float) -> Record:
+def climbed(values: list[float], **changes: float) -> Record:
     measured, found = ladder(values, **changes)
-    return Record(
-        kind="verify",
-        id="00" * 16,
-        started=NOW,
-        finished=NOW,
-        node=Node(host="n1"),
-        command=[],
-        target="/mnt/scratch",
-        expectations=[
-            Expectation(name="random.read.4k", value=5e6, unit="1/s", source="--expect", status="pass"),
-        ],
-        measurements=measured,
-        ladder=found,
-        verdict=Verdict(status="pass", reasons=[]),
-    )
+    wanted = Expectation(name="random.read.4k", value=5e6, unit="1/s", source="--expect", status="pass")
+    verdict = Verdict(status="pass", reasons=[])
+    return record(*measured, target="/mnt/scratch", expectations=[wanted], ladder=found, verdict=verdict)
 
 
 def text_of(page: Record) -> str:
@@ -159,7 +143,7 @@ def text_of(page: Record) -> str:
 
 
 def test_the_page() -> None:
-    text = text_of(record([7, 7, 7, 7, 7, 0.5, 7, 7]))
+    text = text_of(climbed([7, 7, 7, 7, 7, 0.5, 7, 7]))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= WIDTH
     lines = text.splitlines()
     (alone,) = (line for line in lines if line.startswith("drives alone"))
@@ -175,7 +159,7 @@ def test_the_page() -> None:
     assert "`SER5` 0.5" in flat
     assert "first loss, slow-drive: drive `SER5` reads 0.5 GB/s" in flat
     assert "expectation (--expect): random read 4k of at least 5 MIOPS" in flat
-    assert "every rung keeps what is expected of it" in " ".join(text_of(record([7.0] * 8)).split())
+    assert "every rung keeps what is expected of it" in " ".join(text_of(climbed([7.0] * 8)).split())
 
 
 def test_latencies_are_short() -> None:
@@ -183,7 +167,7 @@ def test_latencies_are_short() -> None:
 
 
 def test_other_pages_take_the_ladder() -> None:
-    page = record([7.0] * 8)
+    page = climbed([7.0] * 8)
     cases = {case.get("name"): case for case in ElementTree.fromstring(junit(page)).iter("testcase")}
     assert "random.read.4k" in cases
     assert cases["torch.load"].find("skipped") is not None

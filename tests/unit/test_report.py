@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-from datetime import datetime, timezone
 from pathlib import Path
 
 from rich.console import Console
 
+import builders
+from builders import PROVEN, measurement
 from tunetool.record import (
     CheckResult,
     Confidence,
-    Evidence,
     Expectation,
     FleetHost,
     Measurement,
@@ -24,23 +24,16 @@ from tunetool.report.page import WIDTH
 from tunetool.report.progress import BarProgress, PlainProgress
 from tunetool.report.table import print_fleet, print_fleet_verdict, print_verdict, slowest
 
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-
 
 def figure(direction: str, value: float) -> Measurement:
-    return Measurement(
-        name=f"sequential.{direction}",
-        layer="filesystem",
-        engine="fio 3.33",
+    return measurement(
+        f"sequential.{direction}",
+        value,
         medium="md RAID0 (8 x nvme)",
-        quantity="bandwidth",
-        unit="B/s",
-        better="higher",
-        value=value,
         samples=[value],
         confidence=Confidence(low=value * 0.99, high=value * 1.01, method="range of 3 samples"),
         parameters={"direction": direction, "sample_seconds": 10.0},
-        evidence=Evidence(kind="block", device="md0", claimed_bytes=100, counted_bytes=100, ratio=1.0003),
+        evidence=PROVEN,
     )
 
 
@@ -52,16 +45,12 @@ def record(read: float = 51.2e9, status: Status = "fail", host: str = "n1") -> R
         found="`S3Z9NX0K` 8.3x slower to read than the median of the other 7",
         remedy="look at `/dev/nvme3n1`: `nvme smart-log`; replace it if it stays slow " + "and so on " * 9,
     )
-    return Record(
-        kind="verify",
-        id="00" * 16,
-        started=NOW,
-        finished=NOW,
+    return builders.record(
+        figure("read", read),
+        figure("write", 26e9),
         node=Node(host=host),
-        command=[],
         target="/mnt/scratch",
         expectations=[Expectation(name="sequential.read", value=50e9, source="--expect", status=status)],
-        measurements=[figure("read", read), figure("write", 26e9)],
         checks=[balance],
         verdict=Verdict(status=status, reasons=[f"drives.balance: {balance.found}", "it is slow: " + "because " * 30]),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,21 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+import builders
+from builders import NOW, PROVEN, sampled
 from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.measure.comparison import difference, significant
-from tunetool.measure.statistics import drift, estimate
 from tunetool.record import (
     CheckResult,
-    Confidence,
-    Evidence,
     Expectation,
     FleetHost,
     Measurement,
     Node,
     Record,
     Status,
-    Trend,
     Verdict,
     read,
     write,
@@ -38,27 +36,16 @@ from tunetool.report.compare import compare
 from tunetool.report.junit import junit
 from tunetool.report.prometheus import prometheus
 
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 SAMPLES = (50e9, 51e9, 52e9, 53e9, 54e9, 55e9)
 
 
 def figure(direction: str, samples: tuple[float, ...], queue_depth: int = 32, host: str | None = None) -> Measurement:
-    found = estimate(samples)
-    change = drift([float(index) for index in range(len(samples))], samples)
-    return Measurement(
-        name=f"sequential.{direction}",
-        layer="filesystem",
-        engine="fio 3.33",
+    return sampled(
+        f"sequential.{direction}",
+        *samples,
         medium="md RAID0 (8 x nvme)",
-        quantity="bandwidth",
-        unit="B/s",
-        better="higher",
-        value=found.value,
-        samples=list(samples),
-        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
-        trend=Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change),
         parameters={"direction": direction, "queue_depth": queue_depth, "sample_seconds": 4.0},
-        evidence=Evidence(kind="block", device="md0", claimed_bytes=100, counted_bytes=100, ratio=1.0003),
+        evidence=PROVEN,
         host=host,
     )
 
@@ -73,19 +60,15 @@ def record(
 ) -> Record:
     reasons = [] if status == "pass" else ['it is "slow" <because>\nof \\ & \x01']
     name = hosts[0].host if hosts else None
-    return Record(
+    return builders.record(
+        figure("read", read_samples, queue_depth, name),
+        figure("write", tuple(value / 2 for value in SAMPLES), queue_depth, name),
         kind="fleet" if hosts else "verify",
         id=f"{hours:032x}",
         started=NOW + timedelta(hours=hours),
         finished=NOW + timedelta(hours=hours, seconds=60),
-        node=Node(host="n1"),
-        command=[],
         target="/mnt/scratch",
         expectations=[Expectation(name="sequential.read", value=50e9, source="--expect", status=status)],
-        measurements=[
-            figure("read", read_samples, queue_depth, name),
-            figure("write", tuple(value / 2 for value in SAMPLES), queue_depth, name),
-        ],
         checks=[
             CheckResult.model_validate(
                 {"id": "array.chunk", "status": check, "expected": "1 MiB", "found": "512 KiB", "remedy": "run it"}

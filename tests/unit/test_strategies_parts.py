@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from builders import record
 from tunetool.advise.communication import Call, Kind, Module, Parameter, Zero
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.advise.zero_steps import Ask, Wait, Work
@@ -26,7 +27,7 @@ from tunetool.bench.strategies.predict import Job, Layouts, compute_of, predict,
 from tunetool.bench.strategies.samples import Row, Sample, Study, sample
 from tunetool.cli.bench_strategies import strategies
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.record import Node, Record, new_id, utc_now
+from tunetool.record import Node, Record
 from tunetool.report.strategies import advice, print_strategies
 from tunetool.report.strategies_page import page
 from tunetool.training.workload import RankResult, Workload
@@ -269,18 +270,10 @@ CONDITIONS: dict[str, Any] = {
 }
 
 
-def record(made: Study, job: Job) -> Record:
-    return Record(
-        kind="bench.strategies",
-        id=new_id(),
-        started=utc_now(),
-        finished=utc_now(),
-        node=Node(host="node1"),
-        command=["tunetool"],
-        measurements=figures.measurements(made, job, CONDITIONS),
-        checks=figures.checks(made, job),
-        verdict=figures.verdict(made),
-    )
+def kept(made: Study, job: Job) -> Record:
+    found = figures.measurements(made, job, CONDITIONS)
+    checks, verdict = figures.checks(made, job), figures.verdict(made)
+    return record(*found, kind="bench.strategies", node=Node(host="node1"), checks=checks, verdict=verdict)
 
 
 def printed(found: Record) -> str:
@@ -291,7 +284,7 @@ def printed(found: Record) -> str:
 
 def test_prediction_and_measurement_stand_side_by_side() -> None:
     made, job = study()
-    by_name = {each.name: each for each in record(made, job).measurements}
+    by_name = {each.name: each for each in kept(made, job).measurements}
     step = by_name["strategies.step.2x1.z3"]
     told = step.parameters
     assert step.value == pytest.approx(4.2)
@@ -309,23 +302,23 @@ def test_prediction_and_measurement_stand_side_by_side() -> None:
 def test_the_advice_names_the_times_and_what_the_link_would_need() -> None:
     """7B over 1 Gb/s: 18.6 GB a step, and a second of computation."""
     made, job = study(third=120.0, job=big())
-    (line, *_) = advice(record(made, job))
+    (line, *_) = advice(kept(made, job))
     assert line.startswith("ZeRO-3 on 2 nodes x 1 rank costs 100.0x of ZeRO-2: use ZeRO-2 or fix the link: each rank")
     assert "in a step at 0.125 GB/s" in line
     made, job = study(third=120.0, job=big(), memory=16 * 10**9)
-    assert "which does not fit: ZeRO-2 needs 16.77 GB on each rank" in advice(record(made, job))[0]
+    assert "which does not fit: ZeRO-2 needs 16.77 GB on each rank" in advice(kept(made, job))[0]
 
 
 def test_the_advice_tells_a_slow_network_from_slow_hooks_and_a_fair_price() -> None:
     made, job = study()
-    assert "it is not the network that it waits for" in advice(record(made, job))[0]
+    assert "it is not the network that it waits for" in advice(kept(made, job))[0]
     made, job = study(third=1.2)
-    assert "costs nothing to speak of (1.00x" in advice(record(made, job))[0]
+    assert "costs nothing to speak of (1.00x" in advice(kept(made, job))[0]
 
 
 def test_page_and_screen_have_every_cell() -> None:
     made, job = study()
-    whole = record(made, job)
+    whole = kept(made, job)
     text, html = printed(whole), page(whole)
     for name in ("1x1:z2", "2x1:z2", "2x1:z3"):
         assert name in text

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from builders import measurement, record
 from tunetool.errors import UsageProblem
 from tunetool.measure.fio_result import Fio
-from tunetool.record import Evidence, Measurement, Node, Record
+from tunetool.record import Evidence, Node, Record
 from tunetool.tune.explain import curve, explain
 from tunetool.tune.fio_driver import arguments
 from tunetool.tune.pool import aio_shortage, largest, unit_of
@@ -25,28 +25,18 @@ MIB = 2**20
 OTHER = AioSettings(8 * MIB, 32, 3, single_submit=True, overlap_events=False)
 
 
-def record(**rates: float) -> Record:
+def rates_of(**rates: float) -> Record:
     measurements = [
-        Measurement(
-            name=f"tune.{way}.{settings.block_size}x{settings.queue_depth}x{settings.intra_op_parallelism}",
-            layer="filesystem",
-            engine="aio_handle",
-            medium="disk",
-            quantity="bandwidth",
-            unit="B/s",
-            better="higher",
-            value=rate * (2 if settings == OTHER else 1),
+        measurement(
+            f"tune.{way}.{settings.block_size}x{settings.queue_depth}x{settings.intra_op_parallelism}",
+            rate * (2 if settings == OTHER else 1),
             parameters={"direction": way, **settings.block()},
             evidence=Evidence(kind="block"),
         )
         for way, rate in rates.items()
         for settings in (DEFAULTS, OTHER)
     ]
-    now = datetime(2026, 1, 2, tzinfo=timezone.utc)
-    node = Node(host="node1", speed_hash="a" * 64)
-    return Record(
-        kind="tune", id="1", started=now, finished=now, node=node, command=[], target="/mnt", measurements=measurements
-    )
+    return record(*measurements, kind="tune", node=Node(host="node1", speed_hash="a" * 64), target="/mnt")
 
 
 def test_one_size_can_be_moved_by_every_parallelism() -> None:
@@ -88,10 +78,10 @@ def test_measurements_of_one_record_have_names_of_their_own() -> None:
 
 def test_results_lie_beside_those_of_other_hardware(tmp_path: Path) -> None:
     block = OTHER.block()
-    other = json.loads(store(tmp_path, record(), DEFAULTS.block(), "write=1").read_text())
+    other = json.loads(store(tmp_path, rates_of(), DEFAULTS.block(), "write=1").read_text())
     other["tunetool_tuned"]["b" * 64] = other["tunetool_tuned"].pop("a" * 64)
     (tmp_path / "tunetool_tuned.json").write_text(json.dumps(other))
-    found = json.loads(store(tmp_path, record(), block, "read=1,write=1").read_text())["tunetool_tuned"]
+    found = json.loads(store(tmp_path, rates_of(), block, "read=1,write=1").read_text())["tunetool_tuned"]
     assert found["a" * 64]["block"] == block
     assert found["b" * 64]["block"] == DEFAULTS.block()
     assert json.loads(render(block)) == {"aio": block}
@@ -104,7 +94,7 @@ def test_results_lie_beside_those_of_other_hardware(tmp_path: Path) -> None:
 
 
 def test_curves_say_what_was_reached_with_each_value(tmp_path: Path) -> None:
-    told = record(read=1e9, write=2e9)
+    told = rates_of(read=1e9, write=2e9)
     points = curve(told.measurements, "queue_depth", "write")
     assert [(point.value, point.best) for point in points] == [(8, 2e9), (32, 4e9)]
     text = explain(told, tmp_path / "why").read_text()

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import sampled
 from tunetool.errors import ExitCode
-from tunetool.measure.statistics import LOOKS, estimate
+from tunetool.measure.statistics import LOOKS
 from tunetool.record import (
     CheckResult,
-    Confidence,
-    Evidence,
     Expectation,
     Ladder,
     Loss,
@@ -32,21 +31,12 @@ CHECK_STATUSES = st.sampled_from(["pass", "fail", "skip", "unknown"])
 def figure(*given_samples: float, name: str = "sequential.read", kind: str = "block", change: float = 0) -> Measurement:
     """One sample stands for as many equal ones as a judgement needs."""
     samples = given_samples * LOOKS[0][0] if len(given_samples) == 1 else given_samples
-    found = estimate(samples)
-    return Measurement(
-        name=name,
-        layer="filesystem",
-        engine="fio 3.33",
-        medium="disk",
-        quantity="bandwidth",
-        unit="B/s",
-        better="higher",
-        value=found.value,
-        samples=list(samples),
-        confidence=Confidence(level=found.level, low=found.low, high=found.high, method=found.method),
+    return sampled(
+        name,
+        *samples,
         trend=Trend(slope_per_second=change, significant=bool(change), change=change),
         parameters={"direction": name.rsplit(".", maxsplit=1)[-1]},
-        evidence=Evidence.model_validate({"kind": kind, "ratio": 1.0}),
+        evidence={"kind": kind, "ratio": 1.0},
     )
 
 

@@ -1,0 +1,30 @@
+"""Measurements and records for tests that are about something else: say only what the test is about."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from tunetool.measure.figure import Quantity, What, computed, spread_of
+from tunetool.record import Evidence, Measurement, Node, Record
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+PROVEN = Evidence(kind="block", device="md0", claimed_bytes=100, counted_bytes=100, ratio=1.0003)
+
+
+def measurement(name: str, value: float, quantity: Quantity = "bandwidth", **fields: Any) -> Measurement:
+    """A figure by fio on a disk; ``fields`` are those that differ."""
+    found = computed(What(name, quantity, "fio 3.33", "disk"), value)
+    return Measurement.model_validate({**dict(found), **fields})
+
+
+def sampled(name: str, *values: float, **fields: Any) -> Measurement:
+    """A bandwidth with its samples, one a second: median, interval and trend as they follow from them."""
+    spread = spread_of(values, [float(number) for number in range(len(values))])
+    return measurement(name, **{**spread, **fields})
+
+
+def record(*measurements: Measurement, **fields: Any) -> Record:
+    """Of one node, without a verdict; ``fields`` are those that differ."""
+    fixed = {"kind": "verify", "id": "0" * 32, "started": NOW, "finished": NOW, "node": Node(host="n1"), "command": []}
+    return Record.model_validate({**fixed, "measurements": list(measurements), **fields})
