@@ -7,17 +7,18 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from programs import need_program
 from tunetool.measure import worker
 from tunetool.measure.fio import FioFailed, Job, find_fio, run
+from waiting import until
 
-_LONGEST = 60.0
+_LONGEST = 120.0
 """After so many seconds the file system thaws by itself, so that code that waits for ever fails instead of hanging."""
 
 
@@ -38,6 +39,7 @@ class Frozen:
 def frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Frozen]:
     if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
         pytest.skip("needs root and loop devices")
+    need_program("fsfreeze", "mkfs.ext4", "mount", "umount")
     monkeypatch.setattr(worker, "KILL_PATIENCE", 0.5)
     image, place = tmp_path / "image", tmp_path / "place"
     place.mkdir()
@@ -56,25 +58,22 @@ def frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Frozen]:
         subprocess.run(["umount", place], check=True)
 
 
+def stuck() -> bool:
+    """Whether a thread of a program that this test started is in state D."""
+    children = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
+    tasks = [path for child in children for path in Path("/proc", child, "task").glob("*/stat")]
+    return any(path.read_text().rpartition(")")[2].split()[0] == "D" for path in tasks)
+
+
 def wait_until_stuck() -> None:
-    """Until a thread of a program that this test started is in state D."""
-    while True:
-        children = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
-        tasks = [path for child in children for path in Path("/proc", child, "task").glob("*/stat")]
-        if any(path.read_text().rpartition(")")[2].split()[0] == "D" for path in tasks):
-            return
-        time.sleep(0.05)
+    """Called while a program is waited for: its time is up only once it is stuck."""
+    until(stuck)
 
 
-def gone(pid: int) -> bool:
-    """Whether it ended and was reaped, within a minute."""
-    for _ in range(600):
-        # What tunetool left behind is reaped when it starts its next program.
-        worker.end(worker.start(["true"], os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        if not Path(f"/proc/{pid}").exists():
-            return True
-        time.sleep(0.1)
-    return False
+def reaped(pid: int) -> bool:
+    """What tunetool left behind is reaped when it starts its next program."""
+    worker.end(worker.start(["true"], os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    return not Path(f"/proc/{pid}").exists()
 
 
 def test_a_fio_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen) -> None:
@@ -86,7 +85,7 @@ def test_a_fio_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen) -
     assert match is not None
     assert Path("/proc", match[1]).exists()
     frozen.thaw()
-    assert gone(int(match[1]))
+    until(lambda: reaped(int(match[1])))
 
 
 def test_a_worker_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen) -> None:
@@ -98,4 +97,4 @@ def test_a_worker_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen
     assert not frozen.thawed.is_set()
     assert f"process {pid}" in caught.value.message
     frozen.thaw()
-    assert gone(pid)
+    until(lambda: reaped(pid))
