@@ -34,8 +34,7 @@ def wanted_override(root: str = "/", asked: bool = True) -> Override:
     if before and not before.startswith(HEADER):
         if asked and lists_members(before) is False:
             raise Refusal(
-                "`%s` is not tunetool's and calls mdadm with --no-devices. hint: remove that option, or the file"
-                % PATH
+                "`%s` is not tunetool's and calls mdadm with --no-devices. hint: remove that option, or the file" % PATH
             )
         return Override(before, before)
     source = distributions_rule(root)
