@@ -63,7 +63,7 @@ EXAMPLES = r"""
 
 - name: Have the model in memory before the job
   tunetool.node.run_tunetool:
-    command: [stage]
+    command: [stage, copy]
     arguments: [/nfs/models/qwen2.5-vl-7b, /dev/shm/qwen2.5-vl-7b]
 
 - name: Checkpoints of a small state on the scratch volume

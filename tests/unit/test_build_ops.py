@@ -25,7 +25,7 @@ echo $$ >> "$COMPILERS"
 exec sleep 600
 """
 _MARK = "TUNETOOL_TEST_OF_BUILDS"
-_COMMAND = "prebuild"
+_COMMAND = "build-ops"
 
 
 @pytest.fixture

@@ -123,11 +123,12 @@ def test_check_mode_makes_the_checks_and_skips_the_rest(inventory: Path) -> None
 @pytest.mark.parametrize(
     ("variables", "argv"),
     [
-        ({"stage_source": "-a"}, ["stage", "--json", "-", "--threads", "3", "--", "-a", "/b"]),
+        ({"stage_source": "-a"}, ["stage", "copy", "--json", "-", "--threads", "3", "--", "-a", "/b"]),
         (
             {"stage_source": "/a", "stage_replace": True, "stage_wait": False, "stage_checksum": "sha256"},
             [
                 "stage",
+                "copy",
                 "--json",
                 "-",
                 "--checksum",
@@ -143,7 +144,7 @@ def test_check_mode_makes_the_checks_and_skips_the_rest(inventory: Path) -> None
         ),
         (
             {"stage_action": "evict", "stage_checksum": "sha256", "stage_replace": True, "stage_threads": 0},
-            ["stage", "--evict", "--json", "-", "--", "/b"],
+            ["stage", "evict", "--json", "-", "--", "/b"],
         ),
     ],
     ids=["dash", "all", "evict"],
