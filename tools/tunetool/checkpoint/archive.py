@@ -103,15 +103,15 @@ def _records(read: Callable[[int, int], bytes], length: int) -> dict[str, _Recor
         count, size, offset = end_64[7], end_64[8], end_64[9]
     if end[0] != b"PK\5\6" or end[7] or not 0 < count <= 64 or size > TAIL:
         raise _Other
-    directory, records, place = read(offset, size), {}, 0
+    directory, records, position = read(offset, size), {}, 0
     for _ in range(count):
         signature, flags, method, packed, unpacked, name_length, extra_length, comment, header = _ENTRY.unpack_from(
-            directory, place
+            directory, position
         )
-        place += _ENTRY.size
-        name = directory[place : place + name_length].decode("utf-8")
-        extra = directory[place + name_length : place + name_length + extra_length]
-        place += name_length + extra_length + comment
+        position += _ENTRY.size
+        name = directory[position : position + name_length].decode("utf-8")
+        extra = directory[position + name_length : position + name_length + extra_length]
+        position += name_length + extra_length + comment
         if _BIG in (packed, unpacked, header):
             unpacked, packed, header = _from_extra(extra, unpacked, packed, header)
         if signature != b"PK\1\2" or method or flags & 1 or packed != unpacked:
@@ -131,8 +131,8 @@ def _from_extra(extra: bytes, *values: int) -> tuple[int, ...]:
     while extra:
         kind, size = struct.unpack_from("<2H", extra)
         if kind == 1:
-            found = iter(struct.unpack_from(f"<{size // 8}Q", extra, 4))
-            return tuple(next(found) if value == _BIG else value for value in values)
+            wide = iter(struct.unpack_from(f"<{size // 8}Q", extra, 4))
+            return tuple(next(wide) if value == _BIG else value for value in values)
         extra = extra[4 + size :]
     return values
 
@@ -203,7 +203,9 @@ _RECIPE = pickled.Vocabulary(
 
 
 def _tensor(recipe: bytes) -> tuple[str, tuple[int, ...]]:
-    found = pickled.load(recipe, _RECIPE)
-    if not (type(found) is tuple and len(found) == 2 and found[0] in ITEM_SIZES and type(found[1]) is tuple):
+    described = pickled.load(recipe, _RECIPE)
+    if not (
+        type(described) is tuple and len(described) == 2 and described[0] in ITEM_SIZES and type(described[1]) is tuple
+    ):
         raise _Other
-    return found
+    return described

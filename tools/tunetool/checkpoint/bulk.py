@@ -104,11 +104,11 @@ def partial_of(bulk: Path, name: str, digest: str) -> Path:
 
 def partials(bulk: Path, name: str | None = None) -> list[Path]:
     """Steps that are on their way, or that one; the newest first."""
-    found = []
+    by_time = []
     for path in bulk.glob(f"{_ON_ITS_WAY}{name or 'step*'}-*"):
         with contextlib.suppress(OSError):
-            found.append((path.stat().st_mtime, path))
-    return [path for _, path in sorted(found, reverse=True)]
+            by_time.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(by_time, reverse=True)]
 
 
 def name_of(partial: Path) -> tuple[str, str]:
@@ -119,12 +119,12 @@ def name_of(partial: Path) -> tuple[str, str]:
 
 def two_names_of(bulk: Path, name: str) -> UsageProblem | None:
     """What to say when another name of the same step is there, or on its way."""
-    other = same_step(bulk / name)
-    if other is None:
+    namesake = same_step(bulk / name)
+    if namesake is None:
         number = step_number(name)
         others = (path for path in partials(bulk) if name_of(path)[0] != name)
-        other = next((path for path in others if number_or_none(name_of(path)[0]) == number), None)
-    return two_names(other, Path(name)) if other is not None else None
+        namesake = next((path for path in others if number_or_none(name_of(path)[0]) == number), None)
+    return two_names(namesake, Path(name)) if namesake is not None else None
 
 
 def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Path:
@@ -135,13 +135,13 @@ def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Pa
     """
     partial = partial_of(bulk, name, digest)
     try:
-        for other in partials(bulk, name):
-            if other == partial and not _of_another_save(other, plan):
+        for earlier in partials(bulk, name):
+            if earlier == partial and not _of_another_save(earlier, plan):
                 continue
-            if sound_marker_of(other) is not None:
-                publish(bulk, other, ())  # complete, but for its name: it stays until the new one is
+            if sound_marker_of(earlier) is not None:
+                publish(bulk, earlier, ())  # complete, but for its name: it stays until the new one is
             else:
-                shutil.rmtree(other, ignore_errors=True)
+                shutil.rmtree(earlier, ignore_errors=True)
         (partial / _RANKS).mkdir(parents=True, exist_ok=True)
         # Asked once it is there: of two that come at once under two names, one at least sees the other.
         problem = two_names_of(bulk, name)
@@ -168,8 +168,8 @@ def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Pa
 
 def _of_another_save(partial: Path, plan: Plan) -> bool:
     """Whether what lies there is not known to be of this `.metadata`: another save's can have the same bytes."""
-    there = plan_of(partial)
-    return there is None or there.metadata != plan.metadata
+    begun = plan_of(partial)
+    return begun is None or begun.metadata != plan.metadata
 
 
 def spoil(partial: Path, why: CannotJudge) -> None:
@@ -232,14 +232,14 @@ def manifest_path(partial: Path, rank: int) -> Path:
 
 def deliveries(partial: Path) -> list[Delivery]:
     """The manifests that are there. Of one that a power cut spoilt the files are copied again."""
-    found = []
+    manifests = []
     for path in sorted((partial / _RANKS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             document = json.loads(path.read_text())
-            files = {name: _filed(each) if each else None for name, each in document["files"].items()}
+            files = {name: _filed(row) if row else None for name, row in document["files"].items()}
             sources = identity.parsed(document.get("sources", {}))
-            found.append(Delivery(int(document["rank"]), str(document["host"]), files, sources))
-    return found
+            manifests.append(Delivery(int(document["rank"]), str(document["host"]), files, sources))
+    return manifests
 
 
 def _filed(document: Mapping[str, Any]) -> Filed:
@@ -248,22 +248,22 @@ def _filed(document: Mapping[str, Any]) -> Filed:
 
 def delivered(partial: Path, brought: Iterable[Delivery]) -> dict[str, Filed]:
     """The files that lie there as their manifest says."""
-    found = {}
+    copied = {}
     for delivery in brought:
         for name, filed in delivery.files.items():
             with contextlib.suppress(OSError):
                 if filed is not None and (partial / name).stat().st_size == filed.size:
-                    found[name] = filed
-    return found
+                    copied[name] = filed
+    return copied
 
 
 def lacking(needed: Mapping[str, int], brought: Iterable[Delivery], world: int) -> list[str]:
     """A line for each rank or host that owes files, and which. Pure."""
     brought = list(brought)
-    there = {name for each in brought for name, filed in each.files.items() if filed is not None}
-    owners = {name: each for each in brought for name in each.files}
+    copied = {name for delivery in brought for name, filed in delivery.files.items() if filed is not None}
+    owners = {name: delivery for delivery in brought for name in delivery.files}
     owed: dict[str, list[str]] = {}
-    for name in sorted(needed.keys() - there):
+    for name in sorted(needed.keys() - copied):
         owner, rank = owners.get(name), writer_of(name)
         who = f"rank {rank}, of which nothing was heard" if rank is not None else "a rank that was not heard of"
         if owner is not None:
@@ -303,8 +303,8 @@ def publish(bulk: Path, partial: Path, brought: Iterable[Delivery]) -> Path:
 def _seal(partial: Path, brought: list[Delivery]) -> None:
     name, digest = name_of(partial)
     plan = plan_of(partial)
-    hosts = {file: each.host for each in brought for file in each.files}
-    sources = {file: source for each in brought for file, source in each.sources.items()}
+    hosts = {file: delivery.host for delivery in brought for file in delivery.files}
+    sources = {file: source for delivery in brought for file, source in delivery.sources.items()}
     files = {file: asdict(filed) for file, filed in delivered(partial, brought).items()}
     remove_parts(partial)
     for folder in {(partial / file).parent for file in files}:
@@ -334,7 +334,7 @@ def marker_of(directory: Path) -> Marker | None:
     """The marker of a complete step; None without one. Raises ``CannotJudge`` for one that is damaged."""
     try:
         document = json.loads((directory / MARKER).read_text())
-        files = {str(name): _filed(each) for name, each in document["files"].items()}
+        files = {str(name): _filed(row) for name, row in document["files"].items()}
         metadata = document.get("metadata")
         return Marker(
             str(document["digest"]),
@@ -380,36 +380,36 @@ def verify_drained(directory: str | Path) -> int:
 
     Raises ``CannotJudge`` naming the files that changed since, and ``UsageProblem`` for a directory that no drain made.
     """
-    place = Path(directory)
-    marker = marker_of(place)
+    step_dir = Path(directory)
+    marker = marker_of(step_dir)
     if marker is None:
-        raise UsageProblem(f"`{place}` was not drained: it has no checksums", "name a step on shared storage")
+        raise UsageProblem(f"`{step_dir}` was not drained: it has no checksums", "name a step on shared storage")
     changed = []
     try:
-        if digest_of_metadata(place) != marker.digest:
+        if digest_of_metadata(step_dir) != marker.digest:
             changed.append(OTHER_METADATA)
     except OSError as error:
         changed.append(f"`{METADATA}` cannot be read: {error.strerror}")
     for name, filed in sorted(marker.files.items()):
         try:
-            found = digest_of(place / name)
+            read = digest_of(step_dir / name)
         except OSError as error:
             changed.append(f"`{name}` cannot be read: {error.strerror}")
             continue
-        if found != filed:
-            what = "has other bytes" if found.size == filed.size else f"has {found.size} of {filed.size} bytes"
-            changed.append(f"`{name}` {what}")
+        if read != filed:
+            difference = "has other bytes" if read.size == filed.size else f"has {read.size} of {filed.size} bytes"
+            changed.append(f"`{name}` {difference}")
     if changed:
         more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise CannotJudge(
-            f"`{place}` is not what was drained: {changed[0]}{more}",
+            f"`{step_dir}` is not what was drained: {changed[0]}{more}",
             "load another step; if this one is still on its node, remove it here and drain it again",
         )
     return sum(filed.size for filed in marker.files.values())
 
 
-def _failed(place: Path, error: OSError) -> CannotJudge:
+def _failed(path: Path, error: OSError) -> CannotJudge:
     return CannotJudge(
-        f"`{error.filename or place}` cannot be written: {error.strerror}",
+        f"`{error.filename or path}` cannot be written: {error.strerror}",
         "the checkpoint on the node is untouched; mend the storage, then drain it again",
     )

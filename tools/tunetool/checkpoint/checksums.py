@@ -29,9 +29,9 @@ def hasher() -> Any:
 
 def seal(digest: str, save: str | None, tensor: str, offset: Sequence[int]) -> str:
     """Binds a checksum to its save and its place in a tensor: two whole data files could have been swapped."""
-    made = hasher()
-    made.update("\0".join((digest, save or "", tensor, *map(str, offset))).encode("utf-8", "surrogatepass"))
-    return str(made.hexdigest())
+    hashed = hasher()
+    hashed.update("\0".join((digest, save or "", tensor, *map(str, offset))).encode("utf-8", "surrogatepass"))
+    return str(hashed.hexdigest())
 
 
 class Chain:
@@ -40,8 +40,8 @@ class Chain:
     Whoever hands out the parts must hand them out in order, or the threads wait for each other for ever.
     """
 
-    def __init__(self, expected: str, length: int, tensor: str, place: str) -> None:
-        self._expected, self._length, self._tensor, self._place = expected, length, tensor, place
+    def __init__(self, expected: str, length: int, tensor: str, location: str) -> None:
+        self._expected, self._length, self._tensor, self._place = expected, length, tensor, location
         self._hasher = hasher()
         self._next = 0
         self._turn = threading.Condition()

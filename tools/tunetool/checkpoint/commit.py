@@ -73,16 +73,16 @@ class Saving:
             held = saver_lock.Lock.take(directory, token)
         try:
             with _told(directory):
-                made = cls(directory, held, _unfinished(directory))
-                earlier = [each for each in made._tokens if each != token]
+                saving = cls(directory, held, _unfinished(directory))
+                earlier = [known_token for known_token in saving._tokens if known_token != token]
                 _sweep(directory, earlier)
-                made.failed = _failed(directory, earlier)
+                saving.failed = _failed(directory, earlier)
                 if not alone:
                     _remember(directory, [*earlier, token])
         except BaseException:
             held.release()
             raise
-        return made
+        return saving
 
     def data_name(self, rank: int, index: int) -> str:
         """``__{rank}_{index}.{token}.distcp``; other ranks know the token from the plan, see ``data_name``."""
@@ -127,10 +127,10 @@ class Saving:
 
 def make_directory(directory: Path) -> None:
     """The directory and those around it, each durable in the one that holds it."""
-    missing = [place for place in (directory, *directory.parents) if not place.exists()]
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
-    for place in reversed(missing):
-        fsync_directory(place.parent)
+    for path in reversed(missing):
+        fsync_directory(path.parent)
 
 
 def sweep_failed(directory: Path, failed: Collection[str]) -> None:
@@ -193,20 +193,20 @@ def _sweep(directory: Path, tokens: Collection[str] | None = None) -> None:
     """
     if tokens is not None and not tokens:
         return
-    found = [
+    candidates = [
         path
         for path in directory.iterdir()
         if (match := _DATA.fullmatch(path.name) or _METADATA.fullmatch(path.name))
         and (tokens is None or match["token"] in tokens)
     ]
-    if not found:
+    if not candidates:
         # Metadata of a large checkpoint takes long to read.
         return
     try:
         named = metadata.named_in(directory)
     except TunetoolError:
         return
-    for path in found:
+    for path in candidates:
         if path.name not in named:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()

@@ -103,8 +103,8 @@ class Worker:
             if not self._holds_what_is_here(final):
                 if final.exists():
                     on_bulk.replaceable(final)
-                there = sum(path.stat().st_size for path in partial.glob("*.distcp"))
-                need(self.bulk, max(0, sum(needed.values()) - there))
+                copied_bytes = sum(path.stat().st_size for path in partial.glob("*.distcp"))
+                need(self.bulk, max(0, sum(needed.values()) - copied_bytes))
                 saved = stamp_of(self.step_dir, self.bulk, metadata.mtime_ns, digest)
                 on_bulk.begin(self.bulk, self.name, digest, content, Plan(needed, saved, metadata))
                 try:
@@ -137,8 +137,8 @@ class Worker:
             if not partial.exists():
                 raise Gone(partial)
             brought = on_bulk.deliveries(partial)
-            there = on_bulk.delivered(partial, brought)
-            if needed.keys() <= there.keys():
+            copied = on_bulk.delivered(partial, brought)
+            if needed.keys() <= copied.keys():
                 return
             if patience.ends(_signs(partial)):
                 lacking = on_bulk.lacking(needed, brought, self.order.world)
@@ -186,12 +186,12 @@ class Worker:
 
     def _find(self) -> Path | None:
         if self.order.digest is not None:
-            known = [on_bulk.partial_of(self.bulk, self.name, self.order.digest)]
+            candidates = [on_bulk.partial_of(self.bulk, self.name, self.order.digest)]
         else:
             # `.metadata` lies on another node. An older save's leftovers are removed by the coordinator, and then this
             # rank begins again.
-            known = on_bulk.partials(self.bulk, self.name)
-        return next(filter(self._is_begun, known), None)
+            candidates = on_bulk.partials(self.bulk, self.name)
+        return next(filter(self._is_begun, candidates), None)
 
     def _is_begun(self, partial: Path) -> bool:
         """Not what is left of an earlier drain, which the coordinator will begin anew or refuse."""
@@ -210,7 +210,7 @@ class Worker:
         if marker is None or self.order.digest not in (None, marker.digest):
             return False
         # The same `.metadata` can be another save's, and one that lies elsewhere cannot be asked.
-        named = {name: each for name, each in self.sources.items() if name in marker.files}
+        named = {name: source for name, source in self.sources.items() if name in marker.files}
         if self.order.digest is None and not named and any(name.endswith(".distcp") for name in self.sources):
             return False
         with _named(self.step_dir):
@@ -223,24 +223,26 @@ class Worker:
         this save was: then it is not known whether it is of this save.
         """
         order = self.order
-        here = [name for name in sorted(needed) if name in self.sources]
-        mine = {name: self.sources[name] for name in here[order.local_rank :: order.local_world]}
+        on_this_node = [name for name in sorted(needed) if name in self.sources]
+        assigned = {name: self.sources[name] for name in on_this_node[order.local_rank :: order.local_world]}
         brought = on_bulk.deliveries(partial)
-        there = on_bulk.delivered(partial, brought)
-        files: dict[str, Filed | None] = dict.fromkeys(mine)
+        copied = on_bulk.delivered(partial, brought)
+        files: dict[str, Filed | None] = dict.fromkeys(assigned)
         for earlier in brought:
-            for name in earlier.sources.keys() & mine.keys():
-                if not mine[name].as_written(earlier.sources[name]):
-                    self._refuse_another(partial, name, there.get(name))
-                if mine[name] == earlier.sources[name]:
-                    files[name] = there.get(name)
-        own = next((each.sources for each in brought if each.rank == order.rank), {})
+            for name in earlier.sources.keys() & assigned.keys():
+                if not assigned[name].as_written(earlier.sources[name]):
+                    self._refuse_another(partial, name, copied.get(name))
+                if assigned[name] == earlier.sources[name]:
+                    files[name] = copied.get(name)
+        recorded = next(
+            (earlier_delivery.sources for earlier_delivery in brought if earlier_delivery.rank == order.rank), {}
+        )
         # What another rank's file was, by an earlier drain, must not be forgotten.
-        delivery = Delivery(order.rank, self.host, files, {**own, **mine})
+        delivery = Delivery(order.rank, self.host, files, {**recorded, **assigned})
         self._sign = on_bulk.manifest_path(partial, order.rank)
         remove_parts(partial, order.rank)
         on_bulk.deliver(partial, delivery)
-        for name, source in mine.items():
+        for name, source in assigned.items():
             if source.size < needed[name]:
                 raise CannotJudge(
                     f"`{self.step_dir / name}` has {source.size} of the {needed[name]} bytes that `.metadata` names",
@@ -251,11 +253,11 @@ class Worker:
                 files[name] = copy_file(self.step_dir / name, partial / name, self.pace.wait, order.rank, source)
                 on_bulk.deliver(partial, delivery)
 
-    def _refuse_another(self, partial: Path, name: str, there: Filed | None) -> None:
+    def _refuse_another(self, partial: Path, name: str, copied: Filed | None) -> None:
         """Raises ``Changed`` unless the file's bytes are those that were copied."""
         path = self.step_dir / name
         with _named(path):
-            if there is None or digest_of(path, self.pace.wait) != there:
+            if copied is None or digest_of(path, self.pace.wait) != copied:
                 raise Changed(
                     path, "an earlier drain of this save began", f"; if its bytes are right, remove `{partial}`"
                 )
@@ -298,11 +300,11 @@ class _Patience:
 
 def _signs(partial: Path) -> tuple[tuple[str, int], ...]:
     """When each rank gave its last sign of life."""
-    found = []
+    times = []
     for path in sorted(on_bulk.manifest_path(partial, 0).parent.glob("*.json")):
         with contextlib.suppress(OSError):
-            found.append((path.name, path.stat().st_mtime_ns))
-    return tuple(found)
+            times.append((path.name, path.stat().st_mtime_ns))
+    return tuple(times)
 
 
 @contextlib.contextmanager
@@ -330,15 +332,15 @@ def main(read: Callable[[], str] = sys.stdin.read) -> int:
     """The order from stdin; what came of it to stdout."""
     yield_to_training()
     try:
-        found = Worker(Order(**json.loads(read()))).run()
+        final = Worker(Order(**json.loads(read()))).run()
     except TunetoolError as error:
         sys.stdout.write(json.dumps({"error": error.message, "hint": error.hint}))
         return int(error.exit_code)
     except OSError as error:
-        told = f"`{error.filename or 'system call'}`: {error.strerror or error}"
-        sys.stdout.write(json.dumps({"error": told, "hint": "the checkpoint on the node is untouched; drain again"}))
+        message = f"`{error.filename or 'system call'}`: {error.strerror or error}"
+        sys.stdout.write(json.dumps({"error": message, "hint": "the checkpoint on the node is untouched; drain again"}))
         return 3
-    sys.stdout.write(json.dumps({"path": str(found)}))
+    sys.stdout.write(json.dumps({"path": str(final)}))
     return 0
 
 

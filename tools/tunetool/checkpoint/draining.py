@@ -46,12 +46,12 @@ class Drain:
         """
         if self._path is None:
             try:
-                said, _ = self._process.communicate(timeout=timeout)
+                output, _ = self._process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 waits = "; ".join(map(str, savers(self._step_dir.parent)))
-                told = f": it gives way to a save, {waits}" if waits else ""
-                raise TimeoutError(f"`{self._step_dir}` is not drained yet{told}") from None
-            self._path = self._outcome(said)
+                reason = f": it gives way to a save, {waits}" if waits else ""
+                raise TimeoutError(f"`{self._step_dir}` is not drained yet{reason}") from None
+            self._path = self._outcome(output)
         return self._path
 
     def stop(self) -> None:
@@ -61,9 +61,9 @@ class Drain:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def _outcome(self, said: str) -> Path:
+    def _outcome(self, output: str) -> Path:
         try:
-            document = json.loads(said)
+            document = json.loads(output)
         except ValueError:
             raise CannotJudge(
                 f"the drain of `{self._step_dir}` ended with status {self._process.returncode}",
@@ -115,27 +115,33 @@ def drain(
     """
     source, bulk = Path(step_dir).resolve(), Path(bulk_dir).resolve()
     step_number(source.name)
-    other = same_step(source)
-    if other is not None:
-        raise two_names(other, source)
+    namesake = same_step(source)
+    if namesake is not None:
+        raise two_names(namesake, source)
     if source.parent == bulk:
         raise UsageProblem(f"`{bulk}` is where the step lies already", "name the directory on shared storage")
     _check_numbers(rate, max_to_keep, local_max_to_keep)
-    places = places_of(os.environ)
-    own_rank, own_world = _or(rank, places["rank"], 0), _or(world, places["world"], 1)
+    from_launcher = places_of(os.environ)
+    this_rank, world_size = _or(rank, from_launcher["rank"], 0), _or(world, from_launcher["world"], 1)
     # Ranks that were told by hand are taken to have a directory each.
-    told = rank is not None or world is not None
-    own_local = _or(local_rank, None if told else places["local_rank"], 0)
-    own_locals = _or(local_world, None if told else places["local_world"], 1)
-    if not 0 <= own_rank < own_world or not 0 <= own_local < own_locals or not 0 <= coordinator < own_world:
-        raise UsageProblem(f"rank {own_rank} of {own_world}, {own_local} of {own_locals} on its node", "count from 0")
+    given_by_caller = rank is not None or world is not None
+    this_local_rank = _or(local_rank, None if given_by_caller else from_launcher["local_rank"], 0)
+    local_world_size = _or(local_world, None if given_by_caller else from_launcher["local_world"], 1)
+    if (
+        not 0 <= this_rank < world_size
+        or not 0 <= this_local_rank < local_world_size
+        or not 0 <= coordinator < world_size
+    ):
+        raise UsageProblem(
+            f"rank {this_rank} of {world_size}, {this_local_rank} of {local_world_size} on its node", "count from 0"
+        )
     order = order_of(
         source,
         bulk,
-        rank=own_rank,
-        world=own_world,
-        local_rank=own_local,
-        local_world=own_locals,
+        rank=this_rank,
+        world=world_size,
+        local_rank=this_local_rank,
+        local_world=local_world_size,
         coordinator=coordinator,
         rate=None if rate == "auto" else float(rate),
         max_to_keep=max_to_keep,
@@ -198,8 +204,8 @@ def named_by(content: bytes, path: Path) -> tuple[str, dict[str, int]]:
     from tunetool.checkpoint.metadata import loads  # noqa: PLC0415  (imports torch)
 
     needed: dict[str, int] = {}
-    for place in (loads(content, path).storage_data or {}).values():
-        needed[place.relative_path] = max(needed.get(place.relative_path, 0), place.offset + place.length)
+    for stored in (loads(content, path).storage_data or {}).values():
+        needed[stored.relative_path] = max(needed.get(stored.relative_path, 0), stored.offset + stored.length)
     return xxhash.xxh3_64_hexdigest(content), needed
 
 
@@ -217,8 +223,8 @@ def places_of(environment: Mapping[str, str]) -> dict[str, int | None]:
     }
 
 
-def _or(given: int | None, found: int | None, default: int) -> int:
-    return given if given is not None else found if found is not None else default
+def _or(by_caller: int | None, by_launcher: int | None, default: int) -> int:
+    return by_caller if by_caller is not None else by_launcher if by_launcher is not None else default
 
 
 def _check_numbers(rate: float | str, *keeps: int | None) -> None:

@@ -167,14 +167,14 @@ class Fetch:
     def _work(self, queue: Iterator[tuple[str, Read[Part] | Straight]], ready: Any) -> None:
         try:
             if ready is None:
-                with _taken(1, self._buffer_bytes, None) as own:
-                    self._turns(queue, itertools.cycle(own))
+                with _taken(1, self._buffer_bytes, None) as buffers:
+                    self._turns(queue, itertools.cycle(buffers))
                 return
             stream = torch.cuda.Stream(self._device)
             # Each thread makes its own, so that the first ones read while others are still pinned.
-            with torch.cuda.stream(stream), _taken(BUFFERS, self._buffer_bytes, stream) as own:
+            with torch.cuda.stream(stream), _taken(BUFFERS, self._buffer_bytes, stream) as buffers:
                 stream.wait_event(ready)
-                self._turns(queue, itertools.cycle(own))
+                self._turns(queue, itertools.cycle(buffers))
         except BaseException as error:  # carried to the thread that waits
             self._errors.append(error)
             self._stopped.set()
@@ -194,8 +194,8 @@ class Fetch:
     def _read_straight(self, name: str, read: Straight) -> None:
         want = read.want
         first = read.start - want.start
-        place = want.as_bytes.data_ptr() + first - want.bytes[0]
-        view = memory_at(place, read.stop - read.start)
+        address = want.as_bytes.data_ptr() + first - want.bytes[0]
+        view = memory_at(address, read.stop - read.start)
         came = self._files.read(name, view, read.start, want.name)
         if came < len(view):
             raise truncated(self._files.directory / name, want.name, read.start + came, want.start + want.bytes[1])

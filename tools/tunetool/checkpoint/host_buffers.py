@@ -75,16 +75,16 @@ class Pool:
         pinned = gpu is not None
         with self._lock:
             idle = self._idle.setdefault((size, pinned), [])
-            found = [idle.pop() for _ in range(min(count, len(idle)))]
-        missing = count - len(found)
+            buffers = [idle.pop() for _ in range(min(count, len(idle)))]
+        missing = count - len(buffers)
         if missing:
-            with ThreadPoolExecutor(min(8, missing), "tunetool-pin", use_gpu, (gpu,)) as made:
-                asked = [made.submit(Buffer, size, pinned) for _ in range(missing)]
-            found += [one.result() for one in asked if not one.exception()]
-            if len(found) < count:
-                self.give_back(found)
-                raise next(filter(None, (one.exception() for one in asked)))
-        return found
+            with ThreadPoolExecutor(min(8, missing), "tunetool-pin", use_gpu, (gpu,)) as workers:
+                futures = [workers.submit(Buffer, size, pinned) for _ in range(missing)]
+            buffers += [future.result() for future in futures if not future.exception()]
+            if len(buffers) < count:
+                self.give_back(buffers)
+                raise next(filter(None, (future.exception() for future in futures)))
+        return buffers
 
     def give_back(self, buffers: list[Buffer]) -> None:
         with self._lock:

@@ -28,9 +28,9 @@ class Identity:
         return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     @classmethod
-    def parse(cls, found: Any) -> Identity:
+    def parse(cls, row: Any) -> Identity:
         """Of ``row``. Raises ``ValueError`` and ``TypeError``."""
-        inode, size, mtime_ns, ctime_ns = found
+        inode, size, mtime_ns, ctime_ns = row
         return cls(int(inode), int(size), int(mtime_ns), int(ctime_ns))
 
     def row(self) -> list[int]:
@@ -55,30 +55,30 @@ def look_at(directory: Path, names: Iterable[str] | None = None) -> dict[str, Id
     if names is None:
         names = [str(path.relative_to(directory)) for path in directory.rglob("*")]
     names = list(names)
-    found = _statuses(directory, names)
-    newest = max((status.st_ctime_ns for status in found.values()), default=0)
-    left = newest + _TICK_NS - time.time_ns()
-    if 0 < left <= _TICK_NS:
-        time.sleep(left / 1e9)
-        found = _statuses(directory, names)
-    return {name: Identity.of(status) for name, status in found.items()}
+    statuses = _statuses(directory, names)
+    newest = max((status.st_ctime_ns for status in statuses.values()), default=0)
+    remaining_ns = newest + _TICK_NS - time.time_ns()
+    if 0 < remaining_ns <= _TICK_NS:
+        time.sleep(remaining_ns / 1e9)
+        statuses = _statuses(directory, names)
+    return {name: Identity.of(status) for name, status in statuses.items()}
 
 
 def _statuses(directory: Path, names: Iterable[str]) -> dict[str, os.stat_result]:
-    found = {}
+    statuses = {}
     for name in names:
         try:
             status = (directory / name).stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
         if stat.S_ISREG(status.st_mode):
-            found[name] = status
-    return found
+            statuses[name] = status
+    return statuses
 
 
 def rows(files: Mapping[str, Identity]) -> dict[str, list[int]]:
     """For JSON."""
-    return {name: each.row() for name, each in files.items()}
+    return {name: identity.row() for name, identity in files.items()}
 
 
 def parsed(document: Mapping[str, Any]) -> dict[str, Identity]:

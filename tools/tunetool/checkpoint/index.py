@@ -70,23 +70,23 @@ def _ends(items: Sequence[Item], files: Files, threads: int) -> dict[str, _Ends]
     reads = [(file, read) for file, some in wanted.items() for read in merge(some, _LARGEST, _GAP)]
     files.expect(file for file, _ in reads)
 
-    own = threading.local()
+    thread_local = threading.local()
 
     def carry_out(entry: tuple[str, Any]) -> bytes:
         file, read = entry
-        if not hasattr(own, "memory"):
-            own.memory = memoryview(pages(_LARGEST))
-        view = own.memory[: read.stop - read.start]
+        if not hasattr(thread_local, "memory"):
+            thread_local.memory = memoryview(pages(_LARGEST))
+        view = thread_local.memory[: read.stop - read.start]
         came = files.read(file, view, read.start, read.wanted[0][2])
         files.done(file)
         return bytes(view[:came])
 
-    found: dict[str, _Ends] = {file: _Ends([], []) for file in wanted}
+    by_file: dict[str, _Ends] = {file: _Ends([], []) for file in wanted}
     with ThreadPoolExecutor(threads) as pool:
         for (file, read), content in zip(reads, pool.map(carry_out, reads), strict=True):
-            found[file].starts.append(read.start)
-            found[file].contents.append(content)
-    return found
+            by_file[file].starts.append(read.start)
+            by_file[file].contents.append(content)
+    return by_file
 
 
 def _reader(item: Item, ends: _Ends, files: Files) -> Callable[[int, int], bytes]:

@@ -101,10 +101,10 @@ def lay_out(items: Sequence[Item], files: int, limit: int, straight: Callable[[P
     """Shares the items out over at most ``files`` files, in blocks of at most ``limit`` bytes."""
     layout = Layout()
     for file, share in enumerate(share_out([item.length for item in items], files)):
-        own = [items[number] for number in share]
-        placed, size = place([len(i.content) if isinstance(i.content, bytes) else i.content for i in own])
+        of_this_file = [items[number] for number in share]
+        placed, size = place([len(i.content) if isinstance(i.content, bytes) else i.content for i in of_this_file])
         parts: list[Part] = []
-        for number, item, at in zip(share, own, placed, strict=True):
+        for number, item, at in zip(share, of_this_file, placed, strict=True):
             layout.places[number] = file, at
             parts += _parts(number, item, at, limit, layout.digests)
         layout.sizes.append(size)
@@ -193,8 +193,10 @@ class Job:
         everything = self.layout.buffers
         if not everything or not self.copy_first:
             return 2 * threads if everything else 0
-        left = int(space.host_memory_left() * MEMORY_SHARE) + POOL.idle_bytes(self.buffer_bytes, self.gpu is not None)
-        return max(threads, min(everything, max(2 * threads, left // self.buffer_bytes)))
+        free_bytes = int(space.host_memory_left() * MEMORY_SHARE) + POOL.idle_bytes(
+            self.buffer_bytes, self.gpu is not None
+        )
+        return max(threads, min(everything, max(2 * threads, free_bytes // self.buffer_bytes)))
 
     def run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
         """Everything synced when this returns. On an error no file of this job is left."""

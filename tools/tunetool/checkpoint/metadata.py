@@ -49,7 +49,7 @@ def loads(content: bytes, path: Path) -> Metadata:
     """
     try:
         with _without_collections():
-            found = pickled.load(content, VOCABULARY)
+            loaded = pickled.load(content, VOCABULARY)
     except pickled.Refused as refused:
         raise UsageProblem(
             f"`{path}` names `{_in_one_line(str(refused))}`, which no metadata of torch.distributed.checkpoint holds; "
@@ -62,13 +62,13 @@ def loads(content: bytes, path: Path) -> Metadata:
             f"`{path}` cannot be read as a checkpoint's metadata: {_in_one_line(reason)}",
             "the file is damaged; load another checkpoint",
         ) from None
-    wrong = _wrong(found)
-    if wrong:
+    problem = _wrong(loaded)
+    if problem:
         raise UsageProblem(
-            f"`{path}` is no metadata of a checkpoint: {_in_one_line(wrong)}",
+            f"`{path}` is no metadata of a checkpoint: {_in_one_line(problem)}",
             "the file is damaged; load another checkpoint",
         )
-    return found
+    return loaded
 
 
 @contextmanager
@@ -89,54 +89,54 @@ def _in_one_line(text: str) -> str:
     return shown if len(shown) <= 1000 else f"{shown[:1000]}..."
 
 
-def _wrong(found: Any) -> str | None:
+def _wrong(loaded: Any) -> str | None:
     """What readers rely on, so that they need not ask again."""
-    if type(found) is not _Metadata:
-        return f"it holds a `{type(found).__name__}`"
-    if type(getattr(found, "state_dict_metadata", None)) is not dict:
+    if type(loaded) is not _Metadata:
+        return f"it holds a `{type(loaded).__name__}`"
+    if type(getattr(loaded, "state_dict_metadata", None)) is not dict:
         return "it has no table of tensors"
-    if found.storage_data is not None and type(found.storage_data) is not dict:
+    if loaded.storage_data is not None and type(loaded.storage_data) is not dict:
         return "it has no table of files"
-    for part in (
-        map(_wrong_entry, found.state_dict_metadata.items()),
-        map(_wrong_place, (found.storage_data or {}).items()),
-        [_wrong_rest(found)],
+    for problems in (
+        map(_wrong_entry, loaded.state_dict_metadata.items()),
+        map(_wrong_place, (loaded.storage_data or {}).items()),
+        [_wrong_rest(loaded)],
     ):
-        wrong = next(filter(None, part), None)
-        if wrong:
-            return wrong
+        problem = next(filter(None, problems), None)
+        if problem:
+            return problem
     return None
 
 
 def _wrong_entry(entry: tuple[Any, Any]) -> str | None:
-    name, said = entry
+    name, described = entry
     if type(name) is not str:
         return "a tensor's name is no text"
-    if type(said) is TensorStorageMetadata:
-        dimensions = len(said.size)
-        for chunk in said.chunks:
+    if type(described) is TensorStorageMetadata:
+        dimensions = len(described.size)
+        for chunk in described.chunks:
             if type(chunk) is not ChunkStorageMetadata or len(chunk.sizes) != dimensions:
                 return f"`{name}` has a part that is none of it"
-    elif type(said) is not BytesStorageMetadata:
-        return f"`{name}` is described by a `{type(said).__name__}`"
+    elif type(described) is not BytesStorageMetadata:
+        return f"`{name}` is described by a `{type(described).__name__}`"
     return None
 
 
-def _wrong_rest(found: Any) -> str | None:
-    if not all(type(name) is str for name in getattr(found.storage_meta, "modules", ())):
+def _wrong_rest(loaded: Any) -> str | None:
+    if not all(type(name) is str for name in getattr(loaded.storage_meta, "modules", ())):
         return "its table of modules holds something else"
     try:
-        check_plain(found.planner_data, is_leaf)
+        check_plain(loaded.planner_data, is_leaf)
     except Malformed as error:
         return f"in the planner's data {error}"
     return None
 
 
 def _wrong_place(entry: tuple[Any, Any]) -> str | None:
-    index, place = entry
-    if type(index) is not MetadataIndex or type(place) is not _StorageInfo:
+    index, stored = entry
+    if type(index) is not MetadataIndex or type(stored) is not _StorageInfo:
         return f"`{index}` is stored in no way that torch's FileSystemWriter uses"
-    name, offset, length = place.relative_path, place.offset, place.length
+    name, offset, length = stored.relative_path, stored.offset, stored.length
     if type(name) is not str or not is_inside(name):
         return f"`{index.fqn}` lies outside the checkpoint, in `{name}`"
     if type(offset) is not int or type(length) is not int or offset < 0 or length < 0 or offset + length >= 1 << 63:
@@ -177,7 +177,7 @@ def dumps(metadata: Metadata, path: Path) -> bytes:
 
 def files_of(metadata: Metadata) -> set[str]:
     """The data files that the metadata names, relative to its directory."""
-    return {place.relative_path for place in (metadata.storage_data or {}).values()}
+    return {stored.relative_path for stored in (metadata.storage_data or {}).values()}
 
 
 def named_in(directory: Path) -> set[str]:

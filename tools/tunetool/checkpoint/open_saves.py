@@ -121,8 +121,8 @@ def end_overdue() -> None:
 def hand_over(directory: Path, token: str, files: Sequence[Created], shared: bool) -> None:
     """This rank's files of a save are written. Whether they count is up to the coordinator."""
     with _guard:
-        mine = any(entry.saving.token == token for entry in _open.values())
-        if not mine:
+        coordinated_here = any(entry.saving.token == token for entry in _open.values())
+        if not coordinated_here:
             _handed.append(_Handed(directory, token, files, TorchCall(), shared))
             _register()
 
@@ -178,7 +178,7 @@ def _leave() -> None:
             with contextlib.suppress(Exception):
                 _abandon(directory, entry)
         handed, _handed[:] = list(_handed), []
-    for own in handed:
-        if own.shared:
+    for not_committed in handed:
+        if not_committed.shared:
             with contextlib.suppress(Exception):
-                commit.remove_uncommitted(own.directory, own.token, own.files)
+                commit.remove_uncommitted(not_committed.directory, not_committed.token, not_committed.files)

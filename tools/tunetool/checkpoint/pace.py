@@ -94,18 +94,18 @@ def is_saving(scratch: Path) -> bool:
 
 def savers(scratch: Path) -> list[Saver]:
     """The saves that run in ``scratch``."""
-    found = []
+    running = []
     with contextlib.suppress(OSError):
         handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            found.append(Saver((FLAG,), scratch / FLAG, _lockers(handle)))
+            running.append(Saver((FLAG,), scratch / FLAG, _lockers(handle)))
         finally:
             os.close(handle)
     with contextlib.suppress(OSError):
-        found += filter(None, map(_locked_by, scratch.glob(f"*/{SAVE_LOCK}")))
-    return found
+        running += filter(None, map(_locked_by, scratch.glob(f"*/{SAVE_LOCK}")))
+    return running
 
 
 def _locked_by(path: Path) -> Saver | None:
@@ -174,21 +174,21 @@ class Pace:
             self._tick()
         if self._rate is None:
             return
-        while (left := self._free_at - self._clock()) > 0:
-            self._sleep(min(left, 0.5))
+        while (remaining := self._free_at - self._clock()) > 0:
+            self._sleep(min(remaining, 0.5))
             self._tick()
         self._free_at = max(self._free_at, self._clock()) + count / self._rate
 
     def _must_wait(self) -> bool:
-        found = {saver.key: saver for saver in self._saves(self._scratch)}
+        running = {saver.key: saver for saver in self._saves(self._scratch)}
         now = self._clock()
-        self._since = {key: self._since.get(key, now) for key in found}
-        self._ignored &= found.keys()
+        self._since = {key: self._since.get(key, now) for key in running}
+        self._ignored &= running.keys()
         for key, since in self._since.items():
             if key not in self._ignored and now - since >= self._limit:
                 self._ignored.add(key)
-                self._say(f"a drain has waited {self._limit:g} s for a save and goes on beside it: {found[key]}")
-        return bool(found.keys() - self._ignored)
+                self._say(f"a drain has waited {self._limit:g} s for a save and goes on beside it: {running[key]}")
+        return bool(running.keys() - self._ignored)
 
 
 def yield_to_training() -> None:

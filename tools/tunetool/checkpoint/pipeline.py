@@ -92,9 +92,9 @@ class Pipeline:
         self._open_files, self._digests, self._after, self._on_copied = open_files, digests, after, on_copied
         self._files: Sequence[DataFile] = ()
         self._opened = threading.Event()
-        self._todo = [deque(own) for own in blocks]
+        self._todo = [deque(file_blocks) for file_blocks in blocks]
         self._unfilled = sum(map(len, blocks))
-        self._unwritten = [len(own) for own in blocks]
+        self._unwritten = [len(file_blocks) for file_blocks in blocks]
         self._buffers = buffers
         self._counting = threading.Lock()
         self._error: BaseException | None = None
@@ -166,8 +166,8 @@ class Pipeline:
         if not self._todo:
             return None
         with self._counting:
-            own = self._todo[number % len(self._todo)]
-            for queue in (own,) if own else sorted(self._todo, key=len, reverse=True):
+            preferred = self._todo[number % len(self._todo)]
+            for queue in (preferred,) if preferred else sorted(self._todo, key=len, reverse=True):
                 if queue and (can_fill or queue[0].straight):
                     return queue.popleft()
         return None

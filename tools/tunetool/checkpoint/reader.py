@@ -106,10 +106,10 @@ class DirectReader(StorageReader):
         try:
             tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
             self._objects([item for item in plan.items if item.type == LoadItemType.BYTE_IO], planner, files)
-            places = [self._item(item) for item in tensors]
-            found = index.find(places, files, self.threads)
+            stored_items = [self._item(item) for item in tensors]
+            plain_tensors = index.find(stored_items, files, self.threads)
             targets = [planner.resolve_tensor(item).detach() for item in tensors]
-            self._tensors(tensors, targets, [found[place] for place in places], files)
+            self._tensors(tensors, targets, [plain_tensors[stored_item] for stored_item in stored_items], files)
             for item, target in zip(tensors, targets, strict=True):
                 planner.commit_tensor(item, target)
         finally:
@@ -119,46 +119,46 @@ class DirectReader(StorageReader):
         return future
 
     def _place(self, item: ReadItem) -> Any:
-        place = (self._metadata.storage_data or {}).get(item.storage_index)
+        stored = (self._metadata.storage_data or {}).get(item.storage_index)
         name = item.storage_index.fqn
-        if place is None:
+        if stored is None:
             raise CannotJudge(
                 f"`{self.path / metadata.NAME}` does not say where `{name}` lies", "the metadata is damaged"
             )
-        if getattr(place, "transform_descriptors", None):
-            through = ", ".join(place.transform_descriptors)
+        if getattr(stored, "transform_descriptors", None):
+            through = ", ".join(stored.transform_descriptors)
             raise CannotJudge(
-                f"`{self.path / place.relative_path}`: `{name}` passed through `{through}` when it was saved",
+                f"`{self.path / stored.relative_path}`: `{name}` passed through `{through}` when it was saved",
                 "load it with torch's FileSystemReader",
             )
-        return place
+        return stored
 
     def _item(self, item: ReadItem) -> index.Item:
-        place = self._place(item)
-        return index.Item(item.storage_index.fqn, place.relative_path, place.offset, place.length)
+        stored = self._place(item)
+        return index.Item(item.storage_index.fqn, stored.relative_path, stored.offset, stored.length)
 
     def _objects(self, items: Sequence[ReadItem], planner: LoadPlanner, files: Files) -> None:
         for item in items:
-            place = self._place(item)
+            stored = self._place(item)
             name = item.storage_index.fqn
-            content = files.content(place.relative_path, place.offset, place.length, name)
+            content = files.content(stored.relative_path, stored.offset, stored.length, name)
             if not self.allow_objects:
                 # torch's planner unpickles it freely a moment later.
-                _load(content, f"`{self.path / place.relative_path}`: `{name}`")
+                _load(content, f"`{self.path / stored.relative_path}`: `{name}`")
             planner.load_bytes(item, io.BytesIO(content))
 
     def _tensors(
         self,
         items: Sequence[ReadItem],
         targets: Sequence[Any],
-        found: Sequence[archive.Plain | None],
+        plain_tensors: Sequence[archive.Plain | None],
         files: Files,
     ) -> None:
         wants: dict[Any, list[Want]] = {}
         checked: set[Any] = set()
-        for item, target, plain in zip(items, targets, found, strict=True):
+        for item, target, plain in zip(items, targets, plain_tensors, strict=True):
             self._agrees(item, target, plain)
-        for item, target, plain in zip(items, targets, found, strict=True):
+        for item, target, plain in zip(items, targets, plain_tensors, strict=True):
             if self.verify and plain is not None and plain.checksum and plain.seal:
                 self._is_of_this_save(item, plain)
             if plain is None:
@@ -171,26 +171,26 @@ class DirectReader(StorageReader):
             Fetch(files, device, self.threads, self.buffer_bytes).run(reads)
 
     def _want(self, item: ReadItem, target: Any, plain: archive.Plain, checked: set[Any]) -> Want:
-        place, name = self._place(item), item.storage_index.fqn
-        start = place.offset + plain.offset
+        stored, name = self._place(item), item.storage_index.fqn
+        start = stored.offset + plain.offset
         chain = None
         if self.verify and plain.checksum is not None and plain.length and item.storage_index not in checked:
             if tuple(item.lengths) == plain.shape:
                 checked.add(item.storage_index)
-                where = f"from {start} on in `{self.path / place.relative_path}`"
+                where = f"from {start} on in `{self.path / stored.relative_path}`"
                 chain = Chain(plain.checksum, plain.length, name, where)
             else:
                 self.unverified.append(name)
         return Want(
-            name, place.relative_path, start, plain, tuple(item.storage_offsets), tuple(item.lengths), target, chain
+            name, stored.relative_path, start, plain, tuple(item.storage_offsets), tuple(item.lengths), target, chain
         )
 
     def _agrees(self, item: ReadItem, target: Any, plain: archive.Plain | None) -> None:
         """Raises where the metadata, the file and the tensor that is to be filled are of different shapes."""
         name, file = item.storage_index.fqn, self.path / self._place(item).relative_path
-        said = self._metadata.state_dict_metadata.get(name)
+        described = self._metadata.state_dict_metadata.get(name)
         offset = tuple(item.storage_index.offset or ())
-        sizes = [tuple(chunk.sizes) for chunk in getattr(said, "chunks", ()) if tuple(chunk.offsets) == offset]
+        sizes = [tuple(chunk.sizes) for chunk in getattr(described, "chunks", ()) if tuple(chunk.offsets) == offset]
         if plain is not None and sizes and plain.shape not in sizes:
             raise CannotJudge(
                 f"`{file}` holds `{name}` with shape {list(plain.shape)}, and the metadata says {list(sizes[0])}",
@@ -213,9 +213,9 @@ class DirectReader(StorageReader):
             )
 
     def _by_torch(self, item: ReadItem, target: Any, files: Files) -> None:
-        place, name = self._place(item), item.storage_index.fqn
-        where = f"`{self.path / place.relative_path}`: `{name}`"
-        tensor = _load(files.content(place.relative_path, place.offset, place.length, name), where)
+        stored, name = self._place(item), item.storage_index.fqn
+        where = f"`{self.path / stored.relative_path}`: `{name}`"
+        tensor = _load(files.content(stored.relative_path, stored.offset, stored.length, name), where)
         if not isinstance(tensor, torch.Tensor):
             raise CannotJudge(f"{where} is a `{type(tensor).__name__}`, not a tensor", "the metadata is damaged")
         try:
@@ -235,8 +235,8 @@ def _load(content: bytes, where: str) -> Any:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged or made-up archive raises
         # torch begins with half a page on how to switch the safety off.
-        found = re.search(r"WeightsUnpickler error: (.*)", str(error))
-        reason = found[1] if found else str(error).partition("\n")[0]
+        refusal = re.search(r"WeightsUnpickler error: (.*)", str(error))
+        reason = refusal[1] if refusal else str(error).partition("\n")[0]
         raise CannotJudge(
             f"{where} cannot be unpickled safely: {reason}",
             "if it holds objects of your own and you know who wrote it: `allow_objects=True`; else load another one",

@@ -102,12 +102,12 @@ class Read(Generic[T]):
 def merge(wanted: Iterable[tuple[int, int, T]], limit: int, gap: int = GAP) -> list[Read[T]]:
     """Requests of at most ``limit`` bytes, where no single one asks for more, that give all (start, stop, what)."""
     reads: list[Read[T]] = []
-    for start, stop, what in sorted(wanted, key=lambda entry: entry[:2]):
+    for start, stop, owner in sorted(wanted, key=lambda entry: entry[:2]):
         low, high = start - start % BLOCK, stop + -stop % BLOCK
         last = reads[-1] if reads else None
         if last is not None and low - last.stop <= gap and max(high, last.stop) - last.start <= limit:
             last.stop = max(high, last.stop)
-            last.wanted.append((start, stop, what))
+            last.wanted.append((start, stop, owner))
         else:
-            reads.append(Read(low, high, [(start, stop, what)]))
+            reads.append(Read(low, high, [(start, stop, owner)]))
     return reads

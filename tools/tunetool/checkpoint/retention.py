@@ -46,18 +46,20 @@ def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str) -> Stamp:
     earlier = on_bulk.plan_of(on_bulk.partial_of(bulk, step_dir.name, digest))
     if earlier is not None and earlier.saved is not None and earlier.saved.time_ns == saved_ns:
         return earlier.saved
-    found = [on_bulk.sound_marker_of(path) for path in steps_in(bulk, ambiguous=True).values()]
-    known = [marker.saved for marker in found if marker is not None and marker.saved is not None]
+    markers = [on_bulk.sound_marker_of(path) for path in steps_in(bulk, ambiguous=True).values()]
+    stamps_known = [marker.saved for marker in markers if marker is not None and marker.saved is not None]
     for partial in on_bulk.partials(bulk):
         plan, marker = on_bulk.plan_of(partial), on_bulk.sound_marker_of(partial)
-        known += [each.saved for each in (plan, marker) if each is not None and each.saved is not None]
+        stamps_known += [
+            document.saved for document in (plan, marker) if document is not None and document.saved is not None
+        ]
     others = [
         when
         for path in steps_in(step_dir.parent, ambiguous=True).values()
         if path != step_dir and (when := _written(path / METADATA)) is not None
     ]
     # The clock is asked after that: what was saved since the drain was asked for is not ahead of it.
-    return stamp(saved_ns, known, others, save_order.now_ns())
+    return stamp(saved_ns, stamps_known, others, save_order.now_ns())
 
 
 def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
@@ -65,14 +67,14 @@ def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
     steps = steps_in(bulk, ambiguous=True)
     if len(steps) <= keep:
         return
-    found = _whole(steps)
-    recorded = {number: marker.saved for number, (_, marker) in found.items() if marker.saved is not None}
+    complete = _whole(steps)
+    recorded = {number: marker.saved for number, (_, marker) in complete.items() if marker.saved is not None}
     order = stamps(
-        recorded, _times({number: path for number, (path, _) in found.items()}, recorded), save_order.now_ns()
+        recorded, _times({number: path for number, (path, _) in complete.items()}, recorded), save_order.now_ns()
     )
-    spared = [number for number, (path, _) in found.items() if path.name == drained]
-    for number in surplus(order, found, spared, keep):
-        remove_step(found[number][0])
+    spared = [number for number, (path, _) in complete.items() if path.name == drained]
+    for number in surplus(order, complete, spared, keep):
+        remove_step(complete[number][0])
 
 
 def leave_note(step_dir: Path, bulk: Path, sources: Mapping[str, Identity], metadata: Identity | None) -> None:
@@ -112,53 +114,61 @@ def retain_on_node(step_dir: Path, bulk: Path, keep: Keep, wait: Callable[[int],
     """
     scratch = step_dir.parent
     sweep(scratch)
-    here = steps_in(scratch, ambiguous=True)
+    on_node = steps_in(scratch, ambiguous=True)
     if (step_dir / METADATA).exists():
         # Where `.metadata` lies, a step without it is no checkpoint yet.
-        here = {number: path for number, path in here.items() if (path / METADATA).exists()}
-    on_bulk_too = steps_in(bulk, ambiguous=True)
-    there = _whole({number: path for number, path in on_bulk_too.items() if number in here or keep.on_bulk is not None})
+        on_node = {number: path for number, path in on_node.items() if (path / METADATA).exists()}
+    steps_on_bulk = steps_in(bulk, ambiguous=True)
+    complete = _whole(
+        {number: path for number, path in steps_on_bulk.items() if number in on_node or keep.on_bulk is not None}
+    )
     drained = {
-        number: there[number][1]
-        for number, path in here.items()
-        if number in there and there[number][0].name == path.name and _has_metadata(path, there[number][1])
+        number: complete[number][1]
+        for number, path in on_node.items()
+        if number in complete and complete[number][0].name == path.name and _has_metadata(path, complete[number][1])
     }
-    notes = {number: note_in(path, bulk) for number, path in here.items() if not (bulk / path.name).exists()}
-    gone = {number: note for number, note in notes.items() if note is not None and _has_metadata(here[number], note)}
-    order, order_there = _orders(here, {**gone, **drained}, there)
-    spared = [number for number, path in here.items() if path == step_dir]
+    notes = {number: note_in(path, bulk) for number, path in on_node.items() if not (bulk / path.name).exists()}
+    gone_from_bulk = {
+        number: note for number, note in notes.items() if note is not None and _has_metadata(on_node[number], note)
+    }
+    order, bulk_order = _orders(on_node, {**gone_from_bulk, **drained}, complete)
+    spared = [number for number, path in on_node.items() if path == step_dir]
     last = sorted(drained, key=lambda number: order[number])[-1:]
-    undrained = here.keys() - drained.keys() if keep.delete_undrained else ()
+    undrained = on_node.keys() - drained.keys() if keep.delete_undrained else ()
     superseded = {number for number in undrained if any(order[number] < order[each] for each in last)}
     if keep.on_bulk is not None:
-        newer = {number: sum(each > order[number] for each in order_there.values()) for number in gone}
-        drained |= {number: note for number, note in gone.items() if newer[number] >= keep.on_bulk}
+        newer = {number: sum(each > order[number] for each in bulk_order.values()) for number in gone_from_bulk}
+        drained |= {number: note for number, note in gone_from_bulk.items() if newer[number] >= keep.on_bulk}
     for number in surplus(order, drained.keys() | superseded, [*spared, *last], keep.on_node):
         wait(0)
         # Who still drains it holds it; who deletes it too was quicker.
-        with contextlib.suppress(OSError), _alone(here[number]):
+        with contextlib.suppress(OSError), _alone(on_node[number]):
             marker = drained.get(number)
-            if is_at_work(here[number]) or (marker and not is_what_was_drained(here[number], marker, wait)):
+            if is_at_work(on_node[number]) or (marker and not is_what_was_drained(on_node[number], marker, wait)):
                 continue
-            remove_step(here[number])
+            remove_step(on_node[number])
 
 
 def _orders(
-    here: Mapping[int, Path], known: Mapping[int, Marker], there: Mapping[int, tuple[Path, Marker]]
+    on_node: Mapping[int, Path], node_markers: Mapping[int, Marker], complete: Mapping[int, tuple[Path, Marker]]
 ) -> tuple[dict[int, Stamp], dict[int, Stamp]]:
     """The stamps on the node and on shared storage, where another save may lie under the same number."""
-    recorded = {("here", number): each.saved for number, each in known.items() if each.saved is not None}
-    recorded |= {("there", number): each.saved for number, (_, each) in there.items() if each.saved is not None}
-    paths = {("here", number): path for number, path in here.items()}
-    paths |= {("there", number): path for number, (path, _) in there.items()}
+    recorded = {("here", number): marker.saved for number, marker in node_markers.items() if marker.saved is not None}
+    recorded |= {
+        ("there", number): marker.saved for number, (_, marker) in complete.items() if marker.saved is not None
+    }
+    paths = {("here", number): path for number, path in on_node.items()}
+    paths |= {("there", number): path for number, (path, _) in complete.items()}
     order = stamps(recorded, _times(paths, recorded), save_order.now_ns())
-    return {number: order["here", number] for number in here}, {number: order["there", number] for number in there}
+    return {number: order["here", number] for number in on_node}, {
+        number: order["there", number] for number in complete
+    }
 
 
 def _whole(steps: Mapping[int, Path]) -> dict[int, tuple[Path, Marker]]:
     """Those of the drained steps that are whole."""
-    found = {number: (path, on_bulk.whole(path)) for number, path in steps.items()}
-    return {number: (path, marker) for number, (path, marker) in found.items() if marker is not None}
+    markers = {number: (path, on_bulk.whole(path)) for number, path in steps.items()}
+    return {number: (path, marker) for number, (path, marker) in markers.items() if marker is not None}
 
 
 def _has_metadata(path: Path, marker: Marker) -> bool:
@@ -179,14 +189,14 @@ def is_at_work(step_dir: Path) -> bool:
 def is_what_was_drained(step_dir: Path, marker: Marker, wait: Callable[[int], None]) -> bool:
     """Whether all data here was drained: by inode, size and times, else by reading it. Raises ``OSError``."""
     names = [str(path.relative_to(step_dir)) for path in step_dir.rglob(_DATA)]
-    found = {name: look(step_dir / name) for name in names}
+    identities = {name: look(step_dir / name) for name in names}
     named = marker.files.keys() | marker.sources.keys()
-    return bool(found) and found.keys() <= named and same_data(step_dir, found, marker, wait)
+    return bool(identities) and identities.keys() <= named and same_data(step_dir, identities, marker, wait)
 
 
 def same_data(step_dir: Path, files: Mapping[str, Identity], marker: Marker, wait: Callable[[int], None]) -> bool:
     """Whether these files, which ``marker`` names, hold what was drained. Raises ``OSError``."""
-    unknown = [name for name, each in files.items() if marker.sources.get(name) != each]
+    unknown = [name for name, identity_now in files.items() if marker.sources.get(name) != identity_now]
     if any(name not in marker.files or files[name].size != marker.files[name].size for name in unknown):
         return False
     return all(digest_of(step_dir / name, wait) == marker.files[name] for name in unknown)
@@ -200,7 +210,7 @@ def _times(steps: Mapping[Key, Path], recorded: Collection[Key]) -> dict[Key, in
             continue
         written = _written(path / METADATA)
         if written is None:
-            written = max((each for each in map(_written, path.glob("*")) if each is not None), default=0)
+            written = max((mtime_ns for mtime_ns in map(_written, path.glob("*")) if mtime_ns is not None), default=0)
         times[key] = written
     return times
 

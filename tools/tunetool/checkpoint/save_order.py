@@ -52,18 +52,18 @@ def stamp(time_ns: int, known: Collection[Stamp], others: Collection[int], now: 
     at such a time was saved before everybody who was not.
     """
     ahead = now + _SKEW_NS
-    newest = max((each.epoch for each in known), default=0)
-    before = max((each.epoch for each in known if each.time_ns > ahead), default=max(newest - 1, 0))
+    newest = max((save.epoch for save in known), default=0)
+    before = max((save.epoch for save in known if save.time_ns > ahead), default=max(newest - 1, 0))
     if time_ns > ahead:
         return Stamp(before, time_ns)
-    went_back = any(each.time_ns > ahead for each in known) or any(each > ahead for each in others)
+    went_back = any(save.time_ns > ahead for save in known) or any(save > ahead for save in others)
     return Stamp(max(newest, before + 1) if went_back else newest, time_ns)
 
 
 def stamps(recorded: Mapping[Key, Stamp], times: Mapping[Key, int], now: int) -> dict[Key, Stamp]:
     """Of every save: what was recorded, else by its time. Pure."""
     known, others = list(recorded.values()), list(times.values())
-    return {**{key: stamp(each, known, others, now) for key, each in times.items()}, **recorded}
+    return {**{key: stamp(time_ns, known, others, now) for key, time_ns in times.items()}, **recorded}
 
 
 def surplus(

@@ -63,10 +63,10 @@ class Holder:
     def parse(cls, text: str) -> Holder | None:
         """None for a file that its writer did not finish."""
         try:
-            found = json.loads(text)
-            host, boot, started = str(found["host"]), str(found["boot"]), float(found["started"])
-            tokens = tuple(str(token) for token in found["tokens"])
-            return cls(host, boot, int(found["pid"]), int(found["start"]), started, tokens)
+            document = json.loads(text)
+            host, boot, started = str(document["host"]), str(document["boot"]), float(document["started"])
+            tokens = tuple(str(token) for token in document["tokens"])
+            return cls(host, boot, int(document["pid"]), int(document["start"]), started, tokens)
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -124,7 +124,7 @@ class Lock:
         now = Holder.this_process(token)
         # Whoever held it may remove the file between our opening and our locking it.
         for _ in range(100):
-            handle, made = _open(path)
+            handle, is_new = _open(path)
             try:
                 kernel_gave = _try_lock(handle)
                 if kernel_gave and not _is_at(handle, path):
@@ -132,7 +132,7 @@ class Lock:
                     continue
                 text = os.pread(handle, 65536, 0).decode("utf-8", "replace")
                 # Who dies between making the file and writing to it leaves it empty.
-                unclaimed = made or (kernel_gave and not text)
+                unclaimed = is_new or (kernel_gave and not text)
                 silent = _clock(directory) - os.fstat(handle).st_mtime
                 holder = Holder.parse(text)
                 if silent < -TOUCH_EVERY:
@@ -197,11 +197,11 @@ def _try_lock(handle: int) -> bool | None:
 
 def _is_at(handle: int, path: Path) -> bool:
     try:
-        there = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return False
-    ours = os.fstat(handle)
-    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+    held = os.fstat(handle)
+    return (status.st_dev, status.st_ino) == (held.st_dev, held.st_ino)
 
 
 def _clock(directory: Path) -> float:

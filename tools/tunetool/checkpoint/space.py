@@ -15,8 +15,8 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 def free(directory: Path) -> int:
     """Bytes that this user may still write to where ``directory`` is or will be. A quota is not in it."""
-    place = _existing(directory)
-    status = os.statvfs(place)
+    existing = _existing(directory)
+    status = os.statvfs(existing)
     return status.f_bavail * status.f_frsize
 
 
@@ -38,14 +38,14 @@ def need(directory: Path, count: int) -> None:
 
 def host_memory_left(root: Path = Path("/")) -> int:
     """Bytes of RAM that this process may still take: of the machine, and of every control group that it is in."""
-    found = memory_left(str(root))
-    if found is None:
+    memory = memory_left(str(root))
+    if memory is None:
         raise CannotJudge("`/proc/meminfo` does not tell how much memory is left", "mount /proc")
-    return found[0]
+    return memory[0]
 
 
 def _existing(directory: Path) -> Path:
-    place = directory.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return place
+    path = directory.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path

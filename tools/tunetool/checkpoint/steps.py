@@ -32,22 +32,22 @@ def steps_in(root: Path, *, ambiguous: bool = False) -> dict[int, Path]:
     Raises ``UsageProblem`` when two names mean one step: which of them is meant cannot be known. With ``ambiguous``
     both are left out instead.
     """
-    found: dict[int, Path] = {}
+    by_number: dict[int, Path] = {}
     twice: set[int] = set()
     try:
         entries = sorted(root.iterdir())
     except FileNotFoundError:
-        return found
+        return by_number
     for path in entries:
         number = number_or_none(path.name)
         if number is None or not path.is_dir():
             continue
-        if number in found:
+        if number in by_number:
             if not ambiguous:
-                raise two_names(found[number], path)
+                raise two_names(by_number[number], path)
             twice.add(number)
-        found[number] = path
-    return {number: path for number, path in found.items() if number not in twice}
+        by_number[number] = path
+    return {number: path for number, path in by_number.items() if number not in twice}
 
 
 def same_step(path: Path) -> Path | None:
@@ -57,8 +57,8 @@ def same_step(path: Path) -> Path | None:
         entries = sorted(path.parent.iterdir())
     except FileNotFoundError:
         return None
-    others = (each for each in entries if each.name != path.name)
-    return next((each for each in others if number_or_none(each.name) == number and each.is_dir()), None)
+    others = (entry for entry in entries if entry.name != path.name)
+    return next((entry for entry in others if number_or_none(entry.name) == number and entry.is_dir()), None)
 
 
 def number_or_none(name: str) -> int | None:

@@ -90,21 +90,21 @@ def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest |
     must not begin anew by mistake.
     """
     distributed = _distributed()
-    places = places_of(os.environ)
-    ranks = distributed.get_world_size() if distributed else (places["world"] or 1)
+    from_launcher = places_of(os.environ)
+    ranks = distributed.get_world_size() if distributed else (from_launcher["world"] or 1)
     if world is not None and distributed and world != ranks:
         raise UsageProblem(f"`world={world}`, but torch.distributed has {ranks} ranks", "leave `world` out")
     ranks = world if world is not None else ranks
-    rank = distributed.get_rank() if distributed else (places["rank"] or 0)
+    rank = distributed.get_rank() if distributed else (from_launcher["rank"] or 0)
     try:
-        mine: Survey | TunetoolError = survey(tiers, rank)
+        this_survey: Survey | TunetoolError = survey(tiers, rank)
     except TunetoolError as error:
         if distributed is None:
             raise
         # The others wait in the collective below: they must hear of it, too.
-        mine = error
+        this_survey = error
     if ranks == 1:
-        gathered: list[Any] = [mine]
+        gathered: list[Any] = [this_survey]
     elif distributed is None:
         raise UsageProblem(
             f"{ranks} ranks must agree, and torch.distributed is not initialised",
@@ -112,12 +112,12 @@ def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest |
         )
     else:
         gathered = [None] * ranks
-        distributed.all_gather_object(gathered, mine)
-    for each in gathered:
-        if isinstance(each, TunetoolError):
-            raise each
-    found = agree(gathered)
-    return Latest(found.step, Path(found.paths[rank]), found.skipped) if found else None
+        distributed.all_gather_object(gathered, this_survey)
+    for received in gathered:
+        if isinstance(received, TunetoolError):
+            raise received
+    agreement = agree(gathered)
+    return Latest(agreement.step, Path(agreement.paths[rank]), agreement.skipped) if agreement else None
 
 
 def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
@@ -131,21 +131,21 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
             marker = bulk.sound_marker_of(path)
             if marker is not None:
                 drained[marker.digest] = marker
-    found: list[Place] = []
+    copies: list[Place] = []
     for root in roots:
-        found += [_look(number, path, drained) for number, path in steps[root].items()]
+        copies += [_look(number, path, drained) for number, path in steps[root].items()]
         for partial in partials[root]:
             name, digest = bulk.name_of(partial)
             number = number_or_none(name)
             if number is None:
                 continue
             if bulk.sound_marker_of(partial) is not None:
-                found.append(_look(number, partial, drained))
+                copies.append(_look(number, partial, drained))
             elif number not in steps[root]:
                 plan = bulk.plan_of(partial)
                 saved = plan.saved if plan else None
-                found.append(Place(number, str(root / name), digest, _on_its_way(partial), saved, _written(partial)))
-    return Survey(rank, host, tuple(found), now_ns())
+                copies.append(Place(number, str(root / name), digest, _on_its_way(partial), saved, _written(partial)))
+    return Survey(rank, host, tuple(copies), now_ns())
 
 
 def _written(path: Path) -> int:
@@ -171,20 +171,20 @@ def _look(number: int, path: Path, drained: Mapping[str, Marker]) -> Place:
         return Place(number, str(path), None, problem, marker.saved, _written(metadata))
     hosts = marker.hosts if marker else {}
     note = note_in(path)
-    known = drained.get(digest) or (note if note is not None and note.digest == digest else None)
-    wrong = []
+    drain_record = drained.get(digest) or (note if note is not None and note.digest == digest else None)
+    problems = []
     for name, least in sorted(needed.items()):
-        problem_of_it = _unreadable(path / name, marker.files[name].size if marker and name in marker.files else least)
-        if problem_of_it is None and marker is None and known is not None:
-            problem_of_it = _overwritten(path, name, known)
-        if problem_of_it:
+        file_problem = _unreadable(path / name, marker.files[name].size if marker and name in marker.files else least)
+        if file_problem is None and marker is None and drain_record is not None:
+            file_problem = _overwritten(path, name, drain_record)
+        if file_problem:
             writer = bulk.writer_of(name)
-            whose = f" of rank {writer}" if writer is not None else ""
+            of_rank = f" of rank {writer}" if writer is not None else ""
             node = f" from node `{hosts[name]}`" if name in hosts else ""
-            wrong.append(f"shard `{name}`{whose}{node} {problem_of_it}")
-    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    told = f"{wrong[0]} in `{path}`{more}" if wrong else None
-    return Place(number, str(path), digest, told, known.saved if known else None, _written(metadata))
+            problems.append(f"shard `{name}`{of_rank}{node} {file_problem}")
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    shown = f"{problems[0]} in `{path}`{more}" if problems else None
+    return Place(number, str(path), digest, shown, drain_record.saved if drain_record else None, _written(metadata))
 
 
 def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
@@ -220,17 +220,17 @@ def _on_its_way(partial: Path) -> str:
     if plan is None:
         return f"its drain to `{partial.parent}` had only begun"
     needed = plan.needed
-    there = bulk.delivered(partial, brought)
-    hosts = {name: each.host for each in brought for name in each.files}
-    lacking = sorted(needed.keys() - there.keys())
+    copied = bulk.delivered(partial, brought)
+    hosts = {name: delivery.host for delivery in brought for name in delivery.files}
+    lacking = sorted(needed.keys() - copied.keys())
     if not lacking:
         return f"its drain to `{partial.parent}` did not end, though all files are there: drain it again"
     name = lacking[0]
     writer = bulk.writer_of(name)
-    whose = f" of rank {writer}" if writer is not None else ""
+    of_rank = f" of rank {writer}" if writer is not None else ""
     node = f", from node `{hosts[name]}`" if name in hosts else ", from a node of which nothing was heard"
     more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-    return f"its drain to `{partial.parent}` did not end: shard `{name}`{whose}{node}, is missing{more}"
+    return f"its drain to `{partial.parent}` did not end: shard `{name}`{of_rank}{node}, is missing{more}"
 
 
 def agree(surveys: Sequence[Survey]) -> Agreement | None:
@@ -241,10 +241,10 @@ def agree(surveys: Sequence[Survey]) -> Agreement | None:
     skipped: dict[int, str] = {}
     order = _order(surveys)
     for step, digest in sorted(order, key=lambda save: (order[save], save[0]), reverse=True):
-        chosen = {each.rank: _first(each, step, digest) for each in surveys}
-        paths = {rank: place.path for rank, place in chosen.items() if place is not None}
+        chosen = {one_survey.rank: _first(one_survey, step, digest) for one_survey in surveys}
+        paths = {rank: copy.path for rank, copy in chosen.items() if copy is not None}
         if len(paths) == len(surveys):
-            return Agreement(step, paths, tuple(told for number, told in skipped.items() if number != step))
+            return Agreement(step, paths, tuple(reason for number, reason in skipped.items() if number != step))
         skipped.setdefault(step, f"step {step}: {'; '.join(_why_not(step, surveys))}")
     if not order:
         return None
@@ -260,19 +260,19 @@ def _order(surveys: Sequence[Survey]) -> dict[tuple[int, str | None], Stamp]:
     """When each save was saved. Of the times of its copies the first is taken: it is that of the save itself."""
     recorded: dict[tuple[int, str | None], Stamp] = {}
     times: dict[tuple[int, str | None], int] = {}
-    for place in (place for each in surveys for place in each.places):
-        save = place.step, place.digest
-        if place.recorded is not None:
-            recorded[save] = max(recorded.get(save, place.recorded), place.recorded)
-        times[save] = min(times.get(save) or place.written_ns, place.written_ns or times.get(save, 0))
-    known = {step for step, digest in times if digest is not None}
+    for copy in (copy for one_survey in surveys for copy in one_survey.places):
+        save = copy.step, copy.digest
+        if copy.recorded is not None:
+            recorded[save] = max(recorded.get(save, copy.recorded), copy.recorded)
+        times[save] = min(times.get(save) or copy.written_ns, copy.written_ns or times.get(save, 0))
+    with_metadata = {step for step, digest in times if digest is not None}
     # Of a place without `.metadata` it is not known which save it is of.
     unrecorded = {
         (step, digest): when
         for (step, digest), when in times.items()
-        if (step, digest) not in recorded and (digest is not None or step not in known)
+        if (step, digest) not in recorded and (digest is not None or step not in with_metadata)
     }
-    return stamps(recorded, unrecorded, max((each.now_ns for each in surveys), default=0))
+    return stamps(recorded, unrecorded, max((one_survey.now_ns for one_survey in surveys), default=0))
 
 
 def _first(survey: Survey, step: int, digest: str | None) -> Place | None:
@@ -282,19 +282,19 @@ def _first(survey: Survey, step: int, digest: str | None) -> Place | None:
 def _why_not(step: int, surveys: Sequence[Survey]) -> list[str]:
     """A line for each reason, with the ranks that it keeps from reading; one for ranks that read different saves."""
     reasons: dict[str, list[Survey]] = {}
-    for each in surveys:
-        places = [place for place in each.places if place.step == step]
-        if any(place.problem is None for place in places):
+    for one_survey in surveys:
+        copies = [copy for copy in one_survey.places if copy.step == step]
+        if any(copy.problem is None for copy in copies):
             continue
-        told = " and ".join(place.problem or "" for place in places) or "it is not there"
-        reasons.setdefault(told, []).append(each)
+        problems = " and ".join(copy.problem or "" for copy in copies) or "it is not there"
+        reasons.setdefault(problems, []).append(one_survey)
     lines = [f"{_who(ranks)}: {reason}" for reason, ranks in reasons.items()]
     return lines or ["the ranks have different saves of it: its directories were saved to more than once"]
 
 
 def _who(surveys: Sequence[Survey]) -> str:
-    hosts = ", ".join(f"`{host}`" for host in dict.fromkeys(each.host for each in surveys))
-    ranks = [str(each.rank) for each in surveys]
+    hosts = ", ".join(f"`{host}`" for host in dict.fromkeys(one_survey.host for one_survey in surveys))
+    ranks = [str(one_survey.rank) for one_survey in surveys]
     shown = ", ".join(ranks[:4]) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
     return f"rank {shown} on {hosts}"
 

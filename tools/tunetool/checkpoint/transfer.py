@@ -91,8 +91,8 @@ def copy_file(
 def _check(handle: int, source: Path, expected: Identity) -> None:
     """Raises ``Changed`` unless the open file and the one of that name are what was ``expected``."""
     with _told(source, "read"):
-        found = {Identity.of(os.fstat(handle)), Identity.of(source.stat())}
-    if found != {expected}:
+        identities = {Identity.of(os.fstat(handle)), Identity.of(source.stat())}
+    if identities != {expected}:
         raise Changed(source)
 
 
@@ -192,14 +192,14 @@ _FULL = {errno.ENOSPC: "it is full", errno.EDQUOT: "the quota is used up", errno
 
 
 @contextlib.contextmanager
-def _told(path: Path, what: str) -> Iterator[None]:
+def _told(path: Path, action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if what != "read" and error.errno == errno.ENOENT:
+        if action != "read" and error.errno == errno.ENOENT:
             raise Gone(path) from None
         reason = _FULL.get(error.errno or 0, error.strerror)
         hint = "the checkpoint on the node is untouched; make room (`max_to_keep`), then drain it again"
-        if what == "read":
+        if action == "read":
             hint = "see `dmesg | tail`; was the step deleted or saved again before it was drained?"
-        raise CannotJudge(f"`{path}` cannot be {what}: {reason}", hint) from error
+        raise CannotJudge(f"`{path}` cannot be {action}: {reason}", hint) from error

@@ -50,16 +50,16 @@ def _path(kind: type[PurePath]) -> Call:
     return Call(make)
 
 
-def _one_of(what: str, known: dict[Any, Any]) -> Call:
+def _one_of(kind: str, known: dict[Any, Any]) -> Call:
     def choose(*arguments: Any) -> Any:
         if len(arguments) != 1 or type(arguments[0]) not in (int, str) or arguments[0] not in known:
-            raise Malformed(f"it names a {what} that torch does not have")
+            raise Malformed(f"it names a {kind} that torch does not have")
         return known[arguments[0]]
 
     return Call(choose)
 
 
-def _fields(made: Any, state: Any, known: dict[str, Callable[[Any], bool]]) -> bool:
+def _fields(instance: Any, state: Any, known: dict[str, Callable[[Any], bool]]) -> bool:
     """Sets what ``known`` accepts, and nothing that the class itself has under this name. For the few objects."""
     if type(state) is not dict:
         return False
@@ -68,13 +68,13 @@ def _fields(made: Any, state: Any, known: dict[str, Callable[[Any], bool]]) -> b
             return False
         if name in known:
             if not known[name](value):
-                raise Malformed(f"`{name}` of a `{type(made).__name__}` is a `{type(value).__name__}`")
-        elif not name.isidentifier() or name.startswith("_") or hasattr(type(made), name):
+                raise Malformed(f"`{name}` of a `{type(instance).__name__}` is a `{type(value).__name__}`")
+        elif not name.isidentifier() or name.startswith("_") or hasattr(type(instance), name):
             return False
         else:
             # A field that a newer torch added.
             check_plain(value, is_leaf)
-        made.__dict__[name] = value
+        instance.__dict__[name] = value
     return True
 
 
@@ -99,51 +99,57 @@ _META_FIELDS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _fill_metadata(made: Any, state: Any) -> bool:
-    return _fields(made, state, _METADATA_FIELDS)
+def _fill_metadata(instance: Any, state: Any) -> bool:
+    return _fields(instance, state, _METADATA_FIELDS)
 
 
-def _fill_meta(made: Any, state: Any) -> bool:
-    return _fields(made, state, _META_FIELDS)
+def _fill_meta(instance: Any, state: Any) -> bool:
+    return _fields(instance, state, _META_FIELDS)
 
 
-def _fill_place(made: Any, state: Any) -> bool:
+def _fill_place(instance: Any, state: Any) -> bool:
     if type(state) is not dict:
         return False
-    own = made.__dict__
-    own["relative_path"], own["offset"], own["length"] = state["relative_path"], state["offset"], state["length"]
+    fields = instance.__dict__
+    fields["relative_path"], fields["offset"], fields["length"] = (
+        state["relative_path"],
+        state["offset"],
+        state["length"],
+    )
     if len(state) > 3:
         through = state["transform_descriptors"]
         if len(state) > 4 or type(through) not in (list, tuple) or not all(type(name) is str for name in through):
             return False
         # A copy: the pickle could still change what it refers to.
-        own["transform_descriptors"] = through[:]
+        fields["transform_descriptors"] = through[:]
     return True
 
 
-def _fill_tensor(made: Any, state: Any) -> bool:
+def _fill_tensor(instance: Any, state: Any) -> bool:
     if type(state) is not dict or len(state) != 3:
         return False
-    own = made.__dict__
-    own["properties"], own["size"], own["chunks"] = state["properties"], state["size"], state["chunks"]
+    fields = instance.__dict__
+    fields["properties"], fields["size"], fields["chunks"] = state["properties"], state["size"], state["chunks"]
     return (
-        type(own["properties"]) is TensorProperties and type(own["size"]) is torch.Size and type(own["chunks"]) is list
+        type(fields["properties"]) is TensorProperties
+        and type(fields["size"]) is torch.Size
+        and type(fields["chunks"]) is list
     )
 
 
-def _fill_chunk(made: Any, state: Any) -> bool:
+def _fill_chunk(instance: Any, state: Any) -> bool:
     if type(state) is not dict or len(state) != 2:
         return False
-    own = made.__dict__
-    own["offsets"], own["sizes"] = offsets, sizes = state["offsets"], state["sizes"]
+    fields = instance.__dict__
+    fields["offsets"], fields["sizes"] = offsets, sizes = state["offsets"], state["sizes"]
     return type(offsets) is torch.Size and type(sizes) is torch.Size and len(offsets) == len(sizes)
 
 
-def _fill_properties(made: Any, state: Any) -> bool:
+def _fill_properties(instance: Any, state: Any) -> bool:
     if type(state) is not tuple or len(state) != 5:
         return False
-    own = made.__dict__
-    own["dtype"], own["layout"], own["requires_grad"], own["memory_format"], own["pin_memory"] = state
+    fields = instance.__dict__
+    fields["dtype"], fields["layout"], fields["requires_grad"], fields["memory_format"], fields["pin_memory"] = state
     return (
         type(state[0]) is torch.dtype
         and type(state[1]) is torch.layout
@@ -153,17 +159,17 @@ def _fill_properties(made: Any, state: Any) -> bool:
     )
 
 
-def _fill_index(made: Any, state: Any) -> bool:
+def _fill_index(instance: Any, state: Any) -> bool:
     if type(state) is not dict or len(state) > 3:
         return False
-    own = made.__dict__
-    own["fqn"] = state["fqn"]
-    own["index"] = index = state["index"]
+    fields = instance.__dict__
+    fields["fqn"] = state["fqn"]
+    fields["index"] = index = state["index"]
     if len(state) == 3:
-        own["offset"] = offset = state["offset"]
+        fields["offset"] = offset = state["offset"]
         if offset is not None and type(offset) is not torch.Size:
             return False
-    return type(own["fqn"]) is str and (index is None or type(index) is int)
+    return type(fields["fqn"]) is str and (index is None or type(index) is int)
 
 
 _TORCH_METADATA = "torch.distributed.checkpoint.metadata"
@@ -221,10 +227,10 @@ _NAMES: dict[tuple[str, str], Any] = {
 
 def _of_torch(module: str, name: str) -> Any:
     # Exactly one name, so a dotted one cannot walk from here to anything else.
-    found = torch.__dict__.get(name) if module == "torch" else None
-    if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+    value = torch.__dict__.get(name) if module == "torch" else None
+    if not isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         raise Refused(f"{module}.{name}")
-    return found
+    return value
 
 
 VOCABULARY = Vocabulary(_NAMES, _of_torch, keys=frozenset({MetadataIndex, torch.Size}))

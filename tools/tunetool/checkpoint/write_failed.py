@@ -23,6 +23,6 @@ class WriteFailed(CannotJudge):
     @classmethod
     def of(cls, path: Path, doing: str, error: OSError) -> WriteFailed:
         hint = _HINTS.get(error.errno or 0, "the previous checkpoint is whole")
-        made = cls(f"`{path}`: {doing} failed: {error.strerror or error}", hint)
-        made.errno = error.errno
-        return made
+        failure = cls(f"`{path}`: {doing} failed: {error.strerror or error}", hint)
+        failure.errno = error.errno
+        return failure

@@ -25,7 +25,7 @@ def main(verdict: str, arguments: list[str]) -> int:
     try:
         run.run(run.parse_args(arguments))
     except ChildFailedError as error:
-        rank, code = first({rank: (each.timestamp, each.exitcode) for rank, each in error.failures.items()})
+        rank, code = first({rank: (failed.timestamp, failed.exitcode) for rank, failed in error.failures.items()})
         Path(verdict).write_text(json.dumps({"rank": rank, "exit": code}))
         return 1
     return 0
@@ -37,13 +37,20 @@ def first(failures: Mapping[int, tuple[float, int]]) -> tuple[int, int]:
     Within one second a rank that a signal ended is the cause of those that then lost its connection. Those that
     torchrun ended by SIGTERM are never the cause.
     """
-    rank = min(failures, key=lambda each: (failures[each][1] == -signal.SIGTERM, *_order(failures[each]), each))
+    rank = min(
+        failures,
+        key=lambda failed_rank: (
+            failures[failed_rank][1] == -signal.SIGTERM,
+            *_order(failures[failed_rank]),
+            failed_rank,
+        ),
+    )
     return rank, failures[rank][1]
 
 
 def _order(failure: tuple[float, int]) -> tuple[int, bool]:
-    found, code = failure
-    return int(found), code >= 0
+    died_at, code = failure
+    return int(died_at), code >= 0
 
 
 if __name__ == "__main__":

@@ -105,10 +105,10 @@ def _watch(limits: Limits, reports: Mapping[int, Report], now: float, moments: M
             return Decision("go")
         moments.dumped = now
     # A node that ended well has nobody to ask.
-    asked = [report for report in reports.values() if report.state == "running"]
-    if any(report.stuck is None for report in asked) and now - moments.dumped < DUMP_SECONDS:
+    running = [report for report in reports.values() if report.state == "running"]
+    if any(report.stuck is None for report in running) and now - moments.dumped < DUMP_SECONDS:
         return Decision("dump")
-    stuck = {rank: place for report in reports.values() for rank, place in (report.stuck or {}).items()}
+    stuck = {rank: where for report in reports.values() for rank, where in (report.stuck or {}).items()}
     return Decision("end", _hung(limits, beats, stuck, moments.why))
 
 
@@ -122,10 +122,10 @@ def _hung(limits: Limits, beats: Mapping[int, Beat], stuck: Mapping[int, Stuck],
     else:
         where = "did not give its stack: it is stuck in the kernel, or ended"
     table = [
-        f"rank {each} on {limits.host_of(each)}: {beats[each].count if each in beats else 0} beats"
-        + (f", the last {beats[each].age:.0f} s ago" if each in beats else "")
-        + (f", {stuck[each].line}" if each in stuck else "")
-        for each in range(limits.world)
+        f"rank {number} on {limits.host_of(number)}: {beats[number].count if number in beats else 0} beats"
+        + (f", the last {beats[number].age:.0f} s ago" if number in beats else "")
+        + (f", {stuck[number].line}" if number in stuck else "")
+        for number in range(limits.world)
     ]
     count = beats[rank].count if rank in beats else 0
     message = f"{why}: rank {rank} on `{host}` is behind, after {count} beats, and {where}"

@@ -61,15 +61,15 @@ class DeepspeedLauncher:
         hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit))
         variables = host_variables(self._inventory, find_playbook(PLAYBOOK))
         with tempfile.TemporaryDirectory(prefix="tunetool-launch-") as folder:
-            here = Path(folder)
-            (here / "hostfile").write_text(hostfile(hosts, job.ranks_per_host))
+            local_dir = Path(folder)
+            (local_dir / "hostfile").write_text(hostfile(hosts, job.ranks_per_host))
             config, arguments = ssh_settings(hosts, variables)
-            (here / "ssh_config").write_text(config)
+            (local_dir / "ssh_config").write_text(config)
             guards = Guards(self._inventory, job, hosts, "other")
-            with swept_away(_MARK, token := secrets.token_hex(16), here):
+            with swept_away(_MARK, token := secrets.token_hex(16), local_dir):
                 environment = {**os.environ, _MARK: token}
-                environment["PDSH_SSH_ARGS_APPEND"] = shlex.join([*arguments, "-F", str(here / "ssh_config")])
-                started = _Deepspeed(guards, python, hosts, here, environment)
+                environment["PDSH_SSH_ARGS_APPEND"] = shlex.join([*arguments, "-F", str(local_dir / "ssh_config")])
+                started = _Deepspeed(guards, python, hosts, local_dir, environment)
 
                 def watch() -> None:
                     tick()
@@ -86,12 +86,12 @@ class _Deepspeed:
     """The process, from when every host is prepared."""
 
     def __init__(
-        self, guards: Guards, python: str, hosts: Sequence[Host], here: Path, environment: Mapping[str, str]
+        self, guards: Guards, python: str, hosts: Sequence[Host], local_dir: Path, environment: Mapping[str, str]
     ) -> None:
         self._guards = guards
         self._python = python
         self._hosts = hosts
-        self._here = here
+        self._here = local_dir
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: float | None = None
@@ -104,9 +104,9 @@ class _Deepspeed:
         elif self._process.poll() is not None:
             self._ended = self._ended or time.monotonic()
             if time.monotonic() - self._ended > _VERDICT_SECONDS:
-                said = tail(self._here / "log")
-                message, hint = describe_end("`deepspeed`", self._process.returncode, said)
-                raise RankFailed(message, hint, raw=said, host=self._hosts[0].name)
+                output = tail(self._here / "log")
+                message, hint = describe_end("`deepspeed`", self._process.returncode, output)
+                raise RankFailed(message, hint, raw=output, host=self._hosts[0].name)
 
     def leave(self) -> None:
         """It ends by itself once its ranks are gone."""
@@ -160,7 +160,7 @@ def ssh_settings(hosts: Sequence[Host], variables: Mapping[str, Mapping[str, Any
         at = arguments.index("-F")
         others = [] if arguments[at + 1] == "none" else [arguments[at + 1]]
         del arguments[at : at + 2]
-    spaced = next((each for each in arguments if any(letter.isspace() for letter in each)), None)
+    spaced = next((argument for argument in arguments if any(letter.isspace() for letter in argument)), None)
     if spaced is not None:
         raise UsageProblem(f"`{spaced}` in `ansible_ssh_common_args` has a space", "pdsh cuts there: use `ssh`")
     blocks = [_block(host, variables.get(host.name, {})) for host in hosts]

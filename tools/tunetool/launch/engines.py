@@ -64,8 +64,8 @@ class Torchrun:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._ranks is not None:
-            for told in started(self._directory).values():
-                self._ranks.know(told["pid"])
+            for rank_file in started(self._directory).values():
+                self._ranks.know(rank_file["pid"])
             self._ranks.end()
 
     def done(self) -> bool:
@@ -86,9 +86,9 @@ class Torchrun:
         spec = self._spec
         if error.rank is None:
             return Failure(f"{error.message} (on `{spec.host}`)", spec.host, error.hint, raw=error.raw)
-        said = words(spec, error.rank) or ranks.said(error.rank - spec.ranks.start)
-        message, hint = describe_end(f"rank {error.rank} on `{spec.host}`", ranks.exit or 0, said)
-        return Failure(message, spec.host, hint, error.rank, ranks.exit, said)
+        output = words(spec, error.rank) or ranks.said(error.rank - spec.ranks.start)
+        message, hint = describe_end(f"rank {error.rank} on `{spec.host}`", ranks.exit or 0, output)
+        return Failure(message, spec.host, hint, error.rank, ranks.exit, output)
 
 
 class Adopted:
@@ -123,15 +123,15 @@ class Adopted:
             spec = self._spec
             for rank, code in sorted(self._codes().items()):
                 if code != 0:
-                    said = words(spec, rank)
-                    what = f"rank {rank} on `{spec.host}`"
+                    output = words(spec, rank)
+                    which_rank = f"rank {rank} on `{spec.host}`"
                     if code is None:
-                        last = (said.strip().splitlines() or ["no message"])[-1].strip()[-300:]
-                        vanished = f"{what} was ended by a signal: {last}"
-                        self._failure = Failure(vanished, spec.host, "see `dmesg | tail` there", rank, -9, said)
+                        last = (output.strip().splitlines() or ["no message"])[-1].strip()[-300:]
+                        vanished = f"{which_rank} was ended by a signal: {last}"
+                        self._failure = Failure(vanished, spec.host, "see `dmesg | tail` there", rank, -9, output)
                     else:
-                        message, hint = describe_end(what, code, said)
-                        self._failure = Failure(message, spec.host, hint, rank, code, said)
+                        message, hint = describe_end(which_rank, code, output)
+                        self._failure = Failure(message, spec.host, hint, rank, code, output)
                     break
         return self._failure
 
@@ -141,7 +141,9 @@ class Adopted:
     def _codes(self) -> dict[int, int | None]:
         """Exit statuses of those that are gone; None for one that did not tell."""
         gone = [
-            rank for rank, told in started(self._directory).items() if not has_mark(told["pid"], RUN, self._spec.run)
+            rank
+            for rank, rank_file in started(self._directory).items()
+            if not has_mark(rank_file["pid"], RUN, self._spec.run)
         ]
         return {rank: ended(self._directory, rank) for rank in gone}
 
@@ -153,12 +155,12 @@ def _static(spec: NodeSpec, master: tuple[str, int]) -> list[str]:
 
 def started(directory: Path) -> dict[int, dict[str, Any]]:
     """What each rank of this node told of itself when it started: ``pid``, ``local_rank``, ``master``."""
-    found = {}
+    by_rank = {}
     for path in (directory / RANKS).glob("*"):
         if path.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
-                found[int(path.name)] = json.loads(path.read_text())
-    return found
+                by_rank[int(path.name)] = json.loads(path.read_text())
+    return by_rank
 
 
 def ended(directory: Path, rank: int) -> int | None:
@@ -171,5 +173,5 @@ def ended(directory: Path, rank: int) -> int | None:
 
 def words(spec: NodeSpec, rank: int) -> str:
     """The end of what a rank printed: its errors last."""
-    place = Path(spec.out) / f"rank-{rank}"
-    return tail(place / "stdout.log") + tail(place / "stderr.log")
+    rank_dir = Path(spec.out) / f"rank-{rank}"
+    return tail(rank_dir / "stdout.log") + tail(rank_dir / "stderr.log")

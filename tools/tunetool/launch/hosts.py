@@ -62,8 +62,8 @@ def host_variables(inventory: Path, playbook: Playbook) -> dict[str, dict[str, A
     except subprocess.TimeoutExpired:
         raise CannotJudge(f"`{inventory}` was not read within {_READ_SECONDS} s") from None
     except (ValueError, KeyError, TypeError):
-        told = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line]
-        raise UsageProblem(f"`{inventory}` cannot be read", told[0] if told else None) from None
+        errors = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line]
+        raise UsageProblem(f"`{inventory}` cannot be read", errors[0] if errors else None) from None
 
 
 def _host(name: str, variables: Mapping[str, Any]) -> Host:

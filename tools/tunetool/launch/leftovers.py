@@ -41,23 +41,23 @@ class Leftovers:
     def remove(self) -> list[str]:
         """Remove what is this run's. The names of those that somebody else has mapped, which stay."""
         try:
-            found = [entry for entry in os.scandir(self._shm) if self._ours(entry)]
+            entries = [entry for entry in os.scandir(self._shm) if self._ours(entry)]
         except OSError:
             return []
-        if not found:
+        if not entries:
             return []
         used = _in_use(self._shm)
-        for entry in found:
+        for entry in entries:
             if entry.name not in used:
                 Path(entry.path).unlink(missing_ok=True)
-        return sorted(entry.name for entry in found if entry.name in used)
+        return sorted(entry.name for entry in entries if entry.name in used)
 
     def _ours(self, entry: os.DirEntry[str]) -> bool:
         try:
-            known = entry.stat(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False)
         except OSError:
             return False
-        if known.st_uid != os.getuid() or not entry.is_file(follow_symlinks=False):
+        if status.st_uid != os.getuid() or not entry.is_file(follow_symlinks=False):
             return False
         torch = _TORCH.match(entry.name)
         return (

@@ -28,7 +28,7 @@ _LONGEST = 4 * 2**20
 class Line(Protocol):
     """What a guard knows of the run."""
 
-    def exchange(self, own: Report) -> Decision:
+    def exchange(self, report: Report) -> Decision:
         """Report, and hear what to do. Never waits."""
 
 
@@ -63,9 +63,9 @@ class Hub:
             self._server = socket.create_server(("", spec.line_port), family=family)
             self._server.setblocking(False)
 
-    def exchange(self, own: Report) -> Decision:
+    def exchange(self, report: Report) -> Decision:
         """Decides, once for all: what was decided to end stays so."""
-        self._reports[own.node] = own
+        self._reports[report.node] = report
         self._listen()
         if self._decision.do != "end":
             now = time.monotonic()
@@ -83,16 +83,16 @@ class Hub:
             while self._server is not None:
                 self._guests.append(_Stream(self._server.accept()[0]))
         for guest in list(self._guests):
-            for told in guest.hear():
+            for message in guest.hear():
                 if guest.node is None:
-                    known = hmac.compare_digest(str(told.get("run")), self._run)
-                    node = told.get("node")
-                    if not known or not isinstance(node, int) or not 0 < node < len(self._limits.hosts):
+                    has_secret = hmac.compare_digest(str(message.get("run")), self._run)
+                    node = message.get("node")
+                    if not has_secret or not isinstance(node, int) or not 0 < node < len(self._limits.hosts):
                         guest.close()
                         break
                     guest.node = node
                 else:
-                    self._reports[guest.node] = _report(told)
+                    self._reports[guest.node] = _report(message)
                     self._heard[guest.node] = time.monotonic()
             if guest.closed:
                 self._guests.remove(guest)
@@ -130,7 +130,7 @@ class Follower:
         self._stream: _Stream | None = None
         self._decision = Decision("go")
 
-    def exchange(self, own: Report) -> Decision:
+    def exchange(self, report: Report) -> Decision:
         """What the first node decided; that it is lost, where it is silent."""
         if self._decision.do == "end":
             return self._decision
@@ -139,13 +139,13 @@ class Follower:
             if self._stream is None:
                 return self._decision
         now = time.monotonic()
-        if now - self._said > _EVERY or own.state != "running" or own.stuck is not None:
+        if now - self._said > _EVERY or report.state != "running" or report.stuck is not None:
             self._said = now
-            self._stream.say(asdict(own))
-        for told in self._stream.hear():
+            self._stream.say(asdict(report))
+        for message in self._stream.hear():
             self._heard = now
-            failure = told.get("failure")
-            self._decision = Decision(told["do"], None if failure is None else Failure(**failure))
+            failure = message.get("failure")
+            self._decision = Decision(message["do"], None if failure is None else Failure(**failure))
             if self._decision.do == "end":
                 return self._decision
         if self._stream.closed or now - self._heard > LOST_SECONDS:
@@ -191,8 +191,8 @@ class _Stream:
         self._read = b""
         self._unsent = b""
 
-    def say(self, told: Mapping[str, Any]) -> None:
-        self._unsent += json.dumps(told).encode() + b"\n"
+    def say(self, message: Mapping[str, Any]) -> None:
+        self._unsent += json.dumps(message).encode() + b"\n"
         try:
             self._unsent = self._unsent[self._connection.send(self._unsent) :]
         except BlockingIOError:
@@ -215,25 +215,25 @@ class _Stream:
         *lines, self._read = self._read.split(b"\n")
         for line in lines:
             try:
-                told = json.loads(line)
+                message = json.loads(line)
             except ValueError:
-                told = None
-            if not isinstance(told, dict):
+                message = None
+            if not isinstance(message, dict):
                 self.close()
                 return
-            yield told
+            yield message
 
     def close(self) -> None:
         self.closed = True
         self._connection.close()
 
 
-def _report(told: Mapping[str, Any]) -> Report:
-    failure, stuck = told["failure"], told["stuck"]
+def _report(message: Mapping[str, Any]) -> Report:
+    failure, stuck = message["failure"], message["stuck"]
     return Report(
-        told["node"],
-        told["state"],
+        message["node"],
+        message["state"],
         None if failure is None else Failure(**failure),
-        {int(rank): Beat(**beat) for rank, beat in told["beats"].items()},
-        None if stuck is None else {int(rank): Stuck(**place) for rank, place in stuck.items()},
+        {int(rank): Beat(**beat) for rank, beat in message["beats"].items()},
+        None if stuck is None else {int(rank): Stuck(**where) for rank, where in stuck.items()},
     )

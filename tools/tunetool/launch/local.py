@@ -122,14 +122,14 @@ class Ranks:
             self._process.wait(_POLITE_SECONDS)
         self.end()
         try:
-            told = json.loads((self.log_dir / _VERDICT).read_text())
-            rank, code = int(told["rank"]), int(told["exit"])
+            verdict = json.loads((self.log_dir / _VERDICT).read_text())
+            rank, code = int(verdict["rank"]), int(verdict["exit"])
         except (OSError, ValueError, KeyError, TypeError):
-            said = tail(self.log_dir / _OWN_LOG)
-            return RankFailed(*describe_end("torchrun", self._process.returncode or 0, said), raw=said)
+            output = tail(self.log_dir / _OWN_LOG)
+            return RankFailed(*describe_end("torchrun", self._process.returncode or 0, output), raw=output)
         self.exit = code
-        said = self.said(rank)
-        return RankFailed(*describe_end(f"rank {rank}", code, said), rank=rank, raw=said)
+        output = self.said(rank)
+        return RankFailed(*describe_end(f"rank {rank}", code, output), rank=rank, raw=output)
 
     def said(self, rank: int) -> str:
         """The end of what a rank printed: its own lines last."""
@@ -139,9 +139,9 @@ class Ranks:
 
     def messages(self) -> str:
         """The end of what each rank printed."""
-        parts = [f"--- rank {rank}\n{said}" for rank in range(self.world) if (said := self.said(rank))]
-        own = tail(self.log_dir / _OWN_LOG)
-        return "\n".join([*parts, f"--- torchrun\n{own}"] if own else parts)
+        parts = [f"--- rank {rank}\n{output}" for rank in range(self.world) if (output := self.said(rank))]
+        torchrun_log = tail(self.log_dir / _OWN_LOG)
+        return "\n".join([*parts, f"--- torchrun\n{torchrun_log}"] if torchrun_log else parts)
 
     def end(self) -> None:
         """End torchrun, its ranks and what they started. A second Ctrl-C does not leave them behind."""

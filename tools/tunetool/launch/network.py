@@ -18,12 +18,12 @@ def interface_towards(address: str) -> str | None:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # sends nothing: only asks for the route
-            own = probe.getsockname()[0]
+            own_address = probe.getsockname()[0]
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):
-                    asked = struct.pack("256s", name.encode()[:15])
-                    told = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)
-                    if socket.inet_ntoa(told[20:24]) == own:
+                    request = struct.pack("256s", name.encode()[:15])
+                    reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                    if socket.inet_ntoa(reply[20:24]) == own_address:
                         return name
     except OSError:
         return None

@@ -99,9 +99,9 @@ class Guard:
         self._looked = time.monotonic()
         ranks_here = started(self._directory).values()
         # A rank that is gone already has told its id; what it started is known only from a look.
-        self._leftovers.look([*marked(RUN, self._spec.run), *(told["pid"] for told in ranks_here)])
-        for told in ranks_here:
-            address, port = told["master"]
+        self._leftovers.look([*marked(RUN, self._spec.run), *(rank_file["pid"] for rank_file in ranks_here)])
+        for rank_file in ranks_here:
+            address, port = rank_file["master"]
             self._leftovers.meet_at(address, port, self._spec.world)
 
     def _report(self, engine: Engine) -> Report:
@@ -119,18 +119,18 @@ class Guard:
 
     def _dump(self) -> dict[int, Stuck]:
         """Every rank's stack into its ``stack.txt``, and where each of them is."""
-        places = {rank: Path(self._spec.out) / f"rank-{rank}" / STACK for rank in started(self._directory)}
-        before = {rank: _size(path) for rank, path in places.items()}
-        for told in started(self._directory).values():
-            if has_mark(told["pid"], RUN, self._spec.run):
+        stack_files = {rank: Path(self._spec.out) / f"rank-{rank}" / STACK for rank in started(self._directory)}
+        before = {rank: _size(path) for rank, path in stack_files.items()}
+        for rank_file in started(self._directory).values():
+            if has_mark(rank_file["pid"], RUN, self._spec.run):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(told["pid"], STACK_SIGNAL)
+                    os.kill(rank_file["pid"], STACK_SIGNAL)
         deadline = time.monotonic() + _DUMP_SECONDS
-        while time.monotonic() < deadline and any(_size(path) == before[rank] for rank, path in places.items()):
+        while time.monotonic() < deadline and any(_size(path) == before[rank] for rank, path in stack_files.items()):
             time.sleep(0.05)
         time.sleep(0.05)  # a stack of many threads is more than one write
-        found = {rank: innermost(_read(path)) for rank, path in places.items()}
-        return {rank: stuck for rank, stuck in found.items() if stuck is not None}
+        innermost_frames = {rank: innermost(_read(path)) for rank, path in stack_files.items()}
+        return {rank: stuck for rank, stuck in innermost_frames.items() if stuck is not None}
 
 
 def rank_variables(spec: NodeSpec, directory: Path) -> dict[str, str]:

@@ -137,14 +137,14 @@ class Orders:
                         raise _error(failed, ranks, together=False)
                 _patience(ranks, deadline, timeout, str(order.get("do")))
         answers = {rank: line.answers.pop() for rank, line in self._lines.items()}
-        wrong = [(rank, told) for rank, told in sorted(answers.items()) if "error" in told]
-        if wrong:
-            raise _error(wrong[0], ranks, together=True)
+        errors = [(rank, reply) for rank, reply in sorted(answers.items()) if "error" in reply]
+        if errors:
+            raise _error(errors[0], ranks, together=True)
         return [answers[rank] for rank in range(ranks.world)]
 
     def _failed(self) -> tuple[int, dict[str, Any]] | None:
         answered = ((rank, line.answers[0]) for rank, line in self._lines.items() if line.answers)
-        return next(((rank, told) for rank, told in answered if "error" in told), None)
+        return next(((rank, reply) for rank, reply in answered if "error" in reply), None)
 
     def dismiss(self, ranks: Ranks, patience: float) -> None:
         """Let the ranks end in order, so that nothing of theirs stays in shared memory."""
@@ -167,22 +167,22 @@ def _receive(line: _Line) -> None:
         line.answers.append(json.loads(text))
 
 
-def _patience(ranks: Ranks, deadline: float, timeout: float, what: str) -> None:
+def _patience(ranks: Ranks, deadline: float, timeout: float, activity: str) -> None:
     ranks.check()
     if time.monotonic() > deadline:
         raw = ranks.messages()
         ranks.end()
         raise RankFailed(
-            f"`{what}` was not done within {timeout:.0f} s, and the ranks were ended",
+            f"`{activity}` was not done within {timeout:.0f} s, and the ranks were ended",
             "look for stuck I/O: `dmesg | tail`",
             raw=raw,
         )
 
 
 def _error(failed: tuple[int, dict[str, Any]], ranks: Ranks, together: bool) -> OrderFailed:
-    rank, told = failed
-    message = f"{told['kind']}: {told['error']}"
-    return OrderFailed(message, rank, together, str(told.get("trace", "")) or ranks.said(rank))
+    rank, reply = failed
+    message = f"{reply['kind']}: {reply['error']}"
+    return OrderFailed(message, rank, together, str(reply.get("trace", "")) or ranks.said(rank))
 
 
 def serve(rank: int, answer: Callable[[dict[str, Any]], dict[str, Any]], hello: Mapping[str, Any]) -> None:
@@ -195,12 +195,12 @@ def serve(rank: int, answer: Callable[[dict[str, Any]], dict[str, Any]], hello: 
         threading.Thread(target=_listen, args=(stream, orders), daemon=True).start()
         while (order := orders.get())["do"] != "end":
             try:
-                told = answer(order)
+                reply = answer(order)
             except Exception as error:
                 traceback.print_exc()
                 trace = traceback.format_exc()[-TAIL:]
-                told = {"kind": type(error).__name__, "error": _one_line(error), "trace": trace}
-            _say(stream, told)
+                reply = {"kind": type(error).__name__, "error": _one_line(error), "trace": trace}
+            _say(stream, reply)
 
 
 def _listen(stream: socket.socket, orders: queue.SimpleQueue[dict[str, Any]]) -> None:
@@ -229,8 +229,8 @@ def _lines(stream: socket.socket) -> Iterator[bytes]:
         yield from lines
 
 
-def _say(stream: socket.socket, told: Mapping[str, Any]) -> None:
-    stream.sendall(json.dumps(told).encode() + b"\n")
+def _say(stream: socket.socket, message: Mapping[str, Any]) -> None:
+    stream.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _one_line(error: Exception) -> str:

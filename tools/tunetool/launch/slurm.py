@@ -74,12 +74,12 @@ class SlurmLauncher:
 
     def _watch(self, submitted: Submitted, job: Job, tick: Callable[[], None]) -> JobState:
         """Until the job ended. Raises ``RankFailed`` where it would never start, or takes too long."""
-        said, running_since = "", None
+        last_words, running_since = "", None
         while True:
             state = submitted.state()
             words = state.words(submitted.job_id)
-            if words != said and not state.ended:
-                said = words
+            if words != last_words and not state.ended:
+                last_words = words
                 self._progress.say(words)
             if state.ended:
                 return state
@@ -154,26 +154,32 @@ def _make(work: Path) -> None:
 def _verdicts(work: Path, count: int, patient: bool) -> list[Verdict]:
     deadline = time.monotonic() + (_SHARED_SECONDS if patient else 0)
     while True:
-        found = []
+        verdicts = []
         for index in range(count):
             with contextlib.suppress(OSError, ValueError):
-                found.append(read_verdict((work / verdict_name(index)).read_text()))
-        if len(found) == count or time.monotonic() > deadline:
-            return found
+                verdicts.append(read_verdict((work / verdict_name(index)).read_text()))
+        if len(verdicts) == count or time.monotonic() > deadline:
+            return verdicts
         time.sleep(_TICK)
 
 
-def _unjudged(job_id: str, ended: JobState, work: Path, said: str) -> tuple[str, str | None]:
+def _unjudged(job_id: str, ended: JobState, work: Path, log: str) -> tuple[str, str | None]:
     """Message and hint for a job whose guards said nothing."""
     if not (work / LOG).exists():
         return (
             f"job {job_id} left no `{work / LOG}`: its nodes do not see that directory",
             "name one that all nodes and this machine share: `--slurm work-dir=DIR`",
         )
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     # What srun says of a task that ended comes after, or before, what the task itself said.
-    own = [line for line in lines if "Exited with exit code" not in line]
-    telling = next(filter(None, ([each for each in own if word in each] for word in ("tunetool:", "rror"))), own)
+    from_tasks = [line for line in lines if "Exited with exit code" not in line]
+    telling = next(
+        filter(
+            None,
+            ([line_of_task for line_of_task in from_tasks if word in line_of_task] for word in ("tunetool:", "rror")),
+        ),
+        from_tasks,
+    )
     last = telling[-1].partition("tunetool: ")[2] or telling[-1] if telling else "its log is empty"
     message, _ = ended.verdict(job_id)
     hints = {

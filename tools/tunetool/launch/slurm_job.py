@@ -41,7 +41,7 @@ class Submitted:
             start_new_session=True,
         )
         try:
-            out, said = process.communicate(self.script, timeout=_CALL_SECONDS)
+            out, errors = process.communicate(self.script, timeout=_CALL_SECONDS)
         except BaseException as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.job_id = _job_id(process.communicate(timeout=_CALL_SECONDS)[0])
@@ -54,7 +54,7 @@ class Submitted:
             raise
         self.job_id = _job_id(out)
         if process.returncode != 0 or not self.job_id:
-            raise refused(said)
+            raise refused(errors)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,27 +68,27 @@ class Submitted:
     def state(self) -> JobState:
         """Raises ``CannotJudge`` when Slurm does not answer for minutes, or has forgotten the job."""
         done = call(["scontrol", "show", "job", "-o", self.job_id])
-        found = parse_scontrol(done.stdout)
-        if found is None and "Invalid job id" in done.stderr:
+        state = parse_scontrol(done.stdout)
+        if state is None and "Invalid job id" in done.stderr:
             # Forgotten by slurmctld some minutes after its end (MinJobAge); accounting need not be installed.
-            known = call(["sacct", "-n", "-P", "-X", "-j", self.job_id, "-o", SACCT_FORMAT]).stdout
-            found = parse_sacct(known) or JobState("UNKNOWN_END")
-            if not found.ended:
+            accounting = call(["sacct", "-n", "-P", "-X", "-j", self.job_id, "-o", SACCT_FORMAT]).stdout
+            state = parse_sacct(accounting) or JobState("UNKNOWN_END")
+            if not state.ended:
                 raise CannotJudge(
                     f"Slurm has forgotten job {self.job_id}", "ask for MinJobAge=300 or accounting in slurm.conf"
                 )
-        if found is None:
+        if state is None:
             if time.monotonic() - self._heard > _LOST_SECONDS:
                 why = one_line(done.stderr) or "no answer"
                 raise CannotJudge(f"`scontrol` says nothing of job {self.job_id}: {why}", "is slurmctld up: `sinfo`")
             return JobState(UNREACHABLE)
         self._heard = time.monotonic()
-        return found
+        return state
 
     def _cancel(self) -> None:
         """And wait until its nodes are free: only then its ranks are gone. A second Ctrl-C does not leave it behind."""
         deadline = time.monotonic() + _END_SECONDS
-        asked = False
+        cancelled = False
         while self.job_id and time.monotonic() < deadline:
             with contextlib.suppress(KeyboardInterrupt):
                 try:
@@ -96,20 +96,20 @@ class Submitted:
                         return
                 except CannotJudge:
                     deadline = 0  # forgotten, or out of reach: asked once more, and left
-                if not asked:
-                    asked = call(["scancel", self.job_id]).returncode == 0
+                if not cancelled:
+                    cancelled = call(["scancel", self.job_id]).returncode == 0
                 time.sleep(_TICK)
 
 
-def refused(said: str) -> UsageProblem | CannotJudge:
+def refused(errors: str) -> UsageProblem | CannotJudge:
     """What ``sbatch`` said when it took no job, as an error."""
-    said = re.sub(r'^Try ".*$', "", said, flags=re.MULTILINE)
+    errors = re.sub(r'^Try ".*$', "", errors, flags=re.MULTILINE)
     lines = [
-        line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines() if line.strip()
+        line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in errors.splitlines() if line.strip()
     ]
     telling = next((line for line in reversed(lines) if not line.startswith("Batch job submission failed")), "")
     reason = telling or (lines or ["no message"])[-1].removeprefix("Batch job submission failed: ")
-    if re.search(r"contact slurm controller|timed out|Connection refused|resolve|munge", said, re.I):
+    if re.search(r"contact slurm controller|timed out|Connection refused|resolve|munge", errors, re.I):
         return CannotJudge(f"`sbatch` does not reach Slurm: {reason}", "is slurmctld up: `sinfo`")
     hints = {
         "partition": "see `sinfo -s`, and name one with `--slurm partition=NAME`",
@@ -122,14 +122,14 @@ def refused(said: str) -> UsageProblem | CannotJudge:
         "configuration": "no node has what is asked for: see `sinfo -N -l`",
         "time limit": "ask for less: `--slurm time=HH:MM:SS`",
     }
-    hint = next((text for word, text in hints.items() if word in said.lower()), None)
+    hint = next((text for word, text in hints.items() if word in errors.lower()), None)
     return UsageProblem(f"`sbatch` refuses the job: {reason}", hint)
 
 
 def _job_id(out: str) -> str:
     # "123", or "123;cluster"
-    found = re.match(r"\d+", out.strip())
-    return found[0] if found else ""
+    number = re.match(r"\d+", out.strip())
+    return number[0] if number else ""
 
 
 def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -229,17 +229,17 @@ class JobState:
 
     def verdict(self, job_id: str) -> tuple[str, str | None]:
         """Message and hint for a job that ended."""
-        what, hint = ENDS.get(self.state, ("ended", None))
+        ending, hint = ENDS.get(self.state, ("ended", None))
         status = f"{self.exit}" if not self.signal else f"{self.exit} by signal {self.signal}"
-        message = f"job {job_id} {what.format(exit=status)} ({self.state})"
+        message = f"job {job_id} {ending.format(exit=status)} ({self.state})"
         return message, hint.format(id=job_id) if hint else None
 
 
 def parse_fields(text: str) -> dict[str, str]:
     """``Key=Value`` pairs of one line of ``scontrol -o``: values may hold spaces."""
-    found = list(_FIELD.finditer(text))
-    ends = [match.start() for match in found[1:]]
-    return {match[1]: text[match.end() : end].strip() for match, end in zip_longest(found, ends)}
+    matches = list(_FIELD.finditer(text))
+    ends = [match.start() for match in matches[1:]]
+    return {match[1]: text[match.end() : end].strip() for match, end in zip_longest(matches, ends)}
 
 
 def parse_scontrol(text: str) -> JobState | None:
@@ -270,11 +270,11 @@ def _state(state: str, code: str, nodes: str, reason: str) -> JobState:
 
 def down_nodes(text: str) -> list[tuple[str, str]]:
     """Name and reason of the nodes in ``scontrol show node -o`` that are down."""
-    found = []
+    nodes = []
     for line in text.splitlines():
         fields = parse_fields(line)
         # "DOWN*+DRAIN": flags after +, and * where it does not answer.
         states = fields.get("State", "").upper().replace("*", "+NOT_RESPONDING").split("+")
         if "NodeName" in fields and any(state in _DOWN for state in states):
-            found.append((fields["NodeName"], fields.get("Reason", "").split(" [")[0]))
-    return found
+            nodes.append((fields["NodeName"], fields.get("Reason", "").split(" [")[0]))
+    return nodes

@@ -19,7 +19,7 @@ from tunetool.launch.spec import SPEC, VERDICT, read_spec, read_verdict, write
 _KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
 
 
-def main(work: str, place: str, address: str, port: str, hosts: Sequence[str]) -> int:
+def main(work: str, node_dir: str, address: str, port: str, hosts: Sequence[str]) -> int:
     """Exit status 0 when the run ended well; 1 for a verdict that says otherwise; 3 when it was cancelled."""
     index = int(os.environ["SLURM_NODEID"])
     try:
@@ -28,20 +28,20 @@ def main(work: str, place: str, address: str, port: str, hosts: Sequence[str]) -
         # Slurm ran this in a directory of that name, perhaps this node's own.
         sys.stderr.write(f"tunetool: `{hosts[index]}` does not see `{work}/{SPEC}`: {error.strerror}\n")
         return 4
-    directory = Path(place)
+    directory = Path(node_dir)
     directory.mkdir(mode=0o700)
     master = (address, int(port)) if len(hosts) > 1 else None
     # The ranks run under this very Python, which a container may have elsewhere.
-    mine = replace(
+    node_spec = replace(
         spec,
-        directory=place,
+        directory=node_dir,
         hosts=list(hosts),
         node=index,
         python=sys.executable,
         master=master,
         line_port=int(port) + 1,
     )
-    write(mine, directory, SPEC)
+    write(node_spec, directory, SPEC)
     # A library that sees srun's variables of a task would take srun for what started the ranks.
     for name in [name for name in os.environ if name.startswith(("SLURM", "PMI", "PMIX")) and name not in _KEPT]:
         del os.environ[name]
@@ -50,7 +50,7 @@ def main(work: str, place: str, address: str, port: str, hosts: Sequence[str]) -
     os.dup2(reading, 0)
     os.close(reading)
     try:
-        code = node.main(place)
+        code = node.main(node_dir)
         if code != 0:
             return code
         verdict = read_verdict((directory / VERDICT).read_text())

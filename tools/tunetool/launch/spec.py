@@ -89,9 +89,9 @@ def write(document: NodeSpec | Verdict, directory: Path, name: str) -> None:
 
 def read_spec(directory: Path) -> NodeSpec:
     """What ``write`` wrote."""
-    told = json.loads((directory / SPEC).read_text())
-    master = told.pop("master")
-    return NodeSpec(**told, master=None if master is None else (str(master[0]), int(master[1])))
+    document = json.loads((directory / SPEC).read_text())
+    master = document.pop("master")
+    return NodeSpec(**document, master=None if master is None else (str(master[0]), int(master[1])))
 
 
 def read_verdict(text: str) -> Verdict:
@@ -102,7 +102,7 @@ def read_verdict(text: str) -> Verdict:
         raise ValueError("not a verdict") from None
 
 
-def verdict_of(told: Mapping[str, Any]) -> Verdict:
+def verdict_of(document: Mapping[str, Any]) -> Verdict:
     """The same, parsed already."""
-    failure = told["failure"]
-    return Verdict(**{**told, "failure": None if failure is None else Failure(**failure)})
+    failure = document["failure"]
+    return Verdict(**{**document, "failure": None if failure is None else Failure(**failure)})

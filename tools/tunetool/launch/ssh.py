@@ -102,30 +102,30 @@ class Guards:
             variables["launch_python"] = self._job.python
         environment = {"ANSIBLE_SSH_EXTRA_ARGS": _ALIVE}
         playbook = find_playbook(PLAYBOOK)
-        asked = Run(playbook, self._inventory, ",".join(names), len(names), variables, environment=environment)
-        play(asked, self._hear, tick)
+        run = Run(playbook, self._inventory, ",".join(names), len(names), variables, environment=environment)
+        play(run, self._hear, tick)
 
     def _hear(self, kind: str, data: Mapping[str, Any]) -> None:
         if kind not in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
             return
-        host, told = str(data.get("host")), data.get("res") or {}
+        host, result = str(data.get("host")), data.get("res") or {}
         if kind == "runner_on_unreachable":
-            self._unreachable.setdefault(host, _last_line(str(told.get("msg") or "it does not answer")))
-        elif "verdict" in told:
-            self._verdicts[host] = verdict_of(told["verdict"])
-        elif kind == "runner_on_failed" or (told.get("failed_when_result") is False and "ports" not in told):
+            self._unreachable.setdefault(host, _last_line(str(result.get("msg") or "it does not answer")))
+        elif "verdict" in result:
+            self._verdicts[host] = verdict_of(result["verdict"])
+        elif kind == "runner_on_failed" or (result.get("failed_when_result") is False and "ports" not in result):
             # A task that failed, whose host goes on to be cleaned.
-            self._refused.setdefault(host, one_line(str(told.get("msg") or "Ansible failed")))
-        elif "ports" in told:
-            self.prepared[host] = list(told["ports"])
+            self._refused.setdefault(host, one_line(str(result.get("msg") or "Ansible failed")))
+        elif "ports" in result:
+            self.prepared[host] = list(result["ports"])
 
     def _judged(self) -> list[Verdict]:
         verdicts = list(self._verdicts.values())
         silent = [host.name for host in self._hosts if host.name not in self._verdicts]
         for name in silent:
             if name in self._refused:
-                told, _, hint = self._refused[name].partition(". hint: ")
-                raise RankFailed(f"host `{name}`: {told}", hint or None, host=name)
+                message, _, hint = self._refused[name].partition(". hint: ")
+                raise RankFailed(f"host `{name}`: {message}", hint or None, host=name)
         if silent and not any(verdict.failure for verdict in verdicts):
             name = next((name for name in silent if name in self._unreachable), silent[0])
             why = self._unreachable.get(name, "nothing was heard of it")

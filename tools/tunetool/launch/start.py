@@ -35,25 +35,25 @@ _PR_SET_PDEATHSIG = 1
 def main(directory: str) -> None:
     """Become the program. ``directory`` is the launcher's on this node."""
     node = Path(directory)
-    told = _wait_for_guard(node)
+    order = _wait_for_guard(node)
     if rank.NODE not in os.environ:
         # DeepSpeed started this: it hands variables over as text in a shell's command line, so they come by file.
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **told["environment"]})  # noqa: S606
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **order["environment"]})  # noqa: S606
     # A rank whose engine was killed outright must not go on.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    place = rank.out()
+    rank_dir = rank.out()
     for stream, number in (("stdout", 1), ("stderr", 2)):
-        log = os.open(place / f"{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        log = os.open(rank_dir / f"{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, number)
         os.close(log)
-    stack = (place / STACK).open("w")
+    stack = (rank_dir / STACK).open("w")
     faulthandler.register(STACK_SIGNAL, stack, all_threads=True)
     _say_who(node)
     rank.beat()
     code: object = 1
     try:
-        _become(told["program"])
+        _become(order["program"])
         code = 0
     except SystemExit as ended:
         code = 0 if ended.code is None else ended.code
@@ -77,14 +77,14 @@ def _wait_for_guard(node: Path) -> dict[str, Any]:
 
 def _say_who(node: Path) -> None:
     number = os.environ["RANK"]
-    told = {
+    identity = {
         "pid": os.getpid(),
         "local_rank": int(os.environ["LOCAL_RANK"]),
         "master": [os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")],
     }
     path = node / RANKS / number
     path.parent.mkdir(exist_ok=True)
-    path.with_suffix(".new").write_text(json.dumps(told))
+    path.with_suffix(".new").write_text(json.dumps(identity))
     path.with_suffix(".new").rename(path)
 
 

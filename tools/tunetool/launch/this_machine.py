@@ -81,9 +81,9 @@ def _guarded(spec: NodeSpec, directory: Path, tick: Callable[[], None]) -> Verdi
     try:
         return read_verdict((directory / VERDICT).read_text())
     except (OSError, ValueError):
-        said = tail(log)
-        last = (said.strip().splitlines() or ["it said nothing"])[-1]
-        raise RankFailed(f"the guard of the ranks died: {last}", raw=said, host=spec.host) from None
+        output = tail(log)
+        last = (output.strip().splitlines() or ["it said nothing"])[-1]
+        raise RankFailed(f"the guard of the ranks died: {last}", raw=output, host=spec.host) from None
 
 
 def _wait(guard: subprocess.Popen[bytes]) -> None:
@@ -102,6 +102,6 @@ def judge(verdicts: list[Verdict], progress: Progress) -> None:
     for verdict in verdicts:
         for name in verdict.kept:
             progress.say(f"{verdict.host}: `/dev/shm/{name}` stays: another process has it mapped")
-    for verdict in sorted(verdicts, key=lambda each: each.node):
+    for verdict in sorted(verdicts, key=lambda node_verdict: node_verdict.node):
         if (failure := verdict.failure) is not None:
             raise RankFailed(failure.message, failure.hint, failure.rank, failure.raw, failure.host)

@@ -26,7 +26,7 @@ class Beat:
 
 def read_beats(node_directory: Path) -> dict[int, Beat]:
     """The beats of this node's ranks. A rank that has not started has none."""
-    found = {}
+    by_rank = {}
     now = time.monotonic_ns()
     for path in (node_directory / BEATS).glob("*"):
         try:
@@ -35,8 +35,8 @@ def read_beats(node_directory: Path) -> dict[int, Beat]:
         except (OSError, ValueError, struct.error):
             continue
         if count:
-            found[rank] = Beat(count, max(0, now - last) / 1e9)
-    return found
+            by_rank[rank] = Beat(count, max(0, now - last) / 1e9)
+    return by_rank
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def innermost(dumped: str) -> Stuck | None:
         return None
     waiting = any(part in frame["file"] for frame in frames for part in _WAITING)
     # In a wait the line that called is telling, and every line above it is torch's own.
-    own = (
+    shown = (
         next((frame for frame in frames if "site-packages/" not in frame["file"]), frames[0]) if waiting else frames[0]
     )
-    return Stuck(f"{own['file']}:{own['line']} in {own['function']}", waiting)
+    return Stuck(f"{shown['file']}:{shown['line']} in {shown['function']}", waiting)
 
 
 def to_blame(world: int, beats: Mapping[int, Beat], stuck: Mapping[int, Stuck]) -> int:

@@ -44,8 +44,8 @@ def load_parallel(
     finally:
         files.close()
     model.eval()
-    way = "O_DIRECT" if files.direct else "page cache"
-    return model, f"{min(threads, len(reads))} threads, {way}, buffers of {BUFFER_BYTES >> 20} MiB"
+    cache_use = "O_DIRECT" if files.direct else "page cache"
+    return model, f"{min(threads, len(reads))} threads, {cache_use}, buffers of {BUFFER_BYTES >> 20} MiB"
 
 
 @contextmanager
@@ -74,16 +74,20 @@ def _give_memory(model: Any, device: torch.device) -> None:
     if device.type == "cuda":
         # One block that torch's allocator keeps and cuts up: asking the driver for each tensor takes longer.
         torch.empty(
-            sum(each.numel() * each.element_size() for each in model.parameters()), dtype=torch.uint8, device=device
+            sum(
+                parameter_on_meta.numel() * parameter_on_meta.element_size() for parameter_on_meta in model.parameters()
+            ),
+            dtype=torch.uint8,
+            device=device,
         )
-    given: dict[Any, Any] = {}
+    replaced: dict[Any, Any] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            own = given.get(parameter)
-            if own is None:
+            replacement = replaced.get(parameter)
+            if replacement is None:
                 empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                own = given[parameter] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
-            module._parameters[name] = own
+                replacement = replaced[parameter] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            module._parameters[name] = replacement
         for name, buffer in list(module.named_buffers(recurse=False)):
             module._buffers[name] = buffer.to(device)
 
@@ -95,9 +99,9 @@ def _wants(model: Any, by_name: dict[str, Stored], directory: Path, rename: Rena
     for name, parameter in model.named_parameters():
         tensor = by_name.get(name) or published.get(rename(name))
         if tensor is None or tensor.shape != tuple(parameter.shape):
-            found = "no file holds it" if tensor is None else f"`{tensor.file}` holds it with {list(tensor.shape)}"
+            mismatch = "no file holds it" if tensor is None else f"`{tensor.file}` holds it with {list(tensor.shape)}"
             raise UsageProblem(
-                f"`{directory}`: the model has `{name}` of shape {list(parameter.shape)}, and {found}",
+                f"`{directory}`: the model has `{name}` of shape {list(parameter.shape)}, and {mismatch}",
                 "`--loader transformers` knows more ways to name tensors",
             )
         plain = Plain(0, tensor.length, tensor.dtype, tensor.shape, None)

@@ -122,10 +122,10 @@ def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: in
             os.pwrite(handle, shard.header, 0)
             queues.append([(handle, *piece) for piece in _pieces(shard)])
         # The files in turn: one inode of a tmpfs takes 3.5 GB/s, several take several times that.
-        asked = [threads.submit(one, *piece) for piece in chain(*zip_longest(*queues)) if piece is not None]
+        futures = [threads.submit(one, *piece) for piece in chain(*zip_longest(*queues)) if piece is not None]
         try:
             written = 0
-            for future in asked:
+            for future in futures:
                 written += future.result()
                 tick(written)
         except BaseException:

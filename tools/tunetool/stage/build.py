@@ -47,8 +47,8 @@ class Built:
 def build(job: Job, tick: Callable[[int], None]) -> Built:
     """Make the copy and put it in its place. Whatever goes wrong, nothing of it is left and DST is as it was."""
     started = time.perf_counter()
-    place, built = job.place, job.place.fresh("stage")
-    before = content(str(place.manifest)) if place.manifest.exists() else None
+    destination, built = job.place, job.place.fresh("stage")
+    before = content(str(destination.manifest)) if destination.manifest.exists() else None
     inode: int | None = None
     try:
         built.mkdir(mode=0o700)
@@ -60,7 +60,7 @@ def build(job: Job, tick: Callable[[int], None]) -> Built:
         manifest = Manifest(
             source=job.source,
             inode=inode,
-            replaces=inode_of(place.path),
+            replaces=inode_of(destination.path),
             staged=utc_now().isoformat(),
             checksum=job.checksum,
             piece_bytes=piece_bytes(job.checksum),
@@ -68,22 +68,22 @@ def build(job: Job, tick: Callable[[int], None]) -> Built:
             entries=job.entries,
             digests=moved.digests,
         )
-        manifests.write(manifest, place.manifest)
-        put(built, place)
+        manifests.write(manifest, destination.manifest)
+        put(built, destination)
     except BaseException:
-        _undo(place, built, inode, before)
+        _undo(destination, built, inode, before)
         raise
     return Built(moved, time.perf_counter() - started)
 
 
-def _undo(place: Place, built: Path, inode: int | None, before: str | None) -> None:
-    if inode is not None and inode_of(place.path) == inode:
-        settle(place)  # it has its name already: only what it replaced is still to go
+def _undo(destination: Place, built: Path, inode: int | None, before: str | None) -> None:
+    if inode is not None and inode_of(destination.path) == inode:
+        settle(destination)  # it has its name already: only what it replaced is still to go
         return
     if before is None:
-        place.manifest.unlink(missing_ok=True)
-    elif content(str(place.manifest)) != before:
-        replace_file(str(place.manifest), before)
+        destination.manifest.unlink(missing_ok=True)
+    elif content(str(destination.manifest)) != before:
+        replace_file(str(destination.manifest), before)
     remove_tree(built)
 
 
@@ -111,9 +111,9 @@ def _fetch(job: Job, built: Path, tick: Callable[[int], None]) -> Moved:
         if entry.kind == "directory":
             (built / entry.path).mkdir(parents=True, exist_ok=True)
     wanted = {entry.path: (entry.kind, entry.size) for entry in job.entries if entry.path != "."}
-    found = {entry.path: (entry.kind, entry.size) for entry in listing(built)}
-    if wanted != found:
-        path = sorted(set(wanted.items()) ^ set(found.items()))[0][0]
+    fetched = {entry.path: (entry.kind, entry.size) for entry in listing(built)}
+    if wanted != fetched:
+        path = sorted(set(wanted.items()) ^ set(fetched.items()))[0][0]
         raise CannotJudge(f"`{path}` of `{job.source}` did not come as it was listed", "stage a source at rest")
     moved = move(rooted(files_of(job.entries), built), Plan(None, job.checksum, job.threads), lambda _: None)
     _finish_directories(job.entries, built)

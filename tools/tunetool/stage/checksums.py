@@ -28,8 +28,8 @@ def hasher(kind: Checksum) -> Hasher:
     # Not at the top: `tunetool --help` and a refused call need none.
     import xxhash  # noqa: PLC0415  (not for --help)
 
-    made: Hasher = xxhash.xxh3_64()
-    return made
+    xxh3: Hasher = xxhash.xxh3_64()
+    return xxh3
 
 
 def piece_bytes(kind: Checksum) -> int | None:

@@ -17,55 +17,55 @@ def listing(root: Path) -> Iterator[Entry]:
     """What lies under ``root`` as it is, links not followed."""
     waiting = [""]
     while waiting:
-        place = waiting.pop()
-        with os.scandir(root / place) as found:
-            for each in found:
-                path = f"{place}/{each.name}" if place else each.name
-                status = each.stat(follow_symlinks=False)
-                if each.is_symlink():
-                    yield Entry(path, "link", target=os.readlink(each.path))
-                elif each.is_dir(follow_symlinks=False):
+        directory = waiting.pop()
+        with os.scandir(root / directory) as entries:
+            for entry in entries:
+                path = f"{directory}/{entry.name}" if directory else entry.name
+                status = entry.stat(follow_symlinks=False)
+                if entry.is_symlink():
+                    yield Entry(path, "link", target=os.readlink(entry.path))
+                elif entry.is_dir(follow_symlinks=False):
                     waiting.append(path)
                     yield Entry(path, "directory")
                 else:
                     # What is neither has no place in a staged tree; its size tells it from the file it replaced.
                     size = status.st_size if stat.S_ISREG(status.st_mode) else -1
-                    yield Entry(path, "file", size, status.st_mtime_ns, origin=each.path)
+                    yield Entry(path, "file", size, status.st_mtime_ns, origin=entry.path)
 
 
 def changes(root: Path, manifest: Manifest, *, times: bool) -> dict[str, str]:
     """Path and what is wrong with it, for everything under ``root`` that is not as the manifest says."""
     wanted = {entry.path: entry for entry in manifest.entries if entry.path != "."}
-    found = {entry.path: entry for entry in listing(root)}
-    wrong = {path: "is missing" for path in wanted if path not in found}
-    for path, entry in found.items():
-        said = _difference(wanted.get(path), entry, times)
-        if said:
-            wrong[path] = said
-    return dict(sorted(wrong.items()))
+    present = {entry.path: entry for entry in listing(root)}
+    differences = {path: "is missing" for path in wanted if path not in present}
+    for path, entry in present.items():
+        difference = _difference(wanted.get(path), entry, times)
+        if difference:
+            differences[path] = difference
+    return dict(sorted(differences.items()))
 
 
-def _difference(wanted: Entry | None, found: Entry, times: bool) -> str | None:
+def _difference(wanted: Entry | None, present: Entry, times: bool) -> str | None:
     if wanted is None:
         return "was added"
-    if wanted.kind != found.kind:
-        return f"is a {found.kind}, not a {wanted.kind}"
-    if wanted.target != found.target:
-        return f"leads to `{found.target}`, not to `{wanted.target}`"
-    if wanted.size != found.size:
-        return f"has {found.size} bytes, not {wanted.size}"
+    if wanted.kind != present.kind:
+        return f"is a {present.kind}, not a {wanted.kind}"
+    if wanted.target != present.target:
+        return f"leads to `{present.target}`, not to `{wanted.target}`"
+    if wanted.size != present.size:
+        return f"has {present.size} bytes, not {wanted.size}"
     return (
-        "was changed" if times and wanted.kind == "file" and not _same_time(wanted.mtime_ns, found.mtime_ns) else None
+        "was changed" if times and wanted.kind == "file" and not _same_time(wanted.mtime_ns, present.mtime_ns) else None
     )
 
 
-def _same_time(wanted: int, found: int) -> bool:
+def _same_time(wanted: int, present: int) -> bool:
     # Some file systems keep whole seconds, FAT every other one.
-    return wanted == found or (found % _SECOND == 0 and abs(wanted - found) < 2 * _SECOND)
+    return wanted == present or (present % _SECOND == 0 and abs(wanted - present) < 2 * _SECOND)
 
 
-def first(wrong: dict[str, str], name: str) -> str:
+def first(differences: dict[str, str], name: str) -> str:
     """The first of them, in words, and how many more."""
-    path, said = next(iter(wrong.items()))
-    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    return f"`{name}/{path}` {said}{more}"
+    path, difference = next(iter(differences.items()))
+    more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
+    return f"`{name}/{path}` {difference}{more}"

@@ -51,8 +51,8 @@ class Place:
     def siblings(self, purpose: str) -> list[Path]:
         """Those that are there: ``stage`` are trees being built, ``gone`` are trees being removed."""
         head = self._sibling(f"{purpose}-").name
-        with os.scandir(self.path.parent) as found:
-            return sorted(Path(each.path) for each in found if each.name.startswith(head))
+        with os.scandir(self.path.parent) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.name.startswith(head))
 
     def _sibling(self, end: str) -> Path:
         return self.path.parent / f".{self.path.name}.tunetool-{end}"
@@ -60,13 +60,13 @@ class Place:
 
 def find_place(text: str) -> Place:
     """DST from the command line. Raises ``UsageProblem`` for what can never be one."""
-    given = Path(os.path.abspath(text))
-    parent = given.parent
-    if not given.name:
+    absolute = Path(os.path.abspath(text))
+    parent = absolute.parent
+    if not absolute.name:
         raise UsageProblem(f"`{text}` is the root directory", "name a directory under it")
     if not parent.is_dir():
         raise UsageProblem(f"`{parent}` does not exist", "DST is made, but not the directory that it lies in")
-    path = Path(os.path.realpath(parent)) / given.name
+    path = Path(os.path.realpath(parent)) / absolute.name
     if path.is_symlink():
         raise UsageProblem(f"`{path}` is a link", f"name what it leads to: `{os.path.realpath(path)}`")
     if path.exists() and not path.is_dir():
@@ -82,54 +82,54 @@ def find_place(text: str) -> Place:
 def inode_of(path: Path) -> int | None:
     """Of a directory; None where there is none."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return None
-    return found.st_ino if stat.S_ISDIR(found.st_mode) else None
+    return status.st_ino if stat.S_ISDIR(status.st_mode) else None
 
 
 @contextlib.contextmanager
-def only_one(place: Place, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
+def only_one(destination: Place, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of DST; settle and sweep what dead runs left, and leave no lock file behind.
 
     Waits for a living holder, which is named, or raises ``CannotJudge`` at once.
     """
-    handle = _locked(place, wait, say)
+    handle = _locked(destination, wait, say)
     try:
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
-        settle(place)
+        settle(destination)
         yield
     finally:
         # Gone while still held: who waits on it finds another file under the name, or none, and asks again.
         with contextlib.suppress(OSError):
-            place.lock.unlink()
+            destination.lock.unlink()
         os.close(handle)
 
 
-def _locked(place: Place, wait: bool, say: Callable[[str], None]) -> int:
-    told = False
+def _locked(destination: Place, wait: bool, say: Callable[[str], None]) -> int:
+    announced = False
     while True:
         try:
-            handle = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            handle = os.open(destination.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UsageProblem(
-                f"`{place.path.parent}` cannot be written: {error.strerror}", "stage where you may write"
+                f"`{destination.path.parent}` cannot be written: {error.strerror}", "stage where you may write"
             ) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if inode_at(place.lock) == os.fstat(handle).st_ino:
+            if inode_at(destination.lock) == os.fstat(handle).st_ino:
                 return handle
         except BlockingIOError:
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another run"
             if not wait:
                 os.close(handle)
                 raise CannotJudge(
-                    f"busy: `{place.path}` is being staged by {holder}", "leave out `--no-wait` to wait for it"
+                    f"busy: `{destination.path}` is being staged by {holder}", "leave out `--no-wait` to wait for it"
                 ) from None
-            if not told:
-                say(f"waiting for {holder}, which is at work on `{place.path}`")
-                told = True
+            if not announced:
+                say(f"waiting for {holder}, which is at work on `{destination.path}`")
+                announced = True
             time.sleep(0.1)
         except BaseException:
             os.close(handle)
@@ -145,62 +145,62 @@ def inode_at(path: Path) -> int | None:
         return None
 
 
-def known(place: Place) -> Manifest | None:
+def known(destination: Place) -> Manifest | None:
     """The manifest of the tree that is at DST now; None where there is none, or it is of another tree."""
-    found = manifests.read(place.manifest)
-    return found if found is not None and found.inode == inode_of(place.path) else None
+    manifest = manifests.read(destination.manifest)
+    return manifest if manifest is not None and manifest.inode == inode_of(destination.path) else None
 
 
-def settle(place: Place) -> None:
+def settle(destination: Place) -> None:
     """Carry out what a dead run had decided, then remove everything it left. Needs the lock."""
     try:
-        journal = manifests.read(place.manifest)
+        journal = manifests.read(destination.manifest)
     except UsageProblem:
         journal = None
-    for path in place.siblings("stage"):
+    for path in destination.siblings("stage"):
         # Never over what somebody else put there since.
-        if journal is not None and inode_of(path) == journal.inode and free_for(place, journal.replaces):
-            put(path, place)
-    for path in [*place.siblings("stage"), *place.siblings("gone")]:
+        if journal is not None and inode_of(path) == journal.inode and free_for(destination, journal.replaces):
+            put(path, destination)
+    for path in [*destination.siblings("stage"), *destination.siblings("gone")]:
         remove_tree(path)
-    if journal is not None and inode_of(place.path) is None:
-        place.manifest.unlink(missing_ok=True)
+    if journal is not None and inode_of(destination.path) is None:
+        destination.manifest.unlink(missing_ok=True)
 
 
-def free_for(place: Place, replaced: int | None) -> bool:
+def free_for(destination: Place, replaced: int | None) -> bool:
     """Whether DST is absent, empty, or the very directory that is to be replaced."""
-    inode = inode_of(place.path)
-    return inode is None or inode == replaced or is_empty(place.path)
+    inode = inode_of(destination.path)
+    return inode is None or inode == replaced or is_empty(destination.path)
 
 
 def is_empty(path: Path) -> bool:
     """Whether a directory holds nothing."""
-    with os.scandir(path) as found:
-        return next(found, None) is None
+    with os.scandir(path) as entries:
+        return next(entries, None) is None
 
 
-def put(built: Path, place: Place) -> None:
+def put(built: Path, destination: Place) -> None:
     """Give the complete tree ``built`` its name. What was there before is removed; its name is never without a tree.
 
     Where the file system cannot exchange two names, there is a moment without one; should we die in it, ``settle`` ends
     it.
     """
-    if inode_of(place.path) is None:
-        built.rename(place.path)
-    elif exchange(built, place.path):
-        built.rename(place.fresh("gone"))
+    if inode_of(destination.path) is None:
+        built.rename(destination.path)
+    elif exchange(built, destination.path):
+        built.rename(destination.fresh("gone"))
     else:
-        place.path.rename(place.fresh("gone"))
-        built.rename(place.path)
-    for path in place.siblings("gone"):
+        destination.path.rename(destination.fresh("gone"))
+        built.rename(destination.path)
+    for path in destination.siblings("gone"):
         remove_tree(path)
 
 
-def take_away(place: Place) -> None:
+def take_away(destination: Place) -> None:
     """Remove DST and its manifest. First its name, so that nobody finds half of it."""
-    gone = place.fresh("gone")
-    place.path.rename(gone)
-    place.manifest.unlink(missing_ok=True)
+    gone = destination.fresh("gone")
+    destination.path.rename(gone)
+    destination.manifest.unlink(missing_ok=True)
     remove_tree(gone)
 
 

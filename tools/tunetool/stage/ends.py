@@ -69,8 +69,8 @@ class Source:
 
     def _check(self) -> None:
         """Raises ``CannotJudge`` when the file is not as it was listed."""
-        found = os.fstat(self._handle)
-        now = found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+        status = os.fstat(self._handle)
+        now = status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
         if self._as_listed and now != (self.entry.size, self.entry.mtime_ns, self.entry.inode, self.entry.ctime_ns):
             raise _changed(self.entry)
 
@@ -142,7 +142,7 @@ def _reading(entry: Entry) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(place: Path, entry: Entry) -> Iterator[None]:
+def writing(tree: Path, entry: Entry) -> Iterator[None]:
     """Errors of writing ``entry`` under ``place``, in words."""
     try:
         yield
@@ -151,9 +151,9 @@ def writing(place: Path, entry: Entry) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise CannotJudge(
-                f"`{place.parent}` is full ({error.strerror}) at `{entry.path}`; what was copied is removed",
+                f"`{tree.parent}` is full ({error.strerror}) at `{entry.path}`; what was copied is removed",
                 "free what others took there meanwhile, or stage elsewhere",
             ) from None
         raise CannotJudge(
-            f"`{entry.path}` cannot be written in `{place.parent}`: {error.strerror}", "see `dmesg | tail`"
+            f"`{entry.path}` cannot be written in `{tree.parent}`: {error.strerror}", "see `dmesg | tail`"
         ) from None

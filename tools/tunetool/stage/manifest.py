@@ -60,13 +60,13 @@ def read(path: Path) -> Manifest | None:
         raise UsageProblem(f"`{path}` cannot be read: {error.strerror}") from None
     except ValueError:
         raise UsageProblem(f"`{path}` is damaged: it is not JSON", _DAMAGED) from None
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != SCHEMA:
-        raise UsageProblem(f"`{path}` has schema `{found}`, this version reads `{SCHEMA}`", _DAMAGED)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise UsageProblem(f"`{path}` has schema `{schema}`, this version reads `{SCHEMA}`", _DAMAGED)
     try:
         rows = document["entries"]
         entries = [_entry(row) for row in rows]
-        digests = [[_typed(one, str) for one in row["digests"]] for row in rows if row["kind"] == "file"]
+        digests = [[_typed(digest, str) for digest in row["digests"]] for row in rows if row["kind"] == "file"]
         head = {name: _typed(document[name], kind) for name, kind in _HEAD.items()}
         if head["checksum"] not in get_args(Checksum):
             raise ValueError(head["checksum"])

@@ -90,16 +90,16 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
     tallies = [Tally() for _ in range(max(1, min(plan.threads, len(jobs))))]
     threads = [threading.Thread(target=_worker, args=(work, tally), daemon=True) for tally in tallies]
     started, cpu, jiffies = time.perf_counter(), time.process_time(), cpu_times()
-    told = started
+    last_tick = started
     try:
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             # Not join(): interrupted by Ctrl-C it takes a running thread for an ended one (Python before 3.13).
             time.sleep(0.005 if time.perf_counter() - started < 0.5 else 0.1)
-            if time.perf_counter() - told >= 0.1:
+            if time.perf_counter() - last_tick >= 0.1:
                 tick(sum(tally.bytes for tally in tallies))
-                told = time.perf_counter()
+                last_tick = time.perf_counter()
     except BaseException:
         work.stop.set()
         deadline = time.monotonic() + _PATIENCE
@@ -113,9 +113,9 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
         whole.add(tally)
     if plan.destination is not None:
         _finish_big(files, plan, plan.destination)
-    seconds, own = time.perf_counter() - started, time.process_time() - cpu
-    at_work, all_of_it = (after - before for after, before in zip(cpu_times(), jiffies, strict=True))
-    return Moved(work.digests, whole, seconds, own, at_work / max(all_of_it, 1))
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+    busy_ticks, all_ticks = (after - before for after, before in zip(cpu_times(), jiffies, strict=True))
+    return Moved(work.digests, whole, seconds, cpu_seconds, busy_ticks / max(all_ticks, 1))
 
 
 def cpu_times() -> tuple[int, int]:

@@ -50,44 +50,47 @@ def copied(
     return _record(command, job.place, [figure], [], started)
 
 
-def unchanged(command: Sequence[str], place: Place, found: Manifest, started: datetime) -> Record:
+def unchanged(command: Sequence[str], destination: Place, manifest: Manifest, started: datetime) -> Record:
     """DST was the copy already."""
-    said = f"{format_size(found.bytes)} in {len(files_of(found.entries))} files, staged {found.staged}"
-    check = CheckResult(id="stage.identical", status="pass", expected=f"a copy of `{found.source}`", found=said)
-    return _record(command, place, [], [check], started)
+    summary = f"{format_size(manifest.bytes)} in {len(files_of(manifest.entries))} files, staged {manifest.staged}"
+    check = CheckResult(id="stage.identical", status="pass", expected=f"a copy of `{manifest.source}`", found=summary)
+    return _record(command, destination, [], [check], started)
 
 
 def verified(
     command: Sequence[str],
-    place: Place,
-    found: Manifest,
+    destination: Place,
+    manifest: Manifest,
     moved: Moved,
     plan: Plan,
-    wrong: Mapping[str, str],
+    differences: Mapping[str, str],
     stack: BlockStack,
     started: datetime,
 ) -> Record:
     """DST was read again."""
-    details: dict[str, Scalar] = {**_details(moved), "threads": plan.threads, "checksum": found.checksum}
+    details: dict[str, Scalar] = {**_details(moved), "threads": plan.threads, "checksum": manifest.checksum}
     figure = _figure(READ, moved.tally.bytes, moved.seconds, stack, {**details, "files": len(moved.digests)})
-    named = [f"`{path}` {said}" for path, said in wrong.items()]
+    named = [f"`{path}` {difference}" for path, difference in differences.items()]
     more = [f"and {len(named) - _NAMED} more"] if len(named) > _NAMED else []
     check = CheckResult(
         id="stage.content",
-        status="fail" if wrong else "pass",
-        expected=f"{len(found.digests)} files of {format_size(found.bytes)} as in the manifest ({found.checksum})",
-        found=f"{len(wrong)} entries are not" if wrong else "all of them",
-        remedy=f"stage `{found.source}` again with `--replace`" if wrong else "",
+        status="fail" if differences else "pass",
+        expected=f"{len(manifest.digests)} files of {format_size(manifest.bytes)} as in the manifest "
+        f"({manifest.checksum})",
+        found=f"{len(differences)} entries are not" if differences else "all of them",
+        remedy=f"stage `{manifest.source}` again with `--replace`" if differences else "",
     )
-    return _record(command, place, [figure] if moved.tally.bytes else [], [check], started, [*named[:_NAMED], *more])
+    return _record(
+        command, destination, [figure] if moved.tally.bytes else [], [check], started, [*named[:_NAMED], *more]
+    )
 
 
-def evicted(command: Sequence[str], place: Place, found: Manifest, started: datetime) -> Record:
+def evicted(command: Sequence[str], destination: Place, manifest: Manifest, started: datetime) -> Record:
     """DST is gone."""
     check = CheckResult(
-        id="stage.evicted", status="pass", expected="no tree", found=f"{format_size(found.bytes)} removed"
+        id="stage.evicted", status="pass", expected="no tree", found=f"{format_size(manifest.bytes)} removed"
     )
-    return _record(command, place, [], [check], started)
+    return _record(command, destination, [], [check], started)
 
 
 def _details(moved: Moved) -> dict[str, Scalar]:
@@ -111,11 +114,11 @@ def _figure(name: str, size: int, seconds: float, stack: BlockStack, details: di
 
 def _record(
     command: Sequence[str],
-    place: Place,
+    destination: Place,
     figures: list[Measurement],
     checks: list[CheckResult],
     started: datetime,
-    wrong: Sequence[str] = (),
+    reasons: Sequence[str] = (),
 ) -> Record:
     return Record(
         kind=KIND,
@@ -124,8 +127,8 @@ def _record(
         finished=records.utc_now(),
         node=node_facts([], None),
         command=list(command),
-        target=str(place.path),
+        target=str(destination.path),
         measurements=figures,
         checks=checks,
-        verdict=Verdict(status="fail" if wrong else "pass", reasons=list(wrong)),
+        verdict=Verdict(status="fail" if reasons else "pass", reasons=list(reasons)),
     )

@@ -41,12 +41,12 @@ def cut(sizes: Sequence[int], piece_bytes: int | None) -> list[list[Piece]]:
 
 
 def _batches(small: Sequence[Piece]) -> list[list[Piece]]:
-    found: list[list[Piece]] = []
+    batches: list[list[Piece]] = []
     filled = 0
     for piece in small:
-        if not found or len(found[-1]) >= BATCH_FILES or filled + piece.length > PIECE_BYTES:
-            found.append([])
+        if not batches or len(batches[-1]) >= BATCH_FILES or filled + piece.length > PIECE_BYTES:
+            batches.append([])
             filled = 0
-        found[-1].append(piece)
+        batches[-1].append(piece)
         filled += piece.length
-    return found
+    return batches

@@ -30,10 +30,10 @@ def is_remote(source: str) -> bool:
 
 def need_rclone() -> str:
     """The program. Raises ``CannotJudge`` where it is missing."""
-    found = shutil.which("rclone")
-    if found is None:
+    program = shutil.which("rclone")
+    if program is None:
         raise CannotJudge("`rclone` is not installed, which fetches remote sources", "install it, or stage a directory")
-    return found
+    return program
 
 
 def scan_remote(source: str) -> list[Entry]:
@@ -72,17 +72,17 @@ def fetch(source: str, destination: Path, tick: Callable[[int], None]) -> None:
     command = [need_rclone(), "copy", "--transfers", str(TRANSFERS), "--stats", "1s", "--use-json-log", "-v"]
     with _running([*command, "--stats-log-level", "NOTICE", source, str(destination)]) as process:
         assert process.stderr is not None  # noqa: S101  (a pipe)
-        told = []
+        errors = []
         for line in process.stderr:
             row = _row(line)
             if row.get("level") == "error":
-                told.append(str(row.get("msg")))
+                errors.append(str(row.get("msg")))
             moved = row.get("stats", {}).get("bytes")
             if isinstance(moved, int):
                 tick(moved)
         if process.wait() != 0:
             raise CannotJudge(
-                f"`rclone copy {source}` failed: {_last(told[-1] if told else '')}",
+                f"`rclone copy {source}` failed: {_last(errors[-1] if errors else '')}",
                 "what was copied is removed; try again",
             )
 

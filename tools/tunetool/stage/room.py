@@ -32,30 +32,34 @@ def space_needed(entries: Iterable[Entry]) -> int:
 def limits(directory: Path, fs_type: str, root: str = "/") -> list[Limit]:
     """What bounds a copy under ``directory``, the tightest first."""
     status = os.statvfs(directory)
-    found = [Limit(status.f_bavail * status.f_frsize, f"`{directory}` has")] if fs_type != "ramfs" else []
+    bounds = [Limit(status.f_bavail * status.f_frsize, f"`{directory}` has")] if fs_type != "ramfs" else []
     if fs_type in IN_MEMORY:
         memory = memory_left(root)
         if memory is not None:
-            left, what = memory
-            found.append(
-                Limit(left, "the machine's RAM has" if what == "RAM" else f"the memory limit of `{what}` leaves")
+            free, bound_by = memory
+            bounds.append(
+                Limit(
+                    free, "the machine's RAM has" if bound_by == "RAM" else f"the memory limit of `{bound_by}` leaves"
+                )
             )
-    return sorted(found, key=lambda limit: limit.left)
+    return sorted(bounds, key=lambda limit: limit.left)
 
 
-def refuse_too_big(need: int, inodes: int, directory: Path, found: list[Limit], old: int) -> None:
+def refuse_too_big(need: int, inodes: int, directory: Path, bounds: list[Limit], old: int) -> None:
     """Raises ``CannotJudge`` when it does not fit. ``old``: bytes of a tree that goes only once the new one is there.
 
     ``inodes``: files, directories and links to be made.
     """
-    if found and need > found[0].left:
-        others = "".join(f"; {other.what} {format_size(other.left)}" for other in found[1:])
+    if bounds and need > bounds[0].left:
+        others = "".join(f"; {bound.what} {format_size(bound.left)}" for bound in bounds[1:])
         hint = "stage less, free some, or choose another DST"
-        if old and need - old <= found[0].left:
+        if old and need - old <= bounds[0].left:
             hint = (
                 f"the old tree holds {format_size(old)} until the new one is complete: `tunetool stage evict` it first"
             )
-        raise CannotJudge(f"{format_size(need)} are needed, {found[0].what} {format_size(found[0].left)}{others}", hint)
+        raise CannotJudge(
+            f"{format_size(need)} are needed, {bounds[0].what} {format_size(bounds[0].left)}{others}", hint
+        )
     status = os.statvfs(directory)
     # File systems without a fixed number of inodes say 0.
     if status.f_files and inodes > status.f_favail:

@@ -22,17 +22,17 @@ SECTOR = 4096
 """Offsets, lengths and buffers of direct I/O are multiples of this; no drive asks for more."""
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Swap two names in one step. False where the file system cannot (renameat2(2): EINVAL)."""
     if not hasattr(_LIBC, "renameat2"):
         return False
-    status = _LIBC.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    status = _LIBC.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
     if status == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS):
         return False
-    raise OSError(number, os.strerror(number), str(one))
+    raise OSError(number, os.strerror(number), str(first))
 
 
 def flush(directory: Path) -> None:

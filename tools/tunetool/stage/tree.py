@@ -63,7 +63,7 @@ def total_bytes(entries: Iterable[Entry]) -> int:
     return sum(entry.size for entry in entries if entry.kind == "file")
 
 
-def link_text(text: str, place: str, real_directory: str, root: str, destination: str) -> str:
+def link_text(text: str, path: str, real_directory: str, root: str, destination: str) -> str:
     """What a link at ``place`` says in the copy, so that it leads to the copy of ``destination`` (under ``root``).
 
     Kept as it is where it cannot mean anything else there: relative, climbing only at its start and not out of the
@@ -71,9 +71,9 @@ def link_text(text: str, place: str, real_directory: str, root: str, destination
     """
     parts = text.split("/")
     climbs = len(parts) - len([part for part in parts if part != ".."])
-    depth = place.count("/")
+    depth = path.count("/")
     plain = parts[:climbs] == [".."] * climbs and climbs <= depth
-    parent = place.rpartition("/")[0]
+    parent = path.rpartition("/")[0]
     at_home = os.path.normpath(os.path.join(root, parent)) == real_directory
     if plain and at_home and not text.startswith("/"):
         return text
@@ -116,11 +116,11 @@ class _Walk:
             top = os.stat(self.root)
             self._add_directory(".", self.root, top, ())
             while self._open:
-                place, real, way = self._open.pop()
-                with os.scandir(real) as found:
-                    for each in found:
-                        name = each.name if place == "." else f"{place}/{each.name}"
-                        self._look(name, os.path.join(real, each.name), real, way)
+                relative, real, followed = self._open.pop()
+                with os.scandir(real) as entries:
+                    for entry in entries:
+                        name = entry.name if relative == "." else f"{relative}/{entry.name}"
+                        self._look(name, os.path.join(real, entry.name), real, followed)
         except PermissionError as error:
             raise UsageProblem(f"`{error.filename}` may not be read", "run as a user who may") from None
         except FileNotFoundError as error:
@@ -128,10 +128,10 @@ class _Walk:
                 f"`{error.filename}` vanished while the source was listed", "stage a source at rest"
             ) from None
 
-    def _look(self, name: str, path: str, real: str, way: tuple[str, ...]) -> None:
-        found = os.lstat(path)
-        if not stat.S_ISLNK(found.st_mode):
-            self._add(name, path, found, way)
+    def _look(self, name: str, path: str, real: str, followed: tuple[str, ...]) -> None:
+        status = os.lstat(path)
+        if not stat.S_ISLNK(status.st_mode):
+            self._add(name, path, status, followed)
             return
         text = os.readlink(path)
         try:
@@ -140,17 +140,17 @@ class _Walk:
             self._broken(name, path, real, text, error)
             return
         if within(destination, self.root):
-            said = link_text(text, name, real, self.root, destination)
-            self.entries.append(Entry(name, "link", target=said, mtime_ns=found.st_mtime_ns))
+            target = link_text(text, name, real, self.root, destination)
+            self.entries.append(Entry(name, "link", target=target, mtime_ns=status.st_mtime_ns))
             return
-        behind = os.stat(destination)
-        chain = (*way, real)
-        if stat.S_ISDIR(behind.st_mode) and any(within(each, destination) for each in chain):
+        target_status = os.stat(destination)
+        chain = (*followed, real)
+        if stat.S_ISDIR(target_status.st_mode) and any(within(directory, destination) for directory in chain):
             self._refuse(
                 f"`{path}` leads back to `{destination}`, which it is under", "a loop has no end: remove that link"
             )
             return
-        self._add(name, destination, behind, chain)
+        self._add(name, destination, target_status, chain)
 
     def _broken(self, name: str, path: str, real: str, text: str, error: OSError) -> None:
         if error.errno == errno.ELOOP:
@@ -162,29 +162,29 @@ class _Walk:
                 f"`{path}` leads to `{text}`, which is not there", "fetch what is missing, or remove that link"
             )
         else:
-            said = link_text(text, name, real, self.root, os.path.normpath(os.path.join(real, text)))
-            self.entries.append(Entry(name, "link", target=said, mtime_ns=os.lstat(path).st_mtime_ns))
+            target = link_text(text, name, real, self.root, os.path.normpath(os.path.join(real, text)))
+            self.entries.append(Entry(name, "link", target=target, mtime_ns=os.lstat(path).st_mtime_ns))
 
-    def _add(self, name: str, path: str, found: os.stat_result, way: tuple[str, ...]) -> None:
-        if stat.S_ISDIR(found.st_mode):
-            self._add_directory(name, path, found, way)
-        elif not stat.S_ISREG(found.st_mode):
+    def _add(self, name: str, path: str, status: os.stat_result, followed: tuple[str, ...]) -> None:
+        if stat.S_ISDIR(status.st_mode):
+            self._add_directory(name, path, status, followed)
+        elif not stat.S_ISREG(status.st_mode):
             self._refuse(
-                f"`{self.root}/{name}` is a {_special(found.st_mode)}",
+                f"`{self.root}/{name}` is a {_special(status.st_mode)}",
                 "only files, directories and links can be staged",
             )
         elif not os.access(path, os.R_OK):
             self._refuse(f"`{self.root}/{name}` may not be read", "run as a user who may")
         else:
-            mode = found.st_mode & MODE
+            mode = status.st_mode & MODE
             file = Entry(
-                name, "file", found.st_size, found.st_mtime_ns, mode, "", path, found.st_ino, found.st_ctime_ns
+                name, "file", status.st_size, status.st_mtime_ns, mode, "", path, status.st_ino, status.st_ctime_ns
             )
             self.entries.append(file)
 
-    def _add_directory(self, name: str, path: str, found: os.stat_result, way: tuple[str, ...]) -> None:
-        self.entries.append(Entry(name, "directory", mtime_ns=found.st_mtime_ns, mode=found.st_mode & MODE))
-        self._open.append((name, path, way))
+    def _add_directory(self, name: str, path: str, status: os.stat_result, followed: tuple[str, ...]) -> None:
+        self.entries.append(Entry(name, "directory", mtime_ns=status.st_mtime_ns, mode=status.st_mode & MODE))
+        self._open.append((name, path, followed))
 
     def _refuse(self, line: str, hint: str) -> None:
         self.refused.append((line, hint))

@@ -15,14 +15,14 @@ from tunetool.stage.room import limits
 from tunetool.stage.system import flush
 
 
-def need_room(directory: Path, count: int, what: str) -> None:
+def need_room(directory: Path, count: int, purpose: str) -> None:
     """Raises ``CannotJudge`` when ``count`` bytes do not fit below ``directory``; in RAM, also by the memory left."""
     mount = mount_holding(str(directory), read_mounts())
     bounds = limits(directory, mount.fs_type if mount else "unknown")
     if bounds and count > bounds[0].left:
-        others = "".join(f"; {other.what} {format_size(other.left)}" for other in bounds[1:])
+        others = "".join(f"; {bound.what} {format_size(bound.left)}" for bound in bounds[1:])
         raise CannotJudge(
-            f"{what} takes {format_size(count)}, {bounds[0].what} {format_size(bounds[0].left)}{others}",
+            f"{purpose} takes {format_size(count)}, {bounds[0].what} {format_size(bounds[0].left)}{others}",
             "free some, choose a smaller model or fewer pictures, or another `--target`",
         )
 
@@ -30,28 +30,28 @@ def need_room(directory: Path, count: int, what: str) -> None:
 @contextmanager
 def alone(directory: Path, say: Callable[[str], None]) -> Iterator[Place]:
     """Nobody else makes ``directory`` meanwhile, and what a killed run left of it is gone."""
-    place = find_place(str(directory))
-    with only_one(place, True, say):
-        yield place
+    destination = find_place(str(directory))
+    with only_one(destination, True, say):
+        yield destination
 
 
 @contextmanager
-def building(place: Place) -> Iterator[Path]:
+def building(destination: Place) -> Iterator[Path]:
     """A hidden directory to fill, which gets its name when the block ends well and goes away when it does not.
 
     Raises ``CannotJudge`` for what the system refuses meanwhile.
     """
-    built = place.fresh("stage")
+    built = destination.fresh("stage")
     try:
         built.mkdir()
         yield built
         if not read_stack(str(built)).in_memory:
             flush(built)
-        put(built, place)
+        put(built, destination)
     except OSError as error:
         remove_tree(built)
         raise CannotJudge(
-            f"`{place.path}` could not be made: {error.strerror or error}",
+            f"`{destination.path}` could not be made: {error.strerror or error}",
             "see `df`, `quota`, `ulimit -f` and `dmesg | tail`; nothing of it is left",
         ) from error
     except BaseException:
@@ -60,10 +60,10 @@ def building(place: Place) -> Iterator[Path]:
 
 
 @contextmanager
-def making(directory: Path, what: str) -> Iterator[Path]:
+def making(directory: Path, contents: str) -> Iterator[Path]:
     """Both at once. Raises ``UsageProblem`` where ``directory`` is there already."""
-    with alone(directory, lambda _: None) as place:
-        if inode_of(place.path) is not None:
-            raise UsageProblem(f"`{directory}` is there already", f"name a directory in which {what} is to be made")
-        with building(place) as built:
+    with alone(directory, lambda _: None) as destination:
+        if inode_of(destination.path) is not None:
+            raise UsageProblem(f"`{directory}` is there already", f"name a directory in which {contents} is to be made")
+        with building(destination) as built:
             yield built
