@@ -168,10 +168,10 @@ def test_a_rank_that_does_not_come_is_named_and_may_come_later(tmp_path: Path, d
     steps = [node / "step_5" for node in nodes]
     with pytest.raises(CannotJudge) as failed:
         drains(steps[0], bulk, rank=0, world=2, patience=0.5).wait(PATIENCE)
-    assert "`__1_0.distcp` of rank 1, of which nothing was heard" in failed.value.message
+    assert "`__1_0.distcp` of rank 1, which has not reported" in failed.value.message
     with pytest.raises(CannotJudge) as none:
         latest([bulk])
-    assert "`__1_0.distcp` of rank 1, from a node of which nothing was heard, is missing" in none.value.message
+    assert "`__1_0.distcp` of rank 1, from a node that has not reported, is missing" in none.value.message
     assert list(bulk.glob("step_*")) == []
     both = [drains(step, bulk, rank=rank, world=2) for rank, step in enumerate(steps)]
     assert {each.wait(PATIENCE) for each in both} == {bulk / "step_5"}
@@ -286,7 +286,7 @@ def test_full_shared_storage_leaves_everything_as_it_was(
     with pytest.raises(CannotJudge) as full:
         work.wait(PATIENCE)
     assert "cannot be written: it is full" in full.value.message
-    assert "the checkpoint on the node is untouched" in str(full.value.hint)
+    assert "the checkpoint on the node is unchanged" in str(full.value.hint)
     with pytest.raises(CannotJudge) as before:
         drains(step, small_disk).wait(PATIENCE)
     assert "of memory, and it is a tmpfs left" in before.value.message or "of space left" in before.value.message

@@ -185,10 +185,10 @@ def test_a_step_that_landed_mixed_is_refused(tmp_path: Path, drains: Callable[..
     shutil.copy(save(tmp_path / "other" / "step_7", 2.0) / ".metadata", bulk / "step_7")
     with pytest.raises(CannotJudge) as failed:
         verify_drained(bulk / "step_7")
-    assert "`.metadata` is of another save" in failed.value.message
+    assert "`.metadata` belongs to another save" in failed.value.message
     with pytest.raises(CannotJudge) as none:
         latest([bulk])
-    assert "`.metadata` is of another save" in none.value.message
+    assert "`.metadata` belongs to another save" in none.value.message
     # It is not there for a new drain either.
     drains(scratch / "step_7", bulk).wait(PATIENCE)
     assert verify_drained(bulk / "step_7") > 0

@@ -343,7 +343,7 @@ def test_who_waits_for_a_drain_hears_for_whom_it_waits(tmp_path: Path, how: str)
         with pytest.raises(TimeoutError) as caught:
             work.wait(2)
         told = str(caught.value)
-        assert f"it gives way to a save, `{file}`: process {os.getpid()} on `{os.uname().nodename}`" in told
+        assert f"it pauses for a save, `{file}`: process {os.getpid()} on `{os.uname().nodename}`" in told
         assert ("last sign of life " in told) == (how == "our writer")
     assert not is_saving(scratch)
 

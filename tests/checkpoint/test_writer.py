@@ -140,7 +140,7 @@ def test_raw_bytes_begin_at_whole_blocks_and_carry_their_checksum(
         copy(self, start, count, *rest)
 
     monkeypatch.setattr(host_buffers.Source, "copy", late)
-    monkeypatch.setattr(direct.Target, "_ask", lambda self, directory: (False, 4096))
+    monkeypatch.setattr(direct.Target, "_probe_once", lambda self, directory: (False, 4096))
     dcp.save(
         state, storage_writer=DirectWriter(tmp_path, threads=4, files_per_rank=1, buffer_bytes=MIB, checksums=True)
     )
@@ -168,9 +168,9 @@ def test_memory_that_the_drive_takes_is_written_without_a_copy(
     """``alignment`` is what the file system asks of memory; torch gives 64."""
     target = direct.Target(tmp_path)
     if alignment < target.memory_alignment:
-        monkeypatch.setattr(direct.Target, "_ask", lambda self, directory: (False, 1))
+        monkeypatch.setattr(direct.Target, "_probe_once", lambda self, directory: (False, 1))
     else:
-        monkeypatch.setattr(direct.Target, "_ask", lambda self, directory: (target.direct, alignment))
+        monkeypatch.setattr(direct.Target, "_probe_once", lambda self, directory: (target.direct, alignment))
     tensor = torch.randn(1 << 20)
     while tensor.data_ptr() % 4096 == 0:
         tensor = torch.randn(1 << 20)
@@ -237,7 +237,7 @@ def test_a_checkpoint_is_replaced_and_its_files_are_gone(tmp_path: Path) -> None
     dcp.save({"x": torch.zeros(1000)}, storage_writer=writer)
     assert names(tmp_path) & first == {".metadata"}
     same({"x": torch.zeros(1000)}, loaded(tmp_path))
-    with pytest.raises(UsageProblem, match="holds a checkpoint already"):
+    with pytest.raises(UsageProblem, match="already holds a checkpoint"):
         save_failing({"x": torch.ones(1)}, DirectWriter(tmp_path, overwrite=False))
     same({"x": torch.zeros(1000)}, loaded(tmp_path))
 
@@ -295,7 +295,7 @@ def test_a_short_write_is_continued_at_a_whole_block_and_else_an_error(
         )
 
     watch_data(monkeypatch, short)
-    monkeypatch.setattr(direct.Target, "_ask", lambda self, directory: (False, 1))
+    monkeypatch.setattr(direct.Target, "_probe_once", lambda self, directory: (False, 1))
     if message is None:
         dcp.save(state, storage_writer=DirectWriter(tmp_path))
         same(state, loaded(tmp_path))
@@ -321,7 +321,7 @@ def test_an_error_of_the_medium_stops_all_threads(tmp_path: Path, monkeypatch: p
 def test_a_file_system_without_direct_io_is_written_through_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(direct.Target, "_ask", lambda self, directory: (False, 1))
+    monkeypatch.setattr(direct.Target, "_probe_once", lambda self, directory: (False, 1))
     monkeypatch.setattr(direct, "_fallocate", lambda handle, size: False)
     writer = DirectWriter(tmp_path)
     dcp.save(state, storage_writer=writer)

@@ -130,10 +130,10 @@ def parts_of(contents: list[Archive | int]) -> list[Part]:
 
 @given(CONTENTS, st.sampled_from([LARGE, 3 * BLOCK, 2 * LARGE]), st.booleans())
 def test_blocks_hold_every_byte_once_in_order_and_never_overlap(
-    contents: list[Archive | int], limit: int, straight: bool
+    contents: list[Archive | int], limit: int, zero_copy: bool
 ) -> None:
     parts = parts_of(contents)
-    blocks = list(cut(0, parts, limit, lambda part: straight and part.content == "data"))
+    blocks = list(cut(0, parts, limit, lambda part: zero_copy and part.content == "data"))
     seen: dict[int, int] = {}
     end = 0
     for block in blocks:
@@ -149,8 +149,8 @@ def test_blocks_hold_every_byte_once_in_order_and_never_overlap(
             seen[number] = piece.start + piece.count
     assert seen == {number: part.length for number, part in enumerate(parts) if part.length}
     large = [part for part in parts if part.content == "data" and part.length >= LARGE]
-    written_straight = sum(block.length for block in blocks if block.straight)
-    assert written_straight == (sum(part.length // BLOCK * BLOCK for part in large) if straight else 0)
+    written_straight = sum(block.length for block in blocks if block.zero_copy)
+    assert written_straight == (sum(part.length // BLOCK * BLOCK for part in large) if zero_copy else 0)
 
 
 def assert_in_order(block: Block, limit: int) -> None:
@@ -159,7 +159,7 @@ def assert_in_order(block: Block, limit: int) -> None:
         assert piece.at >= at
         at = piece.at + piece.count
     assert at <= limit
-    if block.straight:
+    if block.zero_copy:
         assert len(block.pieces) == 1
         assert block.pieces[0].at == 0
         assert block.pieces[0].count == block.length

@@ -101,7 +101,7 @@ def test_another_hosts_saver_shows_that_it_lives(tmp_path: Path) -> None:
     with pytest.raises(CannotJudge) as caught:
         Lock.take(tmp_path)
     assert "process 4242 on `node17`" in caught.value.message
-    assert "last sign of life 0 s ago" in str(caught.value.hint)
+    assert "last sign of life was 0 s ago" in str(caught.value.hint)
     silent = time.time() - DEAD_AFTER - 1
     os.utime(path, (silent, silent))
     Lock.take(tmp_path).release()

@@ -214,5 +214,5 @@ def test_memory_left_in_a_group_of_version_1(tmp_path: Path) -> None:
 
 def test_room_is_asked_first(tmp_path: Path) -> None:
     space.need(tmp_path / "not" / "yet" / "there", 4096)
-    with pytest.raises(CannotJudge, match=r"of space left; 1000 PB are to be written"):
+    with pytest.raises(CannotJudge, match=r"of space left; the save needs 1000 PB"):
         space.need(tmp_path, 10**18)

@@ -21,12 +21,12 @@ from tunetool.errors import CannotJudge, UsageProblem
 pytest.importorskip("xxhash")
 
 from tunetool.checkpoint.bulk import Delivery, lacking, writer_of
-from tunetool.checkpoint.draining import places_of
-from tunetool.checkpoint.tiers import Place, Survey, agree
-from tunetool.checkpoint.transfer import Filed
+from tunetool.checkpoint.draining import launcher_ranks
+from tunetool.checkpoint.tiers import StepCopy, Survey, agree
+from tunetool.checkpoint.transfer import CopiedFile
 
 NUMBERS = st.sets(st.integers(0, 40), max_size=12)
-FILED = Filed(10, "0" * 16)
+FILED = CopiedFile(10, "0" * 16)
 
 
 @pytest.mark.parametrize(("name", "number"), [("step_100", 100), ("step-7", 7), ("step_000100", 100), ("step_0", 0)])
@@ -212,7 +212,7 @@ def test_no_save_is_waited_for_without_end_and_it_is_told_which() -> None:
         pace.wait(50)
         assert clock.now == pytest.approx(10.0, abs=0.1), "it waits once for each save"
     (line,) = lines
-    assert line.endswith("waited 10 s for a save and goes on beside it: `lock`: process 7")
+    assert line.endswith("waited 10 s for a save and now continues beside it: `lock`: process 7")
     clock.now = 200.0
     pace.wait(50)
     clock.busy_until = 205.0
@@ -311,7 +311,7 @@ def test_what_is_missing_names_rank_and_node() -> None:
     ]
     assert lacking(needed, brought, world=4) == [
         "`__1_0.distcp` and 1 more of rank 1 on `b`",
-        "`__2_0.distcp` of rank 2, of which nothing was heard",
+        "`__2_0.distcp` of rank 2, which has not reported",
         "`__9_0.distcp` of rank 9 of the job that saved it; this one has 4",
     ]
     assert lacking({"__0_0.distcp": 1}, brought, world=4) == []
@@ -334,11 +334,11 @@ def test_what_is_missing_names_rank_and_node() -> None:
 def test_a_launcher_tells_which_rank_this_is(
     environment: dict[str, str], found: tuple[int | None, int | None, int | None, int | None]
 ) -> None:
-    assert tuple(places_of(environment).values()) == found
+    assert tuple(launcher_ranks(environment).values()) == found
 
 
-def place(step: int, tier: str, digest: str = "d", problem: str | None = None) -> Place:
-    return Place(step, f"/{tier}/step_{step}", digest, problem)
+def place(step: int, tier: str, digest: str = "d", problem: str | None = None) -> StepCopy:
+    return StepCopy(step, f"/{tier}/step_{step}", digest, problem)
 
 
 def test_all_ranks_go_on_from_the_newest_step_that_each_can_read() -> None:
@@ -372,32 +372,32 @@ def test_no_step_at_all_is_a_new_beginning_and_unreadable_ones_are_not() -> None
 
 DIGESTS = st.sampled_from(["x", "y"])
 PLACES = st.lists(
-    st.builds(Place, st.integers(0, 5), st.sampled_from(["/l", "/b"]), DIGESTS, st.sampled_from([None, "gone"])),
+    st.builds(StepCopy, st.integers(0, 5), st.sampled_from(["/l", "/b"]), DIGESTS, st.sampled_from([None, "gone"])),
     max_size=6,
 )
 
 
 def test_the_last_saved_step_is_taken_whatever_its_number() -> None:
-    def saved(step: int, tier: str, stamp: Stamp | None, written: int) -> Place:
-        return Place(step, f"/{tier}/step_{step}", f"digest{step}", None, stamp, written)
+    def saved(step: int, tier: str, stamp: Stamp | None, written: int) -> StepCopy:
+        return StepCopy(step, f"/{tier}/step_{step}", f"digest{step}", None, stamp, written)
 
-    places = (saved(5000, "bulk", Stamp(0, 50), 70), saved(1500, "bulk", Stamp(0, 60), 65))
-    found = agree([Survey(0, "a", places, 100)])
+    copies = (saved(5000, "bulk", Stamp(0, 50), 70), saved(1500, "bulk", Stamp(0, 60), 65))
+    found = agree([Survey(0, "a", copies, 100)])
     assert found is not None
     assert (found.step, found.skipped) == (1500, ())
     # One that no drain has seen is ordered by its own time, and the time of a copy is later.
-    found = agree([Survey(0, "a", (*places, saved(700, "local", None, 61), saved(700, "bulk", None, 90)), 100)])
+    found = agree([Survey(0, "a", (*copies, saved(700, "local", None, 61), saved(700, "bulk", None, 90)), 100)])
     assert found is not None
     assert found.step == 700
-    found = agree([Survey(0, "a", (*places, saved(700, "local", None, 59), saved(700, "bulk", None, 90)), 100)])
+    found = agree([Survey(0, "a", (*copies, saved(700, "local", None, 59), saved(700, "bulk", None, 90)), 100)])
     assert found is not None
     assert found.step == 1500
 
 
 def test_a_step_saved_anew_under_its_number_is_told_from_the_old_one() -> None:
-    old = Place(3, "/bulk/step_3", "old", None, Stamp(0, 10))
-    other = Place(4, "/bulk/step_4", "four", None, Stamp(0, 20))
-    new = Place(3, "/local/step_3", "new", None, None, 30)
+    old = StepCopy(3, "/bulk/step_3", "old", None, Stamp(0, 10))
+    other = StepCopy(4, "/bulk/step_4", "four", None, Stamp(0, 20))
+    new = StepCopy(3, "/local/step_3", "new", None, None, 30)
     found = agree([Survey(0, "a", (new, old, other))])
     assert found is not None
     assert found.paths == {0: "/local/step_3"}
@@ -407,9 +407,9 @@ def test_a_step_saved_anew_under_its_number_is_told_from_the_old_one() -> None:
 
 
 @given(st.lists(PLACES, min_size=1, max_size=4))
-def test_what_is_agreed_on_is_readable_by_all_and_the_newest(seen: list[list[Place]]) -> None:
-    surveys = [Survey(rank, f"node{rank}", tuple(places)) for rank, places in enumerate(seen)]
-    good = [{(p.step, p.digest) for p in places if p.problem is None} for places in seen]
+def test_what_is_agreed_on_is_readable_by_all_and_the_newest(seen: list[list[StepCopy]]) -> None:
+    surveys = [Survey(rank, f"node{rank}", tuple(copies)) for rank, copies in enumerate(seen)]
+    good = [{(p.step, p.digest) for p in copies if p.problem is None} for copies in seen]
     common = set.intersection(*good)
     if not any(seen):
         assert agree(surveys) is None
@@ -421,8 +421,8 @@ def test_what_is_agreed_on_is_readable_by_all_and_the_newest(seen: list[list[Pla
         assert found is not None
         assert found.step == max(step for step, _ in common)
         digests = [
-            {p.digest for p in places if (p.step, p.path, p.problem) == (found.step, found.paths[rank], None)}
-            for rank, places in enumerate(seen)
+            {p.digest for p in copies if (p.step, p.path, p.problem) == (found.step, found.paths[rank], None)}
+            for rank, copies in enumerate(seen)
         ]
         assert set.intersection(*digests), "all from one save"
 

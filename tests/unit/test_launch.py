@@ -71,7 +71,7 @@ def test_stacks_that_do_not_come_are_not_waited_for() -> None:
     ended = decide(TWO, silent, {}, 56, moments)
     assert ended.do == "end"
     assert ended.failure is not None
-    assert "did not give its stack" in ended.failure.message
+    assert "did not dump its stack" in ended.failure.message
 
 
 def test_ranks_that_go_on_while_they_are_asked_are_left_alone() -> None:
@@ -309,7 +309,7 @@ def test_what_a_run_left_in_memory_goes_and_what_others_have_there_stays(tmp_pat
             file(name)
         leftovers = Leftovers(tmp_path)
         leftovers.look([rank.pid])
-        leftovers.meet_at("10.0.0.1", "500", world=2)
+        leftovers.expect_buffers("10.0.0.1", "500", world=2)
         rank.kill()
         rank.wait()
         assert leftovers.remove() == [shared.name]

@@ -1,11 +1,11 @@
-"""Checkpoints past the page cache, in torch's own distributed format.
+"""Checkpoints written and read with O_DIRECT, past the page cache, in torch's own distributed checkpoint format.
 
 >>> from torch.distributed import checkpoint as dcp
 >>> from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter
 >>> dcp.save(state, storage_writer=DirectWriter("/scratch/step-100"), planner=DirectSavePlanner())
 >>> dcp.load(state, storage_reader=DirectReader("/scratch/step-100"))
 
-torch is imported when one of these names is first used.
+torch is imported when one of these names is used for the first time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from tunetool.errors import UsageProblem
 
-_PLACES = {
+_MODULES = {
     "DirectReader": "reader",
     "DirectSavePlanner": "planner",
     "DirectStager": "stager",
@@ -30,14 +30,14 @@ _PLACES = {
     "survey": "tiers",
     "verify_drained": "bulk",
 }
-__all__ = sorted(_PLACES)  # noqa: PLE0605  names, known only to __getattr__
+__all__ = sorted(_MODULES)  # noqa: PLE0605  names, known only to __getattr__
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing == "tunetool":

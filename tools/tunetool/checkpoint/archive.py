@@ -1,7 +1,8 @@
-"""Where the raw bytes of a tensor lie in its item: an archive as ``torch.save`` writes it, of that one tensor.
+"""Finds the raw bytes of a tensor within its item, which is an archive of that one tensor as ``torch.save`` writes it.
 
-Such an archive is an uncompressed zip with the records ``data.pkl`` (a pickle: how to rebuild the tensor),
-``byteorder`` and ``data/0`` (the raw bytes). Read with the standard library alone; nothing that a pickle names is run.
+Such an archive is an uncompressed zip with the records ``data.pkl`` (a pickle that says how to rebuild the tensor),
+``byteorder`` and ``data/0`` (the raw bytes). It is read with the standard library alone; nothing that the pickle names
+is run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tunetool.checkpoint import pickled, plain
 from tunetool.checkpoint.items import CHECKSUM_RECORD, DIGITS, STORAGES
 
 HEAD = TAIL = 4096
-"""Bytes at each end of an item that hold all that is asked here."""
+"""Bytes at each end of an item that contain everything this module reads."""
 
 ITEM_SIZES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
@@ -26,15 +27,15 @@ ITEM_SIZES = {
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
     "complex128": 16,
 }
-"""Bytes per element, by torch's name of the dtype."""
+"""Bytes per element by dtype, as torch names it."""
 _DTYPES = {storage: dtype for dtype, storage in STORAGES.items()}
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A contiguous tensor, ``length`` raw bytes at ``offset`` from the start of its item; ``dtype`` as torch names it.
+    """A contiguous tensor: ``length`` raw bytes at ``offset`` from the start of its item; ``dtype`` as torch names it.
 
-    ``checksum`` and ``seal`` are the content of the record ``items.CHECKSUM_RECORD``, None where there is none.
+    ``checksum`` and ``seal`` come from the record ``items.CHECKSUM_RECORD``; None if the archive has no such record.
     """
 
     offset: int
@@ -45,7 +46,7 @@ class Plain:
     seal: str | None = None
 
 
-class _Other(Exception):
+class _NotPlain(Exception):
     """Not an archive of one plain tensor."""
 
 
@@ -56,13 +57,13 @@ class _Record:
 
 
 def find(read: Callable[[int, int], bytes], length: int) -> Plain | None:
-    """The tensor in an item of ``length`` bytes; ``read(offset, count)`` gives bytes of the item.
+    """The tensor in an item of ``length`` bytes; ``read(offset, count)`` returns bytes of the item.
 
-    None when only ``torch.load`` can tell what the item holds: another layout, byte order or kind of object.
+    None if only ``torch.load`` can read the item: another layout, byte order or kind of object.
     """
     try:
         return _find(read, length)
-    except (_Other, pickled.Refused, struct.error, LookupError, TypeError, ValueError):
+    except (_NotPlain, pickled.Refused, struct.error, LookupError, TypeError, ValueError):
         return None
 
 
@@ -75,18 +76,18 @@ def _find(read: Callable[[int, int], bytes], length: int) -> Plain:
         return read(_start(read, record), record.size)
 
     if content("byteorder") != b"little":
-        raise _Other
+        raise _NotPlain
     dtype, shape = _tensor(content("data.pkl"))
     raw = records[f"{prefix}/data/0"]
     start = _start(read, raw)
     if raw.size != math.prod(shape) * ITEM_SIZES[dtype] or start + raw.size > length:
-        raise _Other
+        raise _NotPlain
     sums = content(CHECKSUM_RECORD).decode("ascii") if f"{prefix}/{CHECKSUM_RECORD}" in records else ""
     return Plain(start, raw.size, dtype, shape, sums[:DIGITS] or None, sums[DIGITS:] or None)
 
 
 _END = struct.Struct("<4s4H2IH")
-_END_64_AT = struct.Struct("<4sIQI")
+_END_64_LOCATOR = struct.Struct("<4sIQI")
 _END_64 = struct.Struct("<4sQ2H2I4Q")
 _ENTRY = struct.Struct("<4s4x2H8x2I3H8xI")
 _LOCAL_NAMES = struct.Struct("<26x2H")
@@ -96,13 +97,13 @@ def _records(read: Callable[[int, int], bytes], length: int) -> dict[str, _Recor
     """The zip's central directory (PKWARE APPNOTE.TXT, 4.3.6 and on)."""
     end = _END.unpack(read(length - _END.size, _END.size))
     count, size, offset = end[4], end[5], end[6]
-    at_64 = length - _END.size - _END_64_AT.size
-    signature, _, where, _ = _END_64_AT.unpack(read(at_64, _END_64_AT.size)) if at_64 > 0 else (b"", 0, 0, 0)
+    at_64 = length - _END.size - _END_64_LOCATOR.size
+    signature, _, where, _ = _END_64_LOCATOR.unpack(read(at_64, _END_64_LOCATOR.size)) if at_64 > 0 else (b"", 0, 0, 0)
     if signature == b"PK\6\7":
         end_64 = _END_64.unpack(read(where, _END_64.size))
         count, size, offset = end_64[7], end_64[8], end_64[9]
     if end[0] != b"PK\5\6" or end[7] or not 0 < count <= 64 or size > TAIL:
-        raise _Other
+        raise _NotPlain
     directory, records, position = read(offset, size), {}, 0
     for _ in range(count):
         signature, flags, method, packed, unpacked, name_length, extra_length, comment, header = _ENTRY.unpack_from(
@@ -112,27 +113,28 @@ def _records(read: Callable[[int, int], bytes], length: int) -> dict[str, _Recor
         name = directory[position : position + name_length].decode("utf-8")
         extra = directory[position + name_length : position + name_length + extra_length]
         position += name_length + extra_length + comment
-        if _BIG in (packed, unpacked, header):
+        if _IN_EXTRA_FIELD in (packed, unpacked, header):
             unpacked, packed, header = _from_extra(extra, unpacked, packed, header)
         if signature != b"PK\1\2" or method or flags & 1 or packed != unpacked:
-            raise _Other
-        # Of two records of one name, another reader could take the other.
+            raise _NotPlain
+        # Another reader could pick the other of two records with the same name.
         if name in records:
-            raise _Other
+            raise _NotPlain
         records[name] = _Record(header, unpacked)
     return records
 
 
-_BIG = 0xFFFFFFFF
+_IN_EXTRA_FIELD = 0xFFFFFFFF
 
 
 def _from_extra(extra: bytes, *values: int) -> tuple[int, ...]:
-    """The values that do not fit into 32 bits stand in the field 0x0001, in this order."""
+    """``values`` with those that exceed 32 bits replaced from the extra field 0x0001, which holds them in this
+    order."""
     while extra:
         kind, size = struct.unpack_from("<2H", extra)
         if kind == 1:
             wide = iter(struct.unpack_from(f"<{size // 8}Q", extra, 4))
-            return tuple(next(wide) if value == _BIG else value for value in values)
+            return tuple(next(wide) if value == _IN_EXTRA_FIELD else value for value in values)
         extra = extra[4 + size :]
     return values
 
@@ -151,46 +153,46 @@ class _Storage:
 def _storage(pid: Any) -> _Storage:
     _, kind, key, _, count = pid
     if key != "0" or type(kind) is not str or type(count) is not int:
-        raise _Other
+        raise _NotPlain
     return _Storage(_DTYPES.get(kind), count)
 
 
 def _v2(storage: _Storage, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any) -> Any:
     if type(storage) is not _Storage or storage.dtype is None:
-        raise _Other
+        raise _NotPlain
     return storage.dtype, _contiguous(storage.count, offset, shape, stride)
 
 
 def _v3(storage: _Storage, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, dtype: str) -> Any:
     if type(storage) is not _Storage:
-        raise _Other
-    # Counted in bytes there.
+        raise _NotPlain
+    # An untyped storage counts bytes.
     return dtype, _contiguous(storage.count // ITEM_SIZES[dtype], offset, shape, stride)
 
 
 def _contiguous(count: int, offset: int, shape: Any, stride: Any) -> tuple[int, ...]:
-    """The shape, of a tensor whose elements lie in order and fill the storage."""
+    """The shape. Raises ``_NotPlain`` unless the elements lie in C order and fill the storage."""
     if (
         type(shape) is not tuple
         or len(shape) > _DIMENSIONS
         or not all(type(size) is int and size >= 0 for size in shape)
     ):
-        raise _Other
+        raise _NotPlain
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if size != 1 and step != expected and math.prod(shape):
-            raise _Other
+            raise _NotPlain
         expected *= size
     if offset or count != math.prod(shape):
-        raise _Other
+        raise _NotPlain
     return shape
 
 
 _DIMENSIONS = 64
-"""torch computes with no more, and the product of many lengths takes long."""
+"""torch supports no more, and multiplying many lengths takes long."""
 
-# What a saved tensor's pickle calls; stand-ins, since nothing of torch's is to run here.
-_RECIPE = pickled.Vocabulary(
+# What the pickle of a saved tensor calls, replaced by our own functions: nothing of torch runs here.
+_TENSOR_PICKLE = pickled.Vocabulary(
     {
         ("torch._utils", "_rebuild_tensor_v2"): pickled.Call(_v2),
         ("torch._utils", "_rebuild_tensor_v3"): pickled.Call(_v3),
@@ -202,10 +204,10 @@ _RECIPE = pickled.Vocabulary(
 )
 
 
-def _tensor(recipe: bytes) -> tuple[str, tuple[int, ...]]:
-    described = pickled.load(recipe, _RECIPE)
+def _tensor(content: bytes) -> tuple[str, tuple[int, ...]]:
+    described = pickled.load(content, _TENSOR_PICKLE)
     if not (
         type(described) is tuple and len(described) == 2 and described[0] in ITEM_SIZES and type(described[1]) is tuple
     ):
-        raise _Other
+        raise _NotPlain
     return described

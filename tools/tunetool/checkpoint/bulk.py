@@ -1,13 +1,13 @@
-"""What lies on shared storage: drained steps, and steps that are on their way.
+"""The layout of shared storage: drained steps (complete), and partial steps, whose drain has not finished.
 
     step_100/                       complete: data files, `.metadata`, and the marker with every checksum
-    .draining-step_100-<digest>/    on its way: data files, plan.json, ranks/00000.json ...
+    .draining-step_100-<digest>/    partial: data files, plan.json, ranks/00000.json ...
 
 The digest is that of the step's `.metadata`, so that two saves of one step are never mixed. A step becomes complete by
-one rename of its directory, after the marker in it was written last.
+one rename of its directory, after the marker was written as its last file.
 
-Plan, manifests and marker also hold what the copied files were (inode, size, times) and when the step was saved.
-Markers of earlier versions do not.
+The plan, the manifests and the marker also record the identity of the source files (inode, size, times) and when the
+step was saved. Markers of earlier versions do not.
 """
 
 from __future__ import annotations
@@ -33,105 +33,105 @@ from tunetool.checkpoint.steps import (
     number_or_none,
     remove_step,
     same_step,
+    same_step_error,
     step_number,
-    two_names,
 )
-from tunetool.checkpoint.transfer import PART, Filed, Gone, digest_of, remove_parts
+from tunetool.checkpoint.transfer import PART, CopiedFile, Gone, digest_of, remove_parts
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.common.files import replace_file
 
 METADATA = ".metadata"
 MARKER = ".tunetool-drained.json"
 SCHEMA = "tunetool.drained/1"
-OTHER_METADATA = "`.metadata` is of another save than the data"
+OTHER_METADATA = "`.metadata` belongs to another save than the data"
 _PLAN = "plan.json"
-_HELD = ".metadata-of-the-step"
-"""`.metadata` under another name: a reader must not take for a checkpoint what is still on its way."""
+_METADATA_COPY = ".metadata-of-the-step"
+"""`.metadata` under another name, so that readers do not take a partial step for a checkpoint."""
 _CHANGED = "changed.json"
-"""Why a step on its way may not become complete: its source changed."""
+"""The error for which a partial step must not become complete: its source changed."""
 _RANKS = "ranks"
-_ON_ITS_WAY = ".draining-"
+_PARTIAL = ".draining-"
 _WRITER = re.compile(r"__(?P<rank>\d+)_\d+(\.[0-9a-f]+)?\.distcp")
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What one rank brings: its files, None until they are there."""
+    """The manifest of one rank: the files that it copies, None until a file is copied."""
 
     rank: int
     host: str
-    files: Mapping[str, Filed | None] = field(default_factory=dict)
+    files: Mapping[str, CopiedFile | None] = field(default_factory=dict)
     sources: Mapping[str, Identity] = field(default_factory=dict)
-    """What those files were on the node when the drain was asked for."""
+    """The identities of these files on the node when the drain was requested."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a step on its way is to hold."""
+    """What a partial step must contain to become complete."""
 
     needed: Mapping[str, int]
-    """By file, the least bytes that it must have."""
+    """Minimum size in bytes, by file."""
     saved: Stamp | None = None
     metadata: Identity | None = None
-    """Of the `.metadata` that is drained."""
+    """Identity of the `.metadata` that is drained."""
 
 
 @dataclass(frozen=True)
 class Marker:
-    """What a complete step holds."""
+    """The record of a complete step."""
 
     digest: str
-    files: Mapping[str, Filed]
+    files: Mapping[str, CopiedFile]
     hosts: Mapping[str, str]
-    """By file, the host that it was drained from."""
+    """The host from which it was drained, by file."""
     sources: Mapping[str, Identity] = field(default_factory=dict)
-    """By file, what it was on that host; empty in markers of earlier versions, as are the next two."""
+    """Its identity on that host, by file. Markers of earlier versions lack this and the next two fields."""
     saved: Stamp | None = None
     metadata: Identity | None = None
-    """Of the `.metadata` that was drained."""
+    """Identity of the `.metadata` that was drained."""
 
 
 def writer_of(name: str) -> int | None:
-    """The rank that wrote a data file, by its name; None for a name that is not of torch's writers."""
+    """The rank that wrote a data file, from its name; None for names that no writer uses."""
     match = _WRITER.fullmatch(Path(name).name)
     return int(match["rank"]) if match else None
 
 
 def partial_of(bulk: Path, name: str, digest: str) -> Path:
-    """Where a step is while it is on its way."""
-    return bulk / f"{_ON_ITS_WAY}{name}-{digest}"
+    """The directory of a partial step."""
+    return bulk / f"{_PARTIAL}{name}-{digest}"
 
 
 def partials(bulk: Path, name: str | None = None) -> list[Path]:
-    """Steps that are on their way, or that one; the newest first."""
+    """The directories of partial steps, or of those with the step name ``name``; the newest first."""
     by_time = []
-    for path in bulk.glob(f"{_ON_ITS_WAY}{name or 'step*'}-*"):
+    for path in bulk.glob(f"{_PARTIAL}{name or 'step*'}-*"):
         with contextlib.suppress(OSError):
             by_time.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(by_time, reverse=True)]
 
 
 def name_of(partial: Path) -> tuple[str, str]:
-    """Step directory's name and digest of a step that is on its way."""
-    name, _, digest = partial.name[len(_ON_ITS_WAY) :].rpartition("-")
+    """The step name and the digest of a partial step, from the name of its directory."""
+    name, _, digest = partial.name[len(_PARTIAL) :].rpartition("-")
     return name, digest
 
 
-def two_names_of(bulk: Path, name: str) -> UsageProblem | None:
-    """What to say when another name of the same step is there, or on its way."""
+def same_step_problem(bulk: Path, name: str) -> UsageProblem | None:
+    """The error if ``bulk`` has the same step under another name, complete or partial; otherwise None."""
     namesake = same_step(bulk / name)
     if namesake is None:
         number = step_number(name)
         others = (path for path in partials(bulk) if name_of(path)[0] != name)
         namesake = next((path for path in others if number_or_none(name_of(path)[0]) == number), None)
-    return two_names(namesake, Path(name)) if namesake is not None else None
+    return same_step_error(namesake, Path(name)) if namesake is not None else None
 
 
 def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Path:
-    """Make room for a step, or take up where an earlier drain of the same save was interrupted.
+    """Create the directory of a partial step, or continue that of an interrupted drain of the same save.
 
-    What other saves of this step left on its way is removed. Raises ``UsageProblem`` for another name of the same step,
-    ``CannotJudge`` when the storage fails.
+    Removes partial steps of other saves with the same name. Raises ``UsageProblem`` if the same step has another name
+    there, ``CannotJudge`` when the storage fails.
     """
     partial = partial_of(bulk, name, digest)
     try:
@@ -139,18 +139,18 @@ def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Pa
             if earlier == partial and not _of_another_save(earlier, plan):
                 continue
             if sound_marker_of(earlier) is not None:
-                publish(bulk, earlier, ())  # complete, but for its name: it stays until the new one is
+                publish(bulk, earlier, ())  # complete except for its name: keep it until the new one is complete
             else:
                 shutil.rmtree(earlier, ignore_errors=True)
         (partial / _RANKS).mkdir(parents=True, exist_ok=True)
-        # Asked once it is there: of two that come at once under two names, one at least sees the other.
-        problem = two_names_of(bulk, name)
+        # Check after creating it: of two concurrent drains under two names, at least one sees the other.
+        problem = same_step_problem(bulk, name)
         if problem is not None:
             shutil.rmtree(partial, ignore_errors=True)
             raise problem
         for stale in (_CHANGED, MARKER):
             (partial / stale).unlink(missing_ok=True)
-        with (partial / _HELD).open("wb") as stream:
+        with (partial / _METADATA_COPY).open("wb") as stream:
             stream.write(metadata)
             stream.flush()
             os.fsync(stream.fileno())
@@ -159,27 +159,27 @@ def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Pa
             "saved": plan.saved and plan.saved.row(),
             "metadata": plan.metadata and plan.metadata.row(),
         }
-        # Last: who finds it may deliver.
-        _put(partial / _PLAN, document)
+        # Written last: ranks start to copy when they find it.
+        _replace_json(partial / _PLAN, document)
     except OSError as error:
-        raise _failed(bulk, error) from error
+        raise _cannot_write(bulk, error) from error
     return partial
 
 
 def _of_another_save(partial: Path, plan: Plan) -> bool:
-    """Whether what lies there is not known to be of this `.metadata`: another save's can have the same bytes."""
+    """Whether a partial step may belong to another save: `.metadata` of two saves can have the same bytes."""
     begun = plan_of(partial)
     return begun is None or begun.metadata != plan.metadata
 
 
-def spoil(partial: Path, why: CannotJudge) -> None:
-    """Say for all ranks that a step on its way may not become complete. What each file was stays recorded there."""
+def mark_changed(partial: Path, why: CannotJudge) -> None:
+    """Record for all ranks that a partial step must not become complete. The recorded file identities remain."""
     with contextlib.suppress(OSError):
-        _put(partial / _CHANGED, {"error": why.message, "hint": why.hint})
+        _replace_json(partial / _CHANGED, {"error": why.message, "hint": why.hint})
 
 
-def spoilt(partial: Path) -> CannotJudge | None:
-    """Why a step on its way may not become complete; None when it may."""
+def changed_error(partial: Path) -> CannotJudge | None:
+    """The error for which a partial step must not become complete; None if there is none."""
     try:
         document = json.loads((partial / _CHANGED).read_text())
         return CannotJudge(str(document["error"]), str(document["hint"]))
@@ -189,15 +189,15 @@ def spoilt(partial: Path) -> CannotJudge | None:
         return CannotJudge(f"`{partial}` is damaged", "drain the step again")
 
 
-def _put(path: Path, document: object) -> None:
-    """Replace a file that need not outlive a power cut: what is lost with it is copied again."""
+def _replace_json(path: Path, document: object) -> None:
+    """Replace a JSON file without a sync: after a power cut, the files that it lists are copied again."""
     temporary = path.with_name(f"{PART}{path.stem}-{secrets.token_hex(4)}")
     temporary.write_text(json.dumps(document))
     temporary.replace(path)
 
 
 def plan_of(partial: Path) -> Plan | None:
-    """None while there is no plan, or only what a power cut left of it."""
+    """The plan of a partial step; None if it does not exist yet or a power cut damaged it."""
     try:
         document = json.loads((partial / _PLAN).read_text())
         needed = {str(name): int(size) for name, size in document["needed"].items()}
@@ -208,7 +208,7 @@ def plan_of(partial: Path) -> Plan | None:
 
 
 def deliver(partial: Path, delivery: Delivery) -> None:
-    """Write a rank's manifest. Raises ``Gone`` when the step is not on its way any more."""
+    """Write a rank's manifest. Raises ``Gone`` if the partial step does not exist any more."""
     if not (partial / _RANKS).is_dir():
         raise Gone(partial)
     document = {
@@ -218,36 +218,36 @@ def deliver(partial: Path, delivery: Delivery) -> None:
         "sources": identity.rows(delivery.sources),
     }
     try:
-        _put(manifest_path(partial, delivery.rank), document)
+        _replace_json(manifest_path(partial, delivery.rank), document)
     except FileNotFoundError:
         raise Gone(partial) from None
     except OSError as error:
-        raise _failed(partial, error) from error
+        raise _cannot_write(partial, error) from error
 
 
 def manifest_path(partial: Path, rank: int) -> Path:
-    """A rank's manifest."""
+    """The path of a rank's manifest in a partial step."""
     return partial / _RANKS / f"{rank:05d}.json"
 
 
 def deliveries(partial: Path) -> list[Delivery]:
-    """The manifests that are there. Of one that a power cut spoilt the files are copied again."""
+    """All readable manifests of a partial step. The files of a damaged manifest are copied again."""
     manifests = []
     for path in sorted((partial / _RANKS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             document = json.loads(path.read_text())
-            files = {name: _filed(row) if row else None for name, row in document["files"].items()}
+            files = {name: _copied_file(row) if row else None for name, row in document["files"].items()}
             sources = identity.parsed(document.get("sources", {}))
             manifests.append(Delivery(int(document["rank"]), str(document["host"]), files, sources))
     return manifests
 
 
-def _filed(document: Mapping[str, Any]) -> Filed:
-    return Filed(int(document["size"]), str(document["xxh3_64"]))
+def _copied_file(document: Mapping[str, Any]) -> CopiedFile:
+    return CopiedFile(int(document["size"]), str(document["xxh3_64"]))
 
 
-def delivered(partial: Path, brought: Iterable[Delivery]) -> dict[str, Filed]:
-    """The files that lie there as their manifest says."""
+def delivered(partial: Path, brought: Iterable[Delivery]) -> dict[str, CopiedFile]:
+    """The copied files of a partial step that have the size in their manifest."""
     copied = {}
     for delivery in brought:
         for name, filed in delivery.files.items():
@@ -258,14 +258,14 @@ def delivered(partial: Path, brought: Iterable[Delivery]) -> dict[str, Filed]:
 
 
 def lacking(needed: Mapping[str, int], brought: Iterable[Delivery], world: int) -> list[str]:
-    """A line for each rank or host that owes files, and which. Pure."""
+    """The missing files, one line per rank that must copy them. Pure."""
     brought = list(brought)
     copied = {name for delivery in brought for name, filed in delivery.files.items() if filed is not None}
     owners = {name: delivery for delivery in brought for name in delivery.files}
     owed: dict[str, list[str]] = {}
     for name in sorted(needed.keys() - copied):
         owner, rank = owners.get(name), writer_of(name)
-        who = f"rank {rank}, of which nothing was heard" if rank is not None else "a rank that was not heard of"
+        who = f"rank {rank}, which has not reported" if rank is not None else "a rank that has not reported"
         if owner is not None:
             who = f"rank {owner.rank} on `{owner.host}`"
         elif rank is not None and rank >= world:
@@ -275,19 +275,19 @@ def lacking(needed: Mapping[str, int], brought: Iterable[Delivery], world: int) 
 
 
 def shown(names: list[str]) -> str:
-    """The first of them, and how many more."""
+    """The first name, and the number of further ones."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"`{names[0]}`{more}"
 
 
 def publish(bulk: Path, partial: Path, brought: Iterable[Delivery]) -> Path:
-    """Make a step complete whose files are all there. For one process alone: the coordinator's."""
+    """Make a partial step complete once all its files are copied. Only the coordinator's process may call this."""
     name, _ = name_of(partial)
     final = bulk / name
     try:
         if sound_marker_of(partial) is None:
-            _seal(partial, list(brought))
-        for leftover in (_PLAN, _RANKS, _HELD, _CHANGED):
+            _write_marker(partial, list(brought))
+        for leftover in (_PLAN, _RANKS, _METADATA_COPY, _CHANGED):
             path = partial / leftover
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         if final.exists():
@@ -296,11 +296,11 @@ def publish(bulk: Path, partial: Path, brought: Iterable[Delivery]) -> Path:
         partial.rename(final)
         fsync_directory(bulk)
     except OSError as error:
-        raise _failed(bulk, error) from error
+        raise _cannot_write(bulk, error) from error
     return final
 
 
-def _seal(partial: Path, brought: list[Delivery]) -> None:
+def _write_marker(partial: Path, brought: list[Delivery]) -> None:
     name, digest = name_of(partial)
     plan = plan_of(partial)
     hosts = {file: delivery.host for delivery in brought for file in delivery.files}
@@ -309,7 +309,7 @@ def _seal(partial: Path, brought: list[Delivery]) -> None:
     remove_parts(partial)
     for folder in {(partial / file).parent for file in files}:
         fsync_directory(folder)
-    (partial / _HELD).replace(partial / METADATA)
+    (partial / _METADATA_COPY).replace(partial / METADATA)
     document = {
         "schema": SCHEMA,
         "step": name,
@@ -320,21 +320,21 @@ def _seal(partial: Path, brought: list[Delivery]) -> None:
         "saved": plan and plan.saved and plan.saved.row(),
         "metadata": plan and plan.metadata and plan.metadata.row(),
     }
-    # Synced with its directory, which so holds `.metadata` and all files too.
+    # The directory is synced too, so `.metadata` and all file names survive a power cut.
     replace_file(str(partial / MARKER), json.dumps(document, indent=1))
 
 
 def replaceable(final: Path) -> None:
-    """Raises ``UsageProblem`` for a step that no drain has put there."""
+    """Raises ``UsageProblem`` for a step that was not drained, which must not be replaced."""
     if not (final / MARKER).exists():
-        raise UsageProblem(f"`{final}` is there, and was not drained", "move it away, or drain to another directory")
+        raise UsageProblem(f"`{final}` exists, and was not drained", "move it away, or drain to another directory")
 
 
 def marker_of(directory: Path) -> Marker | None:
-    """The marker of a complete step; None without one. Raises ``CannotJudge`` for one that is damaged."""
+    """The marker of a complete step; None if there is none. Raises ``CannotJudge`` for a damaged marker."""
     try:
         document = json.loads((directory / MARKER).read_text())
-        files = {str(name): _filed(row) for name, row in document["files"].items()}
+        files = {str(name): _copied_file(row) for name, row in document["files"].items()}
         metadata = document.get("metadata")
         return Marker(
             str(document["digest"]),
@@ -347,11 +347,11 @@ def marker_of(directory: Path) -> Marker | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CannotJudge(f"`{directory / MARKER}` is damaged", "drain the step again, or load another one") from None
+        raise CannotJudge(f"`{directory / MARKER}` is damaged", "drain the step again, or load another step") from None
 
 
 def sound_marker_of(directory: Path) -> Marker | None:
-    """The marker of a complete step; None without one, or with one that is damaged."""
+    """The marker of a complete step; None if there is none or it is damaged."""
     try:
         return marker_of(directory)
     except CannotJudge:
@@ -359,7 +359,7 @@ def sound_marker_of(directory: Path) -> Marker | None:
 
 
 def whole(directory: Path) -> Marker | None:
-    """The marker of a complete step whose files are there at their full length, with its own `.metadata`; else None."""
+    """The marker of a step whose files have their full size and whose `.metadata` matches; otherwise None."""
     marker = sound_marker_of(directory)
     try:
         if marker is None or digest_of_metadata(directory) != marker.digest:
@@ -371,14 +371,14 @@ def whole(directory: Path) -> Marker | None:
 
 
 def digest_of_metadata(directory: Path) -> str:
-    """Raises ``OSError``."""
+    """The digest (xxh3_64) of `.metadata` in ``directory``. Raises ``OSError``."""
     return xxhash.xxh3_64_hexdigest((directory / METADATA).read_bytes())
 
 
 def verify_drained(directory: str | Path) -> int:
-    """Read a drained step past the page cache and hold it against its checksums; return the bytes that were read.
+    """Read a drained step with O_DIRECT and verify its checksums; returns the number of bytes read.
 
-    Raises ``CannotJudge`` naming the files that changed since, and ``UsageProblem`` for a directory that no drain made.
+    Raises ``CannotJudge`` naming the files that changed, ``UsageProblem`` for a directory that is not a drained step.
     """
     step_dir = Path(directory)
     marker = marker_of(step_dir)
@@ -402,14 +402,14 @@ def verify_drained(directory: str | Path) -> int:
     if changed:
         more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise CannotJudge(
-            f"`{step_dir}` is not what was drained: {changed[0]}{more}",
+            f"`{step_dir}` differs from what was drained: {changed[0]}{more}",
             "load another step; if this one is still on its node, remove it here and drain it again",
         )
     return sum(filed.size for filed in marker.files.values())
 
 
-def _failed(path: Path, error: OSError) -> CannotJudge:
+def _cannot_write(path: Path, error: OSError) -> CannotJudge:
     return CannotJudge(
         f"`{error.filename or path}` cannot be written: {error.strerror}",
-        "the checkpoint on the node is untouched; mend the storage, then drain it again",
+        "the checkpoint on the node is unchanged; repair the storage, then drain it again",
     )

@@ -1,4 +1,4 @@
-"""XXH3 (64 bits) of a tensor's raw bytes, over parts that several threads read."""
+"""The XXH3 checksum (64 bits) of a tensor's raw bytes, which several threads read in parts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def hasher() -> Any:
-    """An object with ``update(bytes)`` and ``hexdigest()``: 16 lower-case digits, what a checkpoint's archives hold.
+    """A hash object with ``update(bytes)`` and ``hexdigest()``, which returns 16 lower-case hexadecimal digits.
 
-    Raises ``UsageProblem`` when xxhash is not installed.
+    Raises ``UsageProblem`` if xxhash is not installed.
     """
     try:
         return importlib.import_module("xxhash").xxh3_64()
@@ -28,16 +28,17 @@ def hasher() -> Any:
 
 
 def seal(digest: str, save: str | None, tensor: str, offset: Sequence[int]) -> str:
-    """Binds a checksum to its save and its place in a tensor: two whole data files could have been swapped."""
+    """A digest that binds a checksum to its save and its offset in a tensor, so that swapped data files are noticed."""
     hashed = hasher()
     hashed.update("\0".join((digest, save or "", tensor, *map(str, offset))).encode("utf-8", "surrogatepass"))
     return str(hashed.hexdigest())
 
 
 class Chain:
-    """The checksum of one tensor whose parts come from several threads; each waits for the parts before its own.
+    """The checksum of one tensor whose parts are read by several threads; each thread waits for the parts before its
+    own.
 
-    Whoever hands out the parts must hand them out in order, or the threads wait for each other for ever.
+    Parts must be assigned to threads in order, or the threads wait for each other forever.
     """
 
     def __init__(self, expected: str, length: int, tensor: str, location: str) -> None:
@@ -47,13 +48,14 @@ class Chain:
         self._turn = threading.Condition()
 
     def feed(self, start: int, part: Buffer, stopped: threading.Event) -> None:
-        """The bytes from ``start`` on. Raises ``CannotJudge`` after the last one if they are not what was saved."""
+        """Add the bytes that begin at ``start``. Raises ``CannotJudge`` after the last part if the checksum is
+        wrong."""
         with self._turn:
             while self._next != start:
                 if stopped.is_set():
                     return
                 self._turn.wait(0.1)
-        # Only whose turn it is comes here, so the work itself needs no lock.
+        # Only the thread whose turn it is gets here, so hashing needs no lock.
         self._hasher.update(part)
         stop = start + memoryview(part).nbytes
         if stop == self._length and self._hasher.hexdigest() != self._expected:

@@ -1,8 +1,8 @@
-"""A save that replaces the checkpoint of a directory as one, or leaves it as it was.
+"""A save that replaces the checkpoint of a directory atomically, or leaves the old one unchanged.
 
-The order that makes it so: data files under names never used before; all of them and the directory synced by every
-rank; `.metadata` written beside, synced, renamed over the old one (one rename, so there is always exactly one), the
-directory synced; only then the files that no metadata names are deleted.
+The steps, in this order: every rank writes data files under names never used before and syncs them and the directory;
+the coordinator writes the new `.metadata` to a temporary file, syncs it, renames it over the old one (there is always
+exactly one) and syncs the directory; only then are the files deleted that no metadata names.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 _DATA = re.compile(r"__\d+_\d+(\.(?P<token>[0-9a-f]{16}))?\.distcp")
-"""Data files, ours and those of torch's FileSystemWriter."""
+"""Names of data files, written by DirectWriter or by torch's FileSystemWriter."""
 _METADATA = re.compile(r"\.metadata\.(?P<token>[0-9a-f]{16})\.tmp")
-"""What ours writes before it is renamed."""
+"""The temporary file that DirectWriter renames to `.metadata`."""
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 UNFINISHED = ".tunetool-save.unfinished"
-"""Tokens, one a line, of the saves by several ranks that began since the last commit. When one fails, no process knows
-whether all its ranks have ended, so that files of it may appear after the coordinator has removed what it found."""
+"""Tokens, one per line, of the multi-rank saves that began since the last commit. When a save fails, no process knows
+whether all ranks have ended: files may still appear after the coordinator has removed the existing ones."""
 _REMEMBERED = 1000
 _TAIL = 4096
-"""Bytes at the end of `.metadata` that hold the save's token, where ours wrote it."""
+"""Bytes at the end of `.metadata` that contain the token of the save, if DirectWriter wrote it."""
 
 
 def data_name(rank: int, index: int, token: str) -> str:
@@ -43,7 +43,7 @@ def data_name(rank: int, index: int, token: str) -> str:
 
 
 class Saving:
-    """One save into one directory, opened by the coordinator. Ends by ``commit`` or ``abandon``."""
+    """One save to one directory, opened by the coordinator. It must be ended by ``commit`` or ``abandon``."""
 
     def __init__(self, directory: Path, held: saver_lock.Lock, unfinished: Sequence[str] = ()) -> None:
         self.directory = directory
@@ -52,67 +52,68 @@ class Saving:
         self.token = held.tokens[-1]
         self._tokens = tuple(dict.fromkeys((*unfinished, *held.tokens)))
         self.failed: tuple[str, ...] = ()
-        """Tokens of earlier saves here that did not end by a commit. Their files are removed here; other nodes, where
-        the directory is their own, may have more of them."""
+        """Tokens of earlier saves to this directory that were not committed. Their files are removed here; a node that
+        has its own directory under the same path may have more files of them."""
 
     @classmethod
     def open(cls, directory: Path, *, alone: bool = True) -> Saving:
-        """Make the directory, lock it, and remove what earlier saves left in it that did not end by a commit.
+        """Make the directory, lock it, and remove the files of earlier saves that were not committed.
 
-        No more than that: where every node has storage of its own, other files here may be named by the metadata in
-        the same directory of another node, whose rank was the coordinator of the save before.
+        No other files are removed: where every node has its own storage, the metadata that names them may be in the
+        same directory of another node, whose rank was the coordinator of the previous save.
 
         ``alone``: no other process writes files of this save.
 
-        Raises ``CannotJudge`` naming the process that saves there now, or why the directory cannot be written.
+        Raises ``CannotJudge`` naming the process that is saving there, or why the directory cannot be written.
         """
-        with _told(directory):
+        with _naming_write_errors(directory):
             make_directory(directory)
-            # The time only sorts them; it is the random half that was never used before.
+            # The time only sorts tokens; the random half makes them unique.
             token = f"{int(time.time()) & 0xFFFFFFFF:08x}{secrets.token_hex(4)}"
             held = saver_lock.Lock.take(directory, token)
         try:
-            with _told(directory):
+            with _naming_write_errors(directory):
                 saving = cls(directory, held, _unfinished(directory))
                 earlier = [known_token for known_token in saving._tokens if known_token != token]
-                _sweep(directory, earlier)
-                saving.failed = _failed(directory, earlier)
+                _delete_unnamed(directory, earlier)
+                saving.failed = _tokens_not_named(directory, earlier)
                 if not alone:
-                    _remember(directory, [*earlier, token])
+                    _record_unfinished(directory, [*earlier, token])
         except BaseException:
             held.release()
             raise
         return saving
 
     def data_name(self, rank: int, index: int) -> str:
-        """``__{rank}_{index}.{token}.distcp``; other ranks know the token from the plan, see ``data_name``."""
+        """``__{rank}_{index}.{token}.distcp``; other ranks get the token with their plan and call
+        ``commit.data_name``."""
         return data_name(rank, index, self.token)
 
     def commit(self, new: Metadata) -> None:
-        """Make ``new`` the directory's checkpoint. Every file that it names, and the directory, is synced already.
+        """Make ``new`` the checkpoint of the directory. Every file that it names, and the directory, must be synced.
 
-        Raises ``UsageProblem`` for metadata that no reader here would accept, ``CannotJudge`` when the storage fails:
-        the old checkpoint then stays, and ``abandon`` is still to be called.
+        Raises ``UsageProblem`` for metadata that ``metadata.loads`` refuses, ``CannotJudge`` when the storage fails.
+        The old checkpoint then remains, and the caller must still call ``abandon``.
         """
         path = self.directory / metadata.NAME
         content = metadata.dumps(new, path)
         temporary = self.directory / f"{metadata.NAME}.{self.token}.tmp"
-        with _told(self.directory):
+        with _naming_write_errors(self.directory):
             with temporary.open("xb") as stream:
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
             temporary.replace(path)
             fsync_directory(self.directory)
-        # The save is complete: what cannot be removed now is removed by the next one.
+        # The save is complete; the next save removes what cannot be removed now.
         with contextlib.suppress(OSError):
-            _sweep(self.directory)
+            _delete_unnamed(self.directory)
             for name in (UNFINISHED, f"{UNFINISHED}.tmp"):
                 (self.directory / name).unlink(missing_ok=True)
         self._lock.release()
 
     def abandon(self) -> None:
-        """Remove this save's files, unless the directory's metadata names them, and give up the lock.
+        """Remove the files of this save, unless the metadata of the directory names them, and release the lock.
 
         Does nothing in a child of the process that opened it.
         """
@@ -120,13 +121,13 @@ class Saving:
             return
         try:
             with contextlib.suppress(OSError):
-                _sweep(self.directory, self._tokens)
+                _delete_unnamed(self.directory, self._tokens)
         finally:
             self._lock.release()
 
 
 def make_directory(directory: Path) -> None:
-    """The directory and those around it, each durable in the one that holds it."""
+    """Make the directory and its missing parents, and sync each parent so that the names survive a power cut."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
@@ -134,28 +135,26 @@ def make_directory(directory: Path) -> None:
 
 
 def sweep_failed(directory: Path, failed: Collection[str]) -> None:
-    """On a rank, before it asks for space: remove files of saves that the coordinator says failed.
-
-    The coordinator has done so in its own directory; this is for the nodes that have another one.
-    """
-    with _told(directory):
-        _sweep(directory, failed)
+    """Remove the files of ``failed`` saves (tokens from the coordinator). Each rank calls this before it checks free
+    space: the coordinator has cleaned its own directory, but other nodes may have their own."""
+    with _naming_write_errors(directory):
+        _delete_unnamed(directory, failed)
 
 
 def remove_uncommitted(directory: Path, token: str, files: Sequence[Created]) -> None:
-    """Remove a rank's own files of the save ``token``, unless it was committed or goes on.
+    """Remove a rank's own files of the save ``token``, unless it was committed or is still running.
 
-    Only for a directory in which the coordinator keeps its lock and `.metadata`. Raises ``CannotJudge`` while another
-    process saves there; that one removes them.
+    Only for a directory that also has the coordinator's lock and `.metadata`. Raises ``CannotJudge`` while another
+    process saves there; that save removes the files.
     """
-    if not _names(directory / metadata.NAME, token) and any(file.path.exists() for file in files):
-        # As the next save there would do it: the directory knows the save as one that did not end by a commit, and
-        # once the lock is had, its metadata says for certain what counts.
+    if not _names_save(directory / metadata.NAME, token) and any(file.path.exists() for file in files):
+        # The next save would do the same: the directory lists this save as not committed, and once the lock is held,
+        # the metadata says for certain which files belong to the checkpoint.
         Saving.open(directory).abandon()
 
 
-def _names(path: Path, token: str) -> bool:
-    """Whether the metadata names files of this save. Its bytes tell; parsing it takes far longer."""
+def _names_save(path: Path, token: str) -> bool:
+    """Whether the metadata names files of this save. Searches its bytes, since parsing takes far longer."""
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL))
@@ -175,8 +174,8 @@ def _unfinished(directory: Path) -> list[str]:
     return [line for line in lines if _TOKEN.fullmatch(line)]
 
 
-def _remember(directory: Path, tokens: Sequence[str]) -> None:
-    """The list anew, durable before any rank writes; the lock is held."""
+def _record_unfinished(directory: Path, tokens: Sequence[str]) -> None:
+    """Replace the list of unfinished saves, synced before any rank writes. The caller holds the lock."""
     temporary = directory / f"{UNFINISHED}.tmp"
     with temporary.open("w", encoding="utf-8") as stream:
         stream.writelines(f"{token}\n" for token in tokens[-_REMEMBERED:])
@@ -186,10 +185,10 @@ def _remember(directory: Path, tokens: Sequence[str]) -> None:
     fsync_directory(directory)
 
 
-def _sweep(directory: Path, tokens: Collection[str] | None = None) -> None:
-    """Delete files of checkpoints, or of these saves alone, that no metadata of the directory names.
+def _delete_unnamed(directory: Path, tokens: Collection[str] | None = None) -> None:
+    """Delete checkpoint files that no metadata of the directory names; with ``tokens``, only those of these saves.
 
-    None while one of its metadata cannot be read.
+    Deletes nothing if any metadata of the directory cannot be read.
     """
     if tokens is not None and not tokens:
         return
@@ -212,9 +211,9 @@ def _sweep(directory: Path, tokens: Collection[str] | None = None) -> None:
                 path.unlink()
 
 
-def _failed(directory: Path, tokens: Collection[str]) -> tuple[str, ...]:
-    """Those of ``tokens``, saves that another rank's node may have files of, that the directory's metadata does not
-    name. None while it cannot be read."""
+def _tokens_not_named(directory: Path, tokens: Collection[str]) -> tuple[str, ...]:
+    """Those of ``tokens`` that the metadata of the directory does not name: other nodes may have files of these saves.
+    Empty if the metadata cannot be read."""
     if not tokens:
         return ()
     try:
@@ -226,7 +225,7 @@ def _failed(directory: Path, tokens: Collection[str]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _told(directory: Path) -> Iterator[None]:
+def _naming_write_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Files that this process created, so that it removes those and no others."""
+"""Files that this process created, so that it removes only these."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Created:
-    """A file that was opened with O_EXCL, which fails where one exists: its path, and which file that is."""
+    """A file that this process created with O_EXCL (so it did not exist before): its path, device and inode."""
 
     path: Path
     device: int
@@ -18,12 +18,12 @@ class Created:
 
     @classmethod
     def at(cls, path: Path, handle: int) -> Created:
-        """``handle``: the file, still open."""
+        """Record the file at ``path``, which is open as ``handle``."""
         status = os.fstat(handle)
         return cls(path, status.st_dev, status.st_ino)
 
     def remove(self) -> None:
-        """Unlink it, unless another file has its path by now. Errors of the storage are ignored."""
+        """Unlink the file, unless another file has its path by now. Ignores storage errors."""
         with contextlib.suppress(OSError):
             status = self.path.lstat()
             if (status.st_dev, status.st_ino) == (self.device, self.inode):

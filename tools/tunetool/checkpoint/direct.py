@@ -1,7 +1,7 @@
-"""Files written past the page cache (O_DIRECT) where the file system can, from plain Python threads.
+"""Files written with O_DIRECT, past the page cache, where the file system supports it, from plain Python threads.
 
-``os.pwrite`` lets other threads run while it waits, so a few threads with large blocks fill a fast array; no library is
-needed. Lengths and offsets are whole blocks of 4096 bytes; a file keeps its last block whole, its end is zeros.
+``os.pwrite`` releases the interpreter's lock while it waits, so a few threads with large blocks saturate a fast array
+without any library. Lengths and offsets are multiples of 4096 bytes; the last block of a file is padded with zeros.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def pages(count: int) -> mmap.mmap:
-    """``count`` bytes of private memory, zeroed, that begin at a page."""
+    """Page-aligned, zeroed, private memory of ``count`` bytes."""
     return mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def memory_at(address: int, count: int) -> memoryview:
-    """The bytes there, as they are. Whoever calls keeps them alive."""
+    """A view of ``count`` bytes of memory at ``address``, not copied. The caller must keep that memory alive."""
     return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
 
 
@@ -45,7 +45,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def _fallocate(handle: int, size: int) -> bool:
-    """False where the file system has none; ``os.posix_fallocate`` would then write every block by hand."""
+    """Preallocate; False where the file system cannot, where ``os.posix_fallocate`` would write every block instead."""
     while _libc.fallocate(handle, 0, 0, size):
         number = ctypes.get_errno()
         if number in _UNSUPPORTED:
@@ -55,8 +55,8 @@ def _fallocate(handle: int, size: int) -> bool:
     return True
 
 
-def _nameless(directory: Path) -> int:
-    """A handle of a file that has no name, or (NFS) loses it at once, so that a crash leaves nothing."""
+def _open_unnamed(directory: Path) -> int:
+    """Open a file that has no name, or (on NFS) loses its name at once, so that a crash leaves nothing behind."""
     try:
         return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -68,11 +68,11 @@ def _nameless(directory: Path) -> int:
 
 
 class Target:
-    """What a directory's file system takes; asked once, with a file that is gone at once.
+    """What the file system of a directory supports, probed once per device with a temporary file.
 
-    ``direct``: O_DIRECT works. ``memory_alignment``: of what is written, in bytes; many drives take any multiple of 4,
-    a file system in the page cache takes anything. ``preallocates``: room is taken before the first byte is written,
-    except in memory, where that would zero every page first.
+    ``direct``: O_DIRECT works. ``memory_alignment``: alignment in bytes that a write needs of its memory; many drives
+    accept any multiple of 4, a file system in memory accepts anything. ``preallocates``: space is allocated before the
+    first byte is written, except in memory, where that would zero every page first.
     """
 
     _known: dict[int, tuple[bool, int]] = {}  # noqa: RUF012  by device number, for the whole process
@@ -81,17 +81,17 @@ class Target:
         self.directory = directory
         in_memory = read_stack(str(directory)).in_memory
         self.preallocates = not in_memory
-        # Newer kernels take O_DIRECT on a tmpfs too, where it changes nothing.
-        self.direct, self.memory_alignment = (False, 1) if in_memory else self._ask(directory)
+        # Newer kernels accept O_DIRECT on a tmpfs too, where it has no effect.
+        self.direct, self.memory_alignment = (False, 1) if in_memory else self._probe_once(directory)
 
     @classmethod
-    def _ask(cls, directory: Path) -> tuple[bool, int]:
+    def _probe_once(cls, directory: Path) -> tuple[bool, int]:
         device = directory.stat().st_dev
         if device not in cls._known:
             try:
-                handle = _nameless(directory)
+                handle = _open_unnamed(directory)
                 try:
-                    cls._known[device] = cls._try(handle)
+                    cls._known[device] = cls._probe(handle)
                 finally:
                     os.close(handle)
             except OSError as error:
@@ -99,8 +99,9 @@ class Target:
         return cls._known[device]
 
     @staticmethod
-    def _try(handle: int) -> tuple[bool, int]:
-        """torch's allocator gives multiples of 64; whether that is enough only a write tells."""
+    def _probe(handle: int) -> tuple[bool, int]:
+        """Whether O_DIRECT works, and with which alignment. torch allocates at multiples of 64: only a write shows
+        whether that is enough."""
         with pages(4 * BLOCK) as memory, memoryview(memory) as view:
             try:
                 fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) | os.O_DIRECT)
@@ -121,24 +122,24 @@ class Target:
 
 
 class DataFile:
-    """A new file of ``size`` bytes, a multiple of 4096. Raises ``WriteFailed``, and then has left no file; nothing is
-    ever half reported."""
+    """A new file of ``size`` bytes, a multiple of 4096. Raises ``WriteFailed`` and removes the file if it cannot be
+    made."""
 
     def __init__(self, path: Path, size: int, target: Target, gds: bool = False) -> None:
         self.path, self.size = path, size
         self._registered: Registered | None = None
         direct = os.O_DIRECT if target.direct else 0
-        self._handle = self._told(
+        self._handle = self._naming_errors(
             "creating it",
             lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | direct, 0o666),
         )
         self.created = Created.at(path, self._handle)
         try:
-            preallocated = target.preallocates and self._told(
+            preallocated = target.preallocates and self._naming_errors(
                 f"preallocating {size} bytes", lambda: _fallocate(self._handle, size)
             )
             if not preallocated:
-                self._told("setting its size", lambda: os.ftruncate(self._handle, size))
+                self._naming_errors("setting its size", lambda: os.ftruncate(self._handle, size))
             if gds:
                 from tunetool.checkpoint.gds import Registered  # noqa: PLC0415  GPU nodes alone have cuFile
 
@@ -149,13 +150,14 @@ class DataFile:
             raise
 
     def write(self, view: Buffer, offset: int) -> None:
-        """All of ``view`` at ``offset``, both whole blocks."""
+        """Write all of ``view`` at ``offset``; length and offset are multiples of 4096. Raises ``WriteFailed``."""
         rest = memoryview(view)
         while rest:
-            # `_told` calls it at once, so that the loop's variables are still these.
-            done = self._told(f"writing {len(rest)} bytes at {offset}", lambda: os.pwrite(self._handle, rest, offset))  # noqa: B023
+            # `_naming_errors` calls the function at once, before the loop's variables change.
+            doing = f"writing {len(rest)} bytes at {offset}"
+            done = self._naming_errors(doing, lambda: os.pwrite(self._handle, rest, offset))  # noqa: B023
             if not done or (done % BLOCK and done != len(rest)):
-                # What went in is no whole block, so O_DIRECT cannot go on after it; a full disk does this.
+                # O_DIRECT cannot continue from the middle of a block; a full disk causes this.
                 raise WriteFailed(
                     f"`{self.path}`: short write: {done} of {len(rest)} bytes at {offset}",
                     "see `df`, `quota` and `dmesg | tail`; the previous checkpoint is whole",
@@ -163,13 +165,13 @@ class DataFile:
             rest, offset = rest[done:], offset + done
 
     def write_from_gpu(self, address: int, count: int, offset: int) -> None:
-        """``count`` bytes of the current GPU's memory, by cuFile; the file was opened with ``gds``."""
+        """Write ``count`` bytes of the current GPU's memory by cuFile. The file must have been opened with ``gds``."""
         assert self._registered is not None  # noqa: S101  (only such files have such blocks)
         self._registered.write(address, count, offset)
 
     def sync(self) -> None:
-        """On the medium when this returns, the file's size and blocks too."""
-        self._told("fsync", lambda: os.fsync(self._handle))
+        """Flush data and metadata of the file to the medium (fsync). Raises ``WriteFailed``."""
+        self._naming_errors("fsync", lambda: os.fsync(self._handle))
 
     def close(self) -> None:
         if self._registered is not None:
@@ -179,7 +181,7 @@ class DataFile:
             os.close(self._handle)
             self._handle = -1
 
-    def _told(self, doing: str, act: Callable[[], _T]) -> _T:
+    def _naming_errors(self, doing: str, act: Callable[[], _T]) -> _T:
         try:
             return act()
         except OSError as error:

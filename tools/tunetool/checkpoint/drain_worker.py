@@ -1,7 +1,8 @@
-"""The process that drains: ``python -m tunetool.checkpoint.drain_worker``, its order as JSON on stdin.
+"""The process that drains: ``python -m tunetool.checkpoint.drain_worker``, with its order as JSON on stdin.
 
-A process of its own, so that training feels neither Python's lock nor its priorities, and so that it goes on when
-training dies. It imports no torch. On stdout it says ``{"path"}`` of the complete step, or ``{"error", "hint"}``.
+It is a separate process, so that it does not hold the interpreter's lock of training, can have a lower priority, and
+continues when training dies. It imports no torch. On stdout it writes ``{"path"}`` of the complete step, or
+``{"error", "hint"}``.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from tunetool.checkpoint.pace import Pace, saving, yield_to_training
 from tunetool.checkpoint.retention import Keep, leave_note, retain_on_bulk, retain_on_node, same_data, stamp_of
 from tunetool.checkpoint.space import need
 from tunetool.checkpoint.steps import sweep
-from tunetool.checkpoint.transfer import Changed, Filed, Gone, copy_file, digest_of, remove_parts
+from tunetool.checkpoint.transfer import Changed, CopiedFile, Gone, copy_file, digest_of, remove_parts
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
-_LOOK = 0.1
-_ALIVE = 5.0
-"""Seconds between two signs of life."""
+_POLL_SECONDS = 0.1
+_SIGN_SECONDS = 5.0
+"""Seconds between two signs of life for the other ranks."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What one rank drains."""
+    """What one rank drains; see ``draining.drain`` for the options."""
 
     step_dir: str
     bulk_dir: str
@@ -47,13 +48,13 @@ class Order:
     local_world: int
     coordinator: int
     digest: str | None
-    """Of the `.metadata` in ``step_dir``, where there is one."""
+    """Digest of `.metadata` in ``step_dir``; None if it has none."""
     needed: dict[str, int] | None
-    """By file that it names, the least bytes it must have."""
+    """Minimum size in bytes, by file that `.metadata` names; None without `.metadata`."""
     sources: dict[str, list[int]]
-    """By file, what it was when the drain was asked for (``identity.Identity``)."""
+    """Identity (``identity.Identity``) when the drain was requested, by file."""
     metadata: list[int] | None
-    """The same of `.metadata`."""
+    """Identity of `.metadata` when the drain was requested."""
     rate: float | None
     max_to_keep: int | None
     local_max_to_keep: int | None
@@ -76,8 +77,9 @@ class Worker:
         self.pace = Pace(self.step_dir.parent, order.rate, tick=self._sign_of_life)
 
     def run(self) -> Path:
-        """Return the complete step on shared storage, when every rank's files are there."""
-        # Made now, so that writers find it from here on.
+        """Drain; returns the complete step on shared storage once every rank's files are there. Raises
+        ``TunetoolError``."""
+        # Create the file now, so that writers find it from here on.
         with saving(self.step_dir.parent):
             pass
         with _locked(self.step_dir, fcntl.LOCK_SH):
@@ -91,16 +93,16 @@ class Worker:
             raise UsageProblem(f"`{self.step_dir}` has no `.metadata`", "drain after the save is done")
         with _locked(self.step_dir / on_bulk.METADATA, fcntl.LOCK_EX):
             content = self._metadata(digest)
-            with _named(self.bulk):
+            with _naming_errors(self.bulk):
                 self.bulk.mkdir(parents=True, exist_ok=True)
                 sweep(self.bulk)
-            problem = on_bulk.two_names_of(self.bulk, self.name)
+            problem = on_bulk.same_step_problem(self.bulk, self.name)
             if problem is not None:
                 raise problem
             final, partial = self.bulk / self.name, on_bulk.partial_of(self.bulk, self.name, digest)
             if on_bulk.sound_marker_of(partial) is not None:
-                on_bulk.publish(self.bulk, partial, ())  # it lacked nothing but its name
-            if not self._holds_what_is_here(final):
+                on_bulk.publish(self.bulk, partial, ())  # it was complete except for its name
+            if not self._has_this_save(final):
                 if final.exists():
                     on_bulk.replaceable(final)
                 copied_bytes = sum(path.stat().st_size for path in partial.glob("*.distcp"))
@@ -109,10 +111,10 @@ class Worker:
                 on_bulk.begin(self.bulk, self.name, digest, content, Plan(needed, saved, metadata))
                 try:
                     self._deliver(partial, needed)
-                    self._await_the_others(partial, needed)
+                    self._wait_for_other_ranks(partial, needed)
                     self._metadata(digest)
                 except Changed as changed:
-                    on_bulk.spoil(partial, changed)
+                    on_bulk.mark_changed(partial, changed)
                     raise
                 on_bulk.publish(self.bulk, partial, on_bulk.deliveries(partial))
             if order.max_to_keep is not None:
@@ -120,18 +122,18 @@ class Worker:
             return final
 
     def _metadata(self, digest: str) -> bytes:
-        """`.metadata`. Raises ``Changed`` when it is not what it was when the drain was asked for."""
+        """The content of `.metadata`. Raises ``Changed`` if it changed since the drain was requested."""
         path = self.step_dir / on_bulk.METADATA
-        with _named(path):
+        with _naming_errors(path):
             content = path.read_bytes()
         if xxhash.xxh3_64_hexdigest(content) != digest:
             raise Changed(path)
         return content
 
-    def _await_the_others(self, partial: Path, needed: Mapping[str, int]) -> None:
+    def _wait_for_other_ranks(self, partial: Path, needed: Mapping[str, int]) -> None:
         patience = _Patience(self.order.patience)
         while True:
-            changed = on_bulk.spoilt(partial)
+            changed = on_bulk.changed_error(partial)
             if changed is not None:
                 raise changed
             if not partial.exists():
@@ -140,104 +142,105 @@ class Worker:
             copied = on_bulk.delivered(partial, brought)
             if needed.keys() <= copied.keys():
                 return
-            if patience.ends(_signs(partial)):
+            if patience.ends(_signs_of_life(partial)):
                 lacking = on_bulk.lacking(needed, brought, self.order.world)
                 raise CannotJudge(
-                    f"`{self.name}` is not complete on `{self.bulk}`: nothing came for {self.order.patience:g} s; "
+                    f"`{self.name}` is not complete on `{self.bulk}`: no progress for {self.order.patience:g} s; "
                     f"missing: {'; '.join(lacking)}",
-                    "is that node alive, and did every rank call drain()? what is there is taken up by the next drain",
+                    "check that the node is alive and every rank called drain(); the next drain continues from here",
                 )
-            self._rest()
+            self._pause()
 
     def _follow(self) -> Path:
         patience = _Patience(self.order.patience)
         final = self.bulk / self.name
         while True:
-            partial = self._find()
+            partial = self._find_partial()
             plan = on_bulk.plan_of(partial) if partial else None
             if partial is not None and plan is not None:
                 digest = on_bulk.name_of(partial)[1]
                 try:
                     self._deliver(partial, plan.needed)
                 except Gone:
-                    # It was an older save's, which the coordinator has removed, or another drain was in the way.
-                    self._rest()
+                    # The coordinator removed it because it belonged to an older save, or another drain interfered.
+                    self._pause()
                     continue
                 except Changed as changed:
-                    on_bulk.spoil(partial, changed)
+                    on_bulk.mark_changed(partial, changed)
                     raise
-                # Without its manifest it was begun anew.
-                while self._is_signed() and not patience.ends(_signs(partial)):
-                    spoilt = on_bulk.spoilt(partial)
-                    if spoilt is not None:
-                        raise spoilt
-                    self._rest()
-                if not partial.exists() and self._is_there(final, digest):
+                # If the manifest is gone, the coordinator has begun the step again.
+                while self._has_manifest() and not patience.ends(_signs_of_life(partial)):
+                    changed_error = on_bulk.changed_error(partial)
+                    if changed_error is not None:
+                        raise changed_error
+                    self._pause()
+                if not partial.exists() and self._is_complete(final, digest):
                     return final
-            elif partial is None and self._holds_what_is_here(final):
+            elif partial is None and self._has_this_save(final):
                 return final
-            if patience.ends(None if partial is None else _signs(partial)):
+            if patience.ends(None if partial is None else _signs_of_life(partial)):
                 raise CannotJudge(
-                    f"`{self.name}` did not become complete on `{self.bulk}`: nothing was heard of rank "
-                    f"{self.order.coordinator} for {self.order.patience:g} s",
-                    "is it alive, and did it call drain()? what is there is taken up by the next drain",
+                    f"`{self.name}` did not become complete on `{self.bulk}`: rank {self.order.coordinator} gave no "
+                    f"sign of life for {self.order.patience:g} s",
+                    "check that it is alive and called drain(); the next drain continues with what is there",
                 )
-            self._rest()
+            self._pause()
 
-    def _find(self) -> Path | None:
+    def _find_partial(self) -> Path | None:
         if self.order.digest is not None:
             candidates = [on_bulk.partial_of(self.bulk, self.name, self.order.digest)]
         else:
-            # `.metadata` lies on another node. An older save's leftovers are removed by the coordinator, and then this
-            # rank begins again.
+            # `.metadata` is on another node. The coordinator removes partial steps of older saves; then this rank
+            # begins again.
             candidates = on_bulk.partials(self.bulk, self.name)
         return next(filter(self._is_begun, candidates), None)
 
     def _is_begun(self, partial: Path) -> bool:
-        """Not what is left of an earlier drain, which the coordinator will begin anew or refuse."""
-        if not partial.is_dir() or on_bulk.spoilt(partial) is not None:
+        """Whether the partial step belongs to this drain, not to an earlier one that the coordinator will replace."""
+        if not partial.is_dir() or on_bulk.changed_error(partial) is not None:
             return False
         plan = on_bulk.plan_of(partial)
         return plan is None or None in (plan.metadata, self.metadata) or plan.metadata == self.metadata
 
-    def _is_there(self, final: Path, digest: str) -> bool:
+    def _is_complete(self, final: Path, digest: str) -> bool:
         marker = on_bulk.whole(final)
         return marker is not None and marker.digest == digest
 
-    def _holds_what_is_here(self, final: Path) -> bool:
-        """Whether this very save lies there whole: another drain may have brought it."""
+    def _has_this_save(self, final: Path) -> bool:
+        """Whether ``final`` is this save, complete: another drain may have copied it."""
         marker = on_bulk.whole(final)
         if marker is None or self.order.digest not in (None, marker.digest):
             return False
-        # The same `.metadata` can be another save's, and one that lies elsewhere cannot be asked.
+        # Another save can have the same `.metadata`, and a `.metadata` on another node cannot be compared.
         named = {name: source for name, source in self.sources.items() if name in marker.files}
         if self.order.digest is None and not named and any(name.endswith(".distcp") for name in self.sources):
             return False
-        with _named(self.step_dir):
+        with _naming_errors(self.step_dir):
             return same_data(self.step_dir, named, marker, self.pace.wait)
 
     def _deliver(self, partial: Path, needed: Mapping[str, int]) -> None:
-        """Copy what the plan names and lies here: of the ranks of one node each takes its part.
+        """Copy the files that the plan names and that this node has; the ranks of one node divide them among
+        themselves.
 
-        Raises ``Changed`` for a file that is not what it was when the drain was asked for, or when an earlier drain of
-        this save was: then it is not known whether it is of this save.
+        Raises ``Changed`` for a file that changed since this drain, or an earlier drain of this save, was requested: it
+        may then belong to another save.
         """
         order = self.order
         on_this_node = [name for name in sorted(needed) if name in self.sources]
         assigned = {name: self.sources[name] for name in on_this_node[order.local_rank :: order.local_world]}
         brought = on_bulk.deliveries(partial)
         copied = on_bulk.delivered(partial, brought)
-        files: dict[str, Filed | None] = dict.fromkeys(assigned)
+        files: dict[str, CopiedFile | None] = dict.fromkeys(assigned)
         for earlier in brought:
             for name in earlier.sources.keys() & assigned.keys():
                 if not assigned[name].as_written(earlier.sources[name]):
-                    self._refuse_another(partial, name, copied.get(name))
+                    self._require_same_bytes(partial, name, copied.get(name))
                 if assigned[name] == earlier.sources[name]:
                     files[name] = copied.get(name)
         recorded = next(
             (earlier_delivery.sources for earlier_delivery in brought if earlier_delivery.rank == order.rank), {}
         )
-        # What another rank's file was, by an earlier drain, must not be forgotten.
+        # Keep the identities that an earlier drain recorded for files of other ranks.
         delivery = Delivery(order.rank, self.host, files, {**recorded, **assigned})
         self._sign = on_bulk.manifest_path(partial, order.rank)
         remove_parts(partial, order.rank)
@@ -246,20 +249,20 @@ class Worker:
             if source.size < needed[name]:
                 raise CannotJudge(
                     f"`{self.step_dir / name}` has {source.size} of the {needed[name]} bytes that `.metadata` names",
-                    "the checkpoint on this node is damaged: go back to an older one",
+                    "the checkpoint on this node is damaged: use an older one",
                 )
             if files[name] is None:
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
                 files[name] = copy_file(self.step_dir / name, partial / name, self.pace.wait, order.rank, source)
                 on_bulk.deliver(partial, delivery)
 
-    def _refuse_another(self, partial: Path, name: str, copied: Filed | None) -> None:
-        """Raises ``Changed`` unless the file's bytes are those that were copied."""
+    def _require_same_bytes(self, partial: Path, name: str, copied: CopiedFile | None) -> None:
+        """Raises ``Changed`` unless the file has the same bytes as the copy."""
         path = self.step_dir / name
-        with _named(path):
+        with _naming_errors(path):
             if copied is None or digest_of(path, self.pace.wait) != copied:
                 raise Changed(
-                    path, "an earlier drain of this save began", f"; if its bytes are right, remove `{partial}`"
+                    path, "an earlier drain of this save began", f"; if its content is correct, remove `{partial}`"
                 )
 
     def _retain_here(self) -> None:
@@ -271,23 +274,23 @@ class Worker:
             keep = Keep(order.local_max_to_keep, order.max_to_keep, order.delete_undrained)
             retain_on_node(self.step_dir, self.bulk, keep, self.pace.wait)
 
-    def _is_signed(self) -> bool:
+    def _has_manifest(self) -> bool:
         return self._sign is not None and self._sign.exists()
 
-    def _rest(self) -> None:
+    def _pause(self) -> None:
         self._sign_of_life()
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
 
     def _sign_of_life(self) -> None:
         now = time.monotonic()
-        if self._sign is not None and now - self._signed > _ALIVE:
+        if self._sign is not None and now - self._signed > _SIGN_SECONDS:
             self._signed = now
             with contextlib.suppress(OSError):
                 os.utime(self._sign)
 
 
 class _Patience:
-    """Ends when what is looked at has not changed for so many seconds."""
+    """A time-out that restarts whenever the observed value changes."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._last, self._since = seconds, object(), time.monotonic()
@@ -298,8 +301,8 @@ class _Patience:
         return time.monotonic() - self._since > self._seconds
 
 
-def _signs(partial: Path) -> tuple[tuple[str, int], ...]:
-    """When each rank gave its last sign of life."""
+def _signs_of_life(partial: Path) -> tuple[tuple[str, int], ...]:
+    """Name and mtime of each rank's manifest: changes show that the rank is alive."""
     times = []
     for path in sorted(on_bulk.manifest_path(partial, 0).parent.glob("*.json")):
         with contextlib.suppress(OSError):
@@ -309,7 +312,7 @@ def _signs(partial: Path) -> tuple[tuple[str, int], ...]:
 
 @contextlib.contextmanager
 def _locked(path: Path, how: int) -> Iterator[None]:
-    with _named(path):
+    with _naming_errors(path):
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, how)
@@ -319,17 +322,17 @@ def _locked(path: Path, how: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _naming_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise CannotJudge(
-            f"`{error.filename or path}`: {error.strerror}", "see `dmesg | tail`, then drain again"
+            f"`{error.filename or path}`: {error.strerror}", "check `dmesg | tail`, then drain again"
         ) from error
 
 
 def main(read: Callable[[], str] = sys.stdin.read) -> int:
-    """The order from stdin; what came of it to stdout."""
+    """Read the order from stdin, drain, and write the result to stdout. Returns the exit status."""
     yield_to_training()
     try:
         final = Worker(Order(**json.loads(read()))).run()
@@ -338,14 +341,14 @@ def main(read: Callable[[], str] = sys.stdin.read) -> int:
         return int(error.exit_code)
     except OSError as error:
         message = f"`{error.filename or 'system call'}`: {error.strerror or error}"
-        sys.stdout.write(json.dumps({"error": message, "hint": "the checkpoint on the node is untouched; drain again"}))
+        sys.stdout.write(json.dumps({"error": message, "hint": "the checkpoint on the node is unchanged; drain again"}))
         return 3
     sys.stdout.write(json.dumps({"path": str(final)}))
     return 0
 
 
 def order_text(order: Order) -> str:
-    """For its stdin."""
+    """The order as JSON for the stdin of this process."""
     return json.dumps(asdict(order))
 
 

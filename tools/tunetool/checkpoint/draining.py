@@ -1,6 +1,7 @@
-"""Local checkpoints leave the node: copied to shared storage in the background, checked, complete all at once.
+"""Copies local checkpoints to shared storage in the background, verifies them, and makes them complete atomically.
 
-A scratch of RAID0 dies with one drive, and a replaced node takes its shards with it.
+This protects against the loss of a node's scratch: RAID0 fails with one drive, and a replaced node takes its shards
+with it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from tunetool.checkpoint.bulk import METADATA
 from tunetool.checkpoint.drain_worker import Order, order_text
 from tunetool.checkpoint.identity import Identity, look_at, rows
 from tunetool.checkpoint.pace import savers
-from tunetool.checkpoint.steps import same_step, step_number, two_names
+from tunetool.checkpoint.steps import same_step, same_step_error, step_number
 from tunetool.errors import CannotJudge, UsageProblem
 
 _PACKAGES = Path(__file__).resolve().parents[2]
 
 
 class Drain:
-    """A drain at work. It goes on when this process ends."""
+    """A running drain. It continues when this process ends."""
 
     def __init__(self, process: subprocess.Popen[str], step_dir: Path) -> None:
         self._process, self._step_dir = process, step_dir
@@ -35,27 +36,27 @@ class Drain:
 
     @property
     def running(self) -> bool:
-        """Whether it is still at work."""
+        """Whether the drain is still running."""
         return self._process.poll() is None
 
     def wait(self, timeout: float | None = None) -> Path:
-        """The complete step on shared storage, every rank's files in it.
+        """Wait until the step is complete on shared storage, with every rank's files; returns its path.
 
-        Raises ``CannotJudge`` when that failed, which names the file, rank or node, and ``TimeoutError`` when it is not
-        done within ``timeout`` seconds, which names the save that it gives way to, if there is one.
+        Raises ``CannotJudge`` naming the file, rank or node if the drain failed, and ``TimeoutError`` after ``timeout``
+        seconds, naming the save for which the drain pauses, if any.
         """
         if self._path is None:
             try:
                 output, _ = self._process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 waits = "; ".join(map(str, savers(self._step_dir.parent)))
-                reason = f": it gives way to a save, {waits}" if waits else ""
+                reason = f": it pauses for a save, {waits}" if waits else ""
                 raise TimeoutError(f"`{self._step_dir}` is not drained yet{reason}") from None
             self._path = self._outcome(output)
         return self._path
 
     def stop(self) -> None:
-        """End it. What was copied stays, and the next drain of the same step takes it up."""
+        """End the drain. Copied files remain, and the next drain of the same step continues with them."""
         self._process.terminate()
         self._process.wait()
         if self._process.stdout is not None:
@@ -67,7 +68,7 @@ class Drain:
         except ValueError:
             raise CannotJudge(
                 f"the drain of `{self._step_dir}` ended with status {self._process.returncode}",
-                "drain it again: what was copied is taken up",
+                "drain it again: it continues with what was copied",
             ) from None
         if "path" in document:
             return Path(document["path"])
@@ -91,42 +92,42 @@ def drain(
 ) -> Drain:
     """Copy the complete checkpoint in ``step_dir`` (named ``step_<N>``) to ``bulk_dir/step_<N>``, in the background.
 
-    Every rank calls it, after ``dcp.save`` has returned (for ``dcp.async_save``: after its future is done); each brings
-    the files that lie on its node. No collective is called. ``rank``, ``world``, ``local_rank`` and ``local_world`` are
-    taken from torchrun's or Slurm's variables; ranks of one node share a directory. ``coordinator`` is the rank whose
-    directory has `.metadata`.
+    Every rank must call this after ``dcp.save`` has returned (for ``dcp.async_save``: after its future is done); each
+    rank copies files of its node. It calls no collective. Defaults of ``rank``, ``world`` (world size), ``local_rank``
+    and ``local_world`` come from the variables of torchrun or Slurm; ranks of one node share a directory.
+    ``coordinator``: the rank whose directory has `.metadata`.
 
-    The step appears in ``bulk_dir`` by one rename, when every file that `.metadata` names is there, synced, and was
-    read back past the page cache with the same xxh3_64. An interrupted drain is taken up by the next one of that save.
+    The step appears in ``bulk_dir`` by one rename, once every file that `.metadata` names is copied, synced, and was
+    read back with O_DIRECT and the same checksum (xxh3_64). The next drain of the same save continues an interrupted
+    one.
 
-    ``rate``: bytes per second of this rank, reading back included; ``"auto"``: as fast as it goes. Either way it runs
-    at low priority and pauses while a save runs in ``step_dir``'s parent (a `DirectWriter`, or any writer inside
-    `saving`), for 600 s at most. ``max_to_keep`` and ``local_max_to_keep``: steps to keep in ``bulk_dir`` and beside
-    ``step_dir``, 1 at least: those that were saved last, whatever their numbers. Never deleted are the step that was
-    just drained and what is not whole in ``bulk_dir``. With ``delete_undrained`` that is no longer so for what was
-    saved on the node before the last step that is whole there: for jobs that do not drain every step.
-    ``patience``: seconds without a sign of life of another rank after which it gives up.
+    ``rate``: bytes per second of this rank, including reading back; ``"auto"``: no limit. In both cases it runs at low
+    priority and pauses while a save runs in the parent of ``step_dir`` (a `DirectWriter`, or any writer within
+    `saving`), for at most 600 s. ``max_to_keep`` and ``local_max_to_keep``: number of steps to keep in ``bulk_dir`` and
+    beside ``step_dir``, at least 1: those that were saved last, whatever their numbers. The step that was just drained,
+    and steps that are not complete in ``bulk_dir``, are never deleted; with ``delete_undrained``, incomplete ones that
+    were saved on the node before the last complete step may be deleted, for jobs that do not drain every step.
+    ``patience``: seconds without a sign of life of another rank before the drain fails.
 
-    The step must not be saved to until `wait` returns: the drain fails when a file of it is not what it was when this
-    was called.
+    Do not save to the step before `wait` returns: the drain fails if a file has changed since this call.
 
-    Raises ``UsageProblem`` for a name that is no step, two names of one step, a coordinator without `.metadata` and
-    impossible numbers.
+    Raises ``UsageProblem`` for a name that is no step, two names of the same step, a coordinator without `.metadata`,
+    and invalid numbers.
     """
     source, bulk = Path(step_dir).resolve(), Path(bulk_dir).resolve()
     step_number(source.name)
     namesake = same_step(source)
     if namesake is not None:
-        raise two_names(namesake, source)
+        raise same_step_error(namesake, source)
     if source.parent == bulk:
-        raise UsageProblem(f"`{bulk}` is where the step lies already", "name the directory on shared storage")
+        raise UsageProblem(f"`{bulk}` already holds the step", "name the directory on shared storage")
     _check_numbers(rate, max_to_keep, local_max_to_keep)
-    from_launcher = places_of(os.environ)
-    this_rank, world_size = _or(rank, from_launcher["rank"], 0), _or(world, from_launcher["world"], 1)
-    # Ranks that were told by hand are taken to have a directory each.
+    from_launcher = launcher_ranks(os.environ)
+    this_rank, world_size = _first_given(rank, from_launcher["rank"], 0), _first_given(world, from_launcher["world"], 1)
+    # If the caller gives the ranks, each is assumed to have a directory of its own.
     given_by_caller = rank is not None or world is not None
-    this_local_rank = _or(local_rank, None if given_by_caller else from_launcher["local_rank"], 0)
-    local_world_size = _or(local_world, None if given_by_caller else from_launcher["local_world"], 1)
+    this_local_rank = _first_given(local_rank, None if given_by_caller else from_launcher["local_rank"], 0)
+    local_world_size = _first_given(local_world, None if given_by_caller else from_launcher["local_world"], 1)
     if (
         not 0 <= this_rank < world_size
         or not 0 <= this_local_rank < local_world_size
@@ -167,7 +168,10 @@ def drain(
 
 
 def order_of(source: Path, bulk: Path, *, rank: int, coordinator: int, **options: Any) -> Order:
-    """What is to be drained, as it lies there now: whatever is written to it from here on is another save's."""
+    """The order for the drain process, with the current identities of the files: a later write belongs to another save.
+
+    Raises ``UsageProblem`` if ``source`` is no directory, or the coordinator has no `.metadata`.
+    """
     path = source / METADATA
     digest: str | None = None
     needed: dict[str, int] | None = None
@@ -181,7 +185,7 @@ def order_of(source: Path, bulk: Path, *, rank: int, coordinator: int, **options
             raise UsageProblem(f"`{source}` is no directory", "name the directory that was saved to") from None
         if rank == coordinator:
             raise UsageProblem(
-                f"`{source}` has no `.metadata`, so it is no complete checkpoint",
+                f"`{source}` has no `.metadata`: it is no complete checkpoint",
                 "drain after the save is done; `coordinator=` is the rank that wrote `.metadata`",
             ) from None
     else:
@@ -200,7 +204,7 @@ def order_of(source: Path, bulk: Path, *, rank: int, coordinator: int, **options
 
 
 def named_by(content: bytes, path: Path) -> tuple[str, dict[str, int]]:
-    """Digest of a `.metadata`, and by file that it names the least bytes that it must have. Raises ``UsageProblem``."""
+    """The digest of `.metadata`, and the minimum size of each file that it names. Raises ``UsageProblem``."""
     from tunetool.checkpoint.metadata import loads  # noqa: PLC0415  (imports torch)
 
     needed: dict[str, int] = {}
@@ -209,8 +213,9 @@ def named_by(content: bytes, path: Path) -> tuple[str, dict[str, int]]:
     return xxhash.xxh3_64_hexdigest(content), needed
 
 
-def places_of(environment: Mapping[str, str]) -> dict[str, int | None]:
-    """Which rank this is, by torchrun's variables, else by Slurm's."""
+def launcher_ranks(environment: Mapping[str, str]) -> dict[str, int | None]:
+    """Rank, world size, local rank and local world size by the variables of torchrun, otherwise of Slurm; None if
+    unset."""
 
     def number(*names: str) -> int | None:
         return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), None)
@@ -223,13 +228,13 @@ def places_of(environment: Mapping[str, str]) -> dict[str, int | None]:
     }
 
 
-def _or(by_caller: int | None, by_launcher: int | None, default: int) -> int:
+def _first_given(by_caller: int | None, by_launcher: int | None, default: int) -> int:
     return by_caller if by_caller is not None else by_launcher if by_launcher is not None else default
 
 
 def _check_numbers(rate: float | str, *keeps: int | None) -> None:
     if rate != "auto" and not (isinstance(rate, (int, float)) and 0 < rate < float("inf")):
-        raise UsageProblem(f"`rate={rate}` is no rate", 'bytes per second, or "auto"')
+        raise UsageProblem(f"`rate={rate}` is no rate", 'give bytes per second, or "auto"')
     for keep in keeps:
         if keep is not None and keep < 1:
             raise UsageProblem(f"`max_to_keep={keep}` would keep nothing", "1 at least, or None to keep all")

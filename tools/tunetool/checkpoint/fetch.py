@@ -1,4 +1,4 @@
-"""Saved bytes into tensors: large aligned reads by several threads, copied on while others read."""
+"""Reads saved bytes into tensors: several threads make large aligned reads and copy the data to its target."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tunetool.checkpoint.regions import GAP, Block, Read, blocks, in_one_run, me
 from tunetool.checkpoint.source import Files, truncated
 
 BUFFERS = 2
-"""Per thread for a GPU: one is read into while the other is copied from."""
+"""Host buffers per thread for a GPU: one is read into while the other is copied from."""
 
 FILES_AT_A_TIME = 32
-"""Each is open from its first to its last read."""
+"""Files that are read concurrently. Each is open from its first to its last read."""
 
 
 @dataclass
 class Want:
-    """A box (element ``offsets`` and ``lengths``) of the saved tensor ``plain``, and where it goes.
+    """A box (element ``offsets`` and ``lengths``) of the saved tensor ``plain`` to be read, and its target.
 
-    ``start`` is the place of the raw bytes in the file ``file``; ``target`` has the shape ``lengths``, any strides,
-    dtype and device; ``chain`` checks the raw bytes where all of them are wanted.
+    ``start``: offset of the raw bytes in the file ``file``; ``target`` has the shape ``lengths``, any strides, dtype
+    and device; ``chain`` checks the checksum if the tensor is read whole.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Want:
 
 @dataclass(frozen=True)
 class Part:
-    """Raw bytes of a tensor from ``start`` on: a run of them, or those that span a block."""
+    """Raw bytes of a tensor from ``start`` on: a contiguous range (``block`` None), or the range that spans a block."""
 
     want: Want
     start: int
@@ -68,34 +68,35 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Straight:
-    """Aligned bytes [start, stop) of a file that are read to where they belong, in the host's memory."""
+class DirectRead:
+    """An aligned range [start, stop) of a file that is read directly into the target in host memory."""
 
     want: Want
     start: int
     stop: int
 
 
-def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[tuple[str, Read[Part] | Straight]]:
-    """All reads, (file, read): in order within a file, and the files in turn so that several are read at a time."""
-    per_file: dict[str, list[tuple[int, Read[Part] | Straight]]] = {}
+def plan_reads(wants: Sequence[Want], files: Files, buffer_bytes: int) -> list[tuple[str, Read[Part] | DirectRead]]:
+    """All reads as (file, read): ordered within a file, alternating between files so that several are read at a
+    time."""
+    per_file: dict[str, list[tuple[int, Read[Part] | DirectRead]]] = {}
     grouped: dict[str, list[Want]] = {}
     for want in wants:
         grouped.setdefault(want.file, []).append(want)
     alignment = files.memory_alignment(next(iter(grouped))) if grouped else 1
     for file, group in grouped.items():
         through: list[tuple[int, int, Part]] = []
-        reads: list[tuple[int, Read[Part] | Straight]] = []
+        reads: list[tuple[int, Read[Part] | DirectRead]] = []
         for want in group:
-            low, high = _straight(want, alignment, BLOCK if files.direct else 1)
-            reads += [(start, Straight(want, start, stop)) for start, stop in pieces(low, high, buffer_bytes)]
+            low, high = _aligned_run(want, alignment, BLOCK if files.direct else 1)
+            reads += [(start, DirectRead(want, start, stop)) for start, stop in pieces(low, high, buffer_bytes)]
             through += _through_buffers(want, low, high, buffer_bytes)
         reads += [(read.start, read) for read in merge(through, buffer_bytes)]
         per_file[file] = sorted(reads, key=lambda entry: entry[0])
     return [*_in_turn({file: [read for _, read in reads] for file, reads in sorted(per_file.items())})]
 
 
-def _in_turn(per_file: dict[str, list[Read[Part] | Straight]]) -> Iterator[tuple[str, Read[Part] | Straight]]:
+def _in_turn(per_file: dict[str, list[Read[Part] | DirectRead]]) -> Iterator[tuple[str, Read[Part] | DirectRead]]:
     names = list(per_file)
     for first in range(0, len(names), FILES_AT_A_TIME):
         some = names[first : first + FILES_AT_A_TIME]
@@ -103,11 +104,11 @@ def _in_turn(per_file: dict[str, list[Read[Part] | Straight]]) -> Iterator[tuple
             yield from ((name, read) for name, read in zip(some, row, strict=True) if read is not None)
 
 
-def _straight(want: Want, memory_alignment: int, block: int) -> tuple[int, int]:
-    """The bytes [low, high) of the file that can be read to where they belong; none if low is high."""
+def _aligned_run(want: Want, memory_alignment: int, block: int) -> tuple[int, int]:
+    """The range [low, high) of the file that can be read directly into the target; empty if low equals high."""
     start, stop = want.start + want.bytes[0], want.start + want.bytes[1]
     low, high = start + -start % block, stop - stop % block
-    # More than the gap that reads are merged over, so that none of them reaches from before it to behind it.
+    # Larger than the gap over which reads are merged, so that no merged read spans it.
     if want.as_bytes is None or want.target.device.type != "cpu" or high - low <= GAP + 2 * BLOCK:
         return stop, stop
     if (want.as_bytes.data_ptr() + low - start) % memory_alignment:
@@ -123,15 +124,15 @@ def _through_buffers(want: Want, low: int, high: int, limit: int) -> Iterator[tu
                 yield begin, end, Part(want, begin - first, None)
         return
     item = ITEM_SIZES[want.plain.dtype]
-    # Widened to whole blocks at both ends, a read must still fit into a buffer.
+    # A read that is widened to whole blocks at both ends must still fit into a host buffer.
     for block in blocks(want.plain.shape, item, want.offsets, want.lengths, limit - 2 * BLOCK):
         yield first + block.start, first + block.stop, Part(want, block.start, block)
 
 
 class Fetch:
-    """Carries out the reads of ``plan_reads`` for tensors of one device.
+    """Carries out the reads of ``plan_reads`` for tensors on one device.
 
-    Holds ``threads`` buffers of ``buffer_bytes`` bytes; for a GPU, ``BUFFERS`` times as many, pinned.
+    Uses ``threads`` host buffers of ``buffer_bytes`` bytes; for a GPU, ``BUFFERS`` times as many, pinned.
     """
 
     def __init__(self, files: Files, device: Any, threads: int, buffer_bytes: int) -> None:
@@ -141,11 +142,11 @@ class Fetch:
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
 
-    def run(self, reads: Sequence[tuple[str, Read[Part] | Straight]]) -> None:
-        """Returns when every tensor holds its bytes. Raises ``CannotJudge`` for the first read that failed."""
+    def run(self, reads: Sequence[tuple[str, Read[Part] | DirectRead]]) -> None:
+        """Read everything; all tensors are filled on return. Raises ``CannotJudge`` for the first read that failed."""
         self._files.expect(name for name, _ in reads)
         queue = iter(reads)
-        # What was queued on the tensors before must not come after what is read.
+        # Earlier GPU work on the tensors must be complete before they are filled.
         ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
         workers = [
             threading.Thread(target=self._work, args=(queue, ready), name=f"tunetool-read-{number}", daemon=True)
@@ -164,34 +165,34 @@ class Fetch:
         if self._errors:
             raise self._errors[0]
 
-    def _work(self, queue: Iterator[tuple[str, Read[Part] | Straight]], ready: Any) -> None:
+    def _work(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], ready: Any) -> None:
         try:
             if ready is None:
-                with _taken(1, self._buffer_bytes, None) as buffers:
-                    self._turns(queue, itertools.cycle(buffers))
+                with _borrowed_buffers(1, self._buffer_bytes, None) as buffers:
+                    self._carry_out(queue, itertools.cycle(buffers))
                 return
             stream = torch.cuda.Stream(self._device)
-            # Each thread makes its own, so that the first ones read while others are still pinned.
-            with torch.cuda.stream(stream), _taken(BUFFERS, self._buffer_bytes, stream) as buffers:
+            # Each thread allocates its own buffers, so that some threads read while others still pin memory.
+            with torch.cuda.stream(stream), _borrowed_buffers(BUFFERS, self._buffer_bytes, stream) as buffers:
                 stream.wait_event(ready)
-                self._turns(queue, itertools.cycle(buffers))
+                self._carry_out(queue, itertools.cycle(buffers))
         except BaseException as error:  # carried to the thread that waits
             self._errors.append(error)
             self._stopped.set()
 
-    def _turns(self, queue: Iterator[tuple[str, Read[Part] | Straight]], buffers: Iterator[_Buffer]) -> None:
+    def _carry_out(self, queue: Iterator[tuple[str, Read[Part] | DirectRead]], buffers: Iterator[_Buffer]) -> None:
         while not self._stopped.is_set():
             with self._lock:
                 name, read = next(queue, ("", None))
             if read is None:
                 return
-            if isinstance(read, Straight):
-                self._read_straight(name, read)
+            if isinstance(read, DirectRead):
+                self._read_in_place(name, read)
             else:
-                self._read_through(name, read, next(buffers))
+                self._read_through_buffer(name, read, next(buffers))
             self._files.done(name)
 
-    def _read_straight(self, name: str, read: Straight) -> None:
+    def _read_in_place(self, name: str, read: DirectRead) -> None:
         want = read.want
         first = read.start - want.start
         address = want.as_bytes.data_ptr() + first - want.bytes[0]
@@ -202,7 +203,7 @@ class Fetch:
         if want.chain is not None:
             want.chain.feed(first, view, self._stopped)
 
-    def _read_through(self, name: str, read: Read[Part], buffer: _Buffer) -> None:
+    def _read_through_buffer(self, name: str, read: Read[Part], buffer: _Buffer) -> None:
         buffer.wait()
         came = self._files.read(name, buffer.view[: read.stop - read.start], read.start, read.wanted[0][2].want.name)
         for start, stop, part in read.wanted:
@@ -221,14 +222,14 @@ class Fetch:
 
 
 class _Buffer:
-    """Host memory that a stream may still copy from."""
+    """A host buffer from which a CUDA stream may still copy."""
 
     def __init__(self, memory: Buffer, stream: Any) -> None:
         self.tensor, self.view = memory.tensor, memory.view
         self._stream, self._free = stream, None
 
     def wait(self) -> None:
-        """Until what was copied from it has arrived."""
+        """Wait until the copies from this buffer are complete."""
         if self._free is not None:
             self._free.synchronize()
 
@@ -238,8 +239,8 @@ class _Buffer:
 
 
 @contextlib.contextmanager
-def _taken(count: int, size: int, stream: Any) -> Iterator[list[_Buffer]]:
-    """Buffers that the process keeps for the next load or save, pinned for a stream, which has ended before they go."""
+def _borrowed_buffers(count: int, size: int, stream: Any) -> Iterator[list[_Buffer]]:
+    """Host buffers from the pool, pinned if there is a ``stream``, which is synchronized before they are returned."""
     memories = POOL.take(count, size, stream.device if stream is not None else None)
     try:
         yield [_Buffer(memory, stream) for memory in memories]
@@ -250,12 +251,12 @@ def _taken(count: int, size: int, stream: Any) -> Iterator[list[_Buffer]]:
 
 
 def _copy_block(source: Any, want: Want, block: Block) -> None:
-    """The bytes that span a block, of any saved strides, into its place of the target, of any strides and dtype."""
+    """Copy a block, whose bytes ``source`` span it with the saved strides, into its part of the target."""
     target = want.target
     for dimension, (offset, first, length) in enumerate(zip(block.offsets, want.offsets, block.lengths, strict=True)):
         target = target.narrow(dimension, offset - first, length)
-    # On the GPU the whole span goes over at once and is taken apart there. On the CPU it is only copied if it
-    # does not begin at a multiple of its elements' size.
+    # For a GPU, the whole span is copied at once and the block is extracted there. On the CPU, a copy is needed only
+    # if the span does not begin at a multiple of the element size.
     if target.device.type != "cpu":
         source = source.to(target.device, non_blocking=True)
     elif source.data_ptr() % want.dtype.itemsize:

@@ -1,7 +1,7 @@
-"""GPUDirect Storage: from a GPU's memory to the drives without the host's, by cuFile (``cuda-bindings``).
+"""GPUDirect Storage: writes from GPU memory to the drives without a copy in host memory, by cuFile (``cuda-bindings``).
 
-cuFile is told never to fall back to its compatibility mode, in which it would copy through the host in silence: where
-it cannot go straight, it refuses the file (NVIDIA's cuFile API reference, cuFileHandleRegister).
+cuFile's compatibility mode, which silently copies through host memory, is disabled: where a direct transfer is not
+possible, cuFile refuses the file (NVIDIA's cuFile API reference, cuFileHandleRegister).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from tunetool.checkpoint.write_failed import WriteFailed
 from tunetool.errors import CannotJudge, UsageProblem
 
-_HINT = "see `tunetool verify --gds require` for what is missing, or save with gds=False"
+_HINT = "run `tunetool verify --gds require` to see what is missing, or save with gds=False"
 
 
 def bindings() -> Any:
-    """``cuda.bindings.cufile``. Raises ``UsageProblem`` where it is not installed, or finds no libcufile."""
+    """The module ``cuda.bindings.cufile``. Raises ``UsageProblem`` if it is not installed or cannot load libcufile."""
     try:
         from cuda.bindings import cufile  # noqa: PLC0415  GPU nodes alone have it
 
@@ -34,18 +34,18 @@ def bindings() -> Any:
 
 @functools.cache
 def library() -> Any:
-    """The same with its driver open and its compatibility mode off, once for the process. Raises ``CannotJudge``."""
+    """``bindings()`` with the driver open and compatibility mode off, once per process. Raises ``CannotJudge``."""
     cufile = bindings()
     try:
         cufile.set_parameter_bool(cufile.BoolConfigParameter.PROPERTIES_ALLOW_COMPAT_MODE, False)
         cufile.driver_open()
     except Exception as error:  # a ValueError too: the bindings know no negative status, which old releases give
-        raise CannotJudge(f"`cuFileDriverOpen` failed: {_said(error)}", _HINT) from None
+        raise CannotJudge(f"`cuFileDriverOpen` failed: {_one_line(error)}", _HINT) from None
     return cufile
 
 
 class Registered:
-    """An open file that cuFile writes to. ``handle`` stays the caller's."""
+    """An open file that cuFile writes to. The caller keeps ownership of ``handle``."""
 
     def __init__(self, handle: int, path: Path) -> None:
         self.path = path
@@ -53,33 +53,33 @@ class Registered:
         description = self._cufile.Descr()
         description.type = self._cufile.FileHandleType.OPAQUE_FD
         description.handle.fd = handle
-        # The bindings do not clear it, and libcufile follows whatever stands there.
+        # The bindings do not clear this pointer, and libcufile follows it.
         description.fs_ops = 0
         try:
             self._registered = self._cufile.handle_register(description.ptr)
         except Exception as error:
-            raise WriteFailed(f"`{path}`: cuFile does not take a file there: {_said(error)}", _HINT) from None
+            raise WriteFailed(f"`{path}`: cuFile does not take a file there: {_one_line(error)}", _HINT) from None
 
     def write(self, address: int, count: int, offset: int) -> None:
-        """``count`` bytes of a GPU's memory from ``address`` to ``offset`` in the file. Raises ``WriteFailed``.
+        """Write ``count`` bytes from ``address`` in GPU memory to ``offset`` in the file. Raises ``WriteFailed``.
 
-        The caller's thread has that GPU as its current one. Any alignment works; what is not whole pages of 4096
-        bytes, cuFile moves through a buffer of its own on the GPU.
+        The calling thread must have that GPU as its current device. Any alignment works; cuFile copies partial pages
+        of 4096 bytes through its own buffer on the GPU.
         """
         doing = f"`{self.path}`: cuFileWrite of {count} bytes at {offset}"
         try:
             done = self._cufile.write(self._registered, address, count, offset, 0)
         except Exception as error:
-            raise WriteFailed(f"{doing} failed: {_said(error)}", "see cufile.log and `dmesg | tail`") from None
+            raise WriteFailed(f"{doing} failed: {_one_line(error)}", "see cufile.log and `dmesg | tail`") from None
         if done != count:
             # A negative count is an errno, or a status of cuFile's own (above 5000).
             reason = os.strerror(-done) if -5000 < done < 0 else f"it returned {done}"
             raise WriteFailed(f"{doing} failed: {reason}", "see `df`, cufile.log and `dmesg | tail`")
 
     def close(self) -> None:
-        """Before the file itself is closed."""
+        """Deregister the file. Call this before the file is closed."""
         self._cufile.handle_deregister(self._registered)
 
 
-def _said(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__

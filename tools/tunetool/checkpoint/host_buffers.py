@@ -1,7 +1,7 @@
-"""Host buffers between tensors and files, and what goes into them.
+"""Host buffers between tensors and files, and the sources that fill them.
 
-Buffers are taken from the system once and kept for the next save, since pinning memory costs more than writing it: the
-pool of this process only grows, to what its largest save needed. ``release`` gives it back.
+Buffers are allocated once and kept for the next save, since pinning memory takes longer than writing it: the pool of
+this process grows to the needs of its largest save. ``release_buffers`` returns the memory to the system.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 from tunetool.checkpoint.direct import pages
 from tunetool.errors import CannotJudge
 
-# A foreign call lets other threads run, which assigning to a slice of a memoryview does not.
+# A foreign call releases the interpreter's lock; assigning to a slice of a memoryview does not.
 _memmove = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
 
 
 def use_gpu(gpu: torch.device | None) -> None:
-    """For a new thread, which would else begin with the first GPU, and take memory there that other ranks need."""
+    """Set the current GPU of a new thread, which would otherwise use the first GPU and take memory of other ranks."""
     if gpu is not None:
         torch.cuda.set_device(gpu)
 
 
 class Buffer:
-    """So many bytes of page-aligned host memory; ``tensor`` (uint8) and ``view`` are the same bytes."""
+    """A host buffer of ``size`` bytes, page-aligned; ``tensor`` (uint8) and ``view`` show the same memory."""
 
     def __init__(self, size: int, pinned: bool) -> None:
         self.memory = pages(size)
@@ -44,13 +44,13 @@ class Buffer:
         self.view = memoryview(self.memory)
         self.address = int(self.tensor.data_ptr())
         if pinned:
-            # Touched first, here and not by the driver, which does it one page after the other.
+            # Touch the pages here first: the driver would do it one page at a time.
             ctypes.memset(self.address, 0, size)
             status = int(torch.cuda.cudart().cudaHostRegister(self.address, size, 1))
             if status:
                 raise CannotJudge(
                     f"`cudaHostRegister` of {size} bytes failed with CUDA error {status}",
-                    "see `ulimit -l` and the memory that is left; smaller `buffer_bytes` and fewer `threads` take less",
+                    "check `ulimit -l` and the available memory; reduce `buffer_bytes` or `threads`",
                 )
 
     def free(self) -> None:
@@ -60,7 +60,7 @@ class Buffer:
 
 
 class Pool:
-    """Buffers of this process that no save uses at the moment, by size and kind."""
+    """Idle buffers of this process, by size and whether they are pinned."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[int, bool], list[Buffer]] = {}
@@ -71,7 +71,8 @@ class Pool:
             return size * len(self._idle.get((size, pinned), ()))
 
     def take(self, count: int, size: int, gpu: torch.device | None) -> list[Buffer]:
-        """``count`` buffers, new ones where there are too few, by several threads; pinned for a state on ``gpu``."""
+        """``count`` buffers of ``size`` bytes, pinned if ``gpu`` is given. Several threads allocate the missing
+        ones."""
         pinned = gpu is not None
         with self._lock:
             idle = self._idle.setdefault((size, pinned), [])
@@ -92,7 +93,7 @@ class Pool:
                 self._idle.setdefault((buffer.size, buffer.pinned), []).append(buffer)
 
     def release(self) -> None:
-        """Give the idle ones back to the system."""
+        """Return the idle buffers to the system."""
         with self._lock:
             for buffers in self._idle.values():
                 for buffer in buffers:
@@ -104,21 +105,21 @@ POOL = Pool()
 
 
 def release_buffers() -> None:
-    """Give the host memory that saves have kept back to the system."""
+    """Return the host buffers that saves and loads have kept to the system."""
     POOL.release()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements are all of it, and lie in its own memory. Others go through ``torch.save`` as they are.
+    """Whether the tensor consists of nothing but elements in its own memory. Other tensors are saved by ``torch.save``.
 
-    Raises ``ValueError``, saying why, where its memory does not hold its elements (FSDP frees that of parameters).
+    Raises ``ValueError`` if the memory does not hold all elements (FSDP frees the memory of parameters).
     """
     if (
         tensor.layout != torch.strided
         or tensor.is_quantized
         or tensor.is_nested
         or tensor.device.type == "meta"
-        # Such a class answers for its elements itself: quantized, fake, a wrapper around other tensors ...
+        # Such a class manages its elements itself: quantized, fake, a wrapper around other tensors ...
         or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
         or tensor._is_zerotensor()
         or torch._is_functional_tensor(tensor)
@@ -143,13 +144,13 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_flat(tensor: torch.Tensor) -> bool:
-    """Its memory holds exactly its elements in C order."""
+    """Whether the memory holds exactly the elements in C order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def views(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
-    """The tensor as views whose elements, one after another, are its elements in C order. One whose memory has another
-    order is cut into views of about ``limit`` bytes, so that putting it in order never takes its own size again."""
+    """Views that together hold the elements of the tensor in C order. A tensor whose memory has another order is cut
+    into views of about ``limit`` bytes, so that reordering needs little memory."""
     size = tensor.numel() * tensor.element_size()
     if is_flat(tensor) or size <= limit or tensor.dim() == 0:
         yield tensor
@@ -174,21 +175,21 @@ class Source:
 
     @cached_property
     def flat(self) -> torch.Tensor | None:
-        """Its own memory as uint8, shape (bytes,); None when the elements must be put in order first."""
+        """The tensor's memory as uint8, shape (bytes,); None if the elements must be reordered first."""
         return as_bytes(self.tensor) if is_flat(self.tensor) else None
 
     @property
     def address(self) -> int | None:
-        """Where its bytes lie in host memory; None when they must be copied first."""
+        """Address of the bytes in host memory; None if they must be copied first."""
         return None if self.flat is None or self.flat.device.type != "cpu" else int(self.flat.data_ptr())
 
     @property
     def gpu_address(self) -> int | None:
-        """Where its bytes lie in a GPU's memory; None when they lie elsewhere, or must be put in order first."""
+        """Address of the bytes in GPU memory; None if they are elsewhere or must be reordered first."""
         return None if self.flat is None or self.flat.device.type != "cuda" else int(self.flat.data_ptr())
 
     def copy(self, start: int, count: int, buffer: Buffer, at: int) -> None:
-        """``count`` bytes from ``start`` to ``at`` in the buffer; from a GPU, on the current stream."""
+        """Copy ``count`` bytes from ``start`` to the offset ``at`` of the buffer; from a GPU, on the current stream."""
         raw = self.flat
         if raw is None:
             raw = as_bytes(self.tensor.resolve_conj().resolve_neg().contiguous())

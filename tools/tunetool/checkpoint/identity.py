@@ -1,4 +1,4 @@
-"""Whether a file is still the one that was looked at: its inode, its size and its times."""
+"""Whether a file is unchanged since it was recorded, by its inode, size and times."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 _TICK_NS = 20 * 10**6
-"""What is written twice within one tick of the kernel's clock (10 ms at most) can have one time for both."""
+"""Two writes within one tick of the kernel's clock (10 ms at most) can have the same time."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A file's inode, size, and times of its last write (mtime) and of its last change of any kind (ctime)."""
+    """A file's inode, size, time of the last write (mtime) and time of the last change of any kind (ctime)."""
 
     inode: int
     size: int
@@ -29,28 +29,28 @@ class Identity:
 
     @classmethod
     def parse(cls, row: Any) -> Identity:
-        """Of ``row``. Raises ``ValueError`` and ``TypeError``."""
+        """The inverse of ``row``. Raises ``ValueError`` or ``TypeError``."""
         inode, size, mtime_ns, ctime_ns = row
         return cls(int(inode), int(size), int(mtime_ns), int(ctime_ns))
 
     def row(self) -> list[int]:
-        """For JSON."""
+        """As a list for JSON."""
         return list(astuple(self))
 
     def as_written(self, other: Identity) -> bool:
-        """Whether size and time of writing are the same, as they are of a file that was moved or linked to."""
+        """Whether size and mtime are equal, as they are after the file was moved or linked."""
         return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
 
 def look(path: Path) -> Identity:
-    """Raises ``OSError``."""
+    """The identity of the file at ``path``. Raises ``OSError``."""
     return Identity.of(path.stat())
 
 
 def look_at(directory: Path, names: Iterable[str] | None = None) -> dict[str, Identity]:
-    """The regular files of ``directory`` and below it, or those of these names that are there.
+    """The identities of the regular files below ``directory``, or of those of ``names`` that exist.
 
-    Waits until the clock has passed the newest of them, so that whatever is written from now on has another time.
+    Waits until the clock is past the newest of them, so that every later write changes the time.
     """
     if names is None:
         names = [str(path.relative_to(directory)) for path in directory.rglob("*")]
@@ -77,10 +77,10 @@ def _statuses(directory: Path, names: Iterable[str]) -> dict[str, os.stat_result
 
 
 def rows(files: Mapping[str, Identity]) -> dict[str, list[int]]:
-    """For JSON."""
+    """The identities as lists for JSON."""
     return {name: identity.row() for name, identity in files.items()}
 
 
 def parsed(document: Mapping[str, Any]) -> dict[str, Identity]:
-    """Of ``rows``. Raises ``ValueError``, ``TypeError`` and ``AttributeError``."""
+    """The inverse of ``rows``. Raises ``ValueError``, ``TypeError`` or ``AttributeError``."""
     return {str(name): Identity.parse(row) for name, row in document.items()}

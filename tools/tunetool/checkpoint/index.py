@@ -1,4 +1,4 @@
-"""The ends of many items at once, to find where their raw bytes lie."""
+"""Reads the two ends of many items in few requests, to find where their raw bytes are."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tunetool.checkpoint.source import Files, truncated
 
 _GAP = 16 * 1024
 _LARGEST = 1024 * 1024
-"""Bytes of one read, and of a record that can still be about a tensor rather than its data."""
+"""Bytes of one read, and of the largest record that describes a tensor rather than holds its data."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """Where the metadata says that a tensor's archive lies: bytes of a file."""
+    """The byte range of a file that holds a tensor's archive, according to the metadata."""
 
     tensor: str
     file: str
@@ -30,9 +30,9 @@ class Item:
 
 
 def find(items: Sequence[Item], files: Files, threads: int) -> dict[Item, archive.Plain | None]:
-    """What each item holds; None for one that only ``torch.load`` understands.
+    """The tensor in each item; None for an item that only ``torch.load`` can read.
 
-    Raises ``CannotJudge`` for a file that is missing, cannot be read or ends before its items do.
+    Raises ``CannotJudge`` for a file that is missing, unreadable or shorter than its items.
     """
     distinct = list(dict.fromkeys(items))
     _refuse_truncated(distinct, files)
@@ -51,7 +51,7 @@ def _refuse_truncated(items: Sequence[Item], files: Files) -> None:
 
 @dataclass
 class _Ends:
-    """What was read of one file: bytes, by where they start."""
+    """What was read of one file: byte strings and their start offsets."""
 
     starts: list[int]
     contents: list[bytes]

@@ -1,10 +1,10 @@
 """A tensor in a data file: a `torch.save` archive around raw bytes that, from 64 KiB on, begin at a multiple of 4096.
 
 torch.distributed.checkpoint's FileSystemReader slices an item out of its file and gives it to ``torch.load``, so each
-item is an uncompressed zip with the records that ``torch.load`` asks for. Everything before the raw bytes (``head``)
-and the length of everything after them (``tail_bytes``) are known without the data, so a whole file is laid out before
-the first byte is copied. The CRC-32 of the raw bytes is left 0: torch does not look at it (``set_crc32_options``).
-Source: torch/serialization.py, and what ``torch.save`` writes, with which the tests compare.
+item is an uncompressed zip with the records that ``torch.load`` reads. Everything before the raw bytes (``head``) and
+the length of everything after them (``tail_bytes``) are known without the data, so a whole file is laid out before the
+first byte is copied. The CRC-32 of the raw bytes is 0: torch does not check it (``set_crc32_options``).
+Source: torch/serialization.py, and the output of ``torch.save``, with which the tests compare.
 
 Pure: no torch here; dtypes go by torch's names (``bfloat16``).
 """
@@ -20,17 +20,18 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 BLOCK = 4096
-"""Bytes. What O_DIRECT asks of offsets and lengths on every drive we know of, logical blocks of 4 KiB included."""
+"""Block size in bytes: offsets and lengths of O_DIRECT must be multiples of it. Enough for drives with 4 KiB
+sectors."""
 LARGE = 1 << 20
-"""Bytes. Items from here on start in a block of their own, so that they can be written alone."""
+"""Bytes. Items of at least this size start at a block of their own, so that they can be written alone."""
 SMALL = 64 << 10
-"""Bytes. Smaller tensors do not take whole blocks: 20,000 of a few bytes would take 86 MB."""
+"""Bytes. Smaller tensors are not aligned to blocks: 20,000 tensors of a few bytes would take 86 MB."""
 ALIGNMENT = 64
-"""Bytes. What the raw bytes of small ones begin at a multiple of, as torch's own."""
+"""Alignment in bytes of the raw bytes of small tensors, as in torch's own archives."""
 DIGITS = 16
 CHECKSUM_RECORD = ".tunetool/xxh3_64"
-"""After the raw bytes: xxh3_64 of them, and its seal (``checksums.seal``), each 16 lower-case hexadecimal digits. torch
-never looks for it."""
+"""The record after the raw bytes: their xxh3_64 and its seal (``checksums.seal``), each 16 lower-case hexadecimal
+digits. torch ignores it."""
 
 STORAGES = {
     "float64": "DoubleStorage",
@@ -46,7 +47,7 @@ STORAGES = {
     "complex128": "ComplexDoubleStorage",
     "complex64": "ComplexFloatStorage",
 }
-"""dtypes that torch saves under a storage class of their own; the others name their dtype in the pickle instead."""
+"""dtypes with a storage class of their own in torch's format; the pickle names all other dtypes directly."""
 
 _U32 = 0xFFFFFFFF
 
@@ -67,7 +68,7 @@ def _integer(value: int) -> bytes:
 
 
 class _Pickle:
-    """The few opcodes of protocol 2 that a saved tensor takes, with the memo that Python's pickler would write."""
+    """Writes the opcodes of protocol 2 that a saved tensor needs, with the memo that Python's pickler would write."""
 
     def __init__(self) -> None:
         self.out = bytearray(b"\x80\x02")
@@ -91,12 +92,12 @@ class _Pickle:
 
 
 def strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a contiguous tensor, in elements, as torch counts them (a dimension of 0 counts as 1)."""
+    """Strides of a contiguous tensor in elements, as torch computes them (a dimension of 0 counts as 1)."""
     return tuple(math.prod(max(size, 1) for size in shape[position + 1 :]) for position in range(len(shape)))
 
 
 def data_pickle(dtype: str, shape: Sequence[int], data_bytes: int) -> bytes:
-    """``data.pkl`` of one contiguous tensor on the CPU that needs no gradient; byte for byte what torch writes."""
+    """``data.pkl`` of one contiguous CPU tensor without gradient, identical to the bytes that torch writes."""
     storage = STORAGES.get(dtype)
     pickle = _Pickle()
     pickle.put(b"ctorch._utils\n_rebuild_tensor_%s\n" % (b"v2" if storage else b"v3"))
@@ -184,7 +185,8 @@ class Archive:
         return self._tail(None)
 
     def tail(self, digest: str | None = None) -> bytes:
-        """What follows the raw bytes; ``digest`` (checksum and seal) exactly if this archive has a checksum."""
+        """The bytes after the raw bytes. ``digest`` (checksum and seal) is required if, and only if, ``checksum`` is
+        set; otherwise ``ValueError``."""
         if (digest is not None) != self.checksum:
             raise ValueError("a digest belongs to an archive with a checksum, and only to that")
         return self._plain_tail if digest is None else self._tail(digest)
@@ -209,14 +211,14 @@ class Archive:
 
 @lru_cache(4096)
 def archive(dtype: str, shape: tuple[int, ...], data_bytes: int, checksum: bool) -> Archive:
-    """One ``Archive`` for all tensors that are alike: a model has few shapes, and each takes 0.1 ms."""
+    """The ``Archive`` for these parameters, cached: a model has few different shapes, and making one takes 0.1 ms."""
     return Archive(dtype, shape, data_bytes, checksum)
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where an item lies in its file, in bytes: ``offset`` and ``length`` go to the metadata; ``data`` is where its raw
-    bytes begin."""
+    """The byte range of an item in its file: ``offset`` and ``length`` go to the metadata; the raw bytes begin at
+    ``data``."""
 
     offset: int
     data: int
@@ -224,13 +226,14 @@ class Placed:
 
 
 def place(contents: Sequence[Archive | int]) -> tuple[list[Placed], int]:
-    """Puts items one after another; an ``int`` is a plain item of so many bytes. Also the file's size, whole blocks."""
-    placed = list(_place(contents))
+    """Place items one after another; an ``int`` is an object of that many bytes. Returns also the file size in bytes,
+    a multiple of 4096."""
+    placed = list(_placements(contents))
     end = max((item.offset + item.length for item in placed), default=0)
     return placed, round_up(end)
 
 
-def _place(contents: Sequence[Archive | int]) -> Iterator[Placed]:
+def _placements(contents: Sequence[Archive | int]) -> Iterator[Placed]:
     at = 0
     for content in contents:
         if isinstance(content, int):

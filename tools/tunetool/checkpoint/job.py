@@ -1,4 +1,4 @@
-"""One rank's share of a save: its items laid out over files, then written and synced."""
+"""One rank's part of a save: its items are laid out over files, then written and synced."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tunetool.checkpoint.pipeline import Digest, Pipeline
 from tunetool.errors import CannotJudge
 
 FILE_BYTES = 32 << 20
-"""A smaller state is written into fewer files than it might be: each costs an fsync."""
+"""Bytes. A small state is written to fewer files, each of at least this size, since each file costs an fsync."""
 MEMORY_SHARE = 0.9
-"""Of the memory that is left, what a save that copies everything first may take."""
+"""Fraction of the available host memory that a save may use if it copies everything before it writes."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """See ``DirectWriter``."""
+    """The settings of ``DirectWriter``."""
 
     threads: int
     files_per_rank: int
@@ -43,7 +43,7 @@ class Settings:
 
 @dataclass
 class Item:
-    """A write item with its data: a tensor's archive and memory, or bytes as they are."""
+    """A write item with its data: a tensor's archive and memory, or the bytes of an object."""
 
     write: WriteItem
     content: Archive | bytes
@@ -51,7 +51,7 @@ class Item:
     save: str = ""
 
     def tail(self, digest: str) -> bytes:
-        """What follows the raw bytes of a tensor with a checksum."""
+        """The bytes after the raw bytes of a tensor with a checksum; ``digest`` is the checksum."""
         assert not isinstance(self.content, bytes)  # noqa: S101  (only tensors have checksums)
         index = self.write.index
         return self.content.tail(digest + seal(digest, self.save, index.fqn, index.offset or ()))
@@ -62,7 +62,8 @@ class Item:
 
 
 def resolve(write: WriteItem, planner: SavePlanner, checksums: bool, save: str) -> Item:
-    """The item with its data, for the save of this name."""
+    """The item with its data from the planner, for the save with the token ``save``. Raises ``CannotJudge`` for a
+    tensor that cannot be saved."""
     data = planner.resolve_data(write)
     if isinstance(data, io.BytesIO):
         return Item(write, data.getvalue())
@@ -84,31 +85,31 @@ def resolve(write: WriteItem, planner: SavePlanner, checksums: bool, save: str) 
 
 @dataclass
 class Layout:
-    """Where the items go. ``places`` by item: the file's number and the place in it."""
+    """The layout of a rank's items. ``locations``: by item index, the index of the file and the position in it."""
 
     sizes: list[int] = field(default_factory=list)
     blocks: list[list[Block]] = field(default_factory=list)
-    places: dict[int, tuple[int, Placed]] = field(default_factory=dict)
+    locations: dict[int, tuple[int, Placed]] = field(default_factory=dict)
     digests: dict[int, Digest] = field(default_factory=dict)
 
     @property
     def buffers(self) -> int:
-        """How many it takes to hold everything that is not written straight from its tensor."""
-        return sum(not block.straight for blocks in self.blocks for block in blocks)
+        """Number of host buffers that hold everything which is not written without a copy."""
+        return sum(not block.zero_copy for blocks in self.blocks for block in blocks)
 
 
-def lay_out(items: Sequence[Item], files: int, limit: int, straight: Callable[[Part], bool]) -> Layout:
-    """Shares the items out over at most ``files`` files, in blocks of at most ``limit`` bytes."""
+def lay_out(items: Sequence[Item], files: int, limit: int, zero_copy: Callable[[Part], bool]) -> Layout:
+    """Distribute the items over at most ``files`` files, in blocks of at most ``limit`` bytes."""
     layout = Layout()
     for file, share in enumerate(share_out([item.length for item in items], files)):
         of_this_file = [items[number] for number in share]
         placed, size = place([len(i.content) if isinstance(i.content, bytes) else i.content for i in of_this_file])
         parts: list[Part] = []
         for number, item, at in zip(share, of_this_file, placed, strict=True):
-            layout.places[number] = file, at
+            layout.locations[number] = file, at
             parts += _parts(number, item, at, limit, layout.digests)
         layout.sizes.append(size)
-        layout.blocks.append(list(cut(file, parts, limit, straight)))
+        layout.blocks.append(list(cut(file, parts, limit, zero_copy)))
     return layout
 
 
@@ -135,12 +136,12 @@ def _parts(number: int, item: Item, at: Placed, limit: int, digests: dict[int, D
 
 
 def _from_gpu(block: Block) -> bool:
-    return block.straight and block.pieces[0].part.content.gpu_address is not None
+    return block.zero_copy and block.pieces[0].part.content.gpu_address is not None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank's share took; see ``writer.Saved``."""
+    """What writing a rank's items took; see ``writer.Saved``."""
 
     results: list[WriteResult]
     bytes: int
@@ -154,9 +155,10 @@ class Outcome:
 
 
 class Job:
-    """Writes the items of one rank into ``directory`` as ``names(file number)``.
+    """Writes the items of one rank to ``directory``; the name of each file is ``names(file index)``.
 
-    ``copy_first``: take memory for all of it, if there is, so that ``on_copied`` does not wait for the storage.
+    ``copy_first``: use host buffers for all of the data, if the memory suffices, so that ``on_copied`` is called before
+    the storage has the data.
     """
 
     def __init__(
@@ -169,18 +171,18 @@ class Job:
         self.buffer_bytes = settings.buffer_bytes
         while self.buffer_bytes > LARGE and self.buffer_bytes * settings.threads > total:
             self.buffer_bytes //= 2
-        straight = (lambda _: False) if copy_first else self._straight
+        zero_copy = (lambda _: False) if copy_first else self._can_zero_copy
         files = max(1, min(settings.files_per_rank, -(-total // FILE_BYTES)))
-        self.layout = lay_out(items, files, self.buffer_bytes, straight)
+        self.layout = lay_out(items, files, self.buffer_bytes, zero_copy)
         self.devices = {item.source.tensor.device for item in items if item.source and item.source.tensor.is_cuda}
         self.gpu = min(self.devices, key=str, default=None)
         self.paths = [directory / names(number) for number in range(len(self.layout.sizes))]
         self.created: list[Created] = []
-        """What this job created itself. A file that was there before is none of its business."""
+        """The files that this job created. It removes no others."""
         self.copy_first = copy_first
         self.gds_bytes = sum(block.length for blocks in self.layout.blocks for block in blocks if _from_gpu(block))
 
-    def _straight(self, part: Part) -> bool:
+    def _can_zero_copy(self, part: Part) -> bool:
         if not isinstance(part.content, Source):
             return False
         if self.settings.gds and part.content.gpu_address is not None:
@@ -189,7 +191,7 @@ class Job:
         return address is not None and address % self.target.memory_alignment == 0
 
     def _buffers(self, threads: int) -> int:
-        """At least one for each thread, so that each can take any block."""
+        """Number of host buffers: at least one per thread, so that each thread can take any block."""
         everything = self.layout.buffers
         if not everything or not self.copy_first:
             return 2 * threads if everything else 0
@@ -199,7 +201,7 @@ class Job:
         return max(threads, min(everything, max(2 * threads, free_bytes // self.buffer_bytes)))
 
     def run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
-        """Everything synced when this returns. On an error no file of this job is left."""
+        """Write all items. All files are synced on return; after an error, the files of this job are removed."""
         with torch.cuda.device(self.gpu) if self.gpu else contextlib.nullcontext():
             return self._run(after, on_copied)
 
@@ -238,14 +240,14 @@ class Job:
         )
 
     def remove(self) -> None:
-        """The files that this job created, and no others."""
+        """Remove the files that this job created, and no others."""
         for file in self.created:
             file.remove()
 
     def _results(self) -> list[WriteResult]:
         results = []
         for number, item in enumerate(self.items):
-            file, at = self.layout.places[number]
+            file, at = self.layout.locations[number]
             info = _StorageInfo(self.paths[file].name, at.offset, at.length)
             results.append(WriteResult(item.write.index, at.length, info))
         return results

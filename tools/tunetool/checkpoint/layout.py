@@ -1,4 +1,4 @@
-"""What goes where in a rank's files: items shared out over files, files cut into blocks that threads fill and write."""
+"""The layout of a rank's files: items distributed over files, and files cut into blocks that threads fill and write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunetool.checkpoint.items import BLOCK, LARGE, round_up
 
 
 class Bytes(Protocol):
-    """Anything of a known length; see ``staging.Source``."""
+    """Anything with a known length; see ``host_buffers.Source``."""
 
     @property
     def bytes(self) -> int: ...
@@ -19,8 +19,9 @@ class Bytes(Protocol):
 
 @dataclass
 class Part:
-    """Bytes of one kind at a place in a file: ``content`` is known bytes, a function that gives them later (a tail,
-    once the checksum is known), or a tensor's memory. ``item`` and ``position``: of which item's raw bytes, from where.
+    """A range of a file with one kind of content: ``content`` is bytes, a function that returns them later (a tail,
+    once the checksum is known), or a tensor's memory. ``item`` and ``position``: the item whose raw bytes these are,
+    and the offset within them.
     """
 
     offset: int
@@ -32,7 +33,7 @@ class Part:
 
 @dataclass
 class Piece:
-    """``count`` bytes of ``part`` from ``start``, which lie at ``at`` in their block."""
+    """``count`` bytes of ``part`` from its offset ``start``; they go to the offset ``at`` of their block."""
 
     part: Part
     start: int
@@ -42,13 +43,13 @@ class Piece:
 
 @dataclass
 class Block:
-    """What one write takes: ``offset`` and ``length`` in the file, whole blocks of 4096. ``straight``: it is the memory
-    of one tensor, written without a copy."""
+    """One write: ``offset`` and ``length`` in the file are multiples of 4096. ``zero_copy``: the block is the memory of
+    one tensor and is written without a copy."""
 
     file: int
     offset: int
     pieces: list[Piece] = field(default_factory=list)
-    straight: bool = False
+    zero_copy: bool = False
 
     @property
     def length(self) -> int:
@@ -57,8 +58,8 @@ class Block:
 
 
 def share_out(sizes: Sequence[int], files: int) -> list[list[int]]:
-    """Items by number for each of ``files`` files: the largest first, each to the file with the fewest bytes. Within a
-    file they keep their order. Files that would stay empty are left out."""
+    """Distribute items, by index, over at most ``files`` files: the largest first, each to the file with the fewest
+    bytes so far. Items keep their order within a file. Empty files are left out."""
     loads = [(0, file) for file in range(files)]
     shares: list[list[int]] = [[] for _ in range(files)]
     for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
@@ -68,20 +69,21 @@ def share_out(sizes: Sequence[int], files: int) -> list[list[int]]:
     return [sorted(share) for share in shares if share]
 
 
-def cut(file: int, parts: Sequence[Part], limit: int, straight: Callable[[Part], bool]) -> Iterator[Block]:
-    """``parts``, in the order of their offsets, as blocks of at most ``limit`` bytes (a multiple of 4096). Where
-    ``straight`` says so, a large part's whole blocks are blocks of their own, and what is left joins its neighbours."""
+def cut(file: int, parts: Sequence[Part], limit: int, zero_copy: Callable[[Part], bool]) -> Iterator[Block]:
+    """Cut ``parts``, ordered by offset, into blocks of at most ``limit`` bytes (a multiple of 4096). Where
+    ``zero_copy`` returns True, the whole 4096-byte blocks of a large part become blocks of their own; the rest joins
+    its neighbours."""
     block: Block | None = None
     for part in parts:
         done = 0
-        if part.length >= LARGE and part.offset % BLOCK == 0 and straight(part):
+        if part.length >= LARGE and part.offset % BLOCK == 0 and zero_copy(part):
             if block:
                 yield block
                 block = None
             whole = part.length - part.length % BLOCK
             while done < whole:
                 count = min(limit, whole - done)
-                yield Block(file, part.offset + done, [Piece(part, done, count, 0)], straight=True)
+                yield Block(file, part.offset + done, [Piece(part, done, count, 0)], zero_copy=True)
                 done += count
         while done < part.length:
             at = part.offset + done

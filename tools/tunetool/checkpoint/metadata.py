@@ -1,7 +1,7 @@
-"""`.metadata` of a distributed checkpoint: read without running what a stranger put into it, and written.
+"""Reads `.metadata` of a distributed checkpoint without running code that the file names, and writes it.
 
 The file is a pickle of ``torch.distributed.checkpoint.metadata.Metadata``
-(torch/distributed/checkpoint/{metadata,filesystem}.py); unpickling it freely would call whatever it names.
+(torch/distributed/checkpoint/{metadata,filesystem}.py); Python's own unpickler would call whatever the file names.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 
 NAME = ".metadata"
 LARGEST = 1 << 30
-"""Bytes. Of 1,024 ranks with 1,344 tensors each it is a third of that."""
-_OF_A_DIRECTORY = re.compile(r"(?:__\d+)?\.metadata")
-"""torch names it ``__{rank}.metadata`` when every rank saved for itself."""
+"""Largest accepted size in bytes. The metadata of 1,024 ranks with 1,344 tensors each is a third of that."""
+_METADATA_NAME = re.compile(r"(?:__\d+)?\.metadata")
+"""The name is ``__{rank}.metadata`` if every rank saved its own metadata."""
 
 
 def loads(content: bytes, path: Path) -> Metadata:
-    """The metadata in ``content``; ``path`` is what the error names.
+    """The metadata in ``content``, which comes from ``path`` (used in messages only).
 
-    Raises ``UsageProblem`` for a class that is none of torch's metadata nor their plain parts (named), for a file that
-    is cut short, and for a pickle of something else.
+    Raises ``UsageProblem`` for a class that is not part of torch's metadata (the message names it), for a truncated
+    file, and for a pickle of anything else.
     """
     try:
         with _without_collections():
             loaded = pickled.load(content, VOCABULARY)
     except pickled.Refused as refused:
         raise UsageProblem(
-            f"`{path}` names `{_in_one_line(str(refused))}`, which no metadata of torch.distributed.checkpoint holds; "
-            "nothing was run",
+            f"`{path}` names `{_in_one_line(str(refused))}`, which metadata of torch.distributed.checkpoint never "
+            "contains; nothing was run",
             "load it only if you know who wrote it; save without objects of your own in the planner's data",
         ) from None
     except Exception as error:  # a pickle that is cut or made up can raise anything
@@ -62,7 +62,7 @@ def loads(content: bytes, path: Path) -> Metadata:
             f"`{path}` cannot be read as a checkpoint's metadata: {_in_one_line(reason)}",
             "the file is damaged; load another checkpoint",
         ) from None
-    problem = _wrong(loaded)
+    problem = _problem_in(loaded)
     if problem:
         raise UsageProblem(
             f"`{path}` is no metadata of a checkpoint: {_in_one_line(problem)}",
@@ -73,7 +73,7 @@ def loads(content: bytes, path: Path) -> Metadata:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Half of the time would go into looking, again and again, for garbage among objects that are all kept."""
+    """Disable garbage collection: it would take half of the time, and all objects are kept."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -84,13 +84,13 @@ def _without_collections() -> Iterator[None]:
 
 
 def _in_one_line(text: str) -> str:
-    """Names come from the file: they may hold anything, of any length."""
+    """Escape and shorten ``text`` for a message: names from the file may contain anything, at any length."""
     shown = text if text.isprintable() else text.encode("unicode_escape", "surrogatepass").decode("ascii")
     return shown if len(shown) <= 1000 else f"{shown[:1000]}..."
 
 
-def _wrong(loaded: Any) -> str | None:
-    """What readers rely on, so that they need not ask again."""
+def _problem_in(loaded: Any) -> str | None:
+    """What is wrong with the loaded object, None if nothing. Readers rely on these checks."""
     if type(loaded) is not _Metadata:
         return f"it holds a `{type(loaded).__name__}`"
     if type(getattr(loaded, "state_dict_metadata", None)) is not dict:
@@ -98,9 +98,9 @@ def _wrong(loaded: Any) -> str | None:
     if loaded.storage_data is not None and type(loaded.storage_data) is not dict:
         return "it has no table of files"
     for problems in (
-        map(_wrong_entry, loaded.state_dict_metadata.items()),
-        map(_wrong_place, (loaded.storage_data or {}).items()),
-        [_wrong_rest(loaded)],
+        map(_entry_problem, loaded.state_dict_metadata.items()),
+        map(_location_problem, (loaded.storage_data or {}).items()),
+        [_extras_problem(loaded)],
     ):
         problem = next(filter(None, problems), None)
         if problem:
@@ -108,7 +108,7 @@ def _wrong(loaded: Any) -> str | None:
     return None
 
 
-def _wrong_entry(entry: tuple[Any, Any]) -> str | None:
+def _entry_problem(entry: tuple[Any, Any]) -> str | None:
     name, described = entry
     if type(name) is not str:
         return "a tensor's name is no text"
@@ -122,7 +122,7 @@ def _wrong_entry(entry: tuple[Any, Any]) -> str | None:
     return None
 
 
-def _wrong_rest(loaded: Any) -> str | None:
+def _extras_problem(loaded: Any) -> str | None:
     if not all(type(name) is str for name in getattr(loaded.storage_meta, "modules", ())):
         return "its table of modules holds something else"
     try:
@@ -132,7 +132,7 @@ def _wrong_rest(loaded: Any) -> str | None:
     return None
 
 
-def _wrong_place(entry: tuple[Any, Any]) -> str | None:
+def _location_problem(entry: tuple[Any, Any]) -> str | None:
     index, stored = entry
     if type(index) is not MetadataIndex or type(stored) is not _StorageInfo:
         return f"`{index}` is stored in no way that torch's FileSystemWriter uses"
@@ -152,9 +152,9 @@ def is_inside(name: str) -> bool:
 
 
 def read(directory: Path, rank: int | None = None) -> Metadata:
-    """The metadata of the checkpoint in ``directory``; of one rank, where every rank saved for itself.
+    """The metadata of the checkpoint in ``directory``, or of one ``rank`` if every rank saved its own metadata.
 
-    Raises ``UsageProblem`` when there is none, and as ``loads`` does.
+    Raises ``UsageProblem`` if there is none, or as ``loads`` does.
     """
     path = directory / (NAME if rank is None else f"__{rank}{NAME}")
     try:
@@ -169,7 +169,7 @@ def _unreadable(path: Path, error: OSError) -> UsageProblem:
 
 
 def dumps(metadata: Metadata, path: Path) -> bytes:
-    """The bytes of `.metadata`, which ``loads`` is known to accept. Raises ``UsageProblem`` as it does."""
+    """The bytes of `.metadata`, checked with ``loads``. Raises ``UsageProblem`` as ``loads`` does."""
     content = pickle.dumps(metadata)
     loads(content, path)
     return content
@@ -181,10 +181,10 @@ def files_of(metadata: Metadata) -> set[str]:
 
 
 def named_in(directory: Path) -> set[str]:
-    """The data files that any metadata of this directory names. Raises ``UsageProblem`` when one cannot be read."""
+    """The data files that any metadata file of ``directory`` names. Raises ``UsageProblem`` if one cannot be read."""
     named: set[str] = set()
     for path in directory.iterdir():
-        if _OF_A_DIRECTORY.fullmatch(path.name):
+        if _METADATA_NAME.fullmatch(path.name):
             try:
                 content = regular_files.read_bytes(path, LARGEST)
             except OSError as error:

@@ -1,9 +1,9 @@
-"""The saves of this process that have not ended yet, and what removes their files when they end badly.
+"""The unfinished saves of this process, and the removal of their files when they fail.
 
-A save ends by ``close`` and a commit. Each other end is noticed: the call of ``dcp.save`` is over without a commit
-(another rank failed), the next save begins, or the process exits. SIGKILL and a loss of power leave files, whose saves
-are known by the directory's lock and its list of unfinished saves (``commit``); the next save there removes them before
-it asks for space.
+A save ends with ``close`` and a commit. It has failed when ``dcp.save`` returns without a commit (another rank failed),
+when the next save begins, or when the process exits. After SIGKILL or a power cut the files remain; the lock of the
+directory and its list of unfinished saves (``commit``) name these saves, and the next save removes their files before
+it checks the free space.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tunetool.checkpoint import commit, saver_lock
 from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.torch_call import TorchCall
 
-_LOOK_EVERY = 0.5
-"""Seconds between two looks at whether a save is over."""
+_POLL_SECONDS = 0.5
+"""Seconds between two checks whether a save is over."""
 
 
 @dataclass
@@ -35,29 +35,29 @@ class _Coordinated:
 
 
 @dataclass
-class _Handed:
-    """Files of this rank that are written, of a save that another process coordinates. It alone knows what became of
-    them."""
+class _HandedOver:
+    """Files that this rank has written for a save that another process coordinates. Only the coordinator knows whether
+    the save was committed."""
 
     directory: Path
     token: str
     files: Sequence[Created]
     call: TorchCall
     shared: bool
-    """Whether the coordinator's lock lay in this rank's directory too, and so its `.metadata` will."""
+    """Whether the coordinator's lock, and so its `.metadata`, is in the same directory as this rank's files."""
 
 
 _guard = threading.RLock()
 _open: dict[Path, _Coordinated] = {}
-_handed: list[_Handed] = []
+_handed: list[_HandedOver] = []
 _abandoned: deque[str] = deque(maxlen=1000)
-"""Tokens of saves that this process coordinated and that failed. Other nodes may have files of them."""
+"""Tokens of failed saves that this process coordinated. Other nodes may have files of them."""
 _registered: list[int] = []
-"""The process for which ``_leave`` is registered; a child of a fork is another one."""
+"""Id of the process that has registered ``_abandon_at_exit``; a forked child must register it again."""
 
 
 def _forget_in_child() -> None:
-    # They are the parent's, and its lock may be held by a thread that does not exist here.
+    # The saves belong to the parent, and a thread that does not exist here may hold its lock.
     global _guard  # noqa: PLW0603  no other way to get an unlocked one
     _guard = threading.RLock()
     _open.clear()
@@ -68,9 +68,9 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def begin(directory: Path, *, alone: bool) -> commit.Saving:
-    """Lock ``directory`` for a save that this thread coordinates. ``alone``: no other process takes part.
+    """Lock ``directory`` for a save that this thread coordinates. ``alone``: no other process takes part in the save.
 
-    Raises ``CannotJudge`` when another one saves there, or the directory cannot be written.
+    Raises ``CannotJudge`` if another process saves there or the directory cannot be written.
     """
     end_overdue()
     entry = _Coordinated(commit.Saving.open(directory, alone=alone), TorchCall(), threading.Event())
@@ -83,14 +83,14 @@ def begin(directory: Path, *, alone: bool) -> commit.Saving:
 
 
 def current(directory: Path) -> commit.Saving | None:
-    """The save that this process coordinates there."""
+    """The unfinished save to ``directory`` that this process coordinates, None if there is none."""
     with _guard:
         entry = _open.get(directory)
         return entry.saving if entry else None
 
 
 def close(directory: Path) -> commit.Saving:
-    """Take the save out of care: whoever calls commits or abandons it."""
+    """Stop tracking the save to ``directory``: the caller must commit or abandon it."""
     with _guard:
         entry = _open.pop(directory)
         entry.ended.set()
@@ -98,7 +98,7 @@ def close(directory: Path) -> commit.Saving:
 
 
 def abandon(directory: Path, token: str) -> None:
-    """Abandon the save ``token`` if this process coordinates it and nothing has ended it yet."""
+    """Abandon the save ``token`` if this process coordinates it and it has not ended yet."""
     with _guard:
         entry = _open.get(directory)
         if entry is not None and entry.saving.token == token:
@@ -106,12 +106,12 @@ def abandon(directory: Path, token: str) -> None:
 
 
 def abandoned(saving: commit.Saving) -> tuple[str, ...]:
-    """Tokens of all saves that are known to have failed, for the ranks of the save that begins."""
+    """Tokens of all saves known to have failed, for the ranks of the save that begins."""
     return tuple(dict.fromkeys((*saving.failed, *_abandoned)))
 
 
 def end_overdue() -> None:
-    """Abandon the saves whose call of ``dcp.save`` is over, or whose thread asks for the next save."""
+    """Abandon the saves whose call of ``dcp.save`` is over, or whose thread begins the next save."""
     with _guard:
         for directory, entry in list(_open.items()):
             if entry.call.is_here or entry.call.is_over:
@@ -119,17 +119,17 @@ def end_overdue() -> None:
 
 
 def hand_over(directory: Path, token: str, files: Sequence[Created], shared: bool) -> None:
-    """This rank's files of a save are written. Whether they count is up to the coordinator."""
+    """Record the files that this rank has written for a save. The coordinator decides whether they are committed."""
     with _guard:
         coordinated_here = any(entry.saving.token == token for entry in _open.values())
         if not coordinated_here:
-            _handed.append(_Handed(directory, token, files, TorchCall(), shared))
+            _handed.append(_HandedOver(directory, token, files, TorchCall(), shared))
             _register()
 
 
 def learn(failed: Collection[str]) -> None:
-    """The coordinator's next save began: what it says failed is removed, the rest of what was handed over is its own
-    business by now."""
+    """Process the list of ``failed`` saves (tokens) that comes with the next save of the coordinator: remove this
+    rank's files of them, and stop tracking all other saves that are over."""
     with _guard:
         over = [entry for entry in _handed if entry.call.is_here or entry.call.is_over]
         _handed[:] = [entry for entry in _handed if entry not in over]
@@ -140,14 +140,14 @@ def learn(failed: Collection[str]) -> None:
 
 
 def is_shared(directory: Path, token: str) -> bool:
-    """Whether the coordinator of the save ``token`` has its lock in this very directory."""
+    """Whether the lock of the save ``token`` is in ``directory``: the coordinator uses the same directory."""
     holder = saver_lock.holder_in(directory)
     return holder is not None and token in holder.tokens
 
 
 def _register() -> None:
     if os.getpid() not in _registered:
-        atexit.register(_leave)
+        atexit.register(_abandon_at_exit)
         _registered[:] = [os.getpid()]
 
 
@@ -160,17 +160,17 @@ def _abandon(directory: Path, entry: _Coordinated) -> None:
 
 def _watch(directory: Path, entry: _Coordinated) -> None:
     seen_over = False
-    while not entry.ended.wait(_LOOK_EVERY):
+    while not entry.ended.wait(_POLL_SECONDS):
         over = entry.call.is_over
-        # Twice, so that nothing hangs on one look at a stack that moves.
+        # Two checks in a row, since one look at a running stack can be wrong.
         if over and seen_over:
             abandon(directory, entry.saving.token)
             return
         seen_over = over
 
 
-def _leave() -> None:
-    """At exit: no save goes on after it."""
+def _abandon_at_exit() -> None:
+    """At exit: abandon the unfinished saves and remove this rank's uncommitted files."""
     if _registered != [os.getpid()]:
         return
     with _guard:

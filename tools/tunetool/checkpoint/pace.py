@@ -1,4 +1,4 @@
-"""How a drain stays out of training's way: not faster than allowed, and not at all while a checkpoint is saved."""
+"""Keeps a drain from slowing down training: a rate limit, and a pause while a checkpoint is saved."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tunetool.checkpoint.saver_lock import TOUCH_EVERY, Holder
 FLAG = ".tunetool-saving"
 _SILENT = 3 * TOUCH_EVERY
 _CLOCK_STEP = 5.0
-"""Seconds by which a lock's time may lie in the future, since clocks are slewed."""
+"""Seconds by which the time of a lock may be in the future, since clocks are slewed."""
 PAUSE_AT_MOST = 600.0
-"""Seconds that a drain waits for one save."""
-_LOOK = 0.01
-"""Seconds between two looks while a save runs."""
+"""Seconds that a drain waits for one save at most."""
+_POLL_SECONDS = 0.01
+"""Seconds between two checks while a save runs."""
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 """Numbers of the system call (linux: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h)."""
 _WHO_PROCESS, _CLASS_IDLE = 1, 3 << 13
 _NICE = 10
-"""A tenth of a busy core. At 19 a drain stands still on a node whose loaders take every core."""
+"""Leaves a tenth of a busy core. At 19 a drain makes no progress on a node whose data loaders use every core."""
 
 _held: set[int] = set()
-"""Handles of ``saving``."""
+"""Open file handles of ``saving``."""
 
 
 def _forget_in_child() -> None:
-    # A forked loader of data would hold the lock for as long as it lives, or end it while its parent still saves.
+    # A forked data loader would hold the lock for as long as it lives, or release it while its parent still saves.
     for handle in _held:
         os.close(handle)
     _held.clear()
@@ -47,12 +47,12 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 @contextlib.contextmanager
 def saving(scratch: Path, *, make: bool = True) -> Iterator[None]:
-    """While this is held, drains out of ``scratch`` pause. Any number of ranks may hold it.
+    """Pause the drains that read from ``scratch``. Any number of ranks may hold this at the same time.
 
-    A kernel lock on a file that is made there, so it ends with its process; without ``make`` only where a drain has
-    made it. Where it cannot be had the save goes on without.
+    It is a kernel lock on a file in ``scratch``, so it ends with the process. The file is created if ``make`` is set;
+    otherwise the lock is taken only if a drain has created the file. If the lock fails, the save continues without it.
 
-    Around ``dcp.save`` with any writer but `DirectWriter`, which does it itself:
+    Use it around ``dcp.save`` with any writer except `DirectWriter`, which does it by itself:
     ``with saving(Path("/mnt/nvme_raid0/ckpt")): dcp.save(...)``.
     """
     handle = None
@@ -65,8 +65,8 @@ def saving(scratch: Path, *, make: bool = True) -> Iterator[None]:
     finally:
         if handle is not None and handle in _held:
             _held.discard(handle)
-            # Said aloud: a child that a library forked past Python holds the same lock, and closing alone would leave
-            # it to that one.
+            # Unlock explicitly: a child that a library forked past Python shares the lock, and would keep it after a
+            # mere close.
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
@@ -74,13 +74,13 @@ def saving(scratch: Path, *, make: bool = True) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Saver:
-    """Who saves, as far as the file tells that shows it. ``key`` tells one save from the next."""
+    """A running save, as far as its lock file describes it. ``key`` distinguishes one save from the next."""
 
     key: tuple[object, ...]
     file: Path
     who: str
     silent: float | None = None
-    """Seconds since the file's last sign of life, where it gives any."""
+    """Seconds since the last sign of life in the file; None if the file gives none."""
 
     def __str__(self) -> str:
         sign = "" if self.silent is None else f", last sign of life {max(self.silent, 0.0):.0f} s ago"
@@ -88,12 +88,12 @@ class Saver:
 
 
 def is_saving(scratch: Path) -> bool:
-    """Whether a save runs there: ``saving`` is held, or a directory of it is locked by a writer of ours."""
+    """Whether a save runs in ``scratch``: ``saving`` is held, or DirectWriter has locked a directory below it."""
     return bool(savers(scratch))
 
 
 def savers(scratch: Path) -> list[Saver]:
-    """The saves that run in ``scratch``."""
+    """The running saves in ``scratch``."""
     running = []
     with contextlib.suppress(OSError):
         handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC)
@@ -109,9 +109,9 @@ def savers(scratch: Path) -> list[Saver]:
 
 
 def _locked_by(path: Path) -> Saver | None:
-    """Who saves under this lock; None when it was left by somebody who is dead."""
-    # Its age and its process, not the kernel's lock: to try that one could make the saver believe that another one
-    # holds it.
+    """The running save that holds this lock file; None if its process is dead."""
+    # Check its age and process, not the kernel lock: an attempt to take it could make the saver believe that another
+    # process holds it.
     with contextlib.suppress(OSError):
         status = path.stat()
         silent = time.time() - status.st_mtime
@@ -126,7 +126,7 @@ def _locked_by(path: Path) -> Saver | None:
 
 
 def _lockers(handle: int) -> str:
-    """The processes that hold a kernel lock on the file, as far as /proc/locks shows them."""
+    """The processes that hold a kernel lock on the file, as text, as far as /proc/locks shows them."""
     status = os.fstat(handle)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     pids: set[str] = set()
@@ -142,7 +142,7 @@ def _lockers(handle: int) -> str:
 
 
 class Pace:
-    """Says when the next piece may be moved."""
+    """Limits the rate of a drain and pauses it during saves."""
 
     def __init__(
         self,
@@ -155,10 +155,10 @@ class Pace:
         say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
         limit: float = PAUSE_AT_MOST,
     ) -> None:
-        """``rate`` in bytes per second, None for no limit; ``tick`` is called now and then, also while it waits.
+        """``rate``: bytes per second, None for no limit; ``tick`` is called repeatedly, also while waiting.
 
-        ``limit``: seconds to wait for one save at most. Then ``say`` tells which it was, and it is waited for no more:
-        a checkpoint that never leaves the node is worse than a save that is slowed down.
+        ``limit``: longest wait for one save, in seconds. After that, ``say`` gets a message that names the save, and
+        the drain continues: a checkpoint that never leaves the node is worse than a slower save.
         """
         self._scratch, self._rate, self._saves = scratch, rate, saves
         self._tick, self._clock, self._sleep, self._say, self._limit = tick, clock, sleep, say, limit
@@ -167,10 +167,10 @@ class Pace:
         self._ignored: set[tuple[object, ...]] = set()
 
     def wait(self, count: int) -> None:
-        """Return when ``count`` more bytes may be moved. What was not used is not saved up for a burst."""
+        """Wait until ``count`` more bytes may be copied. Unused bandwidth is not saved up for a burst."""
         self._tick()
         while self._must_wait():
-            self._sleep(_LOOK)
+            self._sleep(_POLL_SECONDS)
             self._tick()
         if self._rate is None:
             return
@@ -187,15 +187,17 @@ class Pace:
         for key, since in self._since.items():
             if key not in self._ignored and now - since >= self._limit:
                 self._ignored.add(key)
-                self._say(f"a drain has waited {self._limit:g} s for a save and goes on beside it: {running[key]}")
+                self._say(
+                    f"a drain has waited {self._limit:g} s for a save and now continues beside it: {running[key]}"
+                )
         return bool(running.keys() - self._ignored)
 
 
 def yield_to_training() -> None:
-    """Give way to everybody else, on the CPU and, where the I/O scheduler knows priorities, on the drives."""
+    """Lower the priority of this process on the CPU and, if the I/O scheduler supports priorities, on the drives."""
     with contextlib.suppress(OSError):
         os.nice(_NICE)
-    # A session of its own is a scheduling group of its own, whose weight is set apart (sched(7), autogroup).
+    # A new session is a new scheduling group with a weight of its own (sched(7), autogroup).
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(_NICE))
     number = _IOPRIO_SET.get(platform.machine())

@@ -1,9 +1,9 @@
-"""Pickles that others wrote, read without Python's unpickler: nothing that a file names is imported, called or set.
+"""Reads untrusted pickles without Python's unpickler: nothing that a file names is imported, called or set.
 
-Python's own, restricted to a few classes, still lets a file set attributes of these classes (the opcode BUILD on a
-class), and hashes what the file nests (a tuple that holds another twice, 60 levels deep, is hashed for ever; one of
-100,000 levels ends the process). Here an opcode makes a plain value, or calls what the caller gave under that name.
-It reads what Python's pickler writes in protocols 2 to 5. Pure: no torch.
+Python's unpickler, even if restricted to a few classes, lets a file set attributes of these classes (the opcode BUILD
+on a class) and hashes nested values from the file (hashing a tuple that contains another one twice, 60 levels deep,
+never ends; 100,000 levels crash the process). Here each opcode makes a plain value, or calls a function that the caller
+has registered under that name. Supports the output of Python's pickler in protocols 2 to 5. Pure: no torch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from tunetool.checkpoint.plain import Malformed, check_key, hashable
 _I32 = struct.Struct("<i").unpack_from
 _U32 = struct.Struct("<I").unpack_from
 _STACK = 1 << 20
-"""Values at a time. The pickler writes containers in parts of 1000."""
+"""Largest number of values on the stack. The pickler writes containers in parts of 1000."""
 _STEPS = 1 << 16
-"""Opcodes between two looks at the stack."""
+"""Opcodes between two checks of the stack."""
 _INTEGER_BYTES = 9
-"""Of an integer: an unsigned one of 64 bits. Arithmetic with larger ones takes as long as a stranger wants."""
+"""Longest integer in bytes (unsigned, 64 bits): arithmetic on longer ones could take any time."""
 
 
 class Refused(Exception):
-    """The pickle names this; the caller gave nothing under that name."""
+    """The pickle names something that is not in the vocabulary."""
 
 
 class Call:
-    """What a pickle may call: ``make`` is given the arguments, and must check them."""
+    """A function that a pickle may call: ``make`` receives the arguments and must check them."""
 
     __slots__ = ("make",)
 
@@ -41,10 +41,10 @@ class Call:
 
 
 class Kind:
-    """What a pickle may make and then fill.
+    """A class whose objects a pickle may make and fill.
 
-    ``new`` makes an object of the class ``of``; ``fill`` is given this object and the state that the pickle has for
-    it, must check the state, and returns whether it took it. None: an object that has no state.
+    ``new`` makes an empty object of the class ``of``; ``fill`` receives the object and its state from the pickle, must
+    check the state, and returns whether it accepted it. None: the object has no state.
     """
 
     __slots__ = ("fill", "new", "of")
@@ -55,11 +55,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a pickle may name.
+    """The names that a pickle may use.
 
-    ``names``: by module and name, a ``Call``, a ``Kind``, or an immutable value. ``find``: asked for a name that is
-    not among them; raises ``Refused`` or gives what ``names`` could hold. ``keys``: classes beside plain ones whose
-    objects may be keys once they were filled. ``persistent``: makes the value of a persistent id.
+    ``names``: by module and name, a ``Call``, a ``Kind``, or an immutable value. ``find``: called for any other name;
+    raises ``Refused`` or returns such a value. ``keys``: classes, besides plain ones, whose filled objects may be keys.
+    ``persistent``: returns the value of a persistent id.
     """
 
     names: Mapping[tuple[str, str], Any]
@@ -71,14 +71,14 @@ class Vocabulary:
 def load(content: bytes, vocabulary: Vocabulary) -> Any:
     """The value that the pickle describes.
 
-    Raises ``Refused`` for a name that is not in the vocabulary, ``Malformed`` for what the pickler would not write,
-    and what the vocabulary's functions raise.
+    Raises ``Refused`` for a name that is not in the vocabulary, ``Malformed`` for a pickle that Python's pickler would
+    not write, and the exceptions of the vocabulary's functions.
     """
     return _Loading(content, vocabulary).run()
 
 
 class _Loading:
-    """One pickle. The opcodes that each tensor takes stand in ``run``, all others in a table of their own."""
+    """Loads one pickle. ``_run`` handles the opcodes that occur for every tensor, ``_HANDLERS`` all others."""
 
     def __init__(self, content: bytes, vocabulary: Vocabulary) -> None:
         self.content, self.vocabulary = content, vocabulary
@@ -90,7 +90,7 @@ class _Loading:
             kind.of: kind.fill for kind in vocabulary.names.values() if isinstance(kind, Kind) and kind.fill is not None
         }
         self.empty: dict[int, Any] = {}
-        """Objects that were made and not filled yet, by id; kept alive here."""
+        """Objects that were made but not filled yet, by id; kept alive here."""
 
     def run(self) -> Any:
         try:
@@ -101,8 +101,8 @@ class _Loading:
         except (struct.error, UnicodeDecodeError):
             raise Malformed("it is no pickle") from None
 
-    # One loop, and no call for what each of 100,000 tensors takes dozens of: this is what loading metadata costs. So
-    # an opcode looks itself at those that the pickler always writes behind it.
+    # One loop without calls: each of 100,000 tensors takes dozens of these opcodes, and they determine how long loading
+    # metadata takes. So an opcode also handles those that the pickler always writes after it.
     def _run(self) -> Any:  # noqa: C901, PLR0912, PLR0915
         content, memo, marks = self.content, self.memo, self.marks
         remember, empty, fills = memo.append, self.empty, self.fills
@@ -145,7 +145,7 @@ class _Loading:
                     at += 1  # BUILD
                     state = stack.pop()
                     value = stack[-1]
-                    # Once for each object that NEWOBJ made: never a class, nor what was checked before.
+                    # Once for each object that NEWOBJ made: never a class, nor an object that was checked before.
                     if empty.pop(id(value), None) is None or not fills[type(value)](value, state):
                         raise Malformed(f"it sets attributes of a `{type(value).__name__}`")
                     continue

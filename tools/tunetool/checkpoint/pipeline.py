@@ -1,9 +1,9 @@
-"""Threads that fill buffers from tensors and write them to files, both at once.
+"""Threads that fill host buffers from tensors and write them to files, both at the same time.
 
-Each thread has buffers of its own. It fills one (from a GPU by a copy on a side stream, which does not hold the
-thread) before it writes the one before: with two that is double buffering; with as many as the data takes, all of it is
-copied first, and the tensors are free again while the files are still written. Threads share nothing but what is left
-to do, so that a block costs little of the interpreter's lock.
+Each thread has its own buffers. It fills one (from a GPU by an asynchronous copy on a side stream) before it writes the
+previous one: with two buffers this is double buffering; with enough buffers for all data, everything is copied first,
+and the tensors are free again while the files are still being written. Threads share only the queues of blocks, so a
+block rarely needs the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tunetool.checkpoint.layout import Block, Piece
 
 
 class Stopped(Exception):
-    """Another thread failed; that one's error is the one to tell."""
+    """Another thread failed; report the error of that thread instead."""
 
 
 class Digest:
-    """xxh3_64 of one tensor's raw bytes, which come in pieces, in order, from several threads."""
+    """xxh3_64 of one tensor's raw bytes, which several threads add in pieces, in order."""
 
     def __init__(self, total: int) -> None:
         import xxhash  # noqa: PLC0415  only who asks for checksums needs it
@@ -39,7 +39,7 @@ class Digest:
         self._stopped = False
 
     def feed(self, position: int, view: memoryview) -> None:
-        """The bytes from ``position``, once those before it are in."""
+        """Add the bytes from ``position`` on; waits until all bytes before it were added."""
         self._wait(position)
         self._hash.update(view)
         with self._moved:
@@ -72,12 +72,12 @@ class _Filled:
 
 
 class Pipeline:
-    """One rank's save. ``open_files`` makes the files, all before the first is written; ``blocks`` of one file are in
-    the order of their offsets; ``after`` are the events that the tensors' GPUs must have passed before they are read;
-    ``on_copied`` is called once no tensor is needed any more.
+    """Writes one rank's part of a save. ``open_files`` creates all files before the first is written; ``blocks`` holds
+    the blocks of each file, ordered by offset; ``after``: CUDA events that must have passed before tensors are read;
+    ``on_copied`` is called when no tensor is needed any more.
 
-    A thread takes a file's blocks in their order, and finishes what it took in the order in which it took it. So one
-    that waits for the checksum of the bytes before its own waits for what was taken earlier, never in a circle.
+    A thread takes the blocks of a file in order, and finishes blocks in the order in which it took them. So a thread
+    that waits for the checksum of earlier bytes waits for blocks that were taken earlier: there is no deadlock.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class Pipeline:
         self.copy_seconds = 0.0
 
     def run(self, threads: int, gpu: torch.device | None = None) -> None:
-        """Raises the first error of any thread, after all of them have ended."""
+        """Write all blocks with ``threads`` threads. Raises the first error of any thread after all threads have
+        ended."""
         self._began = time.monotonic()
         workers = [
             threading.Thread(
@@ -115,7 +116,7 @@ class Pipeline:
                 self._copied()
             for worker in workers:
                 worker.start()
-            # Making and preallocating them takes a while, in which the first buffers are filled.
+            # Creating and preallocating files takes a while; the first buffers are filled meanwhile.
             self._files = self._open_files()
             self._opened.set()
             for worker in workers:
@@ -126,7 +127,7 @@ class Pipeline:
                 if worker.ident is not None:
                     worker.join()
         finally:
-            # A copy under way still writes to buffers that the next save will take.
+            # A copy in progress still writes to buffers that the next save will use.
             for stream in self._streams:
                 stream.synchronize()
         if self._error is not None:
@@ -148,7 +149,7 @@ class Pipeline:
                 block = self._take(number, bool(free))
                 if block is not None:
                     filled.append(self._fill(block, free, streams))
-                if filled and (block is None or block.straight or not free):
+                if filled and (block is None or block.zero_copy or not free):
                     done = filled.popleft()
                     self._write(done)
                     if done.buffer is not None:
@@ -161,22 +162,22 @@ class Pipeline:
             self._fail(error)
 
     def _take(self, number: int, can_fill: bool) -> Block | None:
-        """The next block of this thread's own file, else of the one with most left: a file in memory is held by one
-        thread at a time, in the kernel."""
+        """The next block: of this thread's preferred file, otherwise of the file with the most blocks left. (In a
+        tmpfs, only one thread at a time can write to a file.)"""
         if not self._todo:
             return None
         with self._counting:
             preferred = self._todo[number % len(self._todo)]
             for queue in (preferred,) if preferred else sorted(self._todo, key=len, reverse=True):
-                if queue and (can_fill or queue[0].straight):
+                if queue and (can_fill or queue[0].zero_copy):
                     return queue.popleft()
         return None
 
     def _fill(self, block: Block, free: deque[Buffer], streams: dict[torch.device, Any]) -> _Filled:
-        if block.straight:
+        if block.zero_copy:
             piece = block.pieces[0]
             address = piece.part.content.address
-            # A GPU's memory has no view; cuFile takes it by its address.
+            # GPU memory has no view; cuFile uses its address.
             filled = _Filled(
                 block, memoryview(b"") if address is None else memory_at(address + piece.start, piece.count)
             )
@@ -191,7 +192,8 @@ class Pipeline:
         return filled
 
     def _copy(self, block: Block, buffer: Buffer, streams: dict[torch.device, Any]) -> list[Any]:
-        """Starts to bring the block's bytes into the buffer. The events of what is not there yet."""
+        """Start to copy the block's bytes to the buffer; returns the CUDA events of copies that are not complete
+        yet."""
         at = 0
         by_device: dict[torch.device, list[Piece]] = {}
         for piece in block.pieces:
@@ -238,7 +240,7 @@ class Pipeline:
         block, file = filled.block, self._files[filled.block.file]
         for event in filled.copied:
             event.synchronize()
-        if block.straight and not filled.view:
+        if block.zero_copy and not filled.view:
             self._write_from_gpu(block.pieces[0], file, block.offset)
         else:
             self._write_from_host(filled, file)

@@ -1,4 +1,4 @@
-"""Plain data from a file that somebody else wrote: what may be in it, how deep, and what may be hashed. Pure."""
+"""Checks plain data from an untrusted file: allowed types, depth, and which values may be hashed. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _NESTED = 64
-"""Levels of what a dict's key, or plain data, may hold."""
+"""Largest nesting depth of a dict key or of plain data."""
 _KEY_PARTS = 100
-"""Values within one dict's key."""
+"""Largest number of values within one dict key."""
 
 
 class Malformed(ValueError):
-    """No pickle that Python's pickler would write of such data; says why."""
+    """The pickle is not one that Python's pickler would write for such data; the message says why."""
 
 
-_EASY = frozenset({str, int, bool, type(None), float, bytes, complex})
+_SCALARS = frozenset({str, int, bool, type(None), float, bytes, complex})
 
 
 def check_key(key: Any, others: frozenset[type] = frozenset()) -> None:
-    """Raises ``Malformed`` for what cannot be a key, or takes too long to be hashed."""
+    """Raises ``Malformed`` if ``key`` cannot be a dict key, or would take too long to hash."""
     kind = type(key)
-    if kind in _EASY or kind in others:
+    if kind in _SCALARS or kind in others:
         return
     parts, level, seen = [key], 0, 0
     while parts:
@@ -35,13 +35,14 @@ def check_key(key: Any, others: frozenset[type] = frozenset()) -> None:
                 if seen > _KEY_PARTS or level > _NESTED:
                     raise Malformed("a key of a table is nested too deeply")
                 below += part
-            elif kind not in _EASY and kind not in others:
+            elif kind not in _SCALARS and kind not in others:
                 raise Malformed(f"a `{kind.__name__}` is a key of a table")
         parts = below
 
 
 def check_plain(value: Any, leaves: Callable[[Any], bool] = lambda _: False) -> None:
-    """Raises ``Malformed`` unless ``value`` is made of plain data, at most 64 levels deep; ``leaves`` admits others."""
+    """Raises ``Malformed`` unless ``value`` is plain data of at most 64 levels; ``leaves`` returns True for other
+    objects that are allowed."""
     level, seen, level_parts = 0, set[int](), [value]
     while level_parts:
         level += 1
@@ -50,10 +51,10 @@ def check_plain(value: Any, leaves: Callable[[Any], bool] = lambda _: False) -> 
         below: list[Any] = []
         for part in level_parts:
             kind = type(part)
-            if kind in _EASY:
+            if kind in _SCALARS:
                 continue
             if kind in _CONTAINERS:
-                # What several hold is looked at once; what holds itself ends at the limit of levels.
+                # A shared value is checked once; a value that contains itself ends at the depth limit.
                 if id(part) not in seen:
                     seen.add(id(part))
                     below += part
@@ -75,12 +76,12 @@ def hashable(items: Iterable[Any]) -> Iterable[Any]:
 
 def as_set(*arguments: Any) -> set[Any]:
     """For ``Call``: a set, from nothing or a list."""
-    return set(hashable(_taken(arguments)))
+    return set(hashable(_emptied(arguments)))
 
 
 def as_frozenset(*arguments: Any) -> frozenset[Any]:
     """For ``Call``: a frozen set, from nothing or a list."""
-    return frozenset(hashable(_taken(arguments)))
+    return frozenset(hashable(_emptied(arguments)))
 
 
 def as_complex(*arguments: Any) -> complex:
@@ -91,14 +92,14 @@ def as_complex(*arguments: Any) -> complex:
 
 
 def ordered_dict(*arguments: Any) -> collections.OrderedDict[Any, Any]:
-    """For ``Call``: an empty one, which the pickle fills."""
+    """For ``Call``: an empty OrderedDict, which the pickle fills."""
     if arguments:
         raise Malformed("an OrderedDict is made of something")
     return collections.OrderedDict()
 
 
-def _taken(arguments: tuple[Any, ...]) -> list[Any]:
-    """What the list held. The pickler writes it for this set alone: emptied, it cannot fill the memory with copies."""
+def _emptied(arguments: tuple[Any, ...]) -> list[Any]:
+    """The items of the list, which is emptied: the pickler writes it for one set only, and copies could fill memory."""
     if not arguments:
         return []
     if len(arguments) != 1 or type(arguments[0]) is not list:

@@ -1,4 +1,5 @@
-"""Who writes what: replicated tensors shared out over the ranks that hold them, large ones cut along dimension 0."""
+"""Which rank writes which tensor: replicated tensors are distributed over the ranks that hold them, and large tensors
+are cut along dimension 0."""
 
 from __future__ import annotations
 
@@ -14,18 +15,19 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 SPLIT_ABOVE = 256 << 20
-"""Bytes. Small enough that 8 GB share out evenly over 16 files, and still few chunks for a reader."""
+"""Bytes. Small enough to distribute 8 GB evenly over 16 files, large enough for readers to see few chunks."""
 
 
 class DirectSavePlanner(DefaultSavePlanner):
-    """torch's planner, but what several ranks hold is shared out among them by bytes, and a tensor (or shard) of more
-    than ``split_above`` bytes is saved as several chunks along dimension 0, which other ranks and files can take.
+    """torch's planner with two additions: tensors that several ranks hold are distributed among them by bytes, and a
+    tensor (or shard) of more than ``split_above`` bytes is saved as several chunks along dimension 0, which different
+    ranks and files can take.
 
-    The metadata stays torch's own: a cut tensor looks like a sharded one, so DefaultLoadPlanner with any reader loads
+    The metadata has torch's format: a cut tensor looks like a sharded one, so DefaultLoadPlanner with any reader loads
     it into any layout. The plan depends only on the ranks' plans. ``ValueError`` unless ``split_above`` is positive.
 
-    ``enable_plan_caching``: as torch's planner has it: ranks whose part of the state has not changed in shape since the
-    last save send no plan. ``TypeError`` where torch is too old for it.
+    ``enable_plan_caching``: as in torch's planner, ranks whose part of the state has kept its shape since the last save
+    send no plan. ``TypeError`` if torch is too old for it.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class DirectSavePlanner(DefaultSavePlanner):
     ) -> None:
         caching = {"enable_plan_caching": True} if enable_plan_caching else {}
         super().__init__(flatten_state_dict, flatten_sharded_tensors, **caching)
-        # torch keeps plans by this name, in the class: a planner that cuts otherwise must not get them.
+        # torch caches plans in the class under this key: a planner with another `split_above` must not use them.
         self._cached_plans_key = f"{type(self).__name__}-{split_above}"
         if split_above < 1:
             raise ValueError(f"split_above must be a positive number of bytes, not {split_above}")
@@ -48,7 +50,7 @@ class DirectSavePlanner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
         self._whole = defaultdict(list)
-        # Not those of `plan`, which is empty when torch has cached one like it.
+        # Not the items of `plan`, which is empty if torch has cached an equal plan.
         for item in self.plan.items:
             self._whole[item.index.fqn].append(item)
         return plan
@@ -60,7 +62,7 @@ class DirectSavePlanner(DefaultSavePlanner):
         return plans
 
     def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        # With cached plans, this gets all of them, and the method above only those that have changed.
+        # With cached plans, this method gets all plans, and the method above only the changed ones.
         plans: tuple[list[SavePlan], Metadata] = super()._create_global_plan(share_out(all_plans, self.split_above))
         return plans
 
@@ -85,14 +87,14 @@ def _inside(chunk: ChunkStorageMetadata, whole: WriteItem) -> bool:
 
 
 def item_bytes(item: WriteItem) -> int:
-    """Bytes of the item's own chunk; 1 for an object, whose size nobody knows before it is pickled."""
+    """Bytes of the item's chunk; 1 for an object, whose size is unknown until it is pickled."""
     data = item.tensor_data
     return 1 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
 
 
 def pieces(item: WriteItem, split_above: int) -> list[WriteItem]:
-    """The item cut along dimension 0 into as equal parts as rows allow, none above ``split_above`` bytes if a row is
-    not; itself when nothing is to be cut."""
+    """The item cut along dimension 0 into parts of nearly equal size, none larger than ``split_above`` bytes unless a
+    single row is; the item itself if it need not be cut."""
     data, size = item.tensor_data, item_bytes(item)
     if data is None or size <= split_above or not data.chunk.sizes or data.chunk.sizes[0] < 2:
         return [item]
@@ -105,7 +107,7 @@ def pieces(item: WriteItem, split_above: int) -> list[WriteItem]:
 def _part(item: WriteItem, data: TensorWriteData, first: int, last: int) -> WriteItem:
     offsets = torch.Size((data.chunk.offsets[0] + first, *data.chunk.offsets[1:]))
     chunk = ChunkStorageMetadata(offsets, torch.Size((last - first, *data.chunk.sizes[1:])))
-    # A TENSOR must be the only item of its name; a SHARD says the same in the metadata, and may have sisters.
+    # A TENSOR must be the only item of its name; a SHARD has the same metadata and may be one of several.
     return WriteItem(
         index=MetadataIndex(item.index.fqn, offsets),
         type=WriteItemType.SHARD,
@@ -114,8 +116,8 @@ def _part(item: WriteItem, data: TensorWriteData, first: int, last: int) -> Writ
 
 
 def share_out(plans: list[SavePlan], split_above: int) -> list[SavePlan]:
-    """Every item once: what one rank alone holds stays there; then the replicated pieces, the largest first, each to
-    the rank with the fewest bytes among those that hold it (the lowest of equals)."""
+    """Assign every item to one rank: an item that only one rank holds stays there; then the replicated pieces, the
+    largest first, each go to the rank with the fewest bytes among those that hold it (the lowest of equals)."""
     holders: dict[MetadataIndex, list[int]] = defaultdict(list)
     items: dict[MetadataIndex, WriteItem] = {}
     for rank, plan in enumerate(plans):

@@ -1,4 +1,4 @@
-"""``DirectReader``: distributed checkpoints at the speed of the storage, ours and those of torch's own writer."""
+"""``DirectReader``: reads distributed checkpoints, from DirectWriter or torch's writer, at the speed of the storage."""
 
 from __future__ import annotations
 
@@ -30,25 +30,24 @@ if TYPE_CHECKING:
 class DirectReader(StorageReader):
     """Reads a checkpoint: ``torch.distributed.checkpoint.load(state, storage_reader=DirectReader(path))``.
 
-    It reads what ``DirectWriter`` and torch's ``FileSystemWriter`` (one file or many per rank) wrote, over any other
-    number of ranks too: of a saved tensor only the bytes that this rank wants, in requests of ``buffer_bytes``, in the
-    order of the files, past the page cache. What goes to a GPU passes through pinned buffers; what stays in the host's
-    memory is read to where it belongs when addresses allow, so memory beside the state is at most ``threads`` x
-    ``buffer_bytes``, for a GPU twice that, plus 8 KiB per tensor; the buffers are kept for the next load or save
-    (``tunetool.checkpoint.release_buffers``).
+    It reads checkpoints of ``DirectWriter`` and of torch's ``FileSystemWriter`` (one file or many per rank), with any
+    number of ranks. A rank reads only the bytes of a tensor that it needs, in requests of ``buffer_bytes``, in file
+    order, with O_DIRECT. Data for a GPU passes through pinned host buffers; data for host memory is read in place if
+    the alignment allows. So memory in addition to the state is at most ``threads`` x ``buffer_bytes`` (for a GPU twice
+    that) plus 8 KiB per tensor; the buffers are kept for the next load or save (``release_buffers`` frees them).
 
-    ``path``: the directory. ``threads``: readers of this rank, by default 4 to 16 by its share of the cores.
-    ``buffer_bytes``: of one buffer, a multiple of 4096, of at least 64 KiB.
-    ``verify``: tensors that were saved with a checksum are checked where they are read whole; the names of those of
-    which only a part was read, and which are therefore not checked, are in ``unverified`` afterwards.
-    ``allow_objects``: also unpickle objects that ``torch.load(weights_only=True)`` refuses. Unpickling runs what the
-    file says, so only for checkpoints whose writer you know.
+    ``path``: the directory. ``threads``: reader threads of this rank; default: its share of the cores, 4 to 16.
+    ``buffer_bytes``: size of one host buffer in bytes, a multiple of 4096, at least 64 KiB.
+    ``verify``: check the checksums of tensors that were saved with one and are read whole. Afterwards, ``unverified``
+    lists the names of tensors that were not checked because only a part was read.
+    ``allow_objects``: also unpickle objects that ``torch.load(weights_only=True)`` refuses. Unpickling runs code that
+    the file names: use it only for checkpoints from a source you trust.
 
-    A tensor that is not plain in its file (not contiguous, quantized ...) is read whole by ``torch.load``.
+    ``torch.load`` reads a tensor that is not plain in its file (not contiguous, quantized ...), always whole.
 
-    Raises ``UsageProblem`` where there is no checkpoint or its metadata is refused, ``CannotJudge`` naming tensor and
-    file where a file is missing, cut short, unreadable, damaged, or holds another shape than the metadata says;
-    ``dcp.load`` wraps both in its ``CheckpointException``.
+    Raises ``UsageProblem`` if there is no checkpoint or its metadata is refused, ``CannotJudge`` naming tensor and file
+    if a file is missing, truncated, unreadable, damaged, or its shape differs from the metadata; ``dcp.load`` wraps
+    both in its ``CheckpointException``.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class DirectReader(StorageReader):
         threads = default_threads() if threads is None else threads
         if threads < 1 or buffer_bytes < 16 * BLOCK or buffer_bytes % BLOCK:
             raise UsageProblem(
-                f"`threads={threads}, buffer_bytes={buffer_bytes}` cannot be read with",
-                "at least 1 thread, and buffers of a multiple of 4096 bytes from 65536 on",
+                f"`threads={threads}, buffer_bytes={buffer_bytes}` cannot be used",
+                "use at least 1 thread, and buffers of at least 65536 bytes, a multiple of 4096",
             )
         self.path = Path(path)
         self.threads, self.buffer_bytes, self.verify, self.allow_objects = threads, buffer_bytes, verify, allow_objects
@@ -73,7 +72,7 @@ class DirectReader(StorageReader):
         self._metadata: Any = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """torch calls this before a load, with the path that ``dcp.load`` was given, if any."""
+        """torch calls this before a load, with the path that was given to ``dcp.load``, if any."""
         self._metadata = None
         if checkpoint_id:
             self.path = Path(checkpoint_id)
@@ -87,7 +86,7 @@ class DirectReader(StorageReader):
         return isinstance(checkpoint_id, os.PathLike) or "://" not in str(checkpoint_id)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """torch asks for the directory's, and for that of one ``rank`` when there is none."""
+        """The metadata of the directory. If there is none, torch asks again with the keyword ``rank``."""
         return metadata.read(self.path, kwargs.get("rank"))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -100,7 +99,7 @@ class DirectReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the plan's tensors and objects. Everything is there when this returns."""
+        """Read all tensors and objects of the plan. The returned future is already done."""
         self.unverified = []
         files = Files(self.path)
         try:
@@ -118,12 +117,12 @@ class DirectReader(StorageReader):
         future.set_result(None)
         return future
 
-    def _place(self, item: ReadItem) -> Any:
+    def _location(self, item: ReadItem) -> Any:
         stored = (self._metadata.storage_data or {}).get(item.storage_index)
         name = item.storage_index.fqn
         if stored is None:
             raise CannotJudge(
-                f"`{self.path / metadata.NAME}` does not say where `{name}` lies", "the metadata is damaged"
+                f"`{self.path / metadata.NAME}` does not say where `{name}` is", "the metadata is damaged"
             )
         if getattr(stored, "transform_descriptors", None):
             through = ", ".join(stored.transform_descriptors)
@@ -134,16 +133,16 @@ class DirectReader(StorageReader):
         return stored
 
     def _item(self, item: ReadItem) -> index.Item:
-        stored = self._place(item)
+        stored = self._location(item)
         return index.Item(item.storage_index.fqn, stored.relative_path, stored.offset, stored.length)
 
     def _objects(self, items: Sequence[ReadItem], planner: LoadPlanner, files: Files) -> None:
         for item in items:
-            stored = self._place(item)
+            stored = self._location(item)
             name = item.storage_index.fqn
             content = files.content(stored.relative_path, stored.offset, stored.length, name)
             if not self.allow_objects:
-                # torch's planner unpickles it freely a moment later.
+                # torch's planner unpickles the content without restrictions after this.
                 _load(content, f"`{self.path / stored.relative_path}`: `{name}`")
             planner.load_bytes(item, io.BytesIO(content))
 
@@ -157,12 +156,12 @@ class DirectReader(StorageReader):
         wants: dict[Any, list[Want]] = {}
         checked: set[Any] = set()
         for item, target, plain in zip(items, targets, plain_tensors, strict=True):
-            self._agrees(item, target, plain)
+            self._check_shapes(item, target, plain)
         for item, target, plain in zip(items, targets, plain_tensors, strict=True):
             if self.verify and plain is not None and plain.checksum and plain.seal:
-                self._is_of_this_save(item, plain)
+                self._check_seal(item, plain)
             if plain is None:
-                self._by_torch(item, target, files)
+                self._load_with_torch(item, target, files)
             else:
                 want = self._want(item, target, plain, checked)
                 wants.setdefault(target.device, []).append(want)
@@ -171,7 +170,7 @@ class DirectReader(StorageReader):
             Fetch(files, device, self.threads, self.buffer_bytes).run(reads)
 
     def _want(self, item: ReadItem, target: Any, plain: archive.Plain, checked: set[Any]) -> Want:
-        stored, name = self._place(item), item.storage_index.fqn
+        stored, name = self._location(item), item.storage_index.fqn
         start = stored.offset + plain.offset
         chain = None
         if self.verify and plain.checksum is not None and plain.length and item.storage_index not in checked:
@@ -185,9 +184,9 @@ class DirectReader(StorageReader):
             name, stored.relative_path, start, plain, tuple(item.storage_offsets), tuple(item.lengths), target, chain
         )
 
-    def _agrees(self, item: ReadItem, target: Any, plain: archive.Plain | None) -> None:
-        """Raises where the metadata, the file and the tensor that is to be filled are of different shapes."""
-        name, file = item.storage_index.fqn, self.path / self._place(item).relative_path
+    def _check_shapes(self, item: ReadItem, target: Any, plain: archive.Plain | None) -> None:
+        """Raises ``CannotJudge`` if the shapes of the metadata, of the file and of the target tensor differ."""
+        name, file = item.storage_index.fqn, self.path / self._location(item).relative_path
         described = self._metadata.state_dict_metadata.get(name)
         offset = tuple(item.storage_index.offset or ())
         sizes = [tuple(chunk.sizes) for chunk in getattr(described, "chunks", ()) if tuple(chunk.offsets) == offset]
@@ -198,22 +197,22 @@ class DirectReader(StorageReader):
             )
         if tuple(target.shape) != tuple(item.lengths):
             raise CannotJudge(
-                f"`{name}` is to be read into shape {list(target.shape)}, and {list(item.lengths)} of it are asked"
-                f" for from `{file}`",
-                "the planner's resolve_tensor() must give the part that its read item names",
+                f"`{name}`: the target has shape {list(target.shape)}, and the plan reads {list(item.lengths)}"
+                f" from `{file}`",
+                "the planner's resolve_tensor() must return the part that its read item names",
             )
 
-    def _is_of_this_save(self, item: ReadItem, plain: archive.Plain) -> None:
+    def _check_seal(self, item: ReadItem, plain: archive.Plain) -> None:
         index, save = item.storage_index, getattr(self._metadata.storage_meta, "save_id", None)
         if seal(plain.checksum or "", save, index.fqn, index.offset or ()) != plain.seal:
             raise CannotJudge(
-                f"`{self.path / self._place(item).relative_path}` holds another tensor, or that of another save, where "
-                f"`{index.fqn}` must lie",
-                "data files were swapped or replaced; load another checkpoint",
+                f"`{self.path / self._location(item).relative_path}` holds another tensor, or one of another save, "
+                f"where `{index.fqn}` must be",
+                "data files were swapped or replaced: load another checkpoint",
             )
 
-    def _by_torch(self, item: ReadItem, target: Any, files: Files) -> None:
-        stored, name = self._place(item), item.storage_index.fqn
+    def _load_with_torch(self, item: ReadItem, target: Any, files: Files) -> None:
+        stored, name = self._location(item), item.storage_index.fqn
         where = f"`{self.path / stored.relative_path}`: `{name}`"
         tensor = _load(files.content(stored.relative_path, stored.offset, stored.length, name), where)
         if not isinstance(tensor, torch.Tensor):
@@ -234,10 +233,10 @@ def _load(content: bytes, where: str) -> Any:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged or made-up archive raises
-        # torch begins with half a page on how to switch the safety off.
+        # The message of torch begins with half a page on how to disable the check.
         refusal = re.search(r"WeightsUnpickler error: (.*)", str(error))
         reason = refusal[1] if refusal else str(error).partition("\n")[0]
         raise CannotJudge(
             f"{where} cannot be unpickled safely: {reason}",
-            "if it holds objects of your own and you know who wrote it: `allow_objects=True`; else load another one",
+            "if it holds your own objects and you trust its source, use `allow_objects=True`",
         ) from None

@@ -1,4 +1,4 @@
-"""Which bytes of a saved tensor a wanted part of it needs, and how they are read: few, large, in order. Pure."""
+"""Which bytes of a saved tensor a requested part needs, and how to read them in few, large, ordered requests. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Generic, TypeVar
 from tunetool.checkpoint.items import BLOCK
 
 GAP = 256 * 1024
-"""Bytes that are rather read and dropped than left out: a drive gives them in less than a further request costs."""
+"""Largest gap in bytes that is read and discarded: reading it takes less time than a further request."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A box of a saved tensor, as element ``offsets`` and ``lengths``, and the bytes [start, stop) that span it."""
+    """A box of a saved tensor (element ``offsets`` and ``lengths``) and the byte range [start, stop) that spans it."""
 
     start: int
     stop: int
@@ -26,7 +26,7 @@ class Block:
 
 
 def strides(shape: Sequence[int], item_size: int) -> tuple[int, ...]:
-    """Bytes from one element to the next along each dimension, in row-major order."""
+    """Strides in bytes of a contiguous tensor in row-major order."""
     steps, step = [], item_size
     for size in reversed(shape):
         steps.append(step)
@@ -35,14 +35,14 @@ def strides(shape: Sequence[int], item_size: int) -> tuple[int, ...]:
 
 
 def span(shape: Sequence[int], item_size: int, offsets: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:
-    """The bytes [start, stop) from the first to the last element of a box that is not empty."""
+    """The byte range [start, stop) from the first to the last element of a box, which must not be empty."""
     steps = strides(shape, item_size)
     start = sum(offset * step for offset, step in zip(offsets, steps, strict=True))
     return start, start + sum((length - 1) * step for length, step in zip(lengths, steps, strict=True)) + item_size
 
 
 def in_one_run(shape: Sequence[int], item_size: int, offsets: Sequence[int], lengths: Sequence[int]) -> bool:
-    """Whether the box is all of the bytes that span it."""
+    """Whether the box is contiguous: it contains all bytes of the range that spans it."""
     start, stop = span(shape, item_size, offsets, lengths)
     return stop - start == math.prod(lengths) * item_size
 
@@ -50,7 +50,7 @@ def in_one_run(shape: Sequence[int], item_size: int, offsets: Sequence[int], len
 def blocks(
     shape: Sequence[int], item_size: int, offsets: Sequence[int], lengths: Sequence[int], limit: int
 ) -> Iterator[Block]:
-    """The box cut into blocks that each span at most ``limit`` bytes (of at least one element) and leave out gaps."""
+    """Cut the box into blocks that span at most ``limit`` bytes each (or one element) and skip large gaps."""
     if math.prod(lengths):
         yield from _cut(tuple(shape), item_size, tuple(offsets), tuple(lengths), limit)
 
@@ -65,7 +65,7 @@ def _cut(
         return
     step = strides(shape, item_size)[along]
     row = stop - start - (lengths[along] - 1) * step
-    # The gap between rows of an outer dimension is never smaller than that of an inner one.
+    # The gap between rows of an outer dimension is never smaller than the gap of an inner one.
     wide = step - row >= GAP
     if stop - start <= limit and not wide:
         yield Block(start, stop, offsets, lengths)
@@ -83,7 +83,7 @@ def _cut(
 
 
 def pieces(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
-    """[start, stop) cut at aligned places into parts that, widened to whole blocks, are at most ``limit`` long."""
+    """Cut [start, stop) at aligned offsets into parts of at most ``limit`` bytes after widening to whole blocks."""
     while start < stop:
         end = min(stop, start - start % BLOCK + limit)
         yield start, end
@@ -92,7 +92,8 @@ def pieces(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class Read(Generic[T]):
-    """One request of aligned bytes [start, stop) of a file, and what is wanted of it: (start, stop, what)."""
+    """One read of the aligned byte range [start, stop) of a file, with the ranges needed from it: (start, stop,
+    owner)."""
 
     start: int
     stop: int
@@ -100,7 +101,7 @@ class Read(Generic[T]):
 
 
 def merge(wanted: Iterable[tuple[int, int, T]], limit: int, gap: int = GAP) -> list[Read[T]]:
-    """Requests of at most ``limit`` bytes, where no single one asks for more, that give all (start, stop, what)."""
+    """Merge the ranges (start, stop, owner) into reads of at most ``limit`` bytes, unless a single range is larger."""
     reads: list[Read[T]] = []
     for start, stop, owner in sorted(wanted, key=lambda entry: entry[:2]):
         low, high = start - start % BLOCK, stop + -stop % BLOCK

@@ -1,10 +1,10 @@
-"""Which steps of either tier are deleted when one has been drained.
+"""Deletes old steps from the node and from shared storage after a drain.
 
-Never the step just drained, nor what is not whole on shared storage: it may be all there is. Kept are those that were
-saved last.
+The steps that were saved last are kept. The step just drained is never deleted, nor a step that is not complete on
+shared storage, which may be the only copy.
 
-A step that was drained can have gone from shared storage as surplus before it goes from the node. So a note is left in
-its directory on the node, when it was whole there.
+A drained step may be deleted from shared storage before it is deleted from the node. So a drain leaves a note in the
+step's directory on the node once the step is complete on shared storage.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from tunetool.node.common.files import replace_file
 
 NOTE = ".tunetool-was-drained.json"
 _DATA = "*.distcp"
-_AT_WORK = ("*.tmp", ".tunetool-save.lock")
-"""What lies in a directory only while something is saved to it, or when that died."""
+_SAVE_IN_PROGRESS = ("*.tmp", ".tunetool-save.lock")
+"""Files that exist only while a save to the directory runs, or after it died."""
 
 
 @dataclass(frozen=True)
 class Keep:
-    """How many steps of each tier, None for all; and whether those may go from the node that never were drained."""
+    """How many steps to keep in each tier (None: all), and whether steps that were never drained may be deleted from
+    the node."""
 
     on_node: int
     on_bulk: int | None = None
@@ -42,7 +43,7 @@ class Keep:
 
 
 def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str) -> Stamp:
-    """The stamp of the save in ``step_dir``: what an earlier drain of it recorded, else by what was saved so far."""
+    """The stamp of the save in ``step_dir``: from an earlier drain of it, otherwise computed from the known saves."""
     earlier = on_bulk.plan_of(on_bulk.partial_of(bulk, step_dir.name, digest))
     if earlier is not None and earlier.saved is not None and earlier.saved.time_ns == saved_ns:
         return earlier.saved
@@ -56,21 +57,22 @@ def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str) -> Stamp:
     others = [
         when
         for path in steps_in(step_dir.parent, ambiguous=True).values()
-        if path != step_dir and (when := _written(path / METADATA)) is not None
+        if path != step_dir and (when := _mtime_ns(path / METADATA)) is not None
     ]
-    # The clock is asked after that: what was saved since the drain was asked for is not ahead of it.
+    # Read the clock last, so that a save since the drain was requested is not ahead of it.
     return stamp(saved_ns, stamps_known, others, save_order.now_ns())
 
 
 def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
-    """Keep the ``keep`` steps that were saved last, and the one called ``drained``. What is not whole has no say."""
+    """Keep the ``keep`` complete steps that were saved last, and the step named ``drained``. Incomplete steps do not
+    count and are not deleted."""
     steps = steps_in(bulk, ambiguous=True)
     if len(steps) <= keep:
         return
-    complete = _whole(steps)
+    complete = _complete_steps(steps)
     recorded = {number: marker.saved for number, (_, marker) in complete.items() if marker.saved is not None}
     order = stamps(
-        recorded, _times({number: path for number, (path, _) in complete.items()}, recorded), save_order.now_ns()
+        recorded, _save_times({number: path for number, (path, _) in complete.items()}, recorded), save_order.now_ns()
     )
     spared = [number for number, (path, _) in complete.items() if path.name == drained]
     for number in surplus(order, complete, spared, keep):
@@ -78,7 +80,7 @@ def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
 
 
 def leave_note(step_dir: Path, bulk: Path, sources: Mapping[str, Identity], metadata: Identity | None) -> None:
-    """Note in ``step_dir`` that these files of it are whole on shared storage. Without it the step stays longer."""
+    """Write a note into ``step_dir``: its files are complete on shared storage. Without it, the step is kept longer."""
     marker = on_bulk.sound_marker_of(bulk / step_dir.name)
     if marker is None:
         return
@@ -94,7 +96,7 @@ def leave_note(step_dir: Path, bulk: Path, sources: Mapping[str, Identity], meta
 
 
 def note_in(step_dir: Path, bulk: Path | None = None) -> Marker | None:
-    """What a drain (to ``bulk``) noted in a step on the node: its digest, its stamp, and what its files were."""
+    """The note of a drain (to ``bulk``) in a step on the node: digest, stamp and file identities. None without one."""
     try:
         document = json.loads((step_dir / NOTE).read_text())
         if bulk is not None and document["bulk"] != str(bulk):
@@ -108,18 +110,19 @@ def note_in(step_dir: Path, bulk: Path | None = None) -> Marker | None:
 
 
 def retain_on_node(step_dir: Path, bulk: Path, keep: Keep, wait: Callable[[int], None]) -> None:
-    """Beside ``step_dir``, which was just drained. The last one that is whole on shared storage stays here, too.
+    """Delete surplus steps beside ``step_dir``, which was just drained. The last step that is complete on shared
+    storage also remains on the node.
 
-    What was whole there, and would be surplus there, may go here.
+    A step that was complete on shared storage, and was or would be deleted there, may be deleted here.
     """
     scratch = step_dir.parent
     sweep(scratch)
     on_node = steps_in(scratch, ambiguous=True)
     if (step_dir / METADATA).exists():
-        # Where `.metadata` lies, a step without it is no checkpoint yet.
+        # On the node with `.metadata`, a step without it is not a checkpoint yet.
         on_node = {number: path for number, path in on_node.items() if (path / METADATA).exists()}
     steps_on_bulk = steps_in(bulk, ambiguous=True)
-    complete = _whole(
+    complete = _complete_steps(
         {number: path for number, path in steps_on_bulk.items() if number in on_node or keep.on_bulk is not None}
     )
     drained = {
@@ -131,7 +134,7 @@ def retain_on_node(step_dir: Path, bulk: Path, keep: Keep, wait: Callable[[int],
     gone_from_bulk = {
         number: note for number, note in notes.items() if note is not None and _has_metadata(on_node[number], note)
     }
-    order, bulk_order = _orders(on_node, {**gone_from_bulk, **drained}, complete)
+    order, bulk_order = _save_orders(on_node, {**gone_from_bulk, **drained}, complete)
     spared = [number for number, path in on_node.items() if path == step_dir]
     last = sorted(drained, key=lambda number: order[number])[-1:]
     undrained = on_node.keys() - drained.keys() if keep.delete_undrained else ()
@@ -141,38 +144,38 @@ def retain_on_node(step_dir: Path, bulk: Path, keep: Keep, wait: Callable[[int],
         drained |= {number: note for number, note in gone_from_bulk.items() if newer[number] >= keep.on_bulk}
     for number in surplus(order, drained.keys() | superseded, [*spared, *last], keep.on_node):
         wait(0)
-        # Who still drains it holds it; who deletes it too was quicker.
-        with contextlib.suppress(OSError), _alone(on_node[number]):
+        # A drain of this step holds a lock on it; another process may delete it at the same time.
+        with contextlib.suppress(OSError), _exclusive(on_node[number]):
             marker = drained.get(number)
-            if is_at_work(on_node[number]) or (marker and not is_what_was_drained(on_node[number], marker, wait)):
+            if is_being_saved(on_node[number]) or (marker and not is_what_was_drained(on_node[number], marker, wait)):
                 continue
             remove_step(on_node[number])
 
 
-def _orders(
+def _save_orders(
     on_node: Mapping[int, Path], node_markers: Mapping[int, Marker], complete: Mapping[int, tuple[Path, Marker]]
 ) -> tuple[dict[int, Stamp], dict[int, Stamp]]:
-    """The stamps on the node and on shared storage, where another save may lie under the same number."""
+    """The stamps of the steps on the node and on shared storage, which can be different saves with the same number."""
     recorded = {("here", number): marker.saved for number, marker in node_markers.items() if marker.saved is not None}
     recorded |= {
         ("there", number): marker.saved for number, (_, marker) in complete.items() if marker.saved is not None
     }
     paths = {("here", number): path for number, path in on_node.items()}
     paths |= {("there", number): path for number, (path, _) in complete.items()}
-    order = stamps(recorded, _times(paths, recorded), save_order.now_ns())
+    order = stamps(recorded, _save_times(paths, recorded), save_order.now_ns())
     return {number: order["here", number] for number in on_node}, {
         number: order["there", number] for number in complete
     }
 
 
-def _whole(steps: Mapping[int, Path]) -> dict[int, tuple[Path, Marker]]:
-    """Those of the drained steps that are whole."""
+def _complete_steps(steps: Mapping[int, Path]) -> dict[int, tuple[Path, Marker]]:
+    """The drained steps that are complete, with their markers."""
     markers = {number: (path, on_bulk.whole(path)) for number, path in steps.items()}
     return {number: (path, marker) for number, (path, marker) in markers.items() if marker is not None}
 
 
 def _has_metadata(path: Path, marker: Marker) -> bool:
-    """Whether the `.metadata` here is the one that was drained; where it lies on another node it has no say."""
+    """Whether `.metadata` in ``path`` is the one that was drained; True if it is on another node."""
     try:
         return on_bulk.digest_of_metadata(path) == marker.digest
     except FileNotFoundError:
@@ -181,13 +184,14 @@ def _has_metadata(path: Path, marker: Marker) -> bool:
         return False
 
 
-def is_at_work(step_dir: Path) -> bool:
-    """Whether something is saved to it, or a save died there."""
-    return any(next(step_dir.glob(pattern), None) for pattern in _AT_WORK)
+def is_being_saved(step_dir: Path) -> bool:
+    """Whether a save to ``step_dir`` is running, or has died."""
+    return any(next(step_dir.glob(pattern), None) for pattern in _SAVE_IN_PROGRESS)
 
 
 def is_what_was_drained(step_dir: Path, marker: Marker, wait: Callable[[int], None]) -> bool:
-    """Whether all data here was drained: by inode, size and times, else by reading it. Raises ``OSError``."""
+    """Whether all data files were drained: by inode, size and times, otherwise by their checksum. Raises
+    ``OSError``."""
     names = [str(path.relative_to(step_dir)) for path in step_dir.rglob(_DATA)]
     identities = {name: look(step_dir / name) for name in names}
     named = marker.files.keys() | marker.sources.keys()
@@ -195,27 +199,27 @@ def is_what_was_drained(step_dir: Path, marker: Marker, wait: Callable[[int], No
 
 
 def same_data(step_dir: Path, files: Mapping[str, Identity], marker: Marker, wait: Callable[[int], None]) -> bool:
-    """Whether these files, which ``marker`` names, hold what was drained. Raises ``OSError``."""
+    """Whether these files, which ``marker`` names, hold the drained data. Raises ``OSError``."""
     unknown = [name for name, identity_now in files.items() if marker.sources.get(name) != identity_now]
     if any(name not in marker.files or files[name].size != marker.files[name].size for name in unknown):
         return False
     return all(digest_of(step_dir / name, wait) == marker.files[name] for name in unknown)
 
 
-def _times(steps: Mapping[Key, Path], recorded: Collection[Key]) -> dict[Key, int]:
-    """When the steps without a record were saved: when their `.metadata` was written, else the last of their files."""
+def _save_times(steps: Mapping[Key, Path], recorded: Collection[Key]) -> dict[Key, int]:
+    """When the steps without a recorded stamp were saved: the mtime of `.metadata`, otherwise of the newest file."""
     times = {}
     for key, path in steps.items():
         if key in recorded:
             continue
-        written = _written(path / METADATA)
+        written = _mtime_ns(path / METADATA)
         if written is None:
-            written = max((mtime_ns for mtime_ns in map(_written, path.glob("*")) if mtime_ns is not None), default=0)
+            written = max((mtime_ns for mtime_ns in map(_mtime_ns, path.glob("*")) if mtime_ns is not None), default=0)
         times[key] = written
     return times
 
 
-def _written(path: Path) -> int | None:
+def _mtime_ns(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -223,7 +227,7 @@ def _written(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _exclusive(path: Path) -> Iterator[None]:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

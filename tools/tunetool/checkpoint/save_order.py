@@ -1,8 +1,8 @@
-"""In which order checkpoints were saved, whatever the numbers of their steps: a job may go back and save on from there.
+"""The order in which checkpoints were saved, independent of step numbers: a job may go back to an older step.
 
-A save's time is that of its `.metadata`, which every writer writes last. A drain records it in the step's marker, so it
-outlives copies. Clocks go back and differ between hosts, so beside the time an epoch is recorded: it begins anew when a
-step is drained, saved by a clock that is behind the time of a step that is known already.
+The time of a save is the mtime of its `.metadata`, which every writer writes last. A drain records it in the step's
+marker, so it survives copies. Clocks can be set back and differ between hosts, so an epoch is recorded with the time: a
+new epoch begins when a drained step was saved by a clock that is behind the time of a known step.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from tunetool.errors import UsageProblem
 
 Key = TypeVar("Key", bound=Hashable)
 _SKEW_NS = 2 * 10**9
-"""A file server's clock may be so far ahead of this host's without any clock having gone back."""
+"""Nanoseconds by which a file server's clock may be ahead of this host's without counting as a clock set back."""
 
 
 @dataclass(frozen=True, order=True)
 class Stamp:
-    """When a step was saved: those of a later epoch are newer, whatever their time."""
+    """When a step was saved. A later epoch is newer, whatever the time; times are nanoseconds since 1970."""
 
     epoch: int
     time_ns: int
 
     @classmethod
     def parse(cls, document: Any) -> Stamp | None:
-        """Of ``row``; None for what is none, as in markers of earlier versions."""
+        """The inverse of ``row``; None for anything else, as in markers of earlier versions."""
         try:
             return cls(int(document["epoch"]), int(document["time_ns"]))
         except (KeyError, TypeError, ValueError):
             return None
 
     def row(self) -> dict[str, int]:
-        """For JSON."""
+        """As a dict for JSON."""
         return {"epoch": self.epoch, "time_ns": self.time_ns}
 
 
 def now_ns() -> int:
-    """This host's clock."""
+    """The time of this host's clock in nanoseconds since 1970."""
     return time.time_ns()
 
 
 def stamp(time_ns: int, known: Collection[Stamp], others: Collection[int], now: int) -> Stamp:
-    """The stamp of a save that has none yet. Pure.
+    """The stamp of a save at ``time_ns`` that has none yet. Pure.
 
-    ``known`` are the stamps that were recorded, ``others`` the times of further saves without one, ``now`` what the
-    clock says. A time ahead of ``now`` was written by a clock that went back since, or by another one. Who was saved
-    at such a time was saved before everybody who was not.
+    ``known``: recorded stamps; ``others``: times of further saves without a stamp; ``now``: the current time. A time
+    ahead of ``now`` comes from a clock that was set back since, or from another clock: such a save is older than all
+    saves with times before ``now``.
     """
     ahead = now + _SKEW_NS
     newest = max((save.epoch for save in known), default=0)
@@ -61,7 +61,7 @@ def stamp(time_ns: int, known: Collection[Stamp], others: Collection[int], now: 
 
 
 def stamps(recorded: Mapping[Key, Stamp], times: Mapping[Key, int], now: int) -> dict[Key, Stamp]:
-    """Of every save: what was recorded, else by its time. Pure."""
+    """The stamps of all saves: as recorded, otherwise computed from their times. Pure."""
     known, others = list(recorded.values()), list(times.values())
     return {**{key: stamp(time_ns, known, others, now) for key, time_ns in times.items()}, **recorded}
 
@@ -69,9 +69,9 @@ def stamps(recorded: Mapping[Key, Stamp], times: Mapping[Key, int], now: int) ->
 def surplus(
     steps: Mapping[int, Stamp], deletable: Collection[int], spared: Collection[int], keep: int
 ) -> Sequence[int]:
-    """Which of ``steps``, those of one tier, are deleted to keep the ``keep`` that were saved last. Pure.
+    """The steps of one tier to delete, oldest first, so that the ``keep`` steps that were saved last remain. Pure.
 
-    Only what is ``deletable`` goes, and nothing that is ``spared``: so more than ``keep`` may stay. The oldest first.
+    Only steps in ``deletable`` and not in ``spared`` are deleted, so more than ``keep`` may remain.
     """
     if keep < 1:
         raise UsageProblem(f"`max_to_keep={keep}` would keep nothing", "1 at least, or None to keep all")

@@ -1,9 +1,9 @@
-"""One saver per directory: a kernel lock, and a file that names who holds it.
+"""One saver per directory: a kernel lock, and a file that names its holder.
 
-The kernel's lock (flock) ends with its process, however that ends, so on one host it alone decides. Whether it reaches
-other hosts depends on the shared file system and its mount options, which cannot be asked. So the holder also touches
-the file every ``TOUCH_EVERY`` seconds, and what another host holds is only taken for dead once the kernel gives the
-lock AND the file has not been touched for ``DEAD_AFTER`` seconds by the file server's clock.
+The kernel releases the lock (flock) when its process ends, for any reason, so on one host the lock alone decides.
+Whether it works across hosts depends on the shared file system and its mount options, which cannot be queried. So the
+holder also touches the file every ``TOUCH_EVERY`` seconds. A holder on another host counts as dead only if the kernel
+grants the lock AND the file was not touched for ``DEAD_AFTER`` seconds by the file server's clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _held: set[int] = set()
 
 
 def _forget_in_child() -> None:
-    # A forked loader of data would hold the lock for as long as it lives, after its parent's death too.
+    # A forked data loader would hold the lock for as long as it lives, even after its parent's death.
     for handle in _held:
         os.close(handle)
     _held.clear()
@@ -42,9 +42,9 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 @dataclass(frozen=True)
 class Holder:
-    """Who wrote the file. ``started`` is Unix time, when the save began.
+    """The process that wrote the lock file. ``started``: Unix time at which its save began.
 
-    ``tokens``: that save's, last, and those of earlier ones that died and may have left files.
+    ``tokens``: tokens of earlier saves that died and may have left files, then the token of this save.
     """
 
     host: str
@@ -61,7 +61,7 @@ class Holder:
 
     @classmethod
     def parse(cls, text: str) -> Holder | None:
-        """None for a file that its writer did not finish."""
+        """The holder in the content of a lock file; None if the content is incomplete."""
         try:
             document = json.loads(text)
             host, boot, started = str(document["host"]), str(document["boot"]), float(document["started"])
@@ -74,8 +74,8 @@ class Holder:
         return json.dumps(dict(vars(self)))
 
     def is_gone(self, now: Holder) -> bool:
-        """Whether it was a process of this host that is no more. ``now``: this process. False for other hosts."""
-        return (self.host, self.boot) == (now.host, now.boot) and not _lives(self)
+        """Whether it was a process of this host that has ended. ``now``: this process. False for other hosts."""
+        return (self.host, self.boot) == (now.host, now.boot) and not _is_alive(self)
 
     def __str__(self) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started))
@@ -83,20 +83,20 @@ class Holder:
 
 
 def dead_by_rule(holder: Holder | None, now: Holder, silent: float, kernel_gave: bool) -> bool:
-    """Whether who wrote the file is gone, where no kernel lock says that it lives.
+    """Whether the holder counts as dead if no kernel lock proves that it lives.
 
-    ``kernel_gave``: the kernel's lock was to be had; else the file system has none. ``silent``: seconds since the file
-    was touched. Pure, but for a look at this host's processes.
+    ``kernel_gave``: the kernel granted the lock; otherwise the file system has no kernel locks. ``silent``: seconds
+    since the file was touched. Pure, except that it checks the processes of this host.
     """
     if holder is None:
         return kernel_gave or silent > DEAD_AFTER
     if holder.boot == now.boot:
-        return kernel_gave or not _lives(holder)
-    # The same host after a reboot; another host must have been silent, since the kernel's lock may end at this one.
+        return kernel_gave or not _is_alive(holder)
+    # The same host after a reboot; another host must have been silent, since the kernel lock may be local to this host.
     return holder.host == now.host or silent > DEAD_AFTER
 
 
-def _lives(holder: Holder) -> bool:
+def _is_alive(holder: Holder) -> bool:
     try:
         return process_identity(holder.pid).get("start") == holder.start
     except OSError:
@@ -104,25 +104,26 @@ def _lives(holder: Holder) -> bool:
 
 
 class Lock:
-    """Held from ``take`` to ``release``. Not for children of a fork, which lose it.
+    """The lock of a directory, held from ``take`` to ``release``. Forked children do not inherit it.
 
-    ``tokens``: of the saves whose files may lie in the directory, the own one last.
+    ``tokens``: tokens of the saves that may have files in the directory; the last one is that of this save.
     """
 
     def __init__(self, path: Path, handle: int, tokens: tuple[str, ...]) -> None:
         self.tokens = tokens
         stop, guard = threading.Event(), threading.RLock()
         _held.add(handle)
-        # A save that fails in the middle of torch's collectives is told to nobody: the lock ends with its object.
+        # Nobody is notified of a save that fails within torch's collectives: the lock ends with its object.
         self._end = weakref.finalize(self, _end, path, handle, stop, guard, os.getpid())
         threading.Thread(target=_touch, args=(handle, stop, guard), name="tunetool-save-lock", daemon=True).start()
 
     @classmethod
     def take(cls, directory: Path, token: str = "") -> Lock:
-        """Raises ``CannotJudge`` naming a live holder; the lock of a dead one is taken over."""
+        """Take the lock of ``directory``; the lock of a dead holder is taken over. Raises ``CannotJudge`` naming a live
+        one."""
         path = directory / NAME
         now = Holder.this_process(token)
-        # Whoever held it may remove the file between our opening and our locking it.
+        # The previous holder may remove the file after we open it and before we lock it.
         for _ in range(100):
             handle, is_new = _open(path)
             try:
@@ -131,13 +132,13 @@ class Lock:
                     os.close(handle)
                     continue
                 text = os.pread(handle, 65536, 0).decode("utf-8", "replace")
-                # Who dies between making the file and writing to it leaves it empty.
+                # A process that dies between creating the file and writing to it leaves it empty.
                 unclaimed = is_new or (kernel_gave and not text)
                 silent = _clock(directory) - os.fstat(handle).st_mtime
                 holder = Holder.parse(text)
                 if silent < -TOUCH_EVERY:
-                    # No sign of life is from the future: the clock was set back. From now on silence counts again, and
-                    # a holder that lives goes on touching it.
+                    # A time in the future means that the clock was set back. Count the silence from now on; a live
+                    # holder continues to touch the file.
                     os.utime(handle)
                 if kernel_gave is False or not (unclaimed or dead_by_rule(holder, now, silent, bool(kernel_gave))):
                     raise _busy(directory, holder, silent, now)
@@ -149,15 +150,17 @@ class Lock:
                 os.close(handle)
                 raise
             return cls(path, handle, now.tokens)
-        raise CannotJudge(f"`{path}` is made and removed all the time", "see who else saves to this directory")
+        raise CannotJudge(
+            f"`{path}` is created and removed repeatedly", "check which other jobs save to this directory"
+        )
 
     def release(self) -> None:
-        """Give it up and remove the file. Does nothing the second time."""
+        """Release the lock and remove the file. A second call does nothing."""
         self._end()
 
 
 def holder_in(directory: Path) -> Holder | None:
-    """What the lock in ``directory`` says, whether or not its holder lives; None where there is none."""
+    """The holder named in the lock file of ``directory``, dead or alive; None if there is no lock."""
     try:
         return Holder.parse((directory / NAME).read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -169,13 +172,13 @@ def _busy(directory: Path, holder: Holder | None, silent: float, now: Holder) ->
     hint = "wait for it to end, or save elsewhere"
     if holder is not None and holder.boot != now.boot:
         hint += (
-            f"; it gave its last sign of life {max(silent, 0):.0f} s ago, and after {DEAD_AFTER:.0f} s counts as dead"
+            f"; its last sign of life was {max(silent, 0):.0f} s ago, and it counts as dead after {DEAD_AFTER:.0f} s"
         )
     return CannotJudge(f"`{directory}` is being saved to by {who}", hint)
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """The file, and whether we made it: without kernel locks only one saver can have done that."""
+    """The open file, and whether we created it: without kernel locks, only one saver can have created it."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
     except FileExistsError:
@@ -183,7 +186,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _try_lock(handle: int) -> bool | None:
-    """None where the file system has no kernel locks."""
+    """Whether the kernel granted the lock; None if the file system has no kernel locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -205,14 +208,14 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _clock(directory: Path) -> float:
-    """Now, by the clock that stamps files here: another host's may differ from ours."""
+    """The current time by the clock that sets file times here, which can be that of another host."""
     with tempfile.TemporaryFile(dir=directory) as probe:
         return os.fstat(probe.fileno()).st_mtime
 
 
 def _touch(handle: int, stop: threading.Event, guard: threading.RLock) -> None:
     while not stop.wait(TOUCH_EVERY):
-        # Guarded, since a handle that is closed may be another file's a moment later.
+        # Guarded, since the number of a closed handle may belong to another file a moment later.
         with guard, contextlib.suppress(OSError):
             if not stop.is_set():
                 os.utime(handle)
@@ -226,7 +229,8 @@ def _end(path: Path, handle: int, stop: threading.Event, guard: threading.RLock,
         if handle not in _held:
             return
         _held.discard(handle)
-        # Removed while still locked: who opened it before finds another file, or none, at this path and begins again.
+        # Remove it while still locked: a process that has opened it finds another file, or none, at this path and
+        # retries.
         with contextlib.suppress(OSError):
             if _is_at(handle, path):
                 path.unlink()

@@ -1,4 +1,4 @@
-"""Data files of a checkpoint, read past the page cache (O_DIRECT) where their file system can."""
+"""Reads the data files of a checkpoint with O_DIRECT, past the page cache, if their file system supports it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tunetool.node.machine.block_stack import read_stack
 from tunetool.regular_files import open_regular
 
 _HINTS = {
-    errno.ENOENT: "a file of the checkpoint is missing; load another one, or drain's copy of this one",
-    errno.EIO: "look at `dmesg | tail` and the drives' health; load another checkpoint",
+    errno.ENOENT: "a file of the checkpoint is missing: load another checkpoint, or the drained copy of this one",
+    errno.EIO: "check `dmesg | tail` and the health of the drives, or load another checkpoint",
 }
 
 
 def failed(path: Path, tensor: str, doing: str, error: OSError) -> CannotJudge:
-    """What went wrong with a tensor's file, in one line."""
+    """The error for a failed operation on a tensor's file."""
     return CannotJudge(
         f"`{path}`: {doing} for `{tensor}` failed: {error.strerror or error}",
         _HINTS.get(error.errno or 0, "load another checkpoint"),
@@ -32,39 +32,41 @@ def failed(path: Path, tensor: str, doing: str, error: OSError) -> CannotJudge:
 
 
 def truncated(path: Path, tensor: str, size: int, stop: int) -> CannotJudge:
-    """A file that ends before what it should hold."""
+    """The error for a file that is too short: ``size`` bytes, but the tensor ends at ``stop``."""
     return CannotJudge(
         f"`{path}` is {size} bytes long, and `{tensor}` ends at {stop}: it is cut short", "load another checkpoint"
     )
 
 
 class Files:
-    """The data files of ``directory``. Each is open from its first read until ``done`` was said as often as expected.
+    """The data files of ``directory``. A file is open from its first read until ``done`` was called as often as
+    expected.
 
-    Threads may share it. ``direct``: O_DIRECT is tried; on a file system in memory it would only copy once more.
+    Threads may share it. ``direct``: O_DIRECT is used; not on a tmpfs, where it would only cause another copy.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.direct = not read_stack(str(directory)).in_memory
         self._handles: dict[str, int] = {}
-        self._left: collections.Counter[str] = collections.Counter()
+        self._reads_left: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
 
     def expect(self, names: Iterable[str]) -> None:
-        """As many reads as names are to come; the limit of open files is small, so none stays open longer."""
+        """Announce one read for each entry of ``names``. A file is closed after its last read, since the limit of open
+        files is small."""
         with self._lock:
-            self._left.update(names)
+            self._reads_left.update(names)
 
     def done(self, name: str) -> None:
         with self._lock:
-            self._left[name] -= 1
-            handle = self._handles.pop(name, None) if self._left[name] <= 0 else None
+            self._reads_left[name] -= 1
+            handle = self._handles.pop(name, None) if self._reads_left[name] <= 0 else None
         if handle is not None:
             os.close(handle)
 
     @contextlib.contextmanager
-    def _one(self, name: str) -> Iterator[None]:
+    def _counted_read(self, name: str) -> Iterator[None]:
         self.expect([name])
         try:
             yield
@@ -74,7 +76,7 @@ class Files:
     def close(self) -> None:
         with self._lock:
             handles, self._handles = list(self._handles.values()), {}
-            self._left.clear()
+            self._reads_left.clear()
         for handle in handles:
             os.close(handle)
 
@@ -85,16 +87,17 @@ class Files:
             raise failed(self.directory / name, tensor, "finding it", error) from error
 
     def read(self, name: str, view: memoryview, offset: int, tensor: str) -> int:
-        """Fill ``view`` from ``offset`` on; bytes that came, fewer only at the file's end.
+        """Read into ``view`` from ``offset`` on; returns the number of bytes, fewer than asked only at the end of file.
 
-        Offset, length and address must be aligned where ``direct``. ``tensor`` is what an error names beside the file.
+        Offset, length and address must be aligned if ``direct``. ``tensor`` is used in error messages only.
+        Raises ``CannotJudge``.
         """
         try:
             return self._read(self._handle(name), view, offset)
         except OSError as error:
             if error.errno != errno.EINVAL or not self.direct:
                 raise failed(self.directory / name, tensor, f"reading {len(view)} bytes at {offset}", error) from error
-        # It let itself be opened for O_DIRECT, and refuses to be read so.
+        # The file can be opened with O_DIRECT, but not read: continue without O_DIRECT.
         handle = self._handle(name)
         fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_DIRECT)
         try:
@@ -103,21 +106,22 @@ class Files:
             raise failed(self.directory / name, tensor, f"reading {len(view)} bytes at {offset}", error) from error
 
     def content(self, name: str, offset: int, count: int, tensor: str) -> bytes:
-        """Any bytes of a file. Raises ``CannotJudge`` when it ends before."""
+        """``count`` bytes of a file from ``offset`` on, unaligned. Raises ``CannotJudge`` if the file is shorter."""
         start, stop = offset - offset % BLOCK, offset + count + -(offset + count) % BLOCK
         if stop == start:
             return b""
-        with pages(stop - start) as memory, memoryview(memory) as view, self._one(name):
+        with pages(stop - start) as memory, memoryview(memory) as view, self._counted_read(name):
             came = self.read(name, view, start, tensor)
             if start + came < offset + count:
                 raise truncated(self.directory / name, tensor, self.size(name, tensor), offset + count)
             return bytes(view[offset - start : offset - start + count])
 
     def memory_alignment(self, name: str) -> int:
-        """Bytes. What a direct read asks of the address it reads to: the kernel tells few of its drivers' rules."""
+        """Alignment in bytes that a direct read needs of its target address. It is tried out, since the kernel reports
+        little about it."""
         if not self.direct:
             return 1
-        with pages(3 * BLOCK) as memory, memoryview(memory) as view, self._one(name):
+        with pages(3 * BLOCK) as memory, memoryview(memory) as view, self._counted_read(name):
             for alignment in (64, 512):
                 try:
                     self._read(self._handle(name), view[alignment : alignment + BLOCK], 0)
@@ -131,7 +135,7 @@ class Files:
         while done < len(view):
             count = os.preadv(handle, [view[done:]], offset + done)
             done += count
-            # A direct read that stops within a block has met the file's end.
+            # A direct read that stops within a block has reached the end of the file.
             if not count or (self.direct and count % BLOCK):
                 break
         return done

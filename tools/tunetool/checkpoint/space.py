@@ -1,4 +1,4 @@
-"""Room for a checkpoint, asked before anything is written: on the medium, and in memory."""
+"""Free space for a checkpoint, checked before anything is written: on the file system, and in host memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def free(directory: Path) -> int:
-    """Bytes that this user may still write to where ``directory`` is or will be. A quota is not in it."""
+    """Bytes that this user can still write to the file system of ``directory``, which need not exist. Ignores
+    quotas."""
     existing = _existing(directory)
     status = os.statvfs(existing)
     return status.f_bavail * status.f_frsize
 
 
 def need(directory: Path, count: int) -> None:
-    """Raises ``CannotJudge`` when ``count`` more bytes do not fit; on a memory file system, into RAM neither."""
+    """Raises ``CannotJudge`` if ``count`` more bytes do not fit on the file system or, for a tmpfs, in host memory."""
     available = free(directory)
     of_what = "space"
     mount = mount_holding(str(_existing(directory).resolve()), read_mounts())
@@ -31,16 +32,16 @@ def need(directory: Path, count: int) -> None:
             available, of_what = memory, f"memory, and it is a {mount.fs_type}"
     if count > available:
         raise CannotJudge(
-            f"`{directory}` has {format_size(available)} of {of_what} left; {format_size(count)} are to be written",
-            "remove old checkpoints, or save elsewhere; an old one is only replaced when the new one is complete",
+            f"`{directory}` has {format_size(available)} of {of_what} left; the save needs {format_size(count)}",
+            "remove old checkpoints, or save elsewhere; a new checkpoint replaces an old one only when it is complete",
         )
 
 
 def host_memory_left(root: Path = Path("/")) -> int:
-    """Bytes of RAM that this process may still take: of the machine, and of every control group that it is in."""
+    """Bytes of host memory that this process can still allocate, within the limits of all its control groups."""
     memory = memory_left(str(root))
     if memory is None:
-        raise CannotJudge("`/proc/meminfo` does not tell how much memory is left", "mount /proc")
+        raise CannotJudge("`/proc/meminfo` does not say how much memory is available", "mount /proc")
     return memory[0]
 
 

@@ -1,4 +1,4 @@
-"""For ``dcp.async_save``: the training loop is held only until this rank's own share has been copied."""
+"""The stager for ``dcp.async_save``: the training loop waits only until this rank's part has been copied."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from tunetool.errors import CannotJudge, UsageProblem
 
 BEGIN_WITHIN = 120.0
-"""Seconds in which the thread that saves must have begun."""
+"""Seconds within which the saving thread must begin."""
 
 
 class Hold:
-    """The training loop's wait for one save, which goes on in a thread that torch starts."""
+    """The wait of the training loop for one save, which runs in a thread that torch starts."""
 
     def __init__(self, after: Sequence[Any] = ()) -> None:
         self.began = time.monotonic()
@@ -27,11 +27,11 @@ class Hold:
         self._thread: threading.Thread | None = None
 
     def entered(self) -> None:
-        """Told by the thread that saves, as its first act."""
+        """The saving thread must call this first."""
         self._thread = self._thread or threading.current_thread()
 
     def is_mine(self) -> bool:
-        """Whether the calling thread is the one that saves under this hold."""
+        """Whether the calling thread is the saving thread of this hold."""
         return self._thread is threading.current_thread()
 
     def release(self) -> None:
@@ -40,7 +40,8 @@ class Hold:
             self._released.set()
 
     def wait(self) -> None:
-        """Also returns when the save's thread has ended: torch then tells why through its future."""
+        """Wait until ``release`` is called or the saving thread has ended (its future then has the error). Raises
+        ``CannotJudge`` if the thread does not begin within ``BEGIN_WITHIN`` seconds."""
         while not self._released.wait(0.1):
             if self._thread is not None and not self._thread.is_alive():
                 return
@@ -53,7 +54,7 @@ class Hold:
 
 
 def gpus(value: Any) -> set[torch.device]:
-    """Those that hold a tensor of a state. No others are touched: that would take memory on them."""
+    """The GPUs that hold a tensor of ``value``. Other GPUs are not used, since that would take memory on them."""
     if isinstance(value, torch.Tensor):
         return {value.device} if value.device.type == "cuda" else set()
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -61,27 +62,28 @@ def gpus(value: Any) -> set[torch.device]:
 
 
 def marks(devices: Iterable[torch.device]) -> list[Any]:
-    """Events on the caller's current streams: what it has computed so far must be there before it is copied."""
+    """CUDA events on the caller's current streams: all results so far must be complete before they are copied."""
     return [torch.cuda.current_stream(device).record_event() for device in devices]
 
 
-class _Lent(dict[str, Any]):
-    """The state itself, not a copy: right for a thread, which holds the loop meanwhile, and for nothing else."""
+class _LentState(dict[str, Any]):
+    """The state itself, not a copy. Correct only for a thread, because the training loop waits for it."""
 
     hold: Hold
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.hold.release()
         raise UsageProblem(
-            "DirectWriter's stager is for `AsyncCheckpointerType.THREAD`",
-            "for a process leave `async_stager` out, or use torch's DefaultStager",
+            "the stager of DirectWriter supports `AsyncCheckpointerType.THREAD` only",
+            "for a separate process, omit `async_stager`, or use torch's DefaultStager",
         )
 
 
 class DirectStager(AsyncStager):
-    """Lends the state to the save's thread, and holds the loop until that has copied what this rank writes.
+    """Passes the state to the saving thread without a copy, and makes the training loop wait until that thread has
+    copied what this rank writes.
 
-    So a rank's memory holds its own share alone: what other ranks write of a replicated state, it never copies.
+    So a rank copies only its own part, not the tensors of a replicated state that other ranks write.
     """
 
     def __init__(self, begin: Callable[[Hold], None]) -> None:
@@ -95,7 +97,7 @@ class DirectStager(AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         self._hold = Hold(marks(gpus(state_dict)))
         self._begin(self._hold)
-        lent = _Lent(state_dict)
+        lent = _LentState(state_dict)
         lent.hold = self._hold
         return lent
 
@@ -104,4 +106,4 @@ class DirectStager(AsyncStager):
             self._hold.wait()
 
     def close(self) -> None:
-        """Nothing is kept here; ``release_buffers`` gives memory back."""
+        """Does nothing; ``release_buffers`` returns the memory of the host buffers."""

@@ -1,6 +1,6 @@
-"""Step directories: their names, and how they go.
+"""Step directories: their names, and how they are deleted.
 
-A step is `step_<N>` or `step-<N>`, and nothing else is.
+The name of a step directory is `step_<N>` or `step-<N>`; all other names are ignored.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from pathlib import Path
 from tunetool.errors import UsageProblem
 
 _STEP = re.compile(r"step[_-](?P<number>[0-9]{1,18})")
-_GOING = ".deleted-"
+_DELETED = ".deleted-"
 
 
 def step_number(name: str) -> int:
-    """The number in a step directory's name. Raises ``UsageProblem`` for any other name."""
+    """The step number in the name of a step directory. Raises ``UsageProblem`` for any other name."""
     match = _STEP.fullmatch(name)
     if match is None:
-        raise UsageProblem(f"`{name}` is no step directory", "call it `step_<N>`, such as `step_1000`")
+        raise UsageProblem(f"`{name}` is no step directory", "name it `step_<N>`, for example `step_1000`")
     return int(match["number"])
 
 
 def steps_in(root: Path, *, ambiguous: bool = False) -> dict[int, Path]:
-    """The step directories by number; none where ``root`` is missing.
+    """The step directories below ``root`` by step number; empty if ``root`` does not exist.
 
-    Raises ``UsageProblem`` when two names mean one step: which of them is meant cannot be known. With ``ambiguous``
-    both are left out instead.
+    Raises ``UsageProblem`` if two directories have the same number. With ``ambiguous`` both are left out instead.
     """
     by_number: dict[int, Path] = {}
     twice: set[int] = set()
@@ -44,14 +43,14 @@ def steps_in(root: Path, *, ambiguous: bool = False) -> dict[int, Path]:
             continue
         if number in by_number:
             if not ambiguous:
-                raise two_names(by_number[number], path)
+                raise same_step_error(by_number[number], path)
             twice.add(number)
         by_number[number] = path
     return {number: path for number, path in by_number.items() if number not in twice}
 
 
 def same_step(path: Path) -> Path | None:
-    """Another directory beside ``path`` (which need not exist) whose name means the same step."""
+    """Another directory beside ``path`` (which need not exist) with the same step number; None if there is none."""
     number = step_number(path.name)
     try:
         entries = sorted(path.parent.iterdir())
@@ -62,19 +61,19 @@ def same_step(path: Path) -> Path | None:
 
 
 def number_or_none(name: str) -> int | None:
-    """The number in a step directory's name; None for any other name."""
+    """The step number in the name of a step directory; None for any other name."""
     match = _STEP.fullmatch(name)
     return int(match["number"]) if match else None
 
 
-def two_names(first: Path, second: Path) -> UsageProblem:
-    """What is said of two names of one step."""
+def same_step_error(first: Path, second: Path) -> UsageProblem:
+    """The error for two directories with the same step number."""
     return UsageProblem(f"`{first}` and `{second.name}` are the same step", "rename or remove one of them")
 
 
 def remove_step(path: Path) -> None:
-    """Delete a step directory so that it is there whole or not at all, whenever this is interrupted."""
-    hidden = path.with_name(f"{_GOING}{path.name}-{secrets.token_hex(4)}")
+    """Delete a step directory. It is renamed first, so an interruption leaves either the complete step or none."""
+    hidden = path.with_name(f"{_DELETED}{path.name}-{secrets.token_hex(4)}")
     try:
         path.rename(hidden)
     except FileNotFoundError:
@@ -84,7 +83,7 @@ def remove_step(path: Path) -> None:
 
 
 def fsync_directory(path: Path) -> None:
-    """Make the names in it durable. Raises ``OSError``."""
+    """Sync the directory, so that the names in it survive a power cut. Raises ``OSError``."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -93,8 +92,8 @@ def fsync_directory(path: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Finish deletions that were interrupted."""
+    """Finish interrupted deletions of step directories in ``root``."""
     with contextlib.suppress(FileNotFoundError):
         for path in root.iterdir():
-            if path.name.startswith(_GOING):
+            if path.name.startswith(_DELETED):
                 shutil.rmtree(path, ignore_errors=True)

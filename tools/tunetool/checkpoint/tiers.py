@@ -1,7 +1,7 @@
-"""Which step a new job can go on from: the last saved that every one of its ranks can read.
+"""Finds the step from which a new job can resume: the last saved one that all of its ranks can read.
 
-A tier is a directory of steps: scratch on the node, shared storage behind it. What one rank can read is surveyed by
-``survey``; ``agree``, pure, decides over the surveys of all ranks.
+A tier is a directory of steps, for example scratch on the node, then shared storage. ``survey`` lists what one rank can
+read; ``agree`` (pure) decides from the surveys of all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from tunetool.checkpoint import bulk
 from tunetool.checkpoint.bulk import Marker
-from tunetool.checkpoint.draining import named_by, places_of
+from tunetool.checkpoint.draining import launcher_ranks, named_by
 from tunetool.checkpoint.identity import look
 from tunetool.checkpoint.retention import note_in
 from tunetool.checkpoint.save_order import Stamp, now_ns, stamps
@@ -24,76 +24,76 @@ from tunetool.checkpoint.steps import number_or_none, steps_in
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
 _SHOWN = 3
-"""Steps that an error tells about."""
+"""Number of steps that an error message explains."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """One step in one tier, as one rank sees it."""
+class StepCopy:
+    """One copy of a step, in one tier, as one rank sees it."""
 
     step: int
     path: str
     digest: str | None = None
-    """Of its `.metadata`: steps of one number and different saves must not be mixed."""
+    """Digest of its `.metadata`: steps with the same number can be different saves, which must not be mixed."""
     problem: str | None = None
-    """Why it cannot be read here, None when it can."""
+    """Why it cannot be read here; None if it can."""
     recorded: Stamp | None = None
-    """When it was saved, as a drain recorded it."""
+    """When it was saved, if a drain recorded it."""
     written_ns: int = 0
-    """When its `.metadata` was written, else when a name in its directory was made or removed last."""
+    """mtime of its `.metadata`, otherwise of its directory, in nanoseconds since 1970."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What one rank can read, tier by tier, the nearest first."""
+    """The copies of steps that one rank sees, tier by tier, the nearest first."""
 
     rank: int
     host: str
-    places: tuple[Place, ...] = ()
+    copies: tuple[StepCopy, ...] = ()
     now_ns: int = 0
-    """What the clock said."""
+    """The time of the survey in nanoseconds since 1970."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The step that all ranks go on from."""
+    """The step from which all ranks resume."""
 
     step: int
     paths: Mapping[int, str]
-    """By rank."""
+    """The directory to read, by rank."""
     skipped: tuple[str, ...] = ()
-    """Steps that were saved later, which not every rank can read, and why."""
+    """Steps that were saved later but that some rank cannot read, each with the reason."""
 
 
 @dataclass(frozen=True)
 class Latest:
-    """The step that this rank goes on from, together with all others."""
+    """The step from which this rank resumes, together with all others."""
 
     step: int
     path: Path
     skipped: tuple[str, ...] = field(default=())
-    """Steps that were saved later, each with the shard and the node that are missing: worth a line in the job's log."""
+    """Steps that were saved later but cannot be read, each with the missing shard and node. Log these."""
 
 
 def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest | None:
-    """The step that was saved last of those that every rank of this job can read, or None where no tier has any step.
+    """The last saved step that every rank of this job can read, or None if no tier has any step.
 
-    The last saved has the highest number, unless the job went back to an older step and saved on from there. A drain
-    records when its step was saved; of others the time of `.metadata` is taken.
+    It has the highest step number, unless the job went back to an older step and continued from there. A drain records
+    when its step was saved; for other steps the mtime of `.metadata` counts.
 
-    ``tiers``: directories of steps, the nearest first; each rank reads from the first that holds the step whole, every
-    file that its `.metadata` names. ``world``: ranks of this job; by default those of torch.distributed where it is
-    initialised, else of the launcher. With more than one, torch.distributed must be initialised and every rank must
-    call this: it is a collective. (Without it: ``survey`` on each rank, ``agree`` over all of them.)
+    ``tiers``: directories of steps, the nearest first; each rank reads from the first tier that has the complete step:
+    every file that its `.metadata` names. ``world``: world size of this job; default: that of torch.distributed if it
+    is initialised, otherwise that of the launcher. If it is more than one, torch.distributed must be initialised and
+    every rank must call this: it is a collective. (Without it, call ``survey`` on each rank, then ``agree``.)
 
-    Raises ``CannotJudge`` when there are steps and none can be read by all, naming missing shards and nodes: training
-    must not begin anew by mistake.
+    Raises ``CannotJudge`` naming missing shards and nodes if there are steps but none that all ranks can read: training
+    must not restart from scratch by mistake.
     """
     distributed = _distributed()
-    from_launcher = places_of(os.environ)
+    from_launcher = launcher_ranks(os.environ)
     ranks = distributed.get_world_size() if distributed else (from_launcher["world"] or 1)
     if world is not None and distributed and world != ranks:
-        raise UsageProblem(f"`world={world}`, but torch.distributed has {ranks} ranks", "leave `world` out")
+        raise UsageProblem(f"`world={world}`, but torch.distributed has {ranks} ranks", "omit `world`")
     ranks = world if world is not None else ranks
     rank = distributed.get_rank() if distributed else (from_launcher["rank"] or 0)
     try:
@@ -101,14 +101,14 @@ def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest |
     except TunetoolError as error:
         if distributed is None:
             raise
-        # The others wait in the collective below: they must hear of it, too.
+        # The other ranks wait in the collective below: they must get the error, too.
         this_survey = error
     if ranks == 1:
         gathered: list[Any] = [this_survey]
     elif distributed is None:
         raise UsageProblem(
             f"{ranks} ranks must agree, and torch.distributed is not initialised",
-            "call init_process_group first, or gather each rank's survey() and call agree(); alone: `world=1`",
+            "call init_process_group first, or gather each rank's survey() and call agree(); or pass `world=1`",
         )
     else:
         gathered = [None] * ranks
@@ -121,7 +121,7 @@ def latest(tiers: Sequence[str | Path], *, world: int | None = None) -> Latest |
 
 
 def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
-    """What this rank can read. Raises ``UsageProblem`` for two directories of one step in one tier."""
+    """What this rank can read. Raises ``UsageProblem`` if a tier has two directories with the same step number."""
     host, roots = socket.gethostname(), list(map(Path, tiers))
     steps = {root: steps_in(root) for root in roots}
     partials = {root: bulk.partials(root) if root.is_dir() else [] for root in roots}
@@ -131,44 +131,46 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
             marker = bulk.sound_marker_of(path)
             if marker is not None:
                 drained[marker.digest] = marker
-    copies: list[Place] = []
+    copies: list[StepCopy] = []
     for root in roots:
-        copies += [_look(number, path, drained) for number, path in steps[root].items()]
+        copies += [_copy_at(number, path, drained) for number, path in steps[root].items()]
         for partial in partials[root]:
             name, digest = bulk.name_of(partial)
             number = number_or_none(name)
             if number is None:
                 continue
             if bulk.sound_marker_of(partial) is not None:
-                copies.append(_look(number, partial, drained))
+                copies.append(_copy_at(number, partial, drained))
             elif number not in steps[root]:
                 plan = bulk.plan_of(partial)
                 saved = plan.saved if plan else None
-                copies.append(Place(number, str(root / name), digest, _on_its_way(partial), saved, _written(partial)))
+                copies.append(
+                    StepCopy(number, str(root / name), digest, _incomplete_drain(partial), saved, _mtime_ns(partial))
+                )
     return Survey(rank, host, tuple(copies), now_ns())
 
 
-def _written(path: Path) -> int:
+def _mtime_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def _look(number: int, path: Path, drained: Mapping[str, Marker]) -> Place:
-    """``drained`` are the markers of all tiers by digest."""
+def _copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy:
+    """The copy of step ``number`` in ``path``. ``drained``: the markers of all tiers by digest."""
     metadata = path / bulk.METADATA
     try:
         content = metadata.read_bytes()
         digest, needed = named_by(content, metadata)
         marker = bulk.marker_of(path)
     except OSError as error:
-        return Place(number, str(path), None, f"`{metadata}`: {error.strerror}", None, _written(path))
+        return StepCopy(number, str(path), None, f"`{metadata}`: {error.strerror}", None, _mtime_ns(path))
     except TunetoolError as error:
-        return Place(number, str(path), None, error.message, None, _written(path))
+        return StepCopy(number, str(path), None, error.message, None, _mtime_ns(path))
     if marker is not None and marker.digest != digest:
         problem = f"{bulk.OTHER_METADATA} in `{path}`"
-        return Place(number, str(path), None, problem, marker.saved, _written(metadata))
+        return StepCopy(number, str(path), None, problem, marker.saved, _mtime_ns(metadata))
     hosts = marker.hosts if marker else {}
     note = note_in(path)
     drain_record = drained.get(digest) or (note if note is not None and note.digest == digest else None)
@@ -184,11 +186,11 @@ def _look(number: int, path: Path, drained: Mapping[str, Marker]) -> Place:
             problems.append(f"shard `{name}`{of_rank}{node} {file_problem}")
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     shown = f"{problems[0]} in `{path}`{more}" if problems else None
-    return Place(number, str(path), digest, shown, drain_record.saved if drain_record else None, _written(metadata))
+    return StepCopy(number, str(path), digest, shown, drain_record.saved if drain_record else None, _mtime_ns(metadata))
 
 
 def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
-    """Whether a file was written to since the step was drained from here, though `.metadata` was not."""
+    """The problem of a file that was written after the step was drained from here; None if it was not."""
     source = drained.sources.get(name)
     if source is None or drained.metadata is None:
         return None
@@ -213,8 +215,8 @@ def _unreadable(path: Path, least: int) -> str | None:
     return f"has {size} of {least} bytes" if size < least else None
 
 
-def _on_its_way(partial: Path) -> str:
-    plan, brought, changed = bulk.plan_of(partial), bulk.deliveries(partial), bulk.spoilt(partial)
+def _incomplete_drain(partial: Path) -> str:
+    plan, brought, changed = bulk.plan_of(partial), bulk.deliveries(partial), bulk.changed_error(partial)
     if changed is not None:
         return f"its drain to `{partial.parent}` failed: {changed.message}"
     if plan is None:
@@ -228,24 +230,24 @@ def _on_its_way(partial: Path) -> str:
     name = lacking[0]
     writer = bulk.writer_of(name)
     of_rank = f" of rank {writer}" if writer is not None else ""
-    node = f", from node `{hosts[name]}`" if name in hosts else ", from a node of which nothing was heard"
+    node = f", from node `{hosts[name]}`" if name in hosts else ", from a node that has not reported"
     more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     return f"its drain to `{partial.parent}` did not end: shard `{name}`{of_rank}{node}, is missing{more}"
 
 
 def agree(surveys: Sequence[Survey]) -> Agreement | None:
-    """The last saved step that every rank can read, from the same save; None where no rank saw any step. Pure.
+    """The last saved step that every rank can read, from the same save; None if no rank sees any step. Pure.
 
-    Every rank reads from the first of its places that has it. Raises ``CannotJudge`` when none of the steps will do.
+    Every rank reads from its nearest copy. Raises ``CannotJudge`` if there are steps but none that all can read.
     """
     skipped: dict[int, str] = {}
     order = _order(surveys)
     for step, digest in sorted(order, key=lambda save: (order[save], save[0]), reverse=True):
-        chosen = {one_survey.rank: _first(one_survey, step, digest) for one_survey in surveys}
+        chosen = {one_survey.rank: _nearest_copy(one_survey, step, digest) for one_survey in surveys}
         paths = {rank: copy.path for rank, copy in chosen.items() if copy is not None}
         if len(paths) == len(surveys):
             return Agreement(step, paths, tuple(reason for number, reason in skipped.items() if number != step))
-        skipped.setdefault(step, f"step {step}: {'; '.join(_why_not(step, surveys))}")
+        skipped.setdefault(step, f"step {step}: {'; '.join(_reasons_against(step, surveys))}")
     if not order:
         return None
     lines = list(skipped.values())
@@ -257,16 +259,16 @@ def agree(surveys: Sequence[Survey]) -> Agreement | None:
 
 
 def _order(surveys: Sequence[Survey]) -> dict[tuple[int, str | None], Stamp]:
-    """When each save was saved. Of the times of its copies the first is taken: it is that of the save itself."""
+    """When each save was saved. The earliest time of its copies counts: it is that of the save itself."""
     recorded: dict[tuple[int, str | None], Stamp] = {}
     times: dict[tuple[int, str | None], int] = {}
-    for copy in (copy for one_survey in surveys for copy in one_survey.places):
+    for copy in (copy for one_survey in surveys for copy in one_survey.copies):
         save = copy.step, copy.digest
         if copy.recorded is not None:
             recorded[save] = max(recorded.get(save, copy.recorded), copy.recorded)
         times[save] = min(times.get(save) or copy.written_ns, copy.written_ns or times.get(save, 0))
     with_metadata = {step for step, digest in times if digest is not None}
-    # Of a place without `.metadata` it is not known which save it is of.
+    # A copy without `.metadata` may belong to any save.
     unrecorded = {
         (step, digest): when
         for (step, digest), when in times.items()
@@ -275,24 +277,24 @@ def _order(surveys: Sequence[Survey]) -> dict[tuple[int, str | None], Stamp]:
     return stamps(recorded, unrecorded, max((one_survey.now_ns for one_survey in surveys), default=0))
 
 
-def _first(survey: Survey, step: int, digest: str | None) -> Place | None:
-    return next((p for p in survey.places if p.step == step and p.digest == digest and p.problem is None), None)
+def _nearest_copy(survey: Survey, step: int, digest: str | None) -> StepCopy | None:
+    return next((p for p in survey.copies if p.step == step and p.digest == digest and p.problem is None), None)
 
 
-def _why_not(step: int, surveys: Sequence[Survey]) -> list[str]:
-    """A line for each reason, with the ranks that it keeps from reading; one for ranks that read different saves."""
+def _reasons_against(step: int, surveys: Sequence[Survey]) -> list[str]:
+    """Why not every rank can read ``step``: one line per reason, with the ranks that it concerns."""
     reasons: dict[str, list[Survey]] = {}
     for one_survey in surveys:
-        copies = [copy for copy in one_survey.places if copy.step == step]
+        copies = [copy for copy in one_survey.copies if copy.step == step]
         if any(copy.problem is None for copy in copies):
             continue
         problems = " and ".join(copy.problem or "" for copy in copies) or "it is not there"
         reasons.setdefault(problems, []).append(one_survey)
-    lines = [f"{_who(ranks)}: {reason}" for reason, ranks in reasons.items()]
+    lines = [f"{_ranks_and_hosts(ranks)}: {reason}" for reason, ranks in reasons.items()]
     return lines or ["the ranks have different saves of it: its directories were saved to more than once"]
 
 
-def _who(surveys: Sequence[Survey]) -> str:
+def _ranks_and_hosts(surveys: Sequence[Survey]) -> str:
     hosts = ", ".join(f"`{host}`" for host in dict.fromkeys(one_survey.host for one_survey in surveys))
     ranks = [str(one_survey.rank) for one_survey in surveys]
     shown = ", ".join(ranks[:4]) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")

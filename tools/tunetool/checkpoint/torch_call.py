@@ -1,7 +1,7 @@
-"""Whether a call of ``dcp.save`` still runs.
+"""Detects whether a call of ``dcp.save`` is still running.
 
-torch calls ``StorageWriter.finish`` when every rank's files are written. When another rank failed it raises, and calls
-nothing of the writer: all that the coordinator can see is that the call has ended.
+torch calls ``StorageWriter.finish`` when every rank's files are written. If another rank failed, torch raises without
+calling the writer: the coordinator can only notice that the call has ended.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import threading
 from types import FrameType
 
 _MODULE, _FUNCTION = "torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"
-"""What ``dcp.save`` runs on every path, also in the thread or process of ``dcp.async_save``. torch 2.5 to 2.13."""
+"""The function that ``dcp.save`` always runs, also in the thread or process of ``dcp.async_save`` (torch 2.5 to
+2.13)."""
 
 
 class TorchCall:
-    """The call of ``dcp.save`` that the current thread is in when this is made."""
+    """The call of ``dcp.save`` in which the current thread creates this object."""
 
     def __init__(self) -> None:
         self._thread = threading.current_thread()
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not _is_save(frame):
             frame = frame.f_back
-        # Its number and code, not the frame itself: that would keep the whole state in memory.
+        # Its id and code, not the frame itself, which would keep the whole state in memory.
         self._frame = None if frame is None else (id(frame), frame.f_code)
 
     @property
@@ -34,7 +35,7 @@ class TorchCall:
     def is_over(self) -> bool:
         """Whether the call has returned or raised.
 
-        Where ``dcp.save`` was not among the callers, only the end of the thread tells.
+        If ``dcp.save`` was not among the callers, only the end of the thread counts.
         """
         if not self._thread.is_alive():
             return True

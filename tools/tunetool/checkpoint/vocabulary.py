@@ -1,7 +1,8 @@
-"""What `.metadata` of a distributed checkpoint may name, and how each is made, from checked values alone.
+"""The names that `.metadata` of a distributed checkpoint may use, and functions that make the objects from checked
+values.
 
-After torch/distributed/checkpoint/{metadata,filesystem}.py. The objects are torch's own; the classes, and what they do
-when Python unpickles them, are out of the file's reach.
+Based on torch/distributed/checkpoint/{metadata,filesystem}.py. The objects are torch's own, but the file can reach
+neither the classes nor what they do when Python unpickles them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tunetool.checkpoint.pickled import Call, Kind, Refused, Vocabulary
 from tunetool.checkpoint.plain import Malformed, as_complex, as_frozenset, as_set, check_plain, ordered_dict
 
 _DIMENSIONS = 64
-"""torch computes with no more."""
+"""torch supports no more dimensions."""
 _PATH_CHARACTERS = 4096
 
 
@@ -59,8 +60,9 @@ def _one_of(kind: str, known: dict[Any, Any]) -> Call:
     return Call(choose)
 
 
-def _fields(instance: Any, state: Any, known: dict[str, Callable[[Any], bool]]) -> bool:
-    """Sets what ``known`` accepts, and nothing that the class itself has under this name. For the few objects."""
+def _set_fields(instance: Any, state: Any, known: dict[str, Callable[[Any], bool]]) -> bool:
+    """Set the attributes that ``known`` accepts, and unknown plain data, but no name that the class itself has. Returns
+    False if the state is refused. Slow: only for classes with few objects."""
     if type(state) is not dict:
         return False
     for name, value in state.items():
@@ -84,7 +86,7 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
 
 _NONE = type(None)
 _METADATA_FIELDS: dict[str, Callable[[Any], bool]] = {
-    # `_check` looks into the tables, once nothing can change them any more.
+    # `metadata.loads` checks the tables once the pickle can no longer change them.
     "state_dict_metadata": lambda _: True,
     "planner_data": lambda _: True,
     "storage_data": lambda _: True,
@@ -100,14 +102,14 @@ _META_FIELDS: dict[str, Callable[[Any], bool]] = {
 
 
 def _fill_metadata(instance: Any, state: Any) -> bool:
-    return _fields(instance, state, _METADATA_FIELDS)
+    return _set_fields(instance, state, _METADATA_FIELDS)
 
 
-def _fill_meta(instance: Any, state: Any) -> bool:
-    return _fields(instance, state, _META_FIELDS)
+def _fill_storage_meta(instance: Any, state: Any) -> bool:
+    return _set_fields(instance, state, _META_FIELDS)
 
 
-def _fill_place(instance: Any, state: Any) -> bool:
+def _fill_storage_info(instance: Any, state: Any) -> bool:
     if type(state) is not dict:
         return False
     fields = instance.__dict__
@@ -120,7 +122,7 @@ def _fill_place(instance: Any, state: Any) -> bool:
         through = state["transform_descriptors"]
         if len(state) > 4 or type(through) not in (list, tuple) or not all(type(name) is str for name in through):
             return False
-        # A copy: the pickle could still change what it refers to.
+        # A copy, since the pickle could still change the original list.
         fields["transform_descriptors"] = through[:]
     return True
 
@@ -193,11 +195,11 @@ _NAMES: dict[tuple[str, str], Any] = {
             _kind(ChunkStorageMetadata, _fill_chunk),
             _kind(TensorProperties, _fill_properties),
             _kind(MetadataIndex, _fill_index),
-            _kind(StorageMeta, _fill_meta),
+            _kind(StorageMeta, _fill_storage_meta),
         )
     },
     (_TORCH_METADATA, "_MEM_FORMAT_ENCODING"): _one_of("memory format", _MEMORY_FORMATS),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _kind(_StorageInfo, _fill_place),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _kind(_StorageInfo, _fill_storage_info),
     ("torch", "Size"): Call(_size),
     ("torch.serialization", "_get_layout"): _one_of("layout", _LAYOUTS),
     **{
@@ -210,8 +212,8 @@ _NAMES: dict[tuple[str, str], Any] = {
         )
     },
     ("collections", "OrderedDict"): Call(ordered_dict),
-    # `StorageMeta.checkpoint_id` is the path that was saved to. Only its words matter here, and a saver's Windows
-    # path cannot be made on Linux.
+    # `StorageMeta.checkpoint_id` is the path of the save. Only its text matters here, and Linux cannot make a
+    # Windows path.
     **{
         (module, name): _path(pure)
         for module in ("pathlib", "pathlib._local")  # Python 3.13 moved them
@@ -226,7 +228,7 @@ _NAMES: dict[tuple[str, str], Any] = {
 
 
 def _of_torch(module: str, name: str) -> Any:
-    # Exactly one name, so a dotted one cannot walk from here to anything else.
+    # Exactly one name: a dotted one must not reach other objects.
     value = torch.__dict__.get(name) if module == "torch" else None
     if not isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         raise Refused(f"{module}.{name}")
@@ -248,5 +250,5 @@ _LEAVES = (
 
 
 def is_leaf(value: Any) -> bool:
-    """Whether plain data may hold it as it is: it cannot change, and what is in it was checked."""
+    """Whether plain data may contain ``value``: it is immutable, and its contents were checked."""
     return isinstance(value, _LEAVES)

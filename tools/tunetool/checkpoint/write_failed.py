@@ -1,4 +1,4 @@
-"""A data file that could not be written."""
+"""The error for a data file that cannot be written."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from tunetool.errors import CannotJudge
 _HINTS = {
     errno.ENOSPC: "free some space; the previous checkpoint is whole",
     errno.EDQUOT: "raise the quota or free some space; the previous checkpoint is whole",
-    errno.EFBIG: "raise the limit of the size of files (`ulimit -f`), or write more files; the previous one is whole",
+    errno.EFBIG: "raise the file size limit (`ulimit -f`), or write more files; the previous checkpoint is whole",
     errno.EIO: "look at `dmesg | tail` and the drives' health; the previous checkpoint is whole",
 }
 
 
 class WriteFailed(CannotJudge):
-    """A data file could not be written; names the file and the kernel's reason. ``errno`` is the kernel's number."""
+    """A data file cannot be written. The message names the file and the reason; ``errno`` is the kernel's error
+    number."""
 
     errno: int | None = None
 

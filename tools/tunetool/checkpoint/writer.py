@@ -1,4 +1,4 @@
-"""``DirectWriter``: the storage writer for torch.distributed.checkpoint that is bound by the storage alone."""
+"""``DirectWriter``: a storage writer for torch.distributed.checkpoint that saves at the speed of the storage."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ BUFFER_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Saved:
-    """What this rank's last save took. Bytes and seconds.
+    """Figures of this rank's last save, in bytes and seconds.
 
-    ``stall_seconds``: the training loop was held (from ``stage`` until no tensor was needed any more, or all of this
-    rank's writing); ``copy_seconds``: until all bytes had left the tensors; ``write_seconds``: until all files were
-    synced. ``host_bytes``: buffers in use. ``held_for_memory``: not all of it fitted into memory, so that the loop was
-    held while the rest was written. ``direct``: past the page cache. ``gds_bytes``: of ``bytes``, without the host's
-    memory.
+    ``stall_seconds``: how long the training loop waited (from ``stage`` until no tensor was needed any more; for a
+    synchronous save, the whole write); ``copy_seconds``: until all bytes were copied from the tensors;
+    ``write_seconds``: until all files were synced. ``host_bytes``: size of the host buffers. ``held_for_memory``: the
+    data did not fit into host memory, so the loop also waited for writes. ``direct``: written with O_DIRECT.
+    ``gds_bytes``: those of ``bytes`` that were written by GPUDirect Storage.
     """
 
     bytes: int
@@ -52,17 +52,17 @@ class Saved:
 
 @dataclass(frozen=True)
 class _Ticket:
-    """What the coordinator tells each rank about one save, in the plan's ``storage_data``.
+    """What the coordinator sends to each rank for one save, in the plan's ``storage_data``.
 
-    A planner that caches plans (``enable_plan_caching``) drops the plan that comes from the coordinator and hands
-    ``write_data`` the one of an earlier save, with that save's ticket. So a ticket that comes to a rank is kept for its
-    thread as it is unpickled; the same thread then writes.
+    A planner that caches plans (``enable_plan_caching``) drops the plan from the coordinator and passes the plan of an
+    earlier save, with the ticket of that save, to ``write_data``. So a ticket that a rank receives is stored per thread
+    while it is unpickled; the same thread then writes.
     """
 
     token: str
     rank: int
     failed: tuple[str, ...] = ()
-    """Tokens of earlier saves that failed, and may have left files on this rank's node."""
+    """Tokens of earlier saves that failed and may have left files on this rank's node."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrive, (self.token, self.rank, self.failed)
@@ -73,9 +73,9 @@ class _Arrived(threading.local):
 
 
 _arrived = _Arrived()
-"""The ticket of the save that this thread takes part in, until it writes."""
-_used: set[tuple[str, int]] = set()
-"""Token and rank of each ticket that this process has written under."""
+"""The ticket of this thread's current save, until it writes."""
+_used_tickets: set[tuple[str, int]] = set()
+"""Token and rank of each ticket that this process has used for writing."""
 
 
 def _arrive(token: str, rank: int, failed: tuple[str, ...]) -> _Ticket:
@@ -90,17 +90,18 @@ def _take_ticket(plan: SavePlan) -> _Ticket:
             f"the plan carries a `{type(ticket).__name__}` where DirectWriter's coordinator puts the name of the save",
             "let `prepare_global_plan` of the same kind of writer see every plan",
         )
-    if (ticket.token, ticket.rank) in _used:
+    if (ticket.token, ticket.rank) in _used_tickets:
         raise UsageProblem(
-            f"the plan of rank {ticket.rank} belongs to the save `{ticket.token}`, which has written its files already",
-            "the planner reuses plans in a way that torch's own do not: make a new planner for each save",
+            f"the plan of rank {ticket.rank} belongs to the save `{ticket.token}`, which has already written its files",
+            "the planner reuses plans in a way that torch's planners do not: create a new planner for each save",
         )
-    _used.add((ticket.token, ticket.rank))
+    _used_tickets.add((ticket.token, ticket.rank))
     return ticket
 
 
 def default_threads() -> int:
-    """As many as this rank's share of the cores, from 4 to 16: they wait for the storage more than they compute."""
+    """Default number of threads: this rank's share of the cores, from 4 to 16, since threads mostly wait for
+    storage."""
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
     return min(16, max(4, len(os.sched_getaffinity(0)) // max(1, local_ranks)))
 
@@ -108,24 +109,26 @@ def default_threads() -> int:
 class DirectWriter(StorageWriter):
     """Writes torch's own checkpoint format with O_DIRECT from several threads into several files per rank.
 
-    For ``dcp.save`` and ``dcp.async_save``; torch's FileSystemReader (and ``tunetool.checkpoint.DirectReader``) read
-    what it wrote. When ``save`` returns, everything is on the medium, and the directory holds the new checkpoint; until
-    then, and after a failure at any instant, it holds the previous one. Tensors of all devices and dtypes; memory that
-    is not contiguous is put in order piece by piece.
+    For ``dcp.save`` and ``dcp.async_save``; torch's FileSystemReader and ``DirectReader`` can read the checkpoint. When
+    ``save`` returns, all data is on the medium and the directory holds the new checkpoint; before that, and after a
+    failure at any time, it holds the previous one. Tensors of all devices and dtypes are supported; tensors that are
+    not contiguous are reordered piece by piece.
 
-    ``path``: a directory, made if missing; ``checkpoint_id`` of ``dcp.save`` overrides it.
-    ``threads``: that fill buffers and write, per rank. ``files_per_rank``: at most; fewer for a small state.
-    ``buffer_bytes``: of one buffer, a multiple of 4096. A synchronous save takes two buffers per thread of host memory,
-    whatever the state's size; they are kept for the next one (``tunetool.checkpoint.release_buffers``).
-    ``checksums``: xxh3_64 of every tensor's bytes, which ``DirectReader`` verifies.
+    ``path``: a directory, created if missing; ``checkpoint_id`` of ``dcp.save`` overrides it.
+    ``threads``: threads per rank that fill host buffers and write. ``files_per_rank``: largest number of files; fewer
+    for a small state.
+    ``buffer_bytes``: size of one host buffer in bytes, a multiple of 4096. A synchronous save uses two buffers per
+    thread, whatever the size of the state; they are kept for the next save (``release_buffers`` frees them).
+    ``checksums``: store the xxh3_64 of every tensor, which ``DirectReader`` verifies.
     ``overwrite``: whether an existing checkpoint may be replaced.
-    ``gds``: large tensors on a GPU go to the drives by GPUDirect Storage, for which nvidia-fs or a kernel with P2PDMA
-    is needed, and never through the host instead (``last.gds_bytes`` tells how much). Not with ``checksums``, which
-    need the bytes on the host; under ``dcp.async_save`` with ``stager()`` everything is copied to the host.
+    ``gds``: write large tensors from GPU memory to the drives by GPUDirect Storage, which needs nvidia-fs or a kernel
+    with P2PDMA; they are never copied through host memory instead (``last.gds_bytes``: how much was written so).
+    Excludes ``checksums``, which need the data in host memory; with ``dcp.async_save`` and ``stager()`` everything is
+    copied to host memory.
 
-    Raises ``UsageProblem`` for impossible settings and where cuFile is not installed, ``CannotJudge`` (within torch's
-    CheckpointException when ranks are several) for a held lock, too little space, a cuFile that does not open, and a
-    failed write, which names the file and the kernel's reason.
+    Raises ``UsageProblem`` for invalid settings and if cuFile is not installed; ``CannotJudge`` (within torch's
+    CheckpointException if there are several ranks) for a held lock, too little space, a cuFile driver that does not
+    open, and a failed write (the message names the file and the reason).
 
     >>> dcp.save(state, storage_writer=DirectWriter("/scratch/step-100"), planner=DirectSavePlanner())
     """
@@ -149,35 +152,36 @@ class DirectWriter(StorageWriter):
         files = threads if files_per_rank is None else files_per_rank
         self.settings = Settings(threads, files, buffer_bytes, checksums, gds)
         if threads < 1 or files < 1:
-            raise UsageProblem("`threads` and `files_per_rank` must be 1 or more", "leave them out for the defaults")
+            raise UsageProblem("`threads` and `files_per_rank` must be 1 or more", "omit them for the defaults")
         if buffer_bytes < LARGE or buffer_bytes % 4096:
             raise UsageProblem(
-                f"`buffer_bytes` is {buffer_bytes}: it must be a multiple of 4096, 1 MiB or more", "try 8 MiB: 8 << 20"
+                f"`buffer_bytes` is {buffer_bytes}: it must be a multiple of 4096, 1 MiB or more", "use 8 << 20 (8 MiB)"
             )
         if gds and checksums:
             raise UsageProblem(
-                "`gds` and `checksums` exclude each other: a checksum needs the bytes on the host",
-                "leave one of them out",
+                "`gds` and `checksums` exclude each other: a checksum needs the data in host memory",
+                "omit one of them",
             )
         if gds:
             library()
         self.last: Saved | None = None
-        """Of this rank's last completed save."""
+        """Figures of this rank's last completed save."""
         self._hold: Hold | None = None
         self._coordinates = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # dcp.async_save sends it to a process of its own, where no loop is to be held.
+        # dcp.async_save can send the writer to another process, where no training loop waits.
         return {**self.__dict__, "_hold": None}
 
     def stager(self) -> DirectStager:
-        """For ``dcp.async_save(..., async_stager=writer.stager())`` with its default, a thread: the loop goes on as
-        soon as this rank's own share is copied into pinned memory. Where that does not fit, it is held while the rest
-        is written; ``last.held_for_memory`` tells. One save at a time; the next one waits for it."""
+        """The stager for ``dcp.async_save(..., async_stager=writer.stager())`` with its default, a thread: the training
+        loop continues as soon as this rank's part is copied to pinned memory. If the part does not fit, the loop also
+        waits while the rest is written (``last.held_for_memory``). One save runs at a time; the next one waits for
+        it."""
         return DirectStager(self._take_hold)
 
     def _take_hold(self, hold: Hold) -> None:
-        # Here, in the loop's own thread, it is known that the loop's synchronous saves are over.
+        # This runs in the thread of the training loop, so its synchronous saves are over.
         open_saves.end_overdue()
         if self._hold is not None:
             self._hold.join()
@@ -203,35 +207,35 @@ class DirectWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
             raise UsageProblem(
-                "`use_collectives=False` is not for DirectWriter: no rank would know the others' files",
-                "leave it out, or use torch's FileSystemWriter",
+                "DirectWriter does not support `use_collectives=False`: no rank would know the files of the others",
+                "omit it, or use torch's FileSystemWriter",
             )
         self._coordinates = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """On the coordinator: takes the directory's lock. Now, since a planner that caches plans would be out of step
-        with the other ranks' after a failure once it has made the global plan."""
+        """On the coordinator, lock the directory. A failure later than this, once the global plan is made, would leave
+        a planner that caches plans inconsistent with those of the other ranks."""
         if self._coordinates:
             self._begin()
         return plan
 
     def _begin(self) -> commit.Saving:
         if not self.overwrite and (self.path / ".metadata").exists():
-            raise UsageProblem(f"`{self.path}` holds a checkpoint already", "save elsewhere, or with overwrite=True")
+            raise UsageProblem(f"`{self.path}` already holds a checkpoint", "save elsewhere, or with overwrite=True")
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         return open_saves.begin(self.path.absolute(), alone=not several)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinator, once every rank has planned: names the save to each."""
+        """On the coordinator, once every rank has planned: send each rank its ticket."""
         saving = open_saves.current(self.path.absolute()) or self._begin()
         tickets = [_Ticket(saving.token, rank, open_saves.abandoned(saving)) for rank in range(len(plans))]
         if len(tickets) == 1:
-            # Alone, torch hands the plan over as it is.
+            # With a single rank, torch does not pickle the plan.
             _arrived.ticket = tickets[0]
         return [replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets, strict=True)]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, once every rank's files are synced: the new checkpoint replaces the old one."""
+        """On the coordinator, once every rank's files are synced: replace the old checkpoint by the new one."""
         saving = open_saves.close(self.path.absolute())
         try:
             metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
@@ -244,19 +248,19 @@ class DirectWriter(StorageWriter):
             raise
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes and syncs this rank's items. Every tensor is resolved at the start; torch's planners only give
-        references then."""
+        """Write and sync this rank's items. All tensors are resolved at the start; torch's planners then return
+        references only."""
         hold = self._hold if self._hold and self._hold.is_mine() else None
         began = hold.began if hold else time.monotonic()
         ticket = None
         try:
             ticket = _take_ticket(plan)
-            # Drains of older steps give way.
+            # Drains of older steps pause meanwhile.
             with pace.saving(self.path.absolute().parent, make=False):
                 outcome = self._write(ticket, plan, planner, hold)
         except BaseException:
             if ticket is not None:
-                # The coordinator's own share failed: it will not be asked to finish.
+                # The coordinator's own part failed: torch will not call `finish`.
                 open_saves.abandon(self.path.absolute(), ticket.token)
             raise
         finally:
@@ -281,7 +285,7 @@ class DirectWriter(StorageWriter):
 
     def _write(self, ticket: _Ticket, plan: SavePlan, planner: SavePlanner, hold: Hold | None) -> Outcome:
         directory = self.path.absolute()
-        # Where each node has storage of its own, the coordinator made only its own directory, and swept no other.
+        # If each node has its own storage, the coordinator has made and cleaned only the directory on its own node.
         commit.make_directory(directory)
         open_saves.learn(ticket.failed)
         commit.sweep_failed(directory, ticket.failed)

@@ -1,3 +1,4 @@
-"""Ranks on an existing engine: this machine, ssh, DeepSpeed's launcher, Slurm; their guards, verdicts and sign of life.
-It may import ``fleet``, which reads inventories and plays playbooks, and ``measure``; it does not know what ranks
+"""Runs ranks on this machine, over ssh, with DeepSpeed's launcher or with Slurm, and watches them by a guard per node.
+
+It may import ``fleet``, which reads inventories and runs playbooks, and ``measure``; it does not know what ranks
 compute."""

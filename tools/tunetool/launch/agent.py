@@ -1,6 +1,6 @@
-"""torchrun itself, with its verdict as JSON instead of prose: ``agent.py VERDICT ARGUMENTS-OF-TORCHRUN``.
+"""torchrun, with the first failure written as JSON: ``agent.py VERDICT ARGUMENTS-OF-TORCHRUN``.
 
-Run by path under the Python that has torch, so: standard library and torch, nothing of tunetool.
+It is run by path under the Python that has torch, so it imports only the standard library and torch, not tunetool.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(verdict: str, arguments: list[str]) -> int:
-    """Exit status 1, and the first rank that failed in ``verdict``, when a rank fails."""
-    # Killed at once with its parent, as the launcher arranged, torchrun could not end its ranks any more.
+    """Run torchrun. If a rank fails, write the first failed rank to the file ``verdict`` and return exit status 1."""
+    # The launcher arranged SIGKILL at the death of the parent; SIGTERM lets torchrun end its ranks first.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -32,10 +32,10 @@ def main(verdict: str, arguments: list[str]) -> int:
 
 
 def first(failures: Mapping[int, tuple[float, int]]) -> tuple[int, int]:
-    """Which rank failed first, and its exit status, from the second in which each was found dead, and that status.
+    """The rank that failed first, and its exit status. ``failures``: time of death (seconds) and exit status, by rank.
 
-    Within one second a rank that a signal ended is the cause of those that then lost its connection. Those that
-    torchrun ended by SIGTERM are never the cause.
+    Of the ranks that died within the same second, one that was ended by a signal counts as first: the others lost their
+    connection to it. A rank that torchrun ended by SIGTERM is never the cause.
     """
     rank = min(
         failures,

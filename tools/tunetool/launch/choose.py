@@ -1,4 +1,4 @@
-"""Which launcher."""
+"""Makes a launcher from its name on the command line."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NAMES = ("auto", "local", "ssh", "deepspeed", "slurm")
 def launcher(
     name: str, inventory: Path | None, limit: str | None, progress: Progress, slurm: Sequence[str] = ()
 ) -> Launcher:
-    """The launcher that is called ``name``. ``auto``: ``ssh`` with an inventory, ``local`` without one.
+    """The launcher with this name. ``auto``: ``ssh`` if there is an inventory, otherwise ``local``.
 
-    ``slurm``: each ``KEY=VALUE`` for its batch script.
-    Raises ``UsageProblem`` where it cannot be: the wrong name, no inventory, a program that is missing.
+    ``slurm``: options for the batch script, each ``KEY=VALUE``.
+    Raises ``UsageProblem`` for an unknown name, a missing inventory, or a missing program.
     """
     if name == "auto":
         name = "local" if inventory is None else "ssh"
@@ -32,7 +32,7 @@ def launcher(
         raise UsageProblem(f"`--slurm {slurm[0]}` is not for the launcher `{name}`", "add `--launcher slurm`")
     if name == "local":
         if inventory is not None:
-            raise UsageProblem("`--launcher local` takes no inventory", "leave out `-i`, or use `--launcher ssh`")
+            raise UsageProblem("`--launcher local` takes no inventory", "omit `-i`, or use `--launcher ssh`")
         return LocalLauncher(progress)
     if inventory is None:
         raise UsageProblem(f"the launcher `{name}` needs an inventory", "name one with `-i`")

@@ -1,4 +1,4 @@
-"""What becomes of a run, from what the guards of its nodes report. Pure."""
+"""Decides whether a run continues or ends, from the reports of its guards. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from tunetool.launch.spec import Failure
 from tunetool.launch.watchdog import Beat, Stuck, to_blame
 
 SETTLE_SECONDS = 1.0
-"""One rank's death makes others fail within moments; so long more failures are awaited, to name the first cause."""
+"""Seconds to wait for further failures after the first: one rank's death makes others fail, and the cause is
+reported."""
 LOST_SECONDS = 10.0
-"""A guard reports several times a second; so long without a word, and its node is lost."""
+"""Seconds without a report after which a node is lost; a guard reports several times a second."""
 MEET_SECONDS = 90.0
 DUMP_SECONDS = 5.0
 _CONSEQUENCE = re.compile(
@@ -23,7 +24,7 @@ _CONSEQUENCE = re.compile(
 
 @dataclass(frozen=True)
 class Report:
-    """One node, now. ``stuck``: where its ranks are; None until they were asked for their stacks."""
+    """The state of one node. ``stuck``: the code position of each rank; None until the stacks were dumped."""
 
     node: int
     state: Literal["running", "done", "failed"] = "running"
@@ -34,7 +35,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one run: ranks, and seconds."""
+    """The limits of one run: hosts, ranks per host, and time limits in seconds."""
 
     hosts: Sequence[str]
     ranks_per_host: int
@@ -43,17 +44,17 @@ class Limits:
 
     @property
     def world(self) -> int:
-        """All ranks."""
+        """The world size: the number of ranks on all hosts."""
         return len(self.hosts) * self.ranks_per_host
 
     def host_of(self, rank: int) -> str:
-        """Where a rank is."""
+        """The name of the host that runs ``rank``."""
         return self.hosts[rank // self.ranks_per_host]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """``end`` without a failure: all ranks ended well."""
+    """What the guards must do next. ``end`` without a failure: all ranks have succeeded."""
 
     do: Literal["go", "dump", "end"]
     failure: Failure | None = None
@@ -61,7 +62,7 @@ class Decision:
 
 @dataclass
 class Moments:
-    """When, in seconds since the start of the run, something was first seen."""
+    """When events were first seen, in seconds since the start of the run."""
 
     failed: float | None = None
     dumped: float | None = None
@@ -71,8 +72,9 @@ class Moments:
 def decide(
     limits: Limits, reports: Mapping[int, Report], silent: Mapping[int, float], now: float, moments: Moments
 ) -> Decision:
-    """``reports``: the last of each node that has joined; ``silent``: seconds since, infinite for a closed line;
-    ``now``: seconds since the start. ``moments`` is kept from one call to the next."""
+    """Decide what the guards must do. ``reports``: the last report of each node that has joined; ``silent``: seconds
+    since that report, infinite for a closed connection; ``now``: seconds since the start of the run. The caller passes
+    the same ``moments`` to every call."""
     failures = [report.failure for report in reports.values() if report.failure is not None]
     if failures:
         moments.failed = now if moments.failed is None else moments.failed
@@ -84,7 +86,7 @@ def decide(
             return Decision("end", lost(limits.hosts[node]))
     if now > MEET_SECONDS and len(reports) < len(limits.hosts):
         absent = next(host for node, host in enumerate(limits.hosts) if node not in reports)
-        hint = "its guard reaches the first host's port: a firewall between them?"
+        hint = "check that no firewall blocks the connection to the first host"
         return Decision("end", Failure(f"`{absent}` did not join within {MEET_SECONDS:.0f} s", absent, hint))
     if len(reports) == len(limits.hosts) and all(report.state == "done" for report in reports.values()):
         return Decision("end")
@@ -95,7 +97,7 @@ def _watch(limits: Limits, reports: Mapping[int, Report], now: float, moments: M
     beats = {rank: beat for report in reports.values() for rank, beat in report.beats.items()}
     quiet = min([now, *(beat.age for beat in beats.values())])
     if moments.dumped is not None and now <= limits.timeout and quiet <= limits.stall:
-        moments.dumped = None  # they went on while they were asked
+        moments.dumped = None  # the ranks continued while their stacks were dumped
     if moments.dumped is None:
         if now > limits.timeout:
             moments.why = f"the {limits.world} ranks did not end within {limits.timeout:.0f} s"
@@ -104,7 +106,7 @@ def _watch(limits: Limits, reports: Mapping[int, Report], now: float, moments: M
         else:
             return Decision("go")
         moments.dumped = now
-    # A node that ended well has nobody to ask.
+    # A node whose ranks have ended has no stacks.
     running = [report for report in reports.values() if report.state == "running"]
     if any(report.stuck is None for report in running) and now - moments.dumped < DUMP_SECONDS:
         return Decision("dump")
@@ -120,7 +122,7 @@ def _hung(limits: Limits, beats: Mapping[int, Beat], stuck: Mapping[int, Stuck],
     elif rank in stuck:
         where = f"is at {stuck[rank].line}"
     else:
-        where = "did not give its stack: it is stuck in the kernel, or ended"
+        where = "did not dump its stack: it is stuck in the kernel, or has ended"
     table = [
         f"rank {number} on {limits.host_of(number)}: {beats[number].count if number in beats else 0} beats"
         + (f", the last {beats[number].age:.0f} s ago" if number in beats else "")
@@ -133,13 +135,13 @@ def _hung(limits: Limits, beats: Mapping[int, Beat], stuck: Mapping[int, Stuck],
 
 
 def lost(host: str) -> Failure:
-    """A node from which nothing is heard."""
-    return Failure(f"host `{host}` is lost", host, f"look at it: `ssh {host} uptime`")
+    """The failure of a run that has lost contact with a node."""
+    return Failure(f"host `{host}` is lost", host, f"check it: `ssh {host} uptime`")
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
-    """The one that the others follow from: a rank that a signal ended, then one whose words are not about its
-    connections, then the first that was heard of."""
+    """The failure that probably caused the others: a rank ended by a signal, otherwise one whose message is not about
+    connections, otherwise the first reported."""
 
     def order(failure: Failure) -> tuple[bool, bool]:
         return failure.exit is None or failure.exit >= 0, bool(_CONSEQUENCE.search(failure.message))

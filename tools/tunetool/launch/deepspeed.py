@@ -1,8 +1,8 @@
-"""DeepSpeed's own launcher over a hostfile, its ranks watched and brought home like those of ``ssh``.
+"""Runs ranks with DeepSpeed's launcher over a hostfile; guards watch the ranks and fetch their output as for ``ssh``.
 
-``deepspeed`` starts the ranks through pdsh. Their program and environment come from the guard of their node, by file:
-DeepSpeed (0.19.8) hands both over as text in a shell's command line, where a quote or a dollar sign changes them.
-Nothing is ended by a signal to it: it would then end every DeepSpeed launch on the same hosts, by ``pkill -f``.
+``deepspeed`` starts the ranks through pdsh. The guard of each node passes program and environment to the ranks in a
+file: DeepSpeed (0.19.8) passes both as text in a shell command line, where a quote or a dollar sign changes them.
+The ``deepspeed`` process gets no signal: it would then end every DeepSpeed launch on the same hosts, by ``pkill -f``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tunetool.measure.worker import describe_end
 
 _MARK = "TUNETOOL_LAUNCHER"
 _VERDICT_SECONDS = 20.0
-"""DeepSpeed ends soon after a rank does; so long the guards may take to say which."""
+"""Seconds that the guards have to report a failed rank after DeepSpeed has ended."""
 
 
 class DeepspeedLauncher:
-    """``deepspeed --hostfile``, started on this machine, which needs ssh without passwords to every host."""
+    """Runs ``deepspeed --hostfile`` on this machine, which needs ssh access without a password to every host."""
 
     name = "deepspeed"
 
@@ -48,12 +48,12 @@ class DeepspeedLauncher:
         self._progress = progress
 
     def run(self, job: Job, tick: Callable[[], None]) -> None:
-        """See ``tunetool.launch.job.Launcher``. Without hosts in the job: all of the inventory.
+        """See ``tunetool.launch.job.Launcher``. A job without hosts runs on all hosts of the inventory.
 
-        ``job.python`` is at the same path here and on every host: DeepSpeed starts its ranks with its own.
+        ``job.python`` must have the same path here and on every host: DeepSpeed starts ranks with its own interpreter.
         """
         if shutil.which("pdsh") is None:
-            raise UsageProblem("`pdsh` is not on PATH", "DeepSpeed reaches hosts through it: `apt-get install pdsh`")
+            raise UsageProblem("`pdsh` is not on PATH", "DeepSpeed connects to hosts with it: `apt-get install pdsh`")
         python = job.python or sys.executable
         if python == sys.executable and find_spec("deepspeed") is None:
             raise UsageProblem("`deepspeed` is not installed here", "run `pip install 'tunetool[deepspeed]'`")
@@ -83,7 +83,7 @@ class DeepspeedLauncher:
 
 
 class _Deepspeed:
-    """The process, from when every host is prepared."""
+    """The ``deepspeed`` process, which starts when every host is prepared."""
 
     def __init__(
         self, guards: Guards, python: str, hosts: Sequence[Host], local_dir: Path, environment: Mapping[str, str]
@@ -91,25 +91,26 @@ class _Deepspeed:
         self._guards = guards
         self._python = python
         self._hosts = hosts
-        self._here = local_dir
+        self._local_dir = local_dir
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: float | None = None
 
     def watch(self) -> None:
-        """Start it when it is time. Raises ``RankFailed`` when it ended and the guards know of no reason."""
+        """Start the process when all hosts are prepared. Raises ``RankFailed`` if it has ended without a guard's
+        verdict."""
         if self._process is None:
             if len(self._guards.prepared) == len(self._hosts):
                 self._process = self._start()
         elif self._process.poll() is not None:
             self._ended = self._ended or time.monotonic()
             if time.monotonic() - self._ended > _VERDICT_SECONDS:
-                output = tail(self._here / "log")
+                output = tail(self._local_dir / "log")
                 message, hint = describe_end("`deepspeed`", self._process.returncode, output)
                 raise RankFailed(message, hint, raw=output, host=self._hosts[0].name)
 
     def leave(self) -> None:
-        """It ends by itself once its ranks are gone."""
+        """Wait a few seconds for the process, which ends once its ranks are gone; then kill it."""
         if self._process is not None:
             try:
                 self._process.wait(3)
@@ -119,12 +120,14 @@ class _Deepspeed:
 
     def _start(self) -> subprocess.Popen[bytes]:
         port = self._guards.prepared[self._hosts[0].name][0]
-        argv = command(self._python, self._here / "hostfile", self._hosts[0].address, port, self._guards.spec.directory)
-        with (self._here / "log").open("wb") as log:
+        argv = command(
+            self._python, self._local_dir / "hostfile", self._hosts[0].address, port, self._guards.spec.directory
+        )
+        with (self._local_dir / "log").open("wb") as log:
             return subprocess.Popen(
                 argv,
                 env=dict(self._environment),
-                cwd="/",  # there on every host: DeepSpeed goes to the same directory there
+                cwd="/",  # exists on every host: DeepSpeed changes to the same directory there
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -133,27 +136,30 @@ class _Deepspeed:
 
 
 def command(python: str, hosts: Path, address: str, port: int, directory: str) -> list[str]:
-    """DeepSpeed's command line. ``directory``: the guards' on every host."""
+    """DeepSpeed's command line. ``directory``: the guards' directory, with the same path on every host."""
     meet = ["--master_addr", address, "--master_port", str(port)]
-    # A single host would be taken for this machine; its check of ssh knows nothing of our settings.
+    # Without --force_multi, a single host means this machine; the ssh check ignores our ssh settings.
     how = ["--launcher", "pdsh", "--force_multi", "--no_ssh_check", "--no_local_rank"]
     rank = ["--module", "tunetool.launch.start", directory]
     return [python, "-m", "deepspeed.launcher.runner", "--hostfile", str(hosts), *meet, *how, *rank]
 
 
 def hostfile(hosts: Sequence[Host], ranks_per_host: int) -> str:
-    """One line for each host, in the order of their ranks."""
+    """The content of the hostfile: one line per host, in rank order."""
     return "".join(f"{host.name} slots={ranks_per_host}\n" for host in hosts)
 
 
 def ssh_settings(hosts: Sequence[Host], variables: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """How Ansible reaches the hosts, for ssh itself: a configuration file, and arguments beside it.
+    """Ansible's connection settings for plain ssh: the text of a configuration file, and further arguments.
 
-    Raises ``UsageProblem`` where pdsh could not reach them the same way.
+    Raises ``UsageProblem`` for settings that pdsh cannot use.
     """
     common = {str(variables.get(host.name, {}).get("ansible_ssh_common_args", "")) for host in hosts}
     if len(common) > 1:
-        raise UsageProblem("hosts differ in `ansible_ssh_common_args`", "pdsh calls every host in one way: use `ssh`")
+        raise UsageProblem(
+            "hosts differ in `ansible_ssh_common_args`",
+            "pdsh uses the same arguments for every host: use `--launcher ssh`",
+        )
     arguments = shlex.split(common.pop())
     others = ["~/.ssh/config", "/etc/ssh/ssh_config"]
     while "-F" in arguments[:-1]:
@@ -162,7 +168,10 @@ def ssh_settings(hosts: Sequence[Host], variables: Mapping[str, Mapping[str, Any
         del arguments[at : at + 2]
     spaced = next((argument for argument in arguments if any(letter.isspace() for letter in argument)), None)
     if spaced is not None:
-        raise UsageProblem(f"`{spaced}` in `ansible_ssh_common_args` has a space", "pdsh cuts there: use `ssh`")
+        raise UsageProblem(
+            f"`{spaced}` in `ansible_ssh_common_args` has a space",
+            "pdsh splits arguments at spaces: use `--launcher ssh`",
+        )
     blocks = [_block(host, variables.get(host.name, {})) for host in hosts]
     always = ["Host *", "  BatchMode yes", "  ServerAliveInterval 5", "  ServerAliveCountMax 3"]
     return "\n".join([*blocks, *always, *(f"Include {path}" for path in others), ""]), arguments

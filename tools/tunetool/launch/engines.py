@@ -1,4 +1,4 @@
-"""What starts the ranks of one node, as its guard sees it."""
+"""The engines that start the ranks of one node: torchrun by the guard, or another program."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _START = ("-m", "tunetool.launch.start")
 
 
 class Engine(Protocol):
-    """A context: what it started is gone afterwards."""
+    """A context manager: all processes that it started have ended afterwards."""
 
     def __enter__(self) -> Engine:
-        """Starts, where starting is its part."""
+        """Start the ranks, if this engine starts them."""
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends."""
+        """End the ranks."""
 
     def done(self) -> bool:
-        """Whether all ranks of the node ended well."""
+        """Whether all ranks of the node have succeeded."""
 
     def failure(self) -> Failure | None:
-        """The first rank of the node that failed."""
+        """The failure of the first failed rank of the node; None if none failed."""
 
 
 class Torchrun:
-    """torchrun on this node, one of as many as there are nodes."""
+    """One torchrun per node, started by the guard."""
 
     def __init__(self, spec: NodeSpec, directory: Path, environment: Mapping[str, str]) -> None:
         self._spec = spec
@@ -65,34 +65,34 @@ class Torchrun:
     ) -> None:
         if self._ranks is not None:
             for rank_file in started(self._directory).values():
-                self._ranks.know(rank_file["pid"])
+                self._ranks.register_pid(rank_file["pid"])
             self._ranks.end()
 
     def done(self) -> bool:
-        """torchrun ended, and well."""
+        """Whether torchrun has ended with success."""
         return self._ranks is not None and not self._ranks.running() and self.failure() is None
 
     def failure(self) -> Failure | None:
-        """What torchrun said of its ranks."""
+        """The failure that torchrun reports; None if there is none."""
         if self._failure is not None or self._ranks is None or self._ranks.running():
             return self._failure
         try:
             self._ranks.check()
         except RankFailed as error:
-            self._failure = self._tell(self._ranks, error)
+            self._failure = self._failure_of(self._ranks, error)
         return self._failure
 
-    def _tell(self, ranks: Ranks, error: RankFailed) -> Failure:
+    def _failure_of(self, ranks: Ranks, error: RankFailed) -> Failure:
         spec = self._spec
         if error.rank is None:
             return Failure(f"{error.message} (on `{spec.host}`)", spec.host, error.hint, raw=error.raw)
-        output = words(spec, error.rank) or ranks.said(error.rank - spec.ranks.start)
+        output = last_output(spec, error.rank) or ranks.output_of(error.rank - spec.ranks.start)
         message, hint = describe_end(f"rank {error.rank} on `{spec.host}`", ranks.exit or 0, output)
         return Failure(message, spec.host, hint, error.rank, ranks.exit, output)
 
 
 class Adopted:
-    """Ranks that somebody else starts here: DeepSpeed's launcher, or Slurm. They tell of themselves."""
+    """Ranks that another program starts on this node: DeepSpeed's launcher. They report through files."""
 
     def __init__(self, spec: NodeSpec, directory: Path) -> None:
         self._spec = spec
@@ -105,7 +105,7 @@ class Adopted:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ranks are killed by their mark; what started them has no more to do, and leaves."""
+        """Kill the ranks, which are found by their mark; give their starters a few seconds to end, then kill them."""
         deadline = time.monotonic() + _LEAVE_SECONDS
         end_marked(RUN, self._spec.run)
         while self._starters() and time.monotonic() < deadline:
@@ -113,22 +113,24 @@ class Adopted:
         end_all(self._starters)
 
     def done(self) -> bool:
-        """Every rank told that it ended well, and is gone."""
+        """Whether every rank has reported success and has ended."""
         codes = self._codes()
         return len(codes) == self._spec.ranks_per_host and all(code == 0 for code in codes.values())
 
     def failure(self) -> Failure | None:
-        """A rank that told of a bad end, or vanished without a word."""
+        """The failure of the first rank that reported one or disappeared; None if there is none."""
         if self._failure is None:
             spec = self._spec
             for rank, code in sorted(self._codes().items()):
                 if code != 0:
-                    output = words(spec, rank)
+                    output = last_output(spec, rank)
                     which_rank = f"rank {rank} on `{spec.host}`"
                     if code is None:
                         last = (output.strip().splitlines() or ["no message"])[-1].strip()[-300:]
                         vanished = f"{which_rank} was ended by a signal: {last}"
-                        self._failure = Failure(vanished, spec.host, "see `dmesg | tail` there", rank, -9, output)
+                        self._failure = Failure(
+                            vanished, spec.host, f"check `dmesg | tail` on `{spec.host}`", rank, -9, output
+                        )
                     else:
                         message, hint = describe_end(which_rank, code, output)
                         self._failure = Failure(message, spec.host, hint, rank, code, output)
@@ -139,7 +141,7 @@ class Adopted:
         return [pid for pid in naming(str(self._directory)) if pid != os.getppid()]
 
     def _codes(self) -> dict[int, int | None]:
-        """Exit statuses of those that are gone; None for one that did not tell."""
+        """Exit status of each rank that has ended, by rank; None for a rank that did not report one."""
         gone = [
             rank
             for rank, rank_file in started(self._directory).items()
@@ -154,7 +156,7 @@ def _static(spec: NodeSpec, master: tuple[str, int]) -> list[str]:
 
 
 def started(directory: Path) -> dict[int, dict[str, Any]]:
-    """What each rank of this node told of itself when it started: ``pid``, ``local_rank``, ``master``."""
+    """What each rank of this node reported when it started, by rank: ``pid``, ``local_rank``, ``master``."""
     by_rank = {}
     for path in (directory / RANKS).glob("*"):
         if path.name.isdigit():
@@ -164,14 +166,14 @@ def started(directory: Path) -> dict[int, dict[str, Any]]:
 
 
 def ended(directory: Path, rank: int) -> int | None:
-    """The exit status that a rank told at its end."""
+    """The exit status that a rank reported when it ended; None if it has not."""
     try:
         return int((directory / RANKS / f"{rank}{ENDED}").read_text())
     except (OSError, ValueError):
         return None
 
 
-def words(spec: NodeSpec, rank: int) -> str:
-    """The end of what a rank printed: its errors last."""
+def last_output(spec: NodeSpec, rank: int) -> str:
+    """The end of a rank's stdout, then of its stderr."""
     rank_dir = Path(spec.out) / f"rank-{rank}"
     return tail(rank_dir / "stdout.log") + tail(rank_dir / "stderr.log")

@@ -1,4 +1,4 @@
-"""Hosts that ranks run on, as an inventory names them."""
+"""The hosts that run ranks, from an inventory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _READ_SECONDS = 300
 
 @dataclass(frozen=True)
 class Host:
-    """``address``: what other hosts reach it by. ``slots``: the GPUs, or ranks, that it can take; None: unknown."""
+    """``address``: the address for connections from other hosts. ``slots``: the largest number of ranks (GPUs); None if
+    unknown."""
 
     name: str
     address: str
@@ -33,9 +34,9 @@ class Host:
 
 
 def from_inventory(inventory: Path, limit: str | None) -> list[Host]:
-    """The hosts that the inventory and ``limit`` select, in the inventory's order. Raises ``UsageProblem``.
+    """The hosts that the inventory and ``limit`` select, in inventory order. Raises ``UsageProblem``.
 
-    The address is ``ansible_host`` (else the name), the slots are ``tunetool_slots`` where that is set.
+    The address is ``ansible_host`` (default: the name), the slots are ``tunetool_slots`` if set.
     """
     need_ansible()
     need_inventory(inventory)
@@ -46,7 +47,7 @@ def from_inventory(inventory: Path, limit: str | None) -> list[Host]:
 
 
 def host_variables(inventory: Path, playbook: Playbook) -> dict[str, dict[str, Any]]:
-    """Each host's variables, templates not yet filled in."""
+    """Each host's inventory variables; templates are not evaluated. Raises ``CannotJudge`` or ``UsageProblem``."""
     try:
         done = subprocess.run(
             ["ansible-inventory", "-i", str(inventory.resolve()), "--list"],
@@ -77,6 +78,6 @@ def _host(name: str, variables: Mapping[str, Any]) -> Host:
         number = 0
     if number is not None and number < 1:
         raise UsageProblem(
-            f"`tunetool_slots` of `{name}` is `{slots}`", "it is the number of ranks that the host takes"
+            f"`tunetool_slots` of `{name}` is `{slots}`", "set it to the number of ranks that the host can run"
         )
     return Host(name, address, number)

@@ -1,4 +1,4 @@
-"""What is to run, and who can run it."""
+"""The description of a job, and the interface of launchers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tunetool.launch.hosts import Host
 
 @dataclass(frozen=True)
 class Job:
-    """One program on ``ranks_per_host`` ranks of each host.
+    """One program that runs on ``ranks_per_host`` ranks of each host.
 
-    ``program`` is what torchrun takes: ``("-m", "package.module", *arguments)`` or ``("script.py", *arguments)``.
-    ``environment`` is for the ranks alone. ``directory`` is on the control machine: what a rank writes into its
-    ``tunetool.launch.rank.out()`` is found in ``directory/rank-<RANK>`` afterwards, with what it printed in
-    ``stdout.log`` and ``stderr.log``; after a failure too, as far as there is something.
-    No ``hosts``: this machine alone. ``python`` is the interpreter on the hosts; by default this one for this machine,
-    /opt/tunetool/bin/python elsewhere.
-    ``timeout``: seconds for the whole run. ``stall``: seconds without a beat of any rank
-    (``tunetool.launch.rank.beat``) until every rank's stack is dumped into its ``stack.txt`` and all are ended.
+    ``program``: arguments for torchrun, ``("-m", "package.module", *arguments)`` or ``("script.py", *arguments)``.
+    ``environment``: additional variables for the ranks. ``directory``: a directory on the control machine. Files that a
+    rank writes to its ``tunetool.launch.rank.out()`` are in ``directory/rank-<RANK>`` afterwards, with its output in
+    ``stdout.log`` and ``stderr.log``; also after a failure, as far as they exist.
+    Without ``hosts``, the job runs on this machine. ``python``: the interpreter on the hosts; default: the current one
+    for this machine, /opt/tunetool/bin/python elsewhere.
+    ``timeout``: time limit of the run in seconds. ``stall``: seconds without a beat of any rank
+    (``tunetool.launch.rank.beat``) after which every rank's stack is dumped to its ``stack.txt`` and all are ended.
     """
 
     program: Sequence[str]
@@ -39,11 +39,11 @@ class Launcher(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is called on the command line."""
+        """The name of the launcher on the command line."""
 
     def run(self, job: Job, tick: Callable[[], None]) -> None:
-        """Until all ranks ended well; ``tick`` is called often meanwhile.
+        """Run the job until all ranks have succeeded; ``tick`` is called repeatedly.
 
-        Raises ``tunetool.launch.local.RankFailed``, which names the rank and its host. Afterwards nothing of the run is
-        left on any node: no process, no file in /dev/shm, no directory; on an error and on Ctrl-C too.
+        Raises ``tunetool.launch.local.RankFailed``, which names the rank and its host. Nothing of the run remains on
+        any node (no process, no file in /dev/shm, no directory), also after an error or Ctrl-C.
         """

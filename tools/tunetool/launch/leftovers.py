@@ -1,9 +1,9 @@
-"""What a run leaves in /dev/shm: known by its name and its owner's processes, removed when nobody has it mapped.
+"""Removes what a run leaves in /dev/shm: files that belong to the run and that no process has mapped.
 
 DeepSpeed's shared buffers are ``deepspeed_allreduce_buffer_UID_ADDRESS_PORT_RANK`` with the run's MASTER_ADDR and
 MASTER_PORT (deepspeed 0.19, ops/csrc/cpu/comm/shm.cpp; it never unlinks them); torch's are ``torch_PID_RANDOM_NUMBER``
 of the process that made them (torch 2.13, torch/csrc/StorageSharing.cpp). NCCL and Python's shared memory have random
-names (``nccl-*``, ``psm_*``): those that this run's processes had mapped are its own.
+names (``nccl-*``, ``psm_*``): those that processes of the run had mapped belong to the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAMELESS = ("nccl-", "psm_")
 
 
 class Leftovers:
-    """What one run's processes on this node have, or had, in ``shm``. ``look`` now and then while they run."""
+    """The files of one run in ``shm`` on this node. Call ``look`` repeatedly while its processes run."""
 
     def __init__(self, shm: Path = SHM) -> None:
         self._shm = shm
@@ -28,18 +28,19 @@ class Leftovers:
         self._buffers: set[str] = set()
 
     def look(self, pids: Iterable[int]) -> None:
-        """Remember who they are, and what they have mapped."""
+        """Record these processes of the run and the files that they have mapped."""
         for pid in pids:
             self._pids.add(pid)
             self._mapped |= {name for name in mapped_names(pid, self._shm) if name.startswith(_NAMELESS)}
 
-    def meet_at(self, address: str, port: str, world: int) -> None:
-        """Where the ranks meet, after which DeepSpeed names its buffers."""
+    def expect_buffers(self, address: str, port: str, world: int) -> None:
+        """Add the names of DeepSpeed's buffers, which contain the address and port of the rendezvous."""
         begin = f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_"
         self._buffers |= {f"{begin}{rank}" for rank in range(world)}
 
     def remove(self) -> list[str]:
-        """Remove what is this run's. The names of those that somebody else has mapped, which stay."""
+        """Remove the files of the run. Returns the names of files that remain because another process has them
+        mapped."""
         try:
             entries = [entry for entry in os.scandir(self._shm) if self._ours(entry)]
         except OSError:
@@ -68,7 +69,7 @@ class Leftovers:
 
 
 def mapped_names(pid: int, shm: Path = SHM) -> set[str]:
-    """The files right under ``shm`` that a process has mapped."""
+    """The names of files directly in ``shm`` that a process has mapped."""
     begin = f"{shm}/"
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()

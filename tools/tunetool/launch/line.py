@@ -1,7 +1,7 @@
-"""The line between the guards of a run's nodes: every one reports to the first, which decides for all.
+"""The connections between the guards of a run: each guard reports to that of the first node, which decides for all.
 
-JSON lines over TCP, several a second in both directions, so that silence means something. The run's secret word is
-the first thing that a guard says; others are not listened to.
+They exchange JSON lines over TCP several times a second in both directions, so that silence means a lost node. A guard
+must send the secret of the run first; other connections are closed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _LONGEST = 4 * 2**20
 
 
 class Line(Protocol):
-    """What a guard knows of the run."""
+    """A guard's connection to the rest of the run."""
 
     def exchange(self, report: Report) -> Decision:
-        """Report, and hear what to do. Never waits."""
+        """Send a report, and return the current decision. Never waits."""
 
 
 @contextlib.contextmanager
 def meet_others(spec: NodeSpec) -> Iterator[Line]:
-    """The line of this node. Left, it tells the others; the first node's decision has then reached them."""
+    """The connection of this node. When the context ends on the first node, the others get the final decision."""
     hub = Hub(spec) if spec.node == 0 else None
     line = hub or Follower(spec)
     try:
@@ -44,7 +44,7 @@ def meet_others(spec: NodeSpec) -> Iterator[Line]:
 
 
 class Hub:
-    """The first node's end, or a lonely node's."""
+    """The side of the first node, which decides; also used if there is only one node."""
 
     def __init__(self, spec: NodeSpec) -> None:
         self._limits = Limits(spec.hosts, spec.ranks_per_host, spec.timeout, spec.stall)
@@ -52,30 +52,30 @@ class Hub:
         self._began = time.monotonic()
         self._moments = Moments()
         self._reports: dict[int, Report] = {}
-        self._heard: dict[int, float] = {}
+        self._last_heard: dict[int, float] = {}
         self._guests: list[_Stream] = []
-        self._said = 0.0
+        self._last_sent = 0.0
         self._decision = Decision("go")
         self._server: socket.socket | None = None
         if spec.master is not None and len(spec.hosts) > 1:
-            # On every address: this host's own name may lead to its loopback here.
+            # Listen on every address: this host's own name may resolve to its loopback address here.
             family = socket.AF_INET6 if ":" in spec.master[0] else socket.AF_INET
             self._server = socket.create_server(("", spec.line_port), family=family)
             self._server.setblocking(False)
 
     def exchange(self, report: Report) -> Decision:
-        """Decides, once for all: what was decided to end stays so."""
+        """Decide for all nodes. A decision to end is final."""
         self._reports[report.node] = report
         self._listen()
         if self._decision.do != "end":
             now = time.monotonic()
-            silent = {node: now - heard for node, heard in self._heard.items()}
+            silent = {node: now - heard for node, heard in self._last_heard.items()}
             self._decision = decide(self._limits, self._reports, silent, now - self._began, self._moments)
-        if time.monotonic() - self._said > _EVERY or self._decision.do == "end":
-            self._said = time.monotonic()
+        if time.monotonic() - self._last_sent > _EVERY or self._decision.do == "end":
+            self._last_sent = time.monotonic()
             for guest in self._guests:
                 if guest.node is not None:
-                    guest.say(asdict(self._decision))
+                    guest.send(asdict(self._decision))
         return self._decision
 
     def _listen(self) -> None:
@@ -83,7 +83,7 @@ class Hub:
             while self._server is not None:
                 self._guests.append(_Stream(self._server.accept()[0]))
         for guest in list(self._guests):
-            for message in guest.hear():
+            for message in guest.receive():
                 if guest.node is None:
                     has_secret = hmac.compare_digest(str(message.get("run")), self._run)
                     node = message.get("node")
@@ -93,20 +93,20 @@ class Hub:
                     guest.node = node
                 else:
                     self._reports[guest.node] = _report(message)
-                    self._heard[guest.node] = time.monotonic()
+                    self._last_heard[guest.node] = time.monotonic()
             if guest.closed:
                 self._guests.remove(guest)
                 if guest.node is not None:
-                    self._heard[guest.node] = -math.inf
+                    self._last_heard[guest.node] = -math.inf
 
     def close(self) -> None:
-        """Once the others have read what was decided, as far as they are there."""
+        """Send the final decision, wait a few seconds until the other nodes have read it, then close."""
         if self._decision.do != "end":
             self._decision = Decision("end", Failure("the run was ended", self._limits.hosts[0]))
             for guest in self._guests:
-                guest.say(asdict(self._decision))
+                guest.send(asdict(self._decision))
         deadline = time.monotonic() + _PART_SECONDS
-        # A guest closes when it was told; closing before it did could take the words away from it.
+        # A guest closes after it has read the decision; closing first could discard the data.
         while self._guests and time.monotonic() < deadline:
             self._listen()
             time.sleep(0.02)
@@ -117,7 +117,7 @@ class Hub:
 
 
 class Follower:
-    """The end of every other node."""
+    """The side of every other node."""
 
     def __init__(self, spec: NodeSpec) -> None:
         assert spec.master is not None  # noqa: S101  (of several nodes each knows where they meet)
@@ -125,13 +125,13 @@ class Follower:
         self._address = (spec.master[0], spec.line_port)
         self._began = time.monotonic()
         self._tried = -math.inf
-        self._said = 0.0
-        self._heard = time.monotonic()
+        self._last_sent = 0.0
+        self._last_heard = time.monotonic()
         self._stream: _Stream | None = None
         self._decision = Decision("go")
 
     def exchange(self, report: Report) -> Decision:
-        """What the first node decided; that it is lost, where it is silent."""
+        """Report, and return the decision of the first node; if that node is silent, the decision is to end."""
         if self._decision.do == "end":
             return self._decision
         if self._stream is None:
@@ -139,16 +139,16 @@ class Follower:
             if self._stream is None:
                 return self._decision
         now = time.monotonic()
-        if now - self._said > _EVERY or report.state != "running" or report.stuck is not None:
-            self._said = now
-            self._stream.say(asdict(report))
-        for message in self._stream.hear():
-            self._heard = now
+        if now - self._last_sent > _EVERY or report.state != "running" or report.stuck is not None:
+            self._last_sent = now
+            self._stream.send(asdict(report))
+        for message in self._stream.receive():
+            self._last_heard = now
             failure = message.get("failure")
             self._decision = Decision(message["do"], None if failure is None else Failure(**failure))
             if self._decision.do == "end":
                 return self._decision
-        if self._stream.closed or now - self._heard > LOST_SECONDS:
+        if self._stream.closed or now - self._last_heard > LOST_SECONDS:
             self._decision = Decision("end", lost(self._spec.hosts[0]))
         return self._decision
 
@@ -163,24 +163,24 @@ class Follower:
             if now - self._began > MEET_SECONDS:
                 where = f"`{self._spec.hosts[0]}` at {self._address[0]} port {self._address[1]}"
                 why = Failure(
-                    f"`{self._spec.host}` does not reach {where}: {error.strerror or error}",
+                    f"`{self._spec.host}` cannot connect to {where}: {error.strerror or error}",
                     self._spec.host,
-                    "the nodes of a run must reach each other: look for a firewall",
+                    "the nodes of a run must be able to connect to each other: check for a firewall",
                 )
                 self._decision = Decision("end", why)
             return
-        self._heard = time.monotonic()
+        self._last_heard = time.monotonic()
         self._stream = stream
-        stream.say({"run": self._spec.run, "node": self._spec.node})
+        stream.send({"run": self._spec.run, "node": self._spec.node})
 
     def close(self) -> None:
-        """The first node sees it."""
+        """Close the connection, which the first node notices."""
         if self._stream is not None:
             self._stream.close()
 
 
 class _Stream:
-    """JSON lines, never waiting."""
+    """JSON lines over a non-blocking socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -191,7 +191,7 @@ class _Stream:
         self._read = b""
         self._unsent = b""
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         self._unsent += json.dumps(message).encode() + b"\n"
         try:
             self._unsent = self._unsent[self._connection.send(self._unsent) :]
@@ -201,7 +201,7 @@ class _Stream:
         except OSError:
             self.close()
 
-    def hear(self) -> Iterator[dict[str, Any]]:
+    def receive(self) -> Iterator[dict[str, Any]]:
         while not self.closed:
             try:
                 part = self._connection.recv(65536)

@@ -1,4 +1,4 @@
-"""Ranks on this machine, started and watched by torchrun: logs for each, all ended together, the first to die named.
+"""Ranks on this machine, started by torchrun: one log per rank; all are ended together; the first failure is named.
 
 ``run_ranks`` runs a program to its end. ``Ranks`` is the same as a context, for who talks to them meanwhile
 (``tunetool.launch.orders``).
@@ -22,13 +22,14 @@ from tunetool.measure import worker
 from tunetool.measure.worker import TAIL, TICK, describe_end
 
 _POLITE_SECONDS = 10.0
-"""torchrun hands SIGTERM on to its ranks and waits for them."""
+"""Seconds to wait after SIGTERM, which torchrun passes to its ranks before it waits for them."""
 _VERDICT, _OWN_LOG = "verdict.json", "torchrun.log"
 
 
 class RankFailed(CannotJudge):
-    """A rank died, or could not be started. ``rank`` is None when torchrun itself failed; ``raw`` is what was said;
-    ``host`` is where, in a run of ``tunetool.launch.job``."""
+    """A rank failed or could not be started. ``rank`` is None if torchrun itself failed; ``raw``: the end of the
+    output;
+    ``host``: the host of the rank, in a run of ``tunetool.launch.job``."""
 
     def __init__(
         self, message: str, hint: str | None = None, rank: int | None = None, raw: str = "", host: str | None = None
@@ -40,9 +41,9 @@ class RankFailed(CannotJudge):
 
 
 class Ranks:
-    """``world`` processes of one program. A context: all of them are gone afterwards, however it is left.
+    """``world`` processes of one program. A context manager: all processes have ended when it is left, for any reason.
 
-    ``meet``: torchrun's arguments for how these ranks find those of other machines; by default there are no others.
+    ``meet``: torchrun's rendezvous arguments, for ranks on several machines; default: this machine only.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Ranks:
         self.world = world
         self.log_dir = log_dir
         self.exit: int | None = None
-        """Exit status of the rank that failed first; negative for a signal."""
+        """Exit status of the rank that failed first; negative for a signal number."""
         self._started: list[int] = []
         log_dir.mkdir(parents=True, exist_ok=True)
         (log_dir / _VERDICT).unlink(missing_ok=True)
@@ -88,28 +89,28 @@ class Ranks:
     ) -> None:
         self.end()
 
-    def know(self, pid: int) -> None:
-        """A rank told its process id: it leads a process group, which is ended with it."""
+    def register_pid(self, pid: int) -> None:
+        """Register the process id of a rank, which leads a process group: ``end`` ends the whole group."""
         self._started.append(pid)
 
     def running(self) -> bool:
-        """Whether torchrun still has its ranks."""
+        """Whether torchrun is still running."""
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Raises ``RankFailed`` when torchrun ended and did not end well."""
+        """Raises ``RankFailed`` if torchrun has ended with a failure."""
         if self._process.poll():
             raise self.failure()
 
     def wait(self, timeout: float, tick: Callable[[], None] = lambda: None) -> None:
-        """Until all ranks ended well. Raises ``RankFailed``."""
+        """Wait until all ranks have succeeded, at most ``timeout`` seconds. Raises ``RankFailed``."""
         deadline = time.monotonic() + timeout
         while self.running():
             if time.monotonic() > deadline:
                 self.end()
                 raise RankFailed(
                     f"the {self.world} ranks did not end within {timeout:.0f} s",
-                    "look for stuck I/O: `dmesg | tail`",
+                    "check for stuck I/O: `dmesg | tail`",
                     raw=self.messages(),
                 )
             tick()
@@ -117,7 +118,7 @@ class Ranks:
         self.check()
 
     def failure(self) -> RankFailed:
-        """The rank that died first, with the last thing that it said."""
+        """End the ranks, and return the error of the rank that failed first, with the end of its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_POLITE_SECONDS)
         self.end()
@@ -128,18 +129,18 @@ class Ranks:
             output = tail(self.log_dir / _OWN_LOG)
             return RankFailed(*describe_end("torchrun", self._process.returncode or 0, output), raw=output)
         self.exit = code
-        output = self.said(rank)
+        output = self.output_of(rank)
         return RankFailed(*describe_end(f"rank {rank}", code, output), rank=rank, raw=output)
 
-    def said(self, rank: int) -> str:
-        """The end of what a rank printed: its own lines last."""
+    def output_of(self, rank: int) -> str:
+        """The end of a rank's output: stdout, stderr last."""
         # torchrun: LOG_DIR/RUN_ID/attempt_N/LOCAL_RANK/
         logs = sorted(self.log_dir.glob(f"*/attempt_*/{rank}/std*.log"), reverse=True)
         return "".join(tail(path) for path in logs)
 
     def messages(self) -> str:
-        """The end of what each rank printed."""
-        parts = [f"--- rank {rank}\n{output}" for rank in range(self.world) if (output := self.said(rank))]
+        """The end of the output of every rank and of torchrun."""
+        parts = [f"--- rank {rank}\n{output}" for rank in range(self.world) if (output := self.output_of(rank))]
         torchrun_log = tail(self.log_dir / _OWN_LOG)
         return "\n".join([*parts, f"--- torchrun\n{torchrun_log}"] if torchrun_log else parts)
 
@@ -187,7 +188,7 @@ def rank_environment(environment: Mapping[str, str], world: int, cpu_count: int)
 
 
 def tail(path: Path) -> str:
-    """The end of a file of messages; nothing where there is none."""
+    """The last ``TAIL`` bytes of a text file; empty if the file cannot be read."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Which of this machine's network interfaces leads to the other nodes."""
+"""Finds the network interface that leads to the other nodes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _SIOCGIFADDR = 0x8915
 
 
 def interface_towards(address: str) -> str | None:
-    """The interface that has the address from which this machine talks to ``address``. IPv4; None where unknown.
+    """The network interface from which this machine connects to ``address`` (IPv4); None if unknown.
 
-    gloo and NCCL take what the machine's own name resolves to, or any interface that is up: 127.0.1.1 on Debian.
+    By default, gloo and NCCL use the address to which the host name resolves (127.0.1.1 on Debian), or any interface.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing: only asks for the route
+            probe.connect((address, 9))  # sends nothing, only looks up the route
             own_address = probe.getsockname()[0]
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):

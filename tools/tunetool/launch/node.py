@@ -1,8 +1,8 @@
 """A node's guard: ``python -m tunetool.launch.node DIR`` starts the ranks of one node, watches them, and cleans up.
 
-DIR holds ``spec.json`` (``tunetool.launch.spec``), and ``verdict.json`` in the end. Standard input is the lifeline: at
-its end, or on SIGTERM, the ranks are ended. The guard outlives whoever launched it, so that nothing of the run
-stays behind when that one is killed outright; then it removes DIR too.
+DIR contains ``spec.json`` (``tunetool.launch.spec``), and ``verdict.json`` at the end. The guard ends the ranks when
+its standard input is closed or on SIGTERM. It survives the launcher, so that nothing of the run remains if the launcher
+is killed; it then removes DIR too.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from tunetool.launch.watchdog import Stuck, innermost, read_beats
 from tunetool.measure.marked_processes import end_marked, has_mark, marked
 
 _TICK = 0.1
-_LOOK_EVERY = 2.0
+_NOTE_EVERY = 2.0
 _DUMP_SECONDS = 3.0
-"""faulthandler writes from a signal's handler, at once, unless the process is stuck in the kernel."""
+"""Seconds to wait for stacks. faulthandler writes them at once, unless the process is stuck in the kernel."""
 
 
 class Guard:
-    """One node's part of a run, from the first process to the last."""
+    """Runs one node's part of a run."""
 
     def __init__(self, directory: Path, spec: NodeSpec) -> None:
         self._directory = directory
         self._spec = spec
         self._leftovers = Leftovers()
-        self._looked = 0.0
+        self._noted_at = 0.0
         self._stuck: dict[int, Stuck] | None = None
         self._hung_up = False
 
     def run(self) -> Verdict:
-        """Until the run ended on all nodes. Nothing of it is left on this one."""
+        """Run until the run has ended on all nodes. Nothing of it remains on this node except DIR."""
         spec = self._spec
         environment = rank_variables(spec, self._directory)
         program = {"program": list(spec.program), "environment": environment}
@@ -64,21 +64,21 @@ class Guard:
                     with engine:
                         try:
                             while True:
-                                self._look()
+                                self._note_leftovers()
                                 decision = line.exchange(self._report(engine))
                                 if decision.do == "end":
                                     failure = decision.failure
                                     break
                                 if self._wait():
-                                    failure = Failure("the launcher is gone", spec.host)
+                                    failure = Failure("the launcher has ended", spec.host)
                                     break
                                 if decision.do == "go":
                                     self._stuck = None
                                 elif self._stuck is None:
                                     self._stuck = self._dump()
                         finally:
-                            # Ended by a signal, too: only now it is known what the ranks have in shared memory.
-                            self._look(now=True)
+                            # Also after a signal: the files in shared memory are known only now.
+                            self._note_leftovers(now=True)
                 finally:
                     end_marked(RUN, spec.run)
         except OSError as error:
@@ -90,19 +90,19 @@ class Guard:
 
     @property
     def abandoned(self) -> bool:
-        """Nobody waits for a verdict."""
+        """Whether the launcher has ended, so that nobody waits for a verdict."""
         return self._hung_up
 
-    def _look(self, now: bool = False) -> None:
-        if not now and time.monotonic() - self._looked < _LOOK_EVERY:
+    def _note_leftovers(self, now: bool = False) -> None:
+        if not now and time.monotonic() - self._noted_at < _NOTE_EVERY:
             return
-        self._looked = time.monotonic()
+        self._noted_at = time.monotonic()
         ranks_here = started(self._directory).values()
-        # A rank that is gone already has told its id; what it started is known only from a look.
+        # A rank that has ended has reported its id; its child processes are known only while they run.
         self._leftovers.look([*marked(RUN, self._spec.run), *(rank_file["pid"] for rank_file in ranks_here)])
         for rank_file in ranks_here:
             address, port = rank_file["master"]
-            self._leftovers.meet_at(address, port, self._spec.world)
+            self._leftovers.expect_buffers(address, port, self._spec.world)
 
     def _report(self, engine: Engine) -> Report:
         beats = read_beats(self._directory)
@@ -112,13 +112,13 @@ class Guard:
         return Report(self._spec.node, "done" if engine.done() else "running", None, beats, self._stuck)
 
     def _wait(self) -> bool:
-        """A moment. Whether the launcher hung up meanwhile."""
+        """Wait a moment. Returns whether the launcher has closed standard input."""
         ready, _, _ = select.select([0], [], [], _TICK)
         self._hung_up = bool(ready) and not os.read(0, 4096)
         return self._hung_up
 
     def _dump(self) -> dict[int, Stuck]:
-        """Every rank's stack into its ``stack.txt``, and where each of them is."""
+        """Dump every rank's stack to its ``stack.txt``; returns the code position of each rank."""
         stack_files = {rank: Path(self._spec.out) / f"rank-{rank}" / STACK for rank in started(self._directory)}
         before = {rank: _size(path) for rank, path in stack_files.items()}
         for rank_file in started(self._directory).values():
@@ -134,7 +134,7 @@ class Guard:
 
 
 def rank_variables(spec: NodeSpec, directory: Path) -> dict[str, str]:
-    """What the ranks of this node get on top of the environment that they are started in."""
+    """The environment variables that the ranks of this node get in addition."""
     variables = {
         **spec.environment,
         RUN: spec.run,
@@ -162,20 +162,20 @@ def _read(path: Path) -> str:
         return ""
 
 
-class _Told(BaseException):
-    """SIGTERM."""
+class _Terminated(BaseException):
+    """The guard got SIGTERM."""
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
-    raise _Told
+    raise _Terminated
 
 
 def main(name: str) -> int:
-    """Exit status 0 when there is a verdict."""
+    """Run the guard for the directory ``name``. Returns exit status 0 if it has written a verdict, 3 after SIGTERM."""
     directory = Path(name)
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever launched this decides
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     spec = read_spec(directory)
     guard = Guard(directory, spec)
     abandoned = True
@@ -183,7 +183,7 @@ def main(name: str) -> int:
         verdict = guard.run()
         abandoned = guard.abandoned
         write(verdict, directory, VERDICT)
-    except _Told:
+    except _Terminated:
         return 3
     finally:
         if abandoned:

@@ -1,7 +1,7 @@
-"""Talking to ranks while they run: one line of JSON to each, one back from each, over a socket of their own.
+"""Sends orders to running ranks: one line of JSON to each rank, one line back, over a Unix socket.
 
-The launcher's side is ``Orders``; a rank calls ``serve``. A rank whose launcher is gone ends at once, with all that it
-started.
+The launcher uses ``Orders``; a rank calls ``serve``. A rank ends at once, with its child processes, when the launcher
+has ended.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tunetool.measure.worker import TAIL, die_with_parent
 VARIABLE = "TUNETOOL_ORDERS"
 _TICK = 0.2
 _STRAGGLERS = 20.0
-"""When one rank reports an error, the others may hang in a collective that it left: so long they may take."""
+"""Seconds that the other ranks have after one reports an error: they may hang in a collective."""
 
 
 class OrderFailed(RankFailed):
-    """Ranks reported an error. ``together``: every one of them answered, so that they can go on."""
+    """A rank reported an error. ``together``: every rank has answered, so that they can continue."""
 
     def __init__(self, message: str, rank: int, together: bool, raw: str = "") -> None:
         super().__init__(message, None, rank, raw)
@@ -50,10 +50,10 @@ class _Line:
 
 
 class Orders:
-    """The launcher's end. A context: make it first, give its ``environment`` to the ranks, then ``meet`` them.
+    """The launcher's side, a context manager: create it, pass its ``environment`` to the ranks, then call ``meet``.
 
-    ``directory`` belongs to this user alone (mode 0700): who can connect can give orders. The name of a socket has 107
-    bytes at most, so it lies not deep.
+    ``directory`` must be private to this user (mode 0700), since every process that can connect can give orders. Its
+    path must be short: a socket path has at most 107 bytes. Raises ``CannotJudge``.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -66,7 +66,8 @@ class Orders:
         except OSError as error:
             self._server.close()
             raise CannotJudge(
-                f"`{self._path}` cannot be made: {error.strerror or error}", "set TMPDIR to a short path: `/tmp`, say"
+                f"`{self._path}` cannot be created: {error.strerror or error}",
+                "set TMPDIR to a short path such as `/tmp`",
             ) from None
 
     def __enter__(self) -> Orders:
@@ -82,11 +83,12 @@ class Orders:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a rank where to call."""
+        """Environment variables that tell a rank where to connect."""
         return {VARIABLE: str(self._path)}
 
     def meet(self, ranks: Ranks, timeout: float, tick: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
-        """What each rank says of itself, by rank. Raises ``RankFailed``."""
+        """Wait until every rank has connected; returns the hello message of each rank, by rank. Raises
+        ``RankFailed``."""
         deadline = time.monotonic() + timeout
         waiting: list[_Line] = []
         with selectors.DefaultSelector() as selector:
@@ -103,18 +105,19 @@ class Orders:
                         if key.data.answers:
                             self._greet(ranks, key.data)
                 tick()
-                _patience(ranks, deadline, timeout, "start")
+                _check_deadline(ranks, deadline, timeout, "start")
         return [self._lines[rank].answers.pop() for rank in range(ranks.world)]
 
     def _greet(self, ranks: Ranks, line: _Line) -> None:
         line.rank = int(line.answers[-1]["rank"])
-        ranks.know(int(line.answers[-1]["pid"]))
+        ranks.register_pid(int(line.answers[-1]["pid"]))
         self._lines[line.rank] = line
 
     def ask(
         self, ranks: Ranks, order: Mapping[str, Any], timeout: float, tick: Callable[[], None] = lambda: None
     ) -> list[dict[str, Any]]:
-        """Each rank's answer, by rank. Raises ``RankFailed`` for a death or silence, ``OrderFailed`` for an error."""
+        """Send an order; returns each rank's answer, by rank. Raises ``RankFailed`` if a rank dies or does not answer
+        within ``timeout`` seconds, ``OrderFailed`` if a rank reports an error."""
         text = json.dumps(order).encode() + b"\n"
         for line in self._lines.values():
             try:
@@ -135,7 +138,7 @@ class Orders:
                     deadline = min(deadline, time.monotonic() + _STRAGGLERS)
                     if time.monotonic() > deadline - _TICK and missing:
                         raise _error(failed, ranks, together=False)
-                _patience(ranks, deadline, timeout, str(order.get("do")))
+                _check_deadline(ranks, deadline, timeout, str(order.get("do")))
         answers = {rank: line.answers.pop() for rank, line in self._lines.items()}
         errors = [(rank, reply) for rank, reply in sorted(answers.items()) if "error" in reply]
         if errors:
@@ -147,7 +150,7 @@ class Orders:
         return next(((rank, reply) for rank, reply in answered if "error" in reply), None)
 
     def dismiss(self, ranks: Ranks, patience: float) -> None:
-        """Let the ranks end in order, so that nothing of theirs stays in shared memory."""
+        """Tell the ranks to end, and wait up to ``patience`` seconds, so that they leave nothing in shared memory."""
         for line in self._lines.values():
             with contextlib.suppress(OSError):
                 line.stream.sendall(b'{"do": "end"}\n')
@@ -167,14 +170,14 @@ def _receive(line: _Line) -> None:
         line.answers.append(json.loads(text))
 
 
-def _patience(ranks: Ranks, deadline: float, timeout: float, activity: str) -> None:
+def _check_deadline(ranks: Ranks, deadline: float, timeout: float, activity: str) -> None:
     ranks.check()
     if time.monotonic() > deadline:
         raw = ranks.messages()
         ranks.end()
         raise RankFailed(
-            f"`{activity}` was not done within {timeout:.0f} s, and the ranks were ended",
-            "look for stuck I/O: `dmesg | tail`",
+            f"`{activity}` took longer than {timeout:.0f} s, and the ranks were ended",
+            "check for stuck I/O: `dmesg | tail`",
             raw=raw,
         )
 
@@ -182,16 +185,16 @@ def _patience(ranks: Ranks, deadline: float, timeout: float, activity: str) -> N
 def _error(failed: tuple[int, dict[str, Any]], ranks: Ranks, together: bool) -> OrderFailed:
     rank, reply = failed
     message = f"{reply['kind']}: {reply['error']}"
-    return OrderFailed(message, rank, together, str(reply.get("trace", "")) or ranks.said(rank))
+    return OrderFailed(message, rank, together, str(reply.get("trace", "")) or ranks.output_of(rank))
 
 
 def serve(rank: int, answer: Callable[[dict[str, Any]], dict[str, Any]], hello: Mapping[str, Any]) -> None:
-    """A rank's end: answer orders until ``end`` comes. An exception becomes the answer."""
+    """A rank's side: answer orders until the order ``end``. An exception of ``answer`` is sent as the answer."""
     die_with_parent()
     with socket.socket(socket.AF_UNIX) as stream:
         stream.connect(os.environ[VARIABLE])
         orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        _say(stream, {"rank": rank, "pid": os.getpid(), **hello})
+        _send(stream, {"rank": rank, "pid": os.getpid(), **hello})
         threading.Thread(target=_listen, args=(stream, orders), daemon=True).start()
         while (order := orders.get())["do"] != "end":
             try:
@@ -200,7 +203,7 @@ def serve(rank: int, answer: Callable[[dict[str, Any]], dict[str, Any]], hello: 
                 traceback.print_exc()
                 trace = traceback.format_exc()[-TAIL:]
                 reply = {"kind": type(error).__name__, "error": _one_line(error), "trace": trace}
-            _say(stream, reply)
+            _send(stream, reply)
 
 
 def _listen(stream: socket.socket, orders: queue.SimpleQueue[dict[str, Any]]) -> None:
@@ -209,7 +212,7 @@ def _listen(stream: socket.socket, orders: queue.SimpleQueue[dict[str, Any]]) ->
         orders.put(order)
         if order["do"] == "end":
             return
-    # The launcher is gone, and a rank in the middle of a save would not notice.
+    # The launcher has ended; a rank in the middle of a save would not notice.
     with contextlib.suppress(OSError):
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
@@ -229,7 +232,7 @@ def _lines(stream: socket.socket) -> Iterator[bytes]:
         yield from lines
 
 
-def _say(stream: socket.socket, message: Mapping[str, Any]) -> None:
+def _send(stream: socket.socket, message: Mapping[str, Any]) -> None:
     stream.sendall(json.dumps(message).encode() + b"\n")
 
 

@@ -1,6 +1,6 @@
-"""What a rank may ask of, and tells, whoever launched it. Standard library alone; quick to import.
+"""Functions for a rank: report progress, and get its output directory. Standard library only; quick to import.
 
-Outside of a launch ``beat`` does nothing, and ``out`` is a directory under the current one.
+Without a launcher, ``beat`` does nothing, and ``out`` is a directory below the current one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 
 OUT = "TUNETOOL_OUT"
-"""A directory on the rank's node; what is in its ``rank-<RANK>`` comes back to the control machine."""
+"""A directory on the rank's node; its ``rank-<RANK>`` is copied to the control machine."""
 LAUNCHED = "TUNETOOL_LAUNCHED"
 NODE = "TUNETOOL_NODE"
-"""The launcher's own directory on the node."""
+"""The directory of the guard on the node."""
 BEATS = "beats"
 BEAT = struct.Struct("=QQ")
-"""How often a rank has beaten, and when last: nanoseconds of the node's monotonic clock."""
+"""Number of beats of a rank, and the time of the last one in nanoseconds of the node's monotonic clock."""
 
 started_at: float = float(os.environ.get(LAUNCHED) or time.time())
-"""When the launcher started the ranks, by the clock of this node: seconds since the epoch."""
+"""When the launcher started the ranks, by the clock of this node, in seconds since 1970."""
 
 _number = int(os.environ.get("RANK") or 0)
 _beats = 0
@@ -29,14 +29,15 @@ _memory: mmap.mmap | None = None
 
 
 def out() -> Path:
-    """This rank's own directory, which is there. What is written here is brought to the control machine."""
+    """This rank's output directory, created if missing. It is copied to the control machine after the run."""
     directory = Path(os.environ.get(OUT) or ".") / f"rank-{_number}"
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
 
 def beat() -> None:
-    """Tell the watchdog of progress. Costs a microsecond: call it at every step, and between long parts of a start."""
+    """Report progress to the watchdog. Takes a microsecond: call it at every step, and between long parts of
+    start-up."""
     global _beats, _memory  # noqa: PLW0603  (a process is one rank)
     if _memory is None:
         node = os.environ.get(NODE)

@@ -60,7 +60,7 @@ class SlurmLauncher:
         work = (self._options.work_dir or Path.cwd()) / f".tunetool-{secrets.token_hex(8)}"
         script = render(job, self._options, work)
         count = max(1, len(job.hosts))
-        _make(work)
+        _make_work_dir(work)
         try:
             write(_spec(job, work), work, SPEC)
             (work / SCRIPT).write_text(script)
@@ -70,7 +70,7 @@ class SlurmLauncher:
         finally:
             for name in (SPEC, *(verdict_name(index) for index in range(count))):
                 (work / name).unlink(missing_ok=True)
-            _bring(work, job.directory, self._progress)
+            _copy_results(work, job.directory, self._progress)
 
     def _watch(self, submitted: Submitted, job: Job, tick: Callable[[], None]) -> JobState:
         """Until the job ended. Raises ``RankFailed`` where it would never start, or takes too long."""
@@ -98,7 +98,7 @@ class SlurmLauncher:
         message, hint = ended.verdict(job_id)
         raw = tail(work / LOG)
         if ended.state == "NODE_FAIL":
-            lost = _lost(ended.nodes)
+            lost = _down_nodes(ended.nodes)
             named = ", ".join(f"`{name}`" + (f" ({reason})" if reason else "") for name, reason in lost)
             message += f": {named}" if lost else f", one of {ended.nodes}"
             raise RankFailed(message, hint, raw=raw, host=lost[0][0] if lost else None)
@@ -109,7 +109,7 @@ class SlurmLauncher:
             judge(verdicts, self._progress)
             if len(verdicts) == count and ended.state == "COMPLETED":
                 return
-            message, hint = _unjudged(job_id, ended, work, raw)
+            message, hint = _error_without_verdicts(job_id, ended, work, raw)
         raise RankFailed(message, hint, raw=raw)
 
 
@@ -142,7 +142,7 @@ def _spec(job: Job, work: Path) -> NodeSpec:
     )
 
 
-def _make(work: Path) -> None:
+def _make_work_dir(work: Path) -> None:
     try:
         work.mkdir(mode=0o700)
     except OSError as error:
@@ -163,7 +163,7 @@ def _verdicts(work: Path, count: int, patient: bool) -> list[Verdict]:
         time.sleep(_TICK)
 
 
-def _unjudged(job_id: str, ended: JobState, work: Path, log: str) -> tuple[str, str | None]:
+def _error_without_verdicts(job_id: str, ended: JobState, work: Path, log: str) -> tuple[str, str | None]:
     """Message and hint for a job whose guards said nothing."""
     if not (work / LOG).exists():
         return (
@@ -189,11 +189,11 @@ def _unjudged(job_id: str, ended: JobState, work: Path, log: str) -> tuple[str, 
     return f"{message}: {last[-300:]}", next((text for word, text in hints.items() if word in last), f"see `{LOG}`")
 
 
-def _lost(nodes: str) -> list[tuple[str, str]]:
+def _down_nodes(nodes: str) -> list[tuple[str, str]]:
     return down_nodes(call(["scontrol", "show", "node", "-o", nodes]).stdout) if nodes else []
 
 
-def _bring(work: Path, directory: Path, progress: Progress) -> None:
+def _copy_results(work: Path, directory: Path, progress: Progress) -> None:
     """What ranks and Slurm wrote, to where the job wants it."""
     try:
         shutil.copytree(work, directory, symlinks=True, dirs_exist_ok=True)
@@ -209,7 +209,7 @@ TEMPLATES = Path(__file__).resolve().parents[1] / "templates/launch"
 HOSTS_PYTHON = "/opt/tunetool/bin/python"
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9._/+=@:,-]*")
-_OURS = {
+_RESERVED = {
     *(
         "output",
         "error",
@@ -256,7 +256,7 @@ def parse_options(texts: Sequence[str]) -> SlurmOptions:
         key, equals, value = text.removeprefix("--").partition("=")
         if not _NAME.fullmatch(key) or "\n" in value or (equals and not value):
             raise UsageProblem(f"`--slurm {text}` is not KEY=VALUE", _HINT)
-        if key in _OURS:
+        if key in _RESERVED:
             raise UsageProblem(f"`--slurm {text}` is tunetool's own to set", _HINT)
         if key in ("time", "work-dir", "image", "exclusive"):
             ours[key] = value

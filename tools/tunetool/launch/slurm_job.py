@@ -29,7 +29,7 @@ class Submitted:
     job_id: str = ""
 
     def __enter__(self) -> Submitted:
-        self._began = self._heard = time.monotonic()
+        self._began = self._last_answer = time.monotonic()
         # In a session of its own: a Ctrl-C between the job's start and its number must not lose the number.
         process = subprocess.Popen(
             ["sbatch", "--parsable"],
@@ -78,11 +78,11 @@ class Submitted:
                     f"Slurm has forgotten job {self.job_id}", "ask for MinJobAge=300 or accounting in slurm.conf"
                 )
         if state is None:
-            if time.monotonic() - self._heard > _LOST_SECONDS:
+            if time.monotonic() - self._last_answer > _LOST_SECONDS:
                 why = one_line(done.stderr) or "no answer"
                 raise CannotJudge(f"`scontrol` says nothing of job {self.job_id}: {why}", "is slurmctld up: `sinfo`")
             return JobState(UNREACHABLE)
-        self._heard = time.monotonic()
+        self._last_answer = time.monotonic()
         return state
 
     def _cancel(self) -> None:

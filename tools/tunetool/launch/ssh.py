@@ -87,7 +87,7 @@ class Guards:
             for host in self._hosts:
                 unpack(fetched / f"{host.name}.tar", self._job.directory)
             shutil.rmtree(fetched, ignore_errors=True)
-        return self._judged()
+        return self._checked_verdicts()
 
     def _play(self, tick: Callable[[], None], more: Mapping[str, object]) -> None:
         names = [host.name for host in self._hosts]
@@ -103,9 +103,9 @@ class Guards:
         environment = {"ANSIBLE_SSH_EXTRA_ARGS": _ALIVE}
         playbook = find_playbook(PLAYBOOK)
         run = Run(playbook, self._inventory, ",".join(names), len(names), variables, environment=environment)
-        play(run, self._hear, tick)
+        play(run, self._on_event, tick)
 
-    def _hear(self, kind: str, data: Mapping[str, Any]) -> None:
+    def _on_event(self, kind: str, data: Mapping[str, Any]) -> None:
         if kind not in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
             return
         host, result = str(data.get("host")), data.get("res") or {}
@@ -119,7 +119,7 @@ class Guards:
         elif "ports" in result:
             self.prepared[host] = list(result["ports"])
 
-    def _judged(self) -> list[Verdict]:
+    def _checked_verdicts(self) -> list[Verdict]:
         verdicts = list(self._verdicts.values())
         silent = [host.name for host in self._hosts if host.name not in self._verdicts]
         for name in silent:

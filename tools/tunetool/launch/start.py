@@ -49,11 +49,11 @@ def main(directory: str) -> None:
         os.close(log)
     stack = (rank_dir / STACK).open("w")
     faulthandler.register(STACK_SIGNAL, stack, all_threads=True)
-    _say_who(node)
+    _write_rank_file(node)
     rank.beat()
     code: object = 1
     try:
-        _become(order["program"])
+        _run_program(order["program"])
         code = 0
     except SystemExit as ended:
         code = 0 if ended.code is None else ended.code
@@ -75,7 +75,7 @@ def _wait_for_guard(node: Path) -> dict[str, Any]:
             time.sleep(0.1)
 
 
-def _say_who(node: Path) -> None:
+def _write_rank_file(node: Path) -> None:
     number = os.environ["RANK"]
     identity = {
         "pid": os.getpid(),
@@ -88,7 +88,7 @@ def _say_who(node: Path) -> None:
     path.with_suffix(".new").rename(path)
 
 
-def _become(program: list[str]) -> None:
+def _run_program(program: list[str]) -> None:
     if program[0] == "-m":
         sys.argv = program[1:]
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)

@@ -53,12 +53,12 @@ class LocalLauncher:
                 stall=job.stall,
             )
             write(spec, directory, SPEC)
-            judge([_guarded(spec, directory, tick)], self._progress)
+            judge([_run_guard(spec, directory, tick)], self._progress)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _guarded(spec: NodeSpec, directory: Path, tick: Callable[[], None]) -> Verdict:
+def _run_guard(spec: NodeSpec, directory: Path, tick: Callable[[], None]) -> Verdict:
     log = directory / "guard.log"
     with log.open("wb") as stream:
         # Interrupted, the guard goes on until it has cleaned up; its standard input tells it that this one is gone.

@@ -20,12 +20,12 @@ DIRECT_BYTES = 2**20
 class Source:
     """The bytes of one piece; past the page cache where that helps."""
 
-    def __init__(self, entry: Entry, piece: Piece, *, straight: bool, ask_cache: bool, as_listed: bool) -> None:
-        """``straight``: past the page cache; ``as_listed``: the file must be the one that was listed."""
+    def __init__(self, entry: Entry, piece: Piece, *, past_cache: bool, ask_cache: bool, as_listed: bool) -> None:
+        """``past_cache``: past the page cache; ``as_listed``: the file must be the one that was listed."""
         self.entry = entry
         self.direct: int | None = None
         self._stack = contextlib.ExitStack()
-        self._piece, self._wanted, self._ask_cache, self._as_listed = piece, straight, ask_cache, as_listed
+        self._piece, self._past_cache, self._ask_cache, self._as_listed = piece, past_cache, ask_cache, as_listed
 
     def __enter__(self) -> Source:
         with _reading(self.entry), contextlib.ExitStack() as stack:
@@ -41,14 +41,14 @@ class Source:
         self._stack.close()
 
     def _wants_direct(self) -> bool:
-        if not self._wanted or self._piece.length < DIRECT_BYTES:
+        if not self._past_cache or self._piece.length < DIRECT_BYTES:
             return False
         return not (self._ask_cache and in_page_cache(self._handle, self._piece.offset, self._piece.length))
 
     def fill(self, buffer: memoryview, offset: int, count: int) -> int:
         """``count`` bytes into ``buffer``, fewer only as the kernel gives fewer."""
         with _reading(self.entry):
-            got = self._straight(buffer, offset, count) if self.direct is not None else 0
+            got = self._direct_io(buffer, offset, count) if self.direct is not None else 0
             if self.direct is None:
                 got = os.preadv(self._handle, [buffer[:count]], offset)
         # A short answer leaves the next offset crooked: the rest goes the other way.
@@ -57,7 +57,7 @@ class Source:
             raise _changed(self.entry)
         return got
 
-    def _straight(self, buffer: memoryview, offset: int, count: int) -> int:
+    def _direct_io(self, buffer: memoryview, offset: int, count: int) -> int:
         assert self.direct is not None  # noqa: S101  (its one caller asks)
         try:
             return min(count, os.preadv(self.direct, [buffer[: -(-count // SECTOR) * SECTOR]], offset))
@@ -82,8 +82,8 @@ def _changed(entry: Entry) -> CannotJudge:
 class Sink:
     """Where one piece goes."""
 
-    def __init__(self, entry: Entry, piece: Piece, destination: Path, *, straight: bool) -> None:
-        self._entry, self._piece, self._place, self._wanted = entry, piece, destination, straight
+    def __init__(self, entry: Entry, piece: Piece, destination: Path, *, past_cache: bool) -> None:
+        self._entry, self._piece, self._place, self._past_cache = entry, piece, destination, past_cache
         self._direct: int | None = None
         self._stack = contextlib.ExitStack()
 
@@ -95,7 +95,7 @@ class Sink:
             else:
                 self._handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             stack.callback(os.close, self._handle)
-            if self._wanted and self._piece.length >= DIRECT_BYTES:
+            if self._past_cache and self._piece.length >= DIRECT_BYTES:
                 self._direct = stack.enter_context(direct(path, os.O_WRONLY))
             self._stack = stack.pop_all()
         return self
@@ -109,11 +109,11 @@ class Sink:
     def put(self, data: memoryview, offset: int) -> None:
         """All of it."""
         with writing(self._place, self._entry):
-            done = self._straight(data, offset) if self._direct is not None and offset % SECTOR == 0 else 0
+            done = self._direct_io(data, offset) if self._direct is not None and offset % SECTOR == 0 else 0
             while done < len(data):
                 done += os.pwrite(self._handle, data[done:], offset + done)
 
-    def _straight(self, data: memoryview, offset: int) -> int:
+    def _direct_io(self, data: memoryview, offset: int) -> int:
         assert self._direct is not None  # noqa: S101  (its one caller asks)
         try:
             return os.pwrite(self._direct, data[: len(data) // SECTOR * SECTOR], offset)

@@ -18,7 +18,7 @@ from tunetool.stage.pieces import Piece, cut
 from tunetool.stage.tree import Entry
 
 BLOCK_BYTES = 4 * 2**20
-_PATIENCE = 30.0
+_STOP_SECONDS = 30.0
 """Seconds that a thread gets to come back from the kernel when the work is to stop."""
 
 
@@ -102,7 +102,7 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
                 last_tick = time.perf_counter()
     except BaseException:
         work.stop.set()
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _STOP_SECONDS
         while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
             time.sleep(0.01)
         raise
@@ -177,14 +177,14 @@ def _move_piece(work: _Work, piece: Piece, buffer: memoryview, tally: Tally) -> 
     with Source(
         entry,
         piece,
-        straight=plan.read_direct,
+        past_cache=plan.read_direct,
         ask_cache=plan.ask_cache,
         as_listed=plan.destination is not None,
     ) as source:
         if plan.destination is None:
             _pump(work, piece, buffer, tally, source, None)
         else:
-            with Sink(entry, piece, plan.destination, straight=plan.write_direct) as sink:
+            with Sink(entry, piece, plan.destination, past_cache=plan.write_direct) as sink:
                 _pump(work, piece, buffer, tally, source, sink)
 
 

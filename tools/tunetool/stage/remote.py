@@ -47,7 +47,7 @@ def scan_remote(source: str) -> list[Entry]:
         check=False,
     )
     if done.returncode != 0:
-        raise UsageProblem(f"`{source}` cannot be listed: {_last(done.stderr)}", "try `rclone lsd` on it")
+        raise UsageProblem(f"`{source}` cannot be listed: {_last_line(done.stderr)}", "try `rclone lsd` on it")
     entries = [Entry(".", "directory", mode=0o755), *(_entry(row, source) for row in json.loads(done.stdout))]
     return sorted(entries, key=lambda entry: entry.path.split("/") if entry.path != "." else [])
 
@@ -82,7 +82,7 @@ def fetch(source: str, destination: Path, tick: Callable[[int], None]) -> None:
                 tick(moved)
         if process.wait() != 0:
             raise CannotJudge(
-                f"`rclone copy {source}` failed: {_last(errors[-1] if errors else '')}",
+                f"`rclone copy {source}` failed: {_last_line(errors[-1] if errors else '')}",
                 "what was copied is removed; try again",
             )
 
@@ -117,6 +117,6 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
             raise
 
 
-def _last(text: str) -> str:
+def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"

@@ -109,18 +109,18 @@ class _Walk:
         self.entries: list[Entry] = []
         self.refused: list[tuple[str, str]] = []
         # Where in the copy, the real directory, and the real directories on the way in whose links were followed.
-        self._open: list[tuple[str, str, tuple[str, ...]]] = []
+        self._pending: list[tuple[str, str, tuple[str, ...]]] = []
 
     def run(self) -> None:
         try:
             top = os.stat(self.root)
             self._add_directory(".", self.root, top, ())
-            while self._open:
-                relative, real, followed = self._open.pop()
+            while self._pending:
+                relative, real, followed = self._pending.pop()
                 with os.scandir(real) as entries:
                     for entry in entries:
                         name = entry.name if relative == "." else f"{relative}/{entry.name}"
-                        self._look(name, os.path.join(real, entry.name), real, followed)
+                        self._add_entry_at(name, os.path.join(real, entry.name), real, followed)
         except PermissionError as error:
             raise UsageProblem(f"`{error.filename}` may not be read", "run as a user who may") from None
         except FileNotFoundError as error:
@@ -128,7 +128,7 @@ class _Walk:
                 f"`{error.filename}` vanished while the source was listed", "stage a source at rest"
             ) from None
 
-    def _look(self, name: str, path: str, real: str, followed: tuple[str, ...]) -> None:
+    def _add_entry_at(self, name: str, path: str, real: str, followed: tuple[str, ...]) -> None:
         status = os.lstat(path)
         if not stat.S_ISLNK(status.st_mode):
             self._add(name, path, status, followed)
@@ -137,7 +137,7 @@ class _Walk:
         try:
             destination = os.path.realpath(path, strict=True)
         except OSError as error:
-            self._broken(name, path, real, text, error)
+            self._add_broken_link(name, path, real, text, error)
             return
         if within(destination, self.root):
             target = link_text(text, name, real, self.root, destination)
@@ -152,7 +152,7 @@ class _Walk:
             return
         self._add(name, destination, target_status, chain)
 
-    def _broken(self, name: str, path: str, real: str, text: str, error: OSError) -> None:
+    def _add_broken_link(self, name: str, path: str, real: str, text: str, error: OSError) -> None:
         if error.errno == errno.ELOOP:
             self._refuse(f"`{path}` is a loop of links", "remove that link")
         elif error.errno == errno.EACCES:
@@ -184,7 +184,7 @@ class _Walk:
 
     def _add_directory(self, name: str, path: str, status: os.stat_result, followed: tuple[str, ...]) -> None:
         self.entries.append(Entry(name, "directory", mtime_ns=status.st_mtime_ns, mode=status.st_mode & MODE))
-        self._open.append((name, path, followed))
+        self._pending.append((name, path, followed))
 
     def _refuse(self, line: str, hint: str) -> None:
         self.refused.append((line, hint))
