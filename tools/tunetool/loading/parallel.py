@@ -1,4 +1,4 @@
-"""A model's weights from its safetensors files straight to their place on the device, by parallel reads."""
+"""Loads a model's weights from safetensors files directly to the device, with parallel reads."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ Rename = Callable[[str], str]
 def load_parallel(
     model_class: Any, directory: Path, device: torch.device, dtype: torch.dtype, rename: Rename
 ) -> tuple[Any, str]:
-    """A model of transformers' class ``model_class`` with the weights below ``directory`` on ``device``, and how.
+    """A model of the transformers class ``model_class`` with the weights in ``directory`` on ``device``, and a text
+    that describes how it was read.
 
-    ``rename`` maps the name of a parameter, or of a stored tensor, to the one under which the two are compared. The
-    second value says how it was read, for people.
+    ``rename`` maps the names of parameters and of stored tensors to a common name by which they are matched. Raises
+    ``UsageProblem`` if the files do not fit the model.
     """
     config = model_class.config_class.from_pretrained(directory)
     with _parameters_on_meta():
@@ -36,7 +37,7 @@ def load_parallel(
     model.tie_weights()
     by_name = {tensor.name: tensor for tensor in stored(directory)}
     threads, files = default_threads(), Files(directory)
-    # Past the page cache everyone reads the drives anew; ranks of one node had better share what one has read.
+    # With O_DIRECT every rank reads the drives; several ranks of one node should share the page cache instead.
     files.direct = files.direct and int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1) == 1
     try:
         reads = plan_reads(_wants(model, by_name, directory, rename), files, BUFFER_BYTES)
@@ -50,9 +51,9 @@ def load_parallel(
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Modules made meanwhile have parameters without memory, and buffers with it.
+    """Modules created in this context have parameters without memory, but buffers with memory.
 
-    Not ``torch.device("meta")``: what is computed once and stored nowhere, such as rotary frequencies, would be lost.
+    Not ``torch.device("meta")``, which would lose computed values that no file stores, such as rotary frequencies.
     """
     module = torch.nn.Module
     register = module.register_parameter
@@ -70,7 +71,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _give_memory(model: Any, device: torch.device) -> None:
-    """Memory for every parameter, once for tied ones; buffers move."""
+    """Allocate every parameter on ``device`` (tied ones once), and move the buffers there."""
     if device.type == "cuda":
         # One block that torch's allocator keeps and cuts up: asking the driver for each tensor takes longer.
         torch.empty(
@@ -102,7 +103,7 @@ def _wants(model: Any, by_name: dict[str, Stored], directory: Path, rename: Rena
             mismatch = "no file holds it" if tensor is None else f"`{tensor.file}` holds it with {list(tensor.shape)}"
             raise UsageProblem(
                 f"`{directory}`: the model has `{name}` of shape {list(parameter.shape)}, and {mismatch}",
-                "`--loader transformers` knows more ways to name tensors",
+                "use `--loader transformers`, which supports more names of tensors",
             )
         plain = Plain(0, tensor.length, tensor.dtype, tensor.shape, None)
         none = (0,) * len(tensor.shape)

@@ -1,6 +1,6 @@
-"""Random weights into .safetensors files: drawn and written piece by piece by all cores, so that nothing is held whole.
+"""Writes random weights to .safetensors files, piece by piece with all cores, so that it needs little memory.
 
-Their bytes do not compress, and depend on seed and name alone, not on threads or files.
+The bytes do not compress, and depend only on the seed and the tensor names, not on threads or files.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tunetool.advise.shapes import Tensor
 from tunetool.loading.safetensors_files import INDEX, SINGLE
 
 BYTES_PER_ELEMENT = 2
-"""bfloat16, in which Qwen2.5-VL is published."""
+"""Of bfloat16, the dtype in which Qwen2.5-VL is published."""
 _PIECE = 4 << 20
-"""Elements drawn at a time by one thread."""
+"""Elements that one thread generates at a time."""
 _EMBEDDING_STD = 0.02
 """As Qwen2.5-VL's ``initializer_range``; a tied output layer then has logits of about 1 too."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file: its name, its first bytes, and its tensors with the place of each."""
+    """One file: its name, its header bytes, and its tensors, each with its byte offset."""
 
     file: str
     header: bytes
@@ -46,7 +46,7 @@ class Shard:
 
 
 def lay_out(tensors: Sequence[Tensor], shard_bytes: int) -> list[Shard]:
-    """The files, in order, each of at most ``shard_bytes`` of tensors, or of one tensor. Named as transformers does."""
+    """The files in order, each with at most ``shard_bytes`` of tensors or a single tensor, named as in transformers."""
     groups: list[list[Tensor]] = [[]]
     filled = 0
     for tensor in tensors:
@@ -79,7 +79,7 @@ def _shard(file: str, tensors: Sequence[Tensor]) -> Shard:
 
 
 def spread(tensor: Tensor, layers: Mapping[str, int]) -> float | None:
-    """Standard deviation to draw from; None for what is no matrix (norms are 1, biases 0).
+    """Standard deviation of the random values; None for vectors (norms are 1, biases 0).
 
     1 / sqrt(inputs) keeps the scale of what flows through, whatever the size; what is added to the residual stream is
     divided by sqrt(2 x layers) more, as for GPT-2 (Radford et al. 2019, 2.3). ``layers``: by first part of the name.
@@ -96,7 +96,7 @@ def spread(tensor: Tensor, layers: Mapping[str, int]) -> float | None:
 
 
 def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: int, tick: Callable[[int], None]) -> None:
-    """The files and, for several, their index. ``tick`` is told the bytes written so far.
+    """Write the files and, if there are several, their index. ``tick`` gets the number of bytes written so far.
 
     Raises ``OSError``.
     """
@@ -142,7 +142,7 @@ def _pieces(shard: Shard) -> Iterator[tuple[Tensor, int, int, int]]:
 
 
 def draw(tensor: Tensor, seed: int, std: float | None, first: int, count: int) -> Any:
-    """``count`` elements from ``first`` on as the bits of bfloat16: uint16, shape (count,)."""
+    """``count`` random elements from index ``first`` on, as bfloat16 bits: uint16, shape (count,)."""
     if std is None:
         is_bias = tensor.name.endswith(".bias")
         return np.full(count, 0 if is_bias else _ONE, dtype="<u2")

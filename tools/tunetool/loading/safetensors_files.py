@@ -1,4 +1,4 @@
-"""The .safetensors files of a directory: which tensors they list, and whether the files are as long as they say."""
+"""Lists the tensors in the .safetensors files of a directory, and checks that the files have the expected size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DTYPES = {
     "U64": "uint64",
     "C64": "complex64",
 }
-"""torch's name of a dtype by safetensors'."""
+"""torch's dtype names, by the names in safetensors files."""
 _AGAIN = "copy or download the model again; `tunetool stage verify` finds what a copy lost"
 
 
@@ -50,14 +50,14 @@ class Stored:
 
 
 def files_of(directory: Path) -> tuple[str, ...]:
-    """Names of the files with the weights, as the index lists them. Raises ``UsageProblem`` where there are none."""
+    """The names of the weight files, from the index. Raises ``UsageProblem`` if there are none."""
     index = directory / INDEX
     if not index.exists():
         if (directory / SINGLE).exists():
             return (SINGLE,)
         raise UsageProblem(
             f"`{directory}` holds no weights: neither `{INDEX}` nor `{SINGLE}`",
-            "name a directory with .safetensors files, or have one made with `7b`, `3b` or `tiny`",
+            "give a directory with .safetensors files, or generate weights with `7b`, `3b` or `tiny`",
         )
     try:
         names = set(regular_files.read_json(index)["weight_map"].values())
@@ -69,9 +69,9 @@ def files_of(directory: Path) -> tuple[str, ...]:
 
 
 def stored(directory: Path) -> list[Stored]:
-    """Every tensor, in the order of the files and of the bytes in them.
+    """Every tensor, ordered by file and offset.
 
-    Raises ``UsageProblem`` naming the file that is missing, cut short or no safetensors file.
+    Raises ``UsageProblem`` naming a file that is missing, truncated or no safetensors file.
     """
     names = files_of(directory)
     missing = [name for name in names if not (directory / name).is_file()]
@@ -104,8 +104,8 @@ def _in_file(path: Path) -> Iterator[Stored]:
     for entry in entries:
         if entry.dtype not in DTYPES:
             raise UsageProblem(
-                f"`{path}`: `{entry.name}` is of dtype {entry.dtype}, which is not read here",
-                f"known: {', '.join(DTYPES)}",
+                f"`{path}`: `{entry.name}` has dtype {entry.dtype}, which is not supported",
+                f"supported: {', '.join(DTYPES)}",
             )
         yield Stored(
             entry.name,

@@ -1,4 +1,4 @@
-"""Building the copy beside DST, and giving it the name once it is whole."""
+"""Builds the copy beside DST, and renames it to DST when it is complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tunetool.stage.tree import Entry, files_of, scan, total_bytes, untouched
 
 @dataclass(frozen=True)
 class Job:
-    """One copy. ``in_memory`` says it of DST's file system."""
+    """One copy. ``in_memory``: the file system of DST is in memory."""
 
     source: str
     remote: bool
@@ -38,14 +38,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Built:
-    """How it went. ``seconds`` are those of everything, until the copy had its name."""
+    """The result. ``seconds``: the time of the whole copy, including the rename to DST."""
 
     moved: Moved
     seconds: float
 
 
 def build(job: Job, tick: Callable[[int], None]) -> Built:
-    """Make the copy and put it in its place. Whatever goes wrong, nothing of it is left and DST is as it was."""
+    """Make the copy and rename it to DST; ``tick`` gets the bytes done. After any error, the copy is removed and DST is
+    unchanged."""
     started = time.perf_counter()
     destination, built = job.place, job.place.fresh("stage")
     before = content(str(destination.manifest)) if destination.manifest.exists() else None
@@ -78,7 +79,7 @@ def build(job: Job, tick: Callable[[int], None]) -> Built:
 
 def _undo(destination: Place, built: Path, inode: int | None, before: str | None) -> None:
     if inode is not None and inode_of(destination.path) == inode:
-        settle(destination)  # it has its name already: only what it replaced is still to go
+        settle(destination)  # the copy is already renamed to DST: only remove the tree that it replaced
         return
     if before is None:
         destination.manifest.unlink(missing_ok=True)
@@ -104,24 +105,24 @@ def _copy(job: Job, built: Path, tick: Callable[[int], None]) -> Moved:
 
 
 def _fetch(job: Job, built: Path, tick: Callable[[int], None]) -> Moved:
-    """By rclone. What came is held against the listing by name and size, and read once for the checksums."""
+    """Copy by rclone, compare names and sizes with the listing, and read the files once for the checksums."""
     remote.fetch(job.source, built, tick)
     for entry in job.entries:
-        # A remote of objects may list directories that rclone does not make.
+        # An object store may list directories that rclone does not create.
         if entry.kind == "directory":
             (built / entry.path).mkdir(parents=True, exist_ok=True)
     wanted = {entry.path: (entry.kind, entry.size) for entry in job.entries if entry.path != "."}
     fetched = {entry.path: (entry.kind, entry.size) for entry in listing(built)}
     if wanted != fetched:
         path = sorted(set(wanted.items()) ^ set(fetched.items()))[0][0]
-        raise CannotJudge(f"`{path}` of `{job.source}` did not come as it was listed", "stage a source at rest")
+        raise CannotJudge(f"`{path}` of `{job.source}` does not match its listing", "stage a source at rest")
     moved = move(rooted(files_of(job.entries), built), Plan(None, job.checksum, job.threads), lambda _: None)
     _finish_directories(job.entries, built)
     return moved
 
 
 def _finish_directories(entries: Sequence[Entry], built: Path) -> None:
-    """Modes and times, the innermost first: making an entry changes its directory's time."""
+    """Set modes and times of directories, the innermost first: creating an entry changes its directory's time."""
     for entry in reversed([entry for entry in entries if entry.kind == "directory"]):
         path = built / entry.path
         if entry.mtime_ns:

@@ -12,17 +12,17 @@ DEFAULT: Checksum = "xxh3_64"
 
 
 class Hasher(Protocol):
-    """As hashlib has it."""
+    """The interface of hashlib's hash objects."""
 
     def update(self, data: memoryview, /) -> None:
-        """More bytes."""
+        """Add bytes."""
 
     def hexdigest(self) -> str:
-        """Of all bytes so far."""
+        """The checksum of all bytes so far, in hexadecimal digits."""
 
 
 def hasher(kind: Checksum) -> Hasher:
-    """A new one. Both leave the interpreter to other threads while they work on large buffers."""
+    """A new hash object. Both kinds release the interpreter's lock while they hash large buffers."""
     if kind == "sha256":
         return hashlib.sha256()
     # Not at the top: `tunetool --help` and a refused call need none.
@@ -33,5 +33,5 @@ def hasher(kind: Checksum) -> Hasher:
 
 
 def piece_bytes(kind: Checksum) -> int | None:
-    """What one digest covers. None: the whole file, so that `sha256sum` and what a hub publishes say the same."""
+    """Bytes that one digest covers. None: the whole file, so that it equals `sha256sum` and published checksums."""
     return None if kind == "sha256" else PIECE_BYTES

@@ -1,4 +1,4 @@
-"""Is what lies there still what the manifest says? By names, sizes and times alone; reading is `verify`'s."""
+"""Compares a tree with its manifest by names, sizes and times; ``verify`` also reads the contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECOND = 10**9
 
 
 def listing(root: Path) -> Iterator[Entry]:
-    """What lies under ``root`` as it is, links not followed."""
+    """All entries below ``root``; links are not followed."""
     waiting = [""]
     while waiting:
         directory = waiting.pop()
@@ -28,13 +28,14 @@ def listing(root: Path) -> Iterator[Entry]:
                     waiting.append(path)
                     yield Entry(path, "directory")
                 else:
-                    # What is neither has no place in a staged tree; its size tells it from the file it replaced.
+                    # Other kinds do not belong in a staged tree; size -1 makes them differ from the file that they
+                    # replaced.
                     size = status.st_size if stat.S_ISREG(status.st_mode) else -1
                     yield Entry(path, "file", size, status.st_mtime_ns, origin=entry.path)
 
 
 def changes(root: Path, manifest: Manifest, *, times: bool) -> dict[str, str]:
-    """Path and what is wrong with it, for everything under ``root`` that is not as the manifest says."""
+    """The differences between ``root`` and the manifest: a description by path. ``times``: compare mtimes, too."""
     wanted = {entry.path: entry for entry in manifest.entries if entry.path != "."}
     present = {entry.path: entry for entry in listing(root)}
     differences = {path: "is missing" for path in wanted if path not in present}
@@ -65,7 +66,7 @@ def _same_time(wanted: int, present: int) -> bool:
 
 
 def first(differences: dict[str, str], name: str) -> str:
-    """The first of them, in words, and how many more."""
+    """The first difference, and the number of further ones, as text."""
     path, difference = next(iter(differences.items()))
     more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
     return f"`{name}/{path}` {difference}{more}"

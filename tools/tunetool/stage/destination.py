@@ -1,11 +1,11 @@
-"""DST and its hidden siblings: one stager at a time, no half tree ever under the name, nothing left behind.
+"""DST and its hidden siblings: one run at a time, never an incomplete tree at DST, and no leftovers.
 
-Beside ``DST = DIR/NAME`` lie ``DIR/.NAME.tunetool-stage.json`` (the manifest), and while somebody is at work
-``.NAME.tunetool-stage.lock`` and ``.NAME.tunetool-stage-RUN`` (the tree being built). Whoever holds the lock may take
-every other such sibling for a dead run's.
+Beside ``DST = DIR/NAME`` lie ``DIR/.NAME.tunetool-stage.json`` (the manifest), and while a run
+works ``.NAME.tunetool-stage.lock`` and ``.NAME.tunetool-stage-RUN`` (the tree being built). For the holder of the lock,
+every other such sibling belongs to a dead run.
 
-The manifest is the journal: it is written when the tree is complete, names its inode, and only then does the tree get
-its name. A run that is killed between the two is carried out by the next one.
+The manifest is the journal: it is written when the tree is complete and names its inode; only then is the tree renamed
+to DST. If a run is killed between the two, the next run does the rename.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Place:
 
     @property
     def manifest(self) -> Path:
-        """Where its manifest lies."""
+        """The path of the manifest."""
         return self._sibling("stage.json")
 
     @property
     def lock(self) -> Path:
-        """Held by whoever is at work."""
+        """The path of the lock file, which a working run holds."""
         return self._sibling("stage.lock")
 
     def fresh(self, purpose: str) -> Path:
-        """A sibling's name that no run ever had."""
+        """A new, unique path for a hidden sibling."""
         return self._sibling(f"{purpose}-{uuid.uuid4().hex[:12]}")
 
     def siblings(self, purpose: str) -> list[Path]:
-        """Those that are there: ``stage`` are trees being built, ``gone`` are trees being removed."""
+        """The existing siblings: ``stage`` are trees being built, ``gone`` are trees being removed."""
         head = self._sibling(f"{purpose}-").name
         with os.scandir(self.path.parent) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.name.startswith(head))
@@ -59,16 +59,16 @@ class Place:
 
 
 def find_place(text: str) -> Place:
-    """DST from the command line. Raises ``UsageProblem`` for what can never be one."""
+    """DST from the command line. Raises ``UsageProblem`` for a path that cannot be DST."""
     absolute = Path(os.path.abspath(text))
     parent = absolute.parent
     if not absolute.name:
         raise UsageProblem(f"`{text}` is the root directory", "name a directory under it")
     if not parent.is_dir():
-        raise UsageProblem(f"`{parent}` does not exist", "DST is made, but not the directory that it lies in")
+        raise UsageProblem(f"`{parent}` does not exist", "create it first: only DST itself is created")
     path = Path(os.path.realpath(parent)) / absolute.name
     if path.is_symlink():
-        raise UsageProblem(f"`{path}` is a link", f"name what it leads to: `{os.path.realpath(path)}`")
+        raise UsageProblem(f"`{path}` is a link", f"name its target: `{os.path.realpath(path)}`")
     if path.exists() and not path.is_dir():
         raise UsageProblem(f"`{path}` is not a directory", "DST becomes the copy of what SRC holds")
     if mount_at(str(path), read_mounts()) is not None:
@@ -80,7 +80,7 @@ def find_place(text: str) -> Place:
 
 
 def inode_of(path: Path) -> int | None:
-    """Of a directory; None where there is none."""
+    """The inode of the directory ``path``; None if there is no such directory."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -90,9 +90,9 @@ def inode_of(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def only_one(destination: Place, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of DST; settle and sweep what dead runs left, and leave no lock file behind.
+    """Hold the lock of DST; finish and clean up after dead runs first, and remove the lock file at the end.
 
-    Waits for a living holder, which is named, or raises ``CannotJudge`` at once.
+    If another run holds the lock: with ``wait``, names it by ``say`` and waits; otherwise raises ``CannotJudge``.
     """
     handle = _locked(destination, wait, say)
     try:
@@ -101,7 +101,7 @@ def only_one(destination: Place, wait: bool, say: Callable[[str], None]) -> Iter
         settle(destination)
         yield
     finally:
-        # Gone while still held: who waits on it finds another file under the name, or none, and asks again.
+        # Remove the file while it is locked: a waiting run finds another file, or none, and tries again.
         with contextlib.suppress(OSError):
             destination.lock.unlink()
         os.close(handle)
@@ -125,7 +125,7 @@ def _locked(destination: Place, wait: bool, say: Callable[[str], None]) -> int:
             if not wait:
                 os.close(handle)
                 raise CannotJudge(
-                    f"busy: `{destination.path}` is being staged by {holder}", "leave out `--no-wait` to wait for it"
+                    f"busy: `{destination.path}` is being staged by {holder}", "omit `--no-wait` to wait for it"
                 ) from None
             if not announced:
                 say(f"waiting for {holder}, which is at work on `{destination.path}`")
@@ -138,7 +138,7 @@ def _locked(destination: Place, wait: bool, say: Callable[[str], None]) -> int:
 
 
 def inode_at(path: Path) -> int | None:
-    """Of whatever has that name."""
+    """The inode of ``path``, whatever it is; None if it does not exist."""
     try:
         return path.lstat().st_ino
     except FileNotFoundError:
@@ -146,19 +146,19 @@ def inode_at(path: Path) -> int | None:
 
 
 def known(destination: Place) -> Manifest | None:
-    """The manifest of the tree that is at DST now; None where there is none, or it is of another tree."""
+    """The manifest of the tree at DST; None if there is none or it belongs to another tree."""
     manifest = manifests.read(destination.manifest)
     return manifest if manifest is not None and manifest.inode == inode_of(destination.path) else None
 
 
 def settle(destination: Place) -> None:
-    """Carry out what a dead run had decided, then remove everything it left. Needs the lock."""
+    """Finish the rename of a dead run, then remove its leftovers. The caller must hold the lock."""
     try:
         journal = manifests.read(destination.manifest)
     except UsageProblem:
         journal = None
     for path in destination.siblings("stage"):
-        # Never over what somebody else put there since.
+        # Never replace a tree that was put there since.
         if journal is not None and inode_of(path) == journal.inode and free_for(destination, journal.replaces):
             put(path, destination)
     for path in [*destination.siblings("stage"), *destination.siblings("gone")]:
@@ -168,22 +168,22 @@ def settle(destination: Place) -> None:
 
 
 def free_for(destination: Place, replaced: int | None) -> bool:
-    """Whether DST is absent, empty, or the very directory that is to be replaced."""
+    """Whether DST is absent, empty, or the directory with the inode ``replaced``."""
     inode = inode_of(destination.path)
     return inode is None or inode == replaced or is_empty(destination.path)
 
 
 def is_empty(path: Path) -> bool:
-    """Whether a directory holds nothing."""
+    """Whether a directory is empty."""
     with os.scandir(path) as entries:
         return next(entries, None) is None
 
 
 def put(built: Path, destination: Place) -> None:
-    """Give the complete tree ``built`` its name. What was there before is removed; its name is never without a tree.
+    """Rename the complete tree ``built`` to DST and remove the old tree. DST exists at every moment.
 
-    Where the file system cannot exchange two names, there is a moment without one; should we die in it, ``settle`` ends
-    it.
+    If the file system cannot exchange two names, DST is absent for a moment; if the process dies then, ``settle`` does
+    the rename.
     """
     if inode_of(destination.path) is None:
         built.rename(destination.path)
@@ -197,7 +197,7 @@ def put(built: Path, destination: Place) -> None:
 
 
 def take_away(destination: Place) -> None:
-    """Remove DST and its manifest. First its name, so that nobody finds half of it."""
+    """Remove DST and its manifest. DST is renamed first, so that no process finds an incomplete tree."""
     gone = destination.fresh("gone")
     destination.path.rename(gone)
     destination.manifest.unlink(missing_ok=True)
@@ -205,7 +205,7 @@ def take_away(destination: Place) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove it all, also from directories that may not be written, and though Ctrl-C comes a second time."""
+    """Remove a tree, including read-only directories, even if Ctrl-C is pressed again."""
     for _ in range(3):
         try:
             for directory, _, _ in os.walk(path):

@@ -1,4 +1,4 @@
-"""The two ends of a piece: where its bytes are read, and where they are written."""
+"""The source and the sink of a piece: where its bytes are read and where they are written."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from tunetool.stage.system import SECTOR, direct, in_page_cache
 from tunetool.stage.tree import Entry
 
 DIRECT_BYTES = 2**20
-"""Below this a file is read through the page cache: one request, whose cost is not the copy."""
+"""Pieces smaller than this (bytes) are read through the page cache, where one more copy costs little."""
 
 
 class Source:
-    """The bytes of one piece; past the page cache where that helps."""
+    """Reads one piece; with direct I/O if that helps."""
 
     def __init__(self, entry: Entry, piece: Piece, *, past_cache: bool, ask_cache: bool, as_listed: bool) -> None:
-        """``past_cache``: past the page cache; ``as_listed``: the file must be the one that was listed."""
+        """``past_cache``: use direct I/O; ``ask_cache``: not for bytes that are in the page cache; ``as_listed``: the
+        file must be unchanged since it was listed."""
         self.entry = entry
         self.direct: int | None = None
         self._stack = contextlib.ExitStack()
@@ -46,12 +47,13 @@ class Source:
         return not (self._ask_cache and in_page_cache(self._handle, self._piece.offset, self._piece.length))
 
     def fill(self, buffer: memoryview, offset: int, count: int) -> int:
-        """``count`` bytes into ``buffer``, fewer only as the kernel gives fewer."""
+        """Read up to ``count`` bytes at ``offset`` into ``buffer``; returns the number of bytes. Raises
+        ``CannotJudge``."""
         with _reading(self.entry):
             got = self._direct_io(buffer, offset, count) if self.direct is not None else 0
             if self.direct is None:
                 got = os.preadv(self._handle, [buffer[:count]], offset)
-        # A short answer leaves the next offset crooked: the rest goes the other way.
+        # After a short read the next offset is unaligned: read the rest through the page cache.
         self.direct = self.direct if got == count else None
         if got == 0:
             raise _changed(self.entry)
@@ -68,7 +70,7 @@ class Source:
             return 0
 
     def _check(self) -> None:
-        """Raises ``CannotJudge`` when the file is not as it was listed."""
+        """Raises ``CannotJudge`` if the file has changed since it was listed."""
         status = os.fstat(self._handle)
         now = status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
         if self._as_listed and now != (self.entry.size, self.entry.mtime_ns, self.entry.inode, self.entry.ctime_ns):
@@ -80,7 +82,7 @@ def _changed(entry: Entry) -> CannotJudge:
 
 
 class Sink:
-    """Where one piece goes."""
+    """Writes one piece."""
 
     def __init__(self, entry: Entry, piece: Piece, destination: Path, *, past_cache: bool) -> None:
         self._entry, self._piece, self._place, self._past_cache = entry, piece, destination, past_cache
@@ -107,7 +109,7 @@ class Sink:
                 os.utime(self._handle, ns=(self._entry.mtime_ns, self._entry.mtime_ns))
 
     def put(self, data: memoryview, offset: int) -> None:
-        """All of it."""
+        """Write all of ``data`` at ``offset``. Raises ``CannotJudge``."""
         with writing(self._place, self._entry):
             done = self._direct_io(data, offset) if self._direct is not None and offset % SECTOR == 0 else 0
             while done < len(data):
@@ -125,7 +127,7 @@ class Sink:
 
 
 def create(path: str) -> int:
-    """A new file, for writing; its mode comes last."""
+    """Create a file for writing, with mode 0600 until it is complete."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
@@ -143,7 +145,7 @@ def _reading(entry: Entry) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(tree: Path, entry: Entry) -> Iterator[None]:
-    """Errors of writing ``entry`` under ``place``, in words."""
+    """Turn errors of writing ``entry`` in ``tree`` into ``CannotJudge``."""
     try:
         yield
     except TunetoolError:
@@ -152,7 +154,7 @@ def writing(tree: Path, entry: Entry) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise CannotJudge(
                 f"`{tree.parent}` is full ({error.strerror}) at `{entry.path}`; what was copied is removed",
-                "free what others took there meanwhile, or stage elsewhere",
+                "free some space, or stage elsewhere",
             ) from None
         raise CannotJudge(
             f"`{entry.path}` cannot be written in `{tree.parent}`: {error.strerror}", "see `dmesg | tail`"

@@ -1,4 +1,4 @@
-"""The manifest beside a staged tree: what it is a copy of, entry by entry, with checksums."""
+"""The manifest beside a staged tree: its source, and all entries with checksums."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tunetool.stage.checksums import Checksum
 from tunetool.stage.tree import Entry, Kind
 
 SCHEMA = "tunetool.stage/1"
-_DAMAGED = "stage it anew with `--replace`"
+_DAMAGED = "stage it again with `--replace`"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """``inode`` is that of the tree's own directory: a rename keeps it, so it says which directory is meant.
-    ``replaces`` is that of the directory whose name it was to take, where there was one.
+    """``inode``: inode of the tree's directory, which identifies it since a rename keeps it. ``replaces``: inode of the
+    directory that the tree replaces, None if there is none.
 
-    ``digests`` holds for each file one hexadecimal digest per ``piece_bytes`` of it, or one of the whole (None).
+    ``digests``: for each file, one hexadecimal digest per ``piece_bytes`` bytes, or one for the whole file (None).
     """
 
     source: str
@@ -38,7 +38,7 @@ class Manifest:
 
 
 def write(manifest: Manifest, path: Path) -> None:
-    """Replace the manifest at ``path``, whole or not at all."""
+    """Replace the manifest at ``path`` atomically."""
     digests = iter(manifest.digests)
     document = {
         "schema": SCHEMA,
@@ -46,12 +46,13 @@ def write(manifest: Manifest, path: Path) -> None:
         **{name: getattr(manifest, name) for name in _HEAD},
         "entries": [_as_row(entry, next(digests) if entry.kind == "file" else None) for entry in manifest.entries],
     }
-    # Names that are no UTF-8 survive as escapes; everything is ASCII.
+    # The JSON is ASCII; names that are not UTF-8 are kept as escapes.
     replace_file(str(path), json.dumps(document, separators=(",", ":")).replace('{"path"', '\n{"path"') + "\n")
 
 
 def read(path: Path) -> Manifest | None:
-    """The manifest at ``path``, None where there is none. Raises ``UsageProblem`` when it is not one of ours."""
+    """The manifest at ``path``; None if there is none. Raises ``UsageProblem`` if it is damaged or has another
+    schema."""
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -96,7 +97,7 @@ def _entry(row: dict[str, Any]) -> Entry:
     values = {name: _typed(row[name], kind) for name, kind in _FIELDS.items()}
     if values["kind"] not in get_args(Kind):
         raise ValueError(values["kind"])
-    # The manifest may have been tampered with: what it names is only ever looked for under the tree.
+    # The manifest may have been tampered with: accept only paths below the tree.
     if values["path"].startswith("/") or ".." in values["path"].split("/"):
         raise ValueError(values["path"])
     return Entry(**values)

@@ -1,4 +1,4 @@
-"""Moving the bytes: many threads, each with one buffer in which a block is read, summed and written."""
+"""Copies the data: many threads, each with one buffer that it reads a block into, hashes and writes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from tunetool.stage.tree import Entry
 
 BLOCK_BYTES = 4 * 2**20
 _STOP_SECONDS = 30.0
-"""Seconds that a thread gets to come back from the kernel when the work is to stop."""
+"""Seconds to wait for threads that are in a system call when the work is stopped."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do with each file: ``destination`` None only reads and sums it."""
+    """What to do with each file. Without ``destination``, files are only read and hashed."""
 
     destination: Path | None
     checksum: Checksum
     threads: int
     read_direct: bool = True
-    """Past the page cache, where the source can and does not hold the bytes there."""
+    """Read with direct I/O if the source supports it and the data is not in the page cache."""
     ask_cache: bool = True
-    """Whether bytes that the page cache holds are taken from there."""
+    """Whether data in the page cache is read from there."""
     write_direct: bool = False
 
 
 @dataclass
 class Tally:
-    """What one thread, or all of them, did. Seconds are summed over threads."""
+    """The work of one thread, or of all threads. Seconds are summed over threads."""
 
     bytes: int = 0
     direct_bytes: int = 0
@@ -47,21 +47,21 @@ class Tally:
     writing: float = 0.0
 
     def add(self, other: Tally) -> None:
-        """Sum up."""
+        """Add the figures of ``other`` to this one."""
         for name in ("bytes", "direct_bytes", "reading", "summing", "writing"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass
 class Moved:
-    """``digests``: for each file, one per piece."""
+    """The result of ``move``. ``digests``: for each file, one digest per piece."""
 
     digests: list[list[str]]
     tally: Tally
     seconds: float
     cpu_seconds: float
     busy: float
-    """What of all CPUs' time the whole machine was at work, whoever for."""
+    """Fraction of all CPU time in which the machine was busy, with this or other work."""
 
 
 @dataclass
@@ -75,11 +75,10 @@ class _Work:
 
 
 def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Moved:
-    """Copy (or only read) and sum every file. ``tick`` is told, often, how many bytes are done.
+    """Copy (or only read) and hash every file. ``tick`` is called repeatedly with the number of bytes done.
 
-    Files are made with their mode and time; directories must be there. Raises ``CannotJudge`` naming the file when
-    reading or writing fails, or when a file is not as it was listed once it is opened. Whether it changed after that,
-    the caller finds by listing again.
+    Files get their mode and time; directories must exist. Raises ``CannotJudge`` naming the file if reading or writing
+    fails, or if a file has changed between listing and opening. To detect later changes, the caller must list again.
     """
     jobs = cut([entry.size for entry in files], piece_bytes(plan.checksum))
     work = _Work(files, plan, [[""] * _pieces(entry.size, plan) for entry in files], queue.SimpleQueue())
@@ -119,7 +118,7 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
 
 
 def cpu_times() -> tuple[int, int]:
-    """Ticks in which the machine's CPUs were at work, and all ticks (proc_stat(5)); idle and iowait are no work."""
+    """Busy ticks and all ticks of the machine's CPUs (proc_stat(5)); idle and iowait are not busy."""
     first = (read_text("/proc/stat") or "").partition("\n")[0].split()[1:9]
     ticks = [int(field) for field in first]
     return sum(ticks) - sum(ticks[3:5]), sum(ticks)
@@ -131,7 +130,7 @@ def _pieces(size: int, plan: Plan) -> int:
 
 
 def _make_big(files: Sequence[Entry], plan: Plan, destination: Path) -> None:
-    """Files that several threads write exist, at their full length, before the first of them does."""
+    """Create the files that several threads write, at their full size."""
     for entry in files:
         if _pieces(entry.size, plan) > 1:
             with writing(destination, entry):
@@ -169,7 +168,7 @@ def _worker(work: _Work, tally: Tally) -> None:
 
 
 class _Stopped(Exception):
-    """Somebody else failed, or the user has had enough."""
+    """Another thread failed, or the user pressed Ctrl-C."""
 
 
 def _move_piece(work: _Work, piece: Piece, buffer: memoryview, tally: Tally) -> None:

@@ -1,4 +1,4 @@
-"""What a run found, as a record of kind ``stage``."""
+"""The results of a run as a record of kind ``stage``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tunetool.stage.tree import files_of, total_bytes
 KIND = "stage"
 COPY, READ = "stage.copy", "stage.verify"
 _CPU_BUSY = 0.8
-"""Of all CPUs, from where on they are what binds."""
+"""Fraction of busy CPU time from which the CPUs are the bottleneck."""
 _NAMED = 20
 
 
 def binds(moved: Moved) -> str:
-    """What a faster copy would need: ``cpu``, ``source`` or ``destination``.
+    """The bottleneck of a copy: ``cpu``, ``source`` or ``destination``.
 
-    The CPUs where they were busy, be it with other work; else the side on which the threads spent more of their time.
+    ``cpu`` if the CPUs were busy, also with other work; otherwise the side on which the threads spent more time.
     """
     if moved.busy >= _CPU_BUSY:
         return "cpu"
@@ -39,7 +39,7 @@ def binds(moved: Moved) -> str:
 def copied(
     command: Sequence[str], job: Job, built: Built, source_medium: str, stack: BlockStack, started: datetime
 ) -> Record:
-    """A copy was made."""
+    """The record of a copy."""
     moved = built.moved
     details: dict[str, Scalar] = {"source": job.source, "source_medium": source_medium, **_details(moved)}
     details |= {"files": len(files_of(job.entries)), "threads": job.threads, "checksum": job.checksum}
@@ -51,7 +51,7 @@ def copied(
 
 
 def unchanged(command: Sequence[str], destination: Place, manifest: Manifest, started: datetime) -> Record:
-    """DST was the copy already."""
+    """The record of a run that found DST identical to the source."""
     summary = f"{format_size(manifest.bytes)} in {len(files_of(manifest.entries))} files, staged {manifest.staged}"
     check = CheckResult(id="stage.identical", status="pass", expected=f"a copy of `{manifest.source}`", found=summary)
     return _record(command, destination, [], [check], started)
@@ -67,7 +67,7 @@ def verified(
     stack: BlockStack,
     started: datetime,
 ) -> Record:
-    """DST was read again."""
+    """The record of a verification, which has read DST again."""
     details: dict[str, Scalar] = {**_details(moved), "threads": plan.threads, "checksum": manifest.checksum}
     figure = _figure(READ, moved.tally.bytes, moved.seconds, stack, {**details, "files": len(moved.digests)})
     named = [f"`{path}` {difference}" for path, difference in differences.items()]
@@ -86,7 +86,7 @@ def verified(
 
 
 def evicted(command: Sequence[str], destination: Place, manifest: Manifest, started: datetime) -> Record:
-    """DST is gone."""
+    """The record of a removal of DST."""
     check = CheckResult(
         id="stage.evicted", status="pass", expected="no tree", found=f"{format_size(manifest.bytes)} removed"
     )

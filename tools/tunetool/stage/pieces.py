@@ -1,4 +1,4 @@
-"""How a copy is cut for many threads. Pure."""
+"""Cuts a copy into jobs for many threads. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PIECE_BYTES = 64 * 2**20
-"""What one thread takes of a big file at a time, and what one digest of a fast checksum covers."""
+"""Bytes of a large file that one thread takes at a time, and that one xxh3_64 digest covers."""
 BATCH_FILES = 64
 
 
@@ -35,7 +35,7 @@ def cut(sizes: Sequence[int], piece_bytes: int | None) -> list[list[Piece]]:
         step = piece_bytes if piece_bytes is not None else size
         pieces = [Piece(index, number, of, number * step, min(step, size - number * step)) for number in range(of)]
         (small if of == 1 and size < PIECE_BYTES else big).extend(pieces)
-    # Whole big files: the longest first, so that no thread is left alone with it.
+    # The longest pieces first, so that no thread still works on one when the others are done.
     big.sort(key=lambda piece: (piece.number, -piece.length, piece.file))
     return [*([piece] for piece in big), *_batches(small)]
 

@@ -1,4 +1,4 @@
-"""A source that is not a directory here: listed and fetched by rclone."""
+"""Remote sources, which rclone lists and fetches."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ _FRACTION = re.compile(r"\.(\d+)")
 
 
 def is_remote(source: str) -> bool:
-    """Whether rclone would take it for a remote: ``name:path``, or ``:backend:path``, and no such file here."""
+    """Whether ``source`` is an rclone remote: ``name:path`` or ``:backend:path``, and no local file of that name."""
     return bool(_REMOTE.match(source)) and not os.path.lexists(source)
 
 
 def need_rclone() -> str:
-    """The program. Raises ``CannotJudge`` where it is missing."""
+    """The path of rclone. Raises ``CannotJudge`` if it is not installed."""
     program = shutil.which("rclone")
     if program is None:
-        raise CannotJudge("`rclone` is not installed, which fetches remote sources", "install it, or stage a directory")
+        raise CannotJudge(
+            "`rclone`, which fetches remote sources, is not installed", "install it, or stage a directory"
+        )
     return program
 
 
 def scan_remote(source: str) -> list[Entry]:
-    """Its directories and files as rclone lists them. Raises ``UsageProblem`` where it cannot."""
+    """The directories and files of a remote source. Raises ``UsageProblem`` if rclone cannot list them."""
     done = subprocess.run(
         [need_rclone(), "lsjson", "-R", "--no-mimetype", source],
         capture_output=True,
@@ -61,7 +63,7 @@ def _entry(row: dict[str, Any], source: str) -> Entry:
 
 
 def nanoseconds(text: str) -> int:
-    """Of a time as Go writes it, with up to nine digits after the point."""
+    """Nanoseconds since 1970 from a time in Go's format, with up to nine fractional digits."""
     digits = _FRACTION.search(text)
     whole = datetime.fromisoformat(_FRACTION.sub("", text).replace("Z", "+00:00"))
     return int(whole.timestamp()) * 10**9 + (int(digits[1].ljust(9, "0")) if digits else 0)

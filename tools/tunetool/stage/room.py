@@ -1,4 +1,4 @@
-"""Whether it fits, asked before a byte is copied: the file system of DST, and memory where that is RAM."""
+"""Checks the free space before the copy: on the file system of DST, and in memory for a tmpfs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _PAGE = 4096
 
 @dataclass(frozen=True)
 class Limit:
-    """``left`` bytes by ``what``."""
+    """``left``: bytes that can still be written; ``what``: the beginning of a message that names the limit."""
 
     left: int
     what: str
 
 
 def space_needed(entries: Iterable[Entry]) -> int:
-    """Bytes that a copy takes: whole pages for every file, one for everything else that has a name."""
+    """Bytes that a copy needs: whole pages for each file, one page for each other entry."""
     return sum(max(_PAGE, -(-entry.size // _PAGE) * _PAGE) for entry in entries)
 
 
 def limits(directory: Path, fs_type: str, root: str = "/") -> list[Limit]:
-    """What bounds a copy under ``directory``, the tightest first."""
+    """The limits for a copy to ``directory``, the tightest first."""
     status = os.statvfs(directory)
     bounds = [Limit(status.f_bavail * status.f_frsize, f"`{directory}` has")] if fs_type != "ramfs" else []
     if fs_type in IN_MEMORY:
@@ -46,9 +46,9 @@ def limits(directory: Path, fs_type: str, root: str = "/") -> list[Limit]:
 
 
 def refuse_too_big(need: int, inodes: int, directory: Path, bounds: list[Limit], old: int) -> None:
-    """Raises ``CannotJudge`` when it does not fit. ``old``: bytes of a tree that goes only once the new one is there.
+    """Raises ``CannotJudge`` if the copy does not fit. ``old``: bytes of the old tree, which is removed after the copy.
 
-    ``inodes``: files, directories and links to be made.
+    ``inodes``: number of files, directories and links to create.
     """
     if bounds and need > bounds[0].left:
         others = "".join(f"; {bound.what} {format_size(bound.left)}" for bound in bounds[1:])
@@ -64,6 +64,6 @@ def refuse_too_big(need: int, inodes: int, directory: Path, bounds: list[Limit],
     # File systems without a fixed number of inodes say 0.
     if status.f_files and inodes > status.f_favail:
         raise CannotJudge(
-            f"{inodes} files and directories are to be made, `{directory}` has {status.f_favail} inodes left",
+            f"the copy has {inodes} files and directories, `{directory}` has {status.f_favail} inodes left",
             "choose another DST, or mount it with more (`nr_inodes=` of a tmpfs)",
         )

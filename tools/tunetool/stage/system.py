@@ -1,4 +1,4 @@
-"""What the kernel offers for this and Python does not wrap: exchanging names, flushing one file system, page cache."""
+"""System calls that Python does not wrap: exchange of two names, syncfs, page cache residency."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECTOR = 4096
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step. False where the file system cannot (renameat2(2): EINVAL)."""
+    """Exchange two names atomically. False if the file system cannot (renameat2(2): EINVAL). Raises ``OSError``."""
     if not hasattr(_LIBC, "renameat2"):
         return False
     status = _LIBC.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
@@ -36,7 +36,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def flush(directory: Path) -> None:
-    """Everything of the file system of ``directory`` onto its medium (syncfs(2)), errors of writing it included."""
+    """Flush the file system of ``directory`` to its medium (syncfs(2)). Raises ``OSError``, also for write errors."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if _LIBC.syncfs(handle) != 0:
@@ -49,8 +49,8 @@ def flush(directory: Path) -> None:
 def in_page_cache(handle: int, offset: int, length: int) -> bool:
     """Whether most of these bytes are in the page cache. ``offset`` is a multiple of the page.
 
-    The kernel answers only who owns the file or may write to it, and says "yes" to everyone else (mincore(2)): then
-    this says no.
+    For a user who neither owns the file nor may write to it, the kernel always answers "yes" (mincore(2)); this
+    function then returns False.
     """
     if length == 0 or not _may_ask(handle):
         return False
@@ -74,7 +74,7 @@ def _may_ask(handle: int) -> bool:
 
 @contextlib.contextmanager
 def direct(path: str, flags: int) -> Iterator[int | None]:
-    """The file opened past the page cache, or None where its file system cannot."""
+    """The file opened with O_DIRECT; None if its file system does not support it."""
     try:
         handle = os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What is to be staged: every entry of the source, decided before a byte is copied."""
+"""Lists every entry of the source before the copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 
 Kind = Literal["file", "directory", "link"]
 MODE = 0o777
-"""Bits that are kept. Set-user-ID and the like are not: the copy belongs to whoever stages."""
+"""Mode bits that are copied. Set-user-ID and similar bits are not: the copy belongs to the current user."""
 _NAMED = 5
 
 
@@ -54,12 +54,12 @@ def scan(root: Path) -> list[Entry]:
 
 
 def files_of(entries: Iterable[Entry]) -> list[Entry]:
-    """The files among them."""
+    """The entries that are files."""
     return [entry for entry in entries if entry.kind == "file"]
 
 
 def total_bytes(entries: Iterable[Entry]) -> int:
-    """Bytes of their contents."""
+    """Total size of the files in bytes."""
     return sum(entry.size for entry in entries if entry.kind == "file")
 
 
@@ -87,12 +87,12 @@ def within(path: str, directory: str) -> bool:
 
 
 def same_source(now: Sequence[Entry], before: Sequence[Entry]) -> bool:
-    """Whether two scans saw the same. A directory's time changes with every temporary file, so it has no say."""
+    """Whether two scans are equal. Times of directories do not count, since every temporary file changes them."""
     return [_identity(entry) for entry in now] == [_identity(entry) for entry in before]
 
 
 def untouched(now: Sequence[Entry], before: Sequence[Entry]) -> bool:
-    """Whether nothing of a source was so much as touched between two scans."""
+    """Whether no file of a source was changed between two scans, not even its ctime."""
     files = [[(entry.inode, entry.ctime_ns) for entry in files_of(entries)] for entries in (now, before)]
     return same_source(now, before) and files[0] == files[1]
 

@@ -1,4 +1,4 @@
-"""A directory that is there whole or not at all, as ``tunetool stage`` makes one: a hidden sibling, then renamed."""
+"""Creates a directory atomically, as ``tunetool stage`` does: it is built as a hidden sibling, then renamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunetool.stage.system import flush
 
 
 def need_room(directory: Path, count: int, purpose: str) -> None:
-    """Raises ``CannotJudge`` when ``count`` bytes do not fit below ``directory``; in RAM, also by the memory left."""
+    """Raises ``CannotJudge`` if ``count`` bytes do not fit below ``directory`` or, for a tmpfs, into memory."""
     mount = mount_holding(str(directory), read_mounts())
     bounds = limits(directory, mount.fs_type if mount else "unknown")
     if bounds and count > bounds[0].left:
@@ -29,7 +29,7 @@ def need_room(directory: Path, count: int, purpose: str) -> None:
 
 @contextmanager
 def alone(directory: Path, say: Callable[[str], None]) -> Iterator[Place]:
-    """Nobody else makes ``directory`` meanwhile, and what a killed run left of it is gone."""
+    """Hold the lock of ``directory``, after the leftovers of killed runs were removed. Waits for other runs."""
     destination = find_place(str(directory))
     with only_one(destination, True, say):
         yield destination
@@ -37,9 +37,9 @@ def alone(directory: Path, say: Callable[[str], None]) -> Iterator[Place]:
 
 @contextmanager
 def building(destination: Place) -> Iterator[Path]:
-    """A hidden directory to fill, which gets its name when the block ends well and goes away when it does not.
+    """A hidden directory to fill. It is renamed to its destination on success and removed on an error.
 
-    Raises ``CannotJudge`` for what the system refuses meanwhile.
+    Raises ``CannotJudge`` for an ``OSError`` within the block.
     """
     built = destination.fresh("stage")
     try:
@@ -61,7 +61,7 @@ def building(destination: Place) -> Iterator[Path]:
 
 @contextmanager
 def making(directory: Path, contents: str) -> Iterator[Path]:
-    """Both at once. Raises ``UsageProblem`` where ``directory`` is there already."""
+    """``alone`` and ``building`` together. Raises ``UsageProblem`` if ``directory`` exists already."""
     with alone(directory, lambda _: None) as destination:
         if inode_of(destination.path) is not None:
             raise UsageProblem(f"`{directory}` is there already", f"name a directory in which {contents} is to be made")
