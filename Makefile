@@ -1,4 +1,4 @@
-# Every target sets up what it needs by itself; `make setup` is called by all of them and is quick when done.
+# Every target sets up what it needs by itself, which is quick when done.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Every group of tests/timeboxes.toml, in the order in which they run.
@@ -6,12 +6,15 @@ GROUPS := lint unit fresh containers measurement tune checkpoint finetune node
 comma := ,
 empty :=
 GROUPS_COMMA := $(subst $(empty) $(empty),$(comma),$(GROUPS))
-.PHONY: help setup check fresh test test-all bench rehearse clean
+.PHONY: help setup setup-deepspeed check fresh test test-all bench rehearse clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
-setup:  ## .venv with the tool, ansible-playbook and DeepSpeed, whose I/O op is compiled once; the collection link
+setup:  ## .venv with the tool and ansible-playbook, and the collection link: what a control machine needs
+	@tools/dev/setup.sh
+
+setup-deepspeed:  ## the same with torch and DeepSpeed, whose I/O op is compiled once for each user: minutes
 	@tools/dev/setup.sh --deepspeed
 
 check:  ## lint and unit tests: the fast part, for every edit
