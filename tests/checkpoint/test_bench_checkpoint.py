@@ -20,7 +20,7 @@ if not find_spec("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
 
 from judged import undisturbed
-from tunetool.bench.checkpoint.figures import checks, verdict
+from tunetool.bench.checkpoint.figures import case, checks
 from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import Matrix
 from tunetool.bench.checkpoint.session import Session
@@ -28,6 +28,7 @@ from tunetool.bench.checkpoint.site import Site, order_of
 from tunetool.launch.local import RankFailed
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse
+from tunetool.verdict import judge
 from waiting import PATIENCE, until
 
 pytest_plugins = ["disks"]
@@ -219,7 +220,7 @@ def test_a_first_round_that_is_cut_keeps_what_it_has(session: Session, disk: Pat
     first, *others = order_of(engines, 1, 0)
     assert list(matrix.rows[first].samples) == [1]
     assert [matrix.rows[name].samples for name in others] == [{}, {}]
-    assert verdict([matrix], [], []).status == "error"
+    assert judge(case([matrix], {})).status == "error"
     assert all("the time was up" in str(check.found) for check in checks(matrix) if check.status == "unknown")
     assert sum(check.status == "unknown" for check in checks(matrix)) == 2
     assert [check.found for check in checks(matrix) if "no training loop" in str(check.found)] == [

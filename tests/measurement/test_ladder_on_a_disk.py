@@ -22,6 +22,7 @@ from tunetool.measure.ladder.rungs import Scene, Wish
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import Span
 from tunetool.measure.sequential import Plan
+from tunetool.measure.session import Run
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.report.progress import PlainProgress
@@ -42,9 +43,8 @@ def test_the_ladder_of_a_plain_disk(
         level="full",
         # Shorter than a call may ask for: what is shown here is that every rung is there, never a speed.
         duration=0.3,
-        runs_dir=tmp_path / "runs",
-        allow_busy=True,
         python=bare_python(tmp_path),
+        run=Run(tmp_path / "runs", allow_busy=True),
     )
     result = verify(request, PlainProgress())
     record = result.record

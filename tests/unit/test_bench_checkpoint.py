@@ -6,6 +6,8 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -29,7 +31,7 @@ from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Node, Record
 from tunetool.report.checkpoint import advice, media, print_checkpoint
 from tunetool.report.checkpoint_page import Bar, bars, page, write_page
-from tunetool.verdict import exit_code
+from tunetool.verdict import exit_code, judge
 from waiting import until
 
 STATE = 10**9
@@ -88,8 +90,13 @@ def record_of(*matrices: Matrix, errors: list[str] | None = None) -> Record:
         node=Node(host="node1"),
         target="/mnt/scratch",
         checks=[each for found in matrices for each in figures.checks(found)],
-        verdict=figures.verdict(matrices, errors or [], []),
+        verdict=judged(*matrices, errors=errors or []),
     )
+
+
+def judged(*matrices: Matrix, errors: Sequence[str] = (), doubts: Sequence[str] = ()) -> records.Verdict:
+    case = figures.case(matrices, {}, doubts)
+    return judge(replace(case, errors=[*errors, *case.errors]))
 
 
 def text_of(record: Record) -> str:
@@ -135,7 +142,7 @@ def test_an_engine_that_brings_back_something_else_is_a_failure_and_is_named() -
     liar = row("safetensors", "safetensors", [0.1, 0.1])
     liar.samples[2] = Sample(0.1, moved(0.1), 0, moved(0.1), "rank 1: `model.norm.weight` differs from byte 0 of 512")
     found = matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), liar)
-    verdict = figures.verdict([found], ["something broke"], ["a doubt"])
+    verdict = judged(found, errors=["something broke"], doubts=["a doubt"])
     assert verdict.status == "fail"
     assert exit_code([verdict.status]) == 1
     assert "`safetensors`" in verdict.reasons[0]
@@ -151,7 +158,7 @@ def test_an_async_engine_whose_first_save_was_overtaken_fails_too() -> None:
     late = row(
         "direct-async", "direct-async", [0.1], first=Sample(0.01, moved(0.1), 0, moved(0.1), "rank 0: `x` differs")
     )
-    assert figures.verdict([matrix(late)], [], []).status == "fail"
+    assert judged(matrix(late)).status == "fail"
 
 
 @pytest.mark.parametrize(
@@ -168,14 +175,14 @@ def test_what_an_engine_calls_durable_is_held_against_the_drives(ratios: list[fl
     found = Row("direct", "direct")
     for number, each in enumerate(ratios):
         found.samples[number] = Sample(1.0, moved(1.0, each), 0, moved(1.0))
-    verdict = figures.verdict([matrix(found)], [], [])
+    verdict = judged(matrix(found))
     assert verdict.status == status
     assert said in " ".join(verdict.reasons)
 
 
 def test_a_restore_from_the_page_cache_proves_nothing() -> None:
     found = Row("direct", "direct", samples={1: Sample(1.0, moved(1.0), 0, moved(0.1, 0.0))})
-    verdict = figures.verdict([matrix(found)], [], [])
+    verdict = judged(matrix(found))
     assert verdict.status == "unproven"
     assert "page cache" in verdict.reasons[0]
 

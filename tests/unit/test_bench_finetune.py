@@ -29,7 +29,7 @@ from tunetool.training.rank.recorder import Read, Recorder, keep_error, keep_res
 from tunetool.training.run_workload import explained
 from tunetool.training.settings import Cluster, Material
 from tunetool.training.workload import RankResult, Workload, as_environment, read_result, workload_from_json
-from tunetool.verdict import exit_code
+from tunetool.verdict import exit_code, judge
 
 MODEL = 16 * 10**9
 WORKLOAD = Workload("/mnt/model", "/mnt/data")
@@ -72,7 +72,7 @@ def run(*results: RankResult, workload: Workload = WORKLOAD, ready: tuple[Ready,
 
 
 def judged(found: figures.Run, errors: tuple[str, ...] = ()) -> records.Verdict:
-    return figures.verdict(figures.checks(found), errors, figures.doubts(found))
+    return judge(replace(figures.case(found), errors=errors))
 
 
 def record_of(found: figures.Run) -> Record:

@@ -21,6 +21,7 @@ from tunetool.bench.reference.parts import checkpoint_arguments, steps
 from tunetool.bench.reference.request import Request
 from tunetool.bench.reference.run import follow
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.measure.session import Run
 from tunetool.record import Measurement, Status, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.reference import print_reference
@@ -55,7 +56,8 @@ def raising(error: Exception) -> Callable[[], Outcome]:
 
 def request(tmp_path: Path, **more: object) -> Request:
     material = Material("tiny", target=tmp_path)
-    return replace(Request(material, tmp_path, runs_dir=tmp_path / "runs", command=["tunetool"]), **more)  # type: ignore[arg-type]
+    asked = Run(tmp_path / "runs", allow_busy=bool(more.pop("allow_busy", False)), command=["tunetool"])
+    return replace(Request(material, tmp_path, run=asked), **more)  # type: ignore[arg-type]
 
 
 def test_a_pass_of_every_part_is_one_record_with_their_ids(tmp_path: Path) -> None:
@@ -176,8 +178,9 @@ def test_ctrl_c_ends_the_chain_and_says_what_is_done(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         follow(request(tmp_path), wanted, progress)
     assert not called
-    assert [path.name.split("-")[1] for path in runs.iterdir()] == ["verify"]
-    assert progress.lines[-1].startswith("interrupted; done: verify (")
+    assert sorted(path.name.split("-")[1] for path in runs.iterdir()) == ["bench.reference", "verify"]
+    assert progress.lines[-2].startswith("interrupted; done: verify (")
+    assert progress.lines[-1].startswith("what was measured until then is kept: `")
 
 
 def test_the_best_checkpoint_of_every_host_is_the_headline(tmp_path: Path) -> None:

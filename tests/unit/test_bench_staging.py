@@ -28,6 +28,7 @@ from tunetool.report.staging import print_staging
 from tunetool.stage.room import Limit
 from tunetool.training.settings import Material
 from tunetool.training.workload import RankResult, Workload
+from tunetool.verdict import judge
 
 GB = 10**9
 ROOM = Room(22 * GB, [Limit(90 * GB, "`/dev/shm` has"), Limit(150 * GB, "the machine's RAM has")])
@@ -236,7 +237,7 @@ def test_both_paths_train_the_same_or_the_run_falls_short(losses: list[float], s
     row = measured({"memory": sample("memory", 1, 0.1), "bulk": sample("bulk", 10, 2.0, losses)})
     (check,) = [each for each in figures.checks(row, bulk_in_memory=False) if each.id.endswith(".losses")]
     assert check.status == status
-    verdict = figures.verdict([row], figures.checks(row, bulk_in_memory=False), [])
+    verdict = judge(figures.case([row], figures.checks(row, bulk_in_memory=False)))
     assert verdict.status == status
 
 
@@ -251,8 +252,8 @@ def test_a_warm_cache_proves_nothing() -> None:
     warm = replace(sample("bulk", 1, 0.1), ranks=[result(0, 1, 0.1, LOSSES, 0, GB)])
     row = measured({"memory": sample("memory", 1, 0.1), "bulk": warm})
     found = figures.checks(row, bulk_in_memory=False)
-    assert figures.verdict([row], found, []).status == "unproven"
-    assert figures.verdict([row], figures.checks(row, bulk_in_memory=True), []).status == "pass"
+    assert judge(figures.case([row], found)).status == "unproven"
+    assert judge(figures.case([row], figures.checks(row, bulk_in_memory=True))).status == "pass"
 
 
 def test_a_scenario_that_failed_is_an_error_and_one_left_out_is_not() -> None:
@@ -261,7 +262,7 @@ def test_a_scenario_that_failed_is_an_error_and_one_left_out_is_not() -> None:
     failed = Row("node", 1, 2, GB, GB, failed="rank 1 was killed by SIGKILL")
     for rows, status in (([good, out], "pass"), ([good, out, failed], "error"), ([out], "unproven")):
         checks = [check for row in rows for check in figures.checks(row, bulk_in_memory=False)]
-        assert figures.verdict(rows, checks, []).status == status
+        assert judge(figures.case(rows, checks)).status == status
 
 
 def test_the_report_has_the_published_table_beside_ours() -> None:
@@ -276,7 +277,7 @@ def test_the_report_has_the_published_table_beside_ours() -> None:
         kind="bench.staging",
         target="`/dev/shm` against `/bulk`",
         checks=checks,
-        verdict=figures.verdict([row, out], checks, []),
+        verdict=judge(figures.case([row, out], checks)),
     )
     record = records.parse(records.dumps(record), "it")
     stream = io.StringIO()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from builders import record
-from tunetool.advise.communication import Call, Kind, Module, Parameter, Zero
+from tunetool.advise.communication import Call, Kind, Module, Parameter, Zero, parameters, trained
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.advise.zero_steps import Ask, Wait, Work
 from tunetool.bench.defaults import MATRIX
@@ -31,6 +32,7 @@ from tunetool.record import Node, Record
 from tunetool.report.strategies import advice, print_strategies
 from tunetool.report.strategies_page import page
 from tunetool.training.workload import RankResult, Workload
+from tunetool.verdict import judge
 
 SLOW = 125e6
 """1 Gb/s."""
@@ -255,7 +257,8 @@ def study(
         row.prediction = predict(each, job, made.layouts(), measured)
         row.samples = [Sample(step * drift, 0.01, {"imports": 3.0, "engine": 1.0}, [loss] * 4) for drift in (1, 1.1)]
         measured[each] = row.step
-    made.first = result(0, [1.0] * 4, [1.0] * 4)
+    sizes = [sum(each.numel for each in found) for found in (parameters(job.modules), trained(job.modules))]
+    made.first = replace(result(0, [1.0] * 4, [1.0] * 4), parameters=sizes[0], trainable=sizes[1])
     return made, job
 
 
@@ -272,7 +275,7 @@ CONDITIONS: dict[str, Any] = {
 
 def kept(made: Study, job: Job) -> Record:
     found = figures.measurements(made, job, CONDITIONS)
-    checks, verdict = figures.checks(made, job), figures.verdict(made)
+    checks, verdict = figures.checks(made, job), judge(figures.case(made, job, CONDITIONS))
     return record(*found, kind="bench.strategies", node=Node(host="node1"), checks=checks, verdict=verdict)
 
 
@@ -330,22 +333,27 @@ def test_page_and_screen_have_every_cell() -> None:
 
 def test_stages_that_compute_different_things_fail() -> None:
     made, job = study(losses=1.2)
-    assert figures.verdict(made).status == "fail"
+    assert judge(figures.case(made, job, CONDITIONS)).status == "fail"
     assert any("they differ by up to 20" in check.found for check in figures.checks(made, job))
-    assert figures.verdict(study()[0]).status == "pass"
+    assert judge(figures.case(*study(), CONDITIONS)).status == "pass"
 
 
 def test_a_cell_that_died_is_no_pass() -> None:
     made, _ = study()
     row = made.rows[cell("2x1:z3")]
     row.samples, row.failed = [], "rank 1 on `node2` died"
-    told = figures.verdict(made)
+    told = judge(figures.case(made, None, CONDITIONS))
     assert told.status == "error"
     assert told.reasons == ["strategies.2x1.z3: rank 1 on `node2` died"]
 
 
-def test_another_model_than_was_predicted_is_told() -> None:
+def test_predictions_of_another_model_prove_nothing() -> None:
     made, job = study()
+    assert made.first is not None
+    made.first = replace(made.first, parameters=1)
+    told = judge(figures.case(made, job, CONDITIONS))
+    assert told.status == "unproven"
+    assert "predictions are of another model" in told.reasons[0]
     assert [check.status for check in figures.checks(made, job) if check.id == "strategies.model"] == ["unknown"]
 
 

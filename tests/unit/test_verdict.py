@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import combinations
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import sampled
@@ -20,8 +23,9 @@ from tunetool.record import (
     Rung,
     Status,
     Trend,
+    Verdict,
 )
-from tunetool.verdict import Case, exit_code, judge, judged_expectations, worst
+from tunetool.verdict import Case, Judged, code_of, exit_code, judge, judged_expectations
 
 RATES = st.floats(min_value=1.0, max_value=1e12)
 STATUSES = st.sampled_from(get_args(Status))
@@ -50,6 +54,7 @@ def check(status: str, identity: str = "array.chunk") -> CheckResult:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(RATES, min_size=6, max_size=11), RATES, st.floats(0, 0.4))
 def test_the_whole_interval_decides(samples: list[float], limit: float, tolerance: float) -> None:
     case = Case(measurements=[figure(*samples)], expectations=[wanted(limit)], tolerance=tolerance)
@@ -58,6 +63,7 @@ def test_the_whole_interval_decides(samples: list[float], limit: float, toleranc
     assert (status == "fail") == (max(samples) < limit * (1 - tolerance))
 
 
+@settings(deadline=None)
 @given(st.lists(RATES, min_size=2, max_size=5), RATES)
 def test_too_few_samples_decide_nothing(samples: list[float], limit: float) -> None:
     verdict = judge(Case(measurements=[figure(*samples)], expectations=[wanted(limit)]))
@@ -86,6 +92,7 @@ def test_what_is_forgiven_is_said() -> None:
     assert "50 GB/s (46.57 GiB/s) less 0.02 of it" in judge(case).reasons[0]
 
 
+@settings(deadline=None)
 @given(
     st.lists(RATES, max_size=3),
     st.lists(RATES, max_size=2),
@@ -104,7 +111,7 @@ def test_a_pass_needs_something_judged_and_nothing_against_it(
         checks=[check(status) for status in checks],
         doubts=doubts,
         errors=errors,
-        measured=measured,
+        judged="speed" if measured else "checks",
     )
     verdict = judge(case)
     if verdict.status == "pass":
@@ -121,6 +128,7 @@ def test_a_pass_needs_something_judged_and_nothing_against_it(
         assert {expectation.status for expectation in judged} == {"pass"}
 
 
+@settings(deadline=None)
 @given(st.lists(STATUSES))
 def test_precedence(statuses: list[Status]) -> None:
     code = exit_code(statuses)
@@ -130,7 +138,72 @@ def test_precedence(statuses: list[Status]) -> None:
         assert code is ExitCode.OK
     else:
         assert code is ExitCode.NOT_JUDGED
-    assert exit_code([worst(statuses)]) is code
+    # A record over parts or hosts has the same precedence, in its status and in the order of its reasons.
+    verdict = judge(
+        Case(parts=[(str(n), Verdict(status=each, reasons=[])) for n, each in enumerate(statuses)], judged="parts")
+    )
+    assert code_of(verdict) is code
+    told = [reason.partition(": ")[2] for reason in verdict.reasons]
+    if statuses:
+        assert told == sorted(told, key=ORDER.index)
+        assert len(told) == len([each for each in statuses if each != "pass"])
+
+
+ORDER = ("fail", "error", "unproven", "unstable")
+HOLDS: Mapping[Judged, Case] = {
+    "speed": Case([figure(60e9)], [wanted(50e9)]),
+    "checks": Case(checks=[check("pass", "good")], judged="checks"),
+    "parts": Case(parts=[("verify", Verdict(status="pass", reasons=[]))], judged="parts"),
+    "work": Case(judged="work"),
+}
+"""One case of each kind of record that is a pass."""
+AGAINST: Mapping[str, tuple[Status, Callable[[Case], Case]]] = {
+    "a failed check": ("fail", lambda case: replace(case, checks=[*case.checks, check("fail", "bad")])),
+    "an error": ("error", lambda case: replace(case, errors=["the disk went away"])),
+    "an engine that failed": (
+        "error",
+        lambda case: replace(case, checks=[*case.checks, check("unknown", "died")], failed={"died": "it died"}),
+    ),
+    "an unknown check": ("unproven", lambda case: replace(case, checks=[*case.checks, check("unknown", "open")])),
+    "a doubt": ("unproven", lambda case: replace(case, doubts=["foreign code"])),
+    "a failed part": (
+        "fail",
+        lambda case: replace(case, parts=[*case.parts, ("a", Verdict(status="fail", reasons=[]))]),
+    ),
+    "an unstable part": (
+        "unstable",
+        lambda case: replace(case, parts=[*case.parts, ("b", Verdict(status="unstable", reasons=[]))]),
+    ),
+}
+"""What stands against a pass, and the status that it makes."""
+
+
+@pytest.mark.parametrize("kind", get_args(Judged))
+@pytest.mark.parametrize("count", range(3))
+def test_one_precedence_over_every_kind_of_record(kind: Judged, count: int) -> None:
+    for chosen in combinations(AGAINST, count):
+        case = HOLDS[kind]
+        for name in chosen:
+            case = AGAINST[name][1](case)
+        verdict = judge(case)
+        statuses = [AGAINST[name][0] for name in chosen]
+        wanted_status = min(statuses, key=ORDER.index, default="pass")
+        assert verdict.status == wanted_status, chosen
+        assert code_of(verdict) is exit_code([wanted_status])
+        assert len(verdict.reasons) == count, verdict.reasons
+
+
+def test_what_judges_has_no_path_to_a_pass_without_a_judgement() -> None:
+    assert judge(Case(judged="checks")).status == "unproven"
+    assert judge(Case(checks=[check("skip")], judged="checks")).status == "unproven"
+    assert judge(Case(judged="parts")).status == "error"
+    assert judge(Case()).status == "unproven"
+    assert code_of(None) is ExitCode.NOT_JUDGED
+
+
+def test_a_check_may_be_put_in_other_words() -> None:
+    verdict = judge(Case(checks=[check("fail", "a")], words={"a": ["`x` is gone", "`y` is gone"]}, judged="checks"))
+    assert (verdict.status, verdict.reasons) == ("fail", ["`x` is gone", "`y` is gone"])
 
 
 def test_exactly_the_expectation_is_enough() -> None:
@@ -197,10 +270,10 @@ def test_a_spread_over_the_expectation_is_unstable() -> None:
 
 
 def test_configuration_alone() -> None:
-    assert judge(Case(checks=[check("pass"), check("skip")], measured=False)).status == "pass"
-    assert judge(Case(checks=[check("pass"), check("unknown")], measured=False)).status == "unproven"
-    assert judge(Case(checks=[check("skip")], measured=False)).status == "unproven"
-    assert judge(Case(measured=False)).status == "unproven"
+    assert judge(Case(checks=[check("pass"), check("skip")], judged="checks")).status == "pass"
+    assert judge(Case(checks=[check("pass"), check("unknown")], judged="checks")).status == "unproven"
+    assert judge(Case(checks=[check("skip")], judged="checks")).status == "unproven"
+    assert judge(Case(judged="checks")).status == "unproven"
 
 
 def test_what_was_not_measured_is_an_error() -> None:

@@ -18,13 +18,14 @@ from tunetool.cli.main import main
 from tunetool.cli.values import parse_duration, parse_expectations, parse_tolerance
 from tunetool.errors import UsageProblem
 from tunetool.measure import busy, sampling, sequential
+from tunetool.measure.session import Result, Run
 from tunetool.node.common.check_result import Check
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.node.machine.mounts import Mount
 from tunetool.record import Record, read
 from tunetool.report.progress import PlainProgress
 from tunetool.verify import run as verify_module
-from tunetool.verify.request import Request, Result
+from tunetool.verify.request import Request
 from tunetool.verify.run import verify
 
 GB = 10**9
@@ -225,8 +226,9 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path) -> Any:
         monkeypatch.setattr(sampling, "snapshot", drives.snapshot)
         found = fake_fio(tmp_path / "bin", claims() if body is None else body)
         before = listing(target)
-        fixed = {"target": target, "runs_dir": tmp_path / "runs", "allow_busy": True, "python": bare_python(tmp_path)}
-        request = Request(**{**fixed, **options})
+        asked = {name: options.pop(name) for name in ("allow_busy", "dry_run") if name in options}
+        fixed = {"target": target, "python": bare_python(tmp_path)}
+        request = Request(**{**fixed, **options}, run=Run(tmp_path / "runs", **{"allow_busy": True, **asked}))
         result = verify(request, PlainProgress(), {**found, **(environment or {})})
         assert listing(target) == before
         return result
@@ -386,7 +388,7 @@ def test_a_file_system_that_shut_itself_down(target: Path, tmp_path: Path, monke
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     monkeypatch.setattr(verify_module, "free_bytes", fail)
-    result = verify(Request(target=target, runs_dir=tmp_path / "runs", expect={"read": 1.0}), PlainProgress())
+    result = verify(Request(target=target, expect={"read": 1.0}, run=Run(tmp_path / "runs")), PlainProgress())
     assert result.code == 3
     assert reasons(result) == f"`{target}` was not measured: Input/output error; see `dmesg | tail`"
 

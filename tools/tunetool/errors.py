@@ -27,11 +27,19 @@ class TunetoolError(Exception):
     """
 
     exit_code = ExitCode.NOT_JUDGED
+    raw: str = ""
+    """What was said by whatever failed: kept beside the record, in the file ``raw_name``."""
+    raw_name = "messages.txt"
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    @property
+    def line(self) -> str:
+        """Message and hint in one line."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
 class UsageProblem(TunetoolError):
@@ -42,5 +50,11 @@ class UsageProblem(TunetoolError):
 
 class CannotJudge(TunetoolError):
     """The work could not be done or could not be judged (busy, unproven, missing program)."""
+
+    exit_code = ExitCode.NOT_JUDGED
+
+
+class Unforeseen(TunetoolError):
+    """A fault of tunetool itself. Its cause is the exception that nobody foresaw."""
 
     exit_code = ExitCode.NOT_JUDGED

@@ -1,12 +1,14 @@
-"""Judging, pure: measurements, expectations and checks in; status, reasons and exit code out.
+"""Judging, pure: measurements, expectations and checks in; status, reasons and exit code out. For every kind of record.
 
-There is one way to a pass: something was judged, and everything that was asked for holds.
+A command that judges has one way to a pass: something was judged, and everything that was asked for holds. Reasons are
+in the order of their weight: what falls short, what could not be done, what is unproven, what is unstable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tunetool.errors import ExitCode
 from tunetool.node.units import format_bandwidth, format_figure, format_rate
@@ -19,6 +21,10 @@ LEVEL = 0.95
 
 LEAST_FALL = 0.02
 """A fall that is certain and smaller than this is not worth a sentence."""
+
+Judged = Literal["speed", "checks", "parts", "work"]
+"""What decides: figures held against expectations; checks alone; the verdicts of parts; or, for a command that judges
+nothing, that its work was done."""
 
 _ORDER: tuple[Status, ...] = ("fail", "error", "unproven", "unstable", "pass")
 _CODES: Mapping[Status, ExitCode] = {
@@ -37,6 +43,12 @@ class Case:
     measurements: Sequence[Measurement] = ()
     expectations: Sequence[Expectation] = ()
     checks: Sequence[CheckResult] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """By check, why that which it is about could not be done: an error, where an unknown check alone is unproven."""
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By check, what is said of it in place of its own line."""
+    parts: Sequence[tuple[str, Verdict]] = ()
+    """Of a chain or a fleet: names and verdicts of those that were run."""
     unproven: Mapping[str, str] = field(default_factory=dict)
     """By measurement name, why it proves nothing."""
     doubts: Sequence[str] = ()
@@ -47,8 +59,8 @@ class Case:
     """Fraction of an expectation that may be missing. Nothing, unless the caller says so."""
     ladder: Ladder | None = None
     """Of level full: why a figure falls short."""
-    measured: bool = True
-    """False when only the configuration was to be judged: then expectations have no say."""
+    judged: Judged = "speed"
+    """For all but ``speed``, expectations have no say."""
 
 
 def exit_code(statuses: Iterable[Status]) -> ExitCode:
@@ -60,24 +72,27 @@ def exit_code(statuses: Iterable[Status]) -> ExitCode:
     return ExitCode.NOT_JUDGED
 
 
-def worst(statuses: Sequence[Status]) -> Status:
-    """The status of several together."""
-    return min(statuses, key=_ORDER.index, default="error")
+def code_of(verdict: Verdict | None) -> ExitCode:
+    """What a command ends with whose record has this verdict."""
+    return exit_code([verdict.status] if verdict is not None else [])
 
 
 def judge(case: Case) -> Verdict:
-    """The verdict of one node."""
-    findings: list[tuple[Status, str]] = [*_judge_checks(case.checks)]
+    """The verdict of one record, of whatever kind."""
+    findings: list[tuple[Status, str]] = [*_judge_checks(case)]
     findings += [("error", reason) for reason in case.errors]
-    if case.measured:
-        findings += [("unproven", reason) for reason in case.doubts]
+    findings += _judge_parts(case.parts)
+    findings += [("unproven", reason) for reason in case.doubts]
+    if case.judged == "speed":
         findings += _judge_expectations(case)
-    elif not case.errors and not any(check.status in ("pass", "fail") for check in case.checks):
+    else:
+        findings += [("unproven", f"{_human(name)}: {reason}") for name, reason in case.unproven.items()]
+    if case.judged == "parts" and not case.parts and not case.errors:
+        findings.append(("error", "no part was run: there is nothing to judge"))
+    if case.judged == "checks" and not findings and not any(check.status == "pass" for check in case.checks):
         findings.append(("unproven", "no check could be made: there is nothing to judge"))
-    if not findings:
-        return Verdict(status="pass", reasons=[])
-    ranked = sorted(findings, key=lambda finding: _ORDER.index(finding[0]))
-    return Verdict(status=ranked[0][0], reasons=[reason for _, reason in ranked])
+    ranked = sorted(dict.fromkeys(findings), key=lambda finding: _ORDER.index(finding[0]))
+    return Verdict(status=ranked[0][0] if ranked else "pass", reasons=[reason for _, reason in ranked])
 
 
 def status_of(measurement: Measurement, expectation: Expectation, tolerance: float = 0.0) -> Status:
@@ -116,7 +131,7 @@ def status_by_name(case: Case) -> dict[str, Status]:
 
 def judged_expectations(case: Case) -> list[Expectation]:
     """The expectations, each with what became of it; untouched where nothing was to be measured."""
-    if not case.measured:
+    if case.judged != "speed":
         return list(case.expectations)
     statuses = status_by_name(case)
     return [wanted.model_copy(update={"status": statuses[wanted.name]}) for wanted in case.expectations]
@@ -126,14 +141,27 @@ def _has_proof(measurement: Measurement) -> bool:
     return measurement.evidence is not None and measurement.evidence.kind == "block"
 
 
-def _judge_checks(checks: Sequence[CheckResult]) -> list[tuple[Status, str]]:
+def _judge_checks(case: Case) -> list[tuple[Status, str]]:
     findings: list[tuple[Status, str]] = []
-    for check in checks:
-        if check.status in ("fail", "unknown"):
-            status: Status = "fail" if check.status == "fail" else "unproven"
-            remedy = f": {check.remedy}" if check.remedy else ""
-            findings.append((status, f"{check.id}: {check.found}, expected {check.expected}{remedy}"))
+    for check in case.checks:
+        if check.id in case.failed:
+            findings.append(("error", case.failed[check.id]))
+        if check.status not in ("fail", "unknown") or (check.status == "unknown" and check.id in case.failed):
+            continue
+        remedy = f": {check.remedy}" if check.remedy else ""
+        lines = case.words.get(check.id) or [f"{check.id}: {check.found}, expected {check.expected}{remedy}"]
+        status: Status = "fail" if check.status == "fail" else "unproven"
+        findings += [(status, line) for line in lines]
     return findings
+
+
+def _judge_parts(parts: Sequence[tuple[str, Verdict]]) -> list[tuple[Status, str]]:
+    """Of each that is no pass, the first and so the weightiest reason."""
+    return [
+        (verdict.status, f"{name}: {next(iter(verdict.reasons), verdict.status)}")
+        for name, verdict in parts
+        if verdict.status != "pass"
+    ]
 
 
 def _judge_expectations(case: Case) -> list[tuple[Status, str]]:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool import record as records
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.measure import aio, busy, rundir
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.measure import aio, session
 from tunetool.measure.aio.driver import sector_bytes
 from tunetool.measure.aio.spec import Device, granule, misfit
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import obstacles
-from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import Progress
+from tunetool.measure.session import Findings, Result, Run, Session
 from tunetool.measure.target import check_target
 from tunetool.measure.worker import preloads
 from tunetool.node.machine.block_stack import BlockStack, read_stack
-from tunetool.node.machine.drives import read_drives
 from tunetool.node.units import UnitError, format_size, parse_size
-from tunetool.record import Measurement, Record, Verdict
-from tunetool.verdict import exit_code
+from tunetool.record import Measurement
+from tunetool.verdict import Case
 
 KIND = "bench.ds-io"
 DURABLE = "_durable"
@@ -51,10 +47,7 @@ class Request:
     loops: int = 3
     warmup_loops: int = 1
     python: Path = Path(sys.executable)
-    runs_dir: Path | None = None
-    allow_busy: bool = False
-    dry_run: bool = False
-    command: Sequence[str] = ()
+    run: Run = field(default_factory=Run)
 
     @property
     def direction(self) -> Direction:
@@ -67,15 +60,6 @@ class Request:
         if not self.gpu:
             return "cpu"
         return "gds" if self.use_gds else "cuda"
-
-
-@dataclass(frozen=True)
-class Result:
-    """The record, where it lies, and what the process ends with. No record for a dry run."""
-
-    record: Record | None
-    path: Path | None
-    code: ExitCode
 
 
 def parse_io_size(text: str) -> int:
@@ -91,44 +75,49 @@ def parse_io_size(text: str) -> int:
 
 def ds_io(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:
     """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
-    environment = os.environ if environment is None else environment
-    started = records.utc_now()
-    check_target(request.folder)
-    stack = read_stack(str(request.folder.resolve()))
-    check_request(request, sector_bytes(stack))
-    found = aio.probe(request.python, environment)
-    aio.need(found, "gds" if request.use_gds else "async_io")
-    if request.gpu and not found.cuda:
-        raise CannotJudge(f"torch in `{found.python}` sees no GPU", "leave out `--gpu`, or name another `--python`")
-    for line in announcement(request, stack):
-        progress.say(line)
-    if request.dry_run:
-        return Result(None, None, ExitCode.OK)
-    runs_dir = request.runs_dir or records.default_runs_dir()
-    records.prepare_runs_dir(runs_dir)
-    outcome, errors = aio.Outcome(), list[str]()
-    spec = _spec(request, request.folder)
-    try:
-        spec = _run(request, stack, found, environment, progress, outcome)
-    except CannotJudge as error:
-        errors.append(f"{error.message}; {error.hint}" if error.hint else error.message)
-    figures = [] if errors else _figures(request, spec, stack, outcome)
-    doubts = [] if errors else _doubts(stack, environment) or list(aio.unproven(spec, stack, outcome).values())
-    record = Record(
-        kind=KIND,
-        id=records.new_id(),
-        started=started,
-        finished=records.utc_now(),
-        node=node_facts(read_drives(), stack),
-        command=list(request.command),
-        target=stack.directory,
-        measurements=figures,
-        verdict=_verdict(errors, doubts),
-    )
-    raw = {"deepspeed.txt": outcome.messages} if outcome.messages else {}
-    path = records.write(record, runs_dir, raw)
-    assert record.verdict is not None  # noqa: S101  (made above)
-    return Result(record, path, exit_code([record.verdict.status]))
+    return session.run(KIND, request.run, _Handle(request), progress, environment)
+
+
+@dataclass
+class _Handle:
+    request: Request
+    outcome: aio.Outcome = field(default_factory=aio.Outcome)
+    doubts: list[str] = field(default_factory=list)
+    stack: BlockStack = field(init=False)
+    probe: aio.Probe = field(init=False)
+    spec: aio.Spec = field(init=False)
+
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``."""
+        request, environment = self.request, session.environment
+        check_target(request.folder)
+        stack = self.stack = read_stack(str(request.folder.resolve()))
+        check_request(request, sector_bytes(stack))
+        found = self.probe = aio.probe(request.python, environment)
+        aio.need(found, "gds" if request.use_gds else "async_io")
+        if request.gpu and not found.cuda:
+            raise CannotJudge(f"torch in `{found.python}` sees no GPU", "leave out `--gpu`, or name another `--python`")
+        for line in announcement(request, stack):
+            session.progress.say(line)
+
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        self.doubts = _doubts(self.stack, session.environment)
+        self.spec = _spec(self.request, session.directory(self.request.folder, self.stack))
+        try:
+            aio.run(self.spec, self.stack, session.environment, session.progress, self.outcome, self.probe)
+        finally:
+            if self.outcome.messages:
+                session.raw["deepspeed.txt"] = self.outcome.messages
+
+    def findings(self) -> Findings:
+        """See ``session.Work``."""
+        stack, outcome = self.stack, self.outcome
+        found, doubts = [], list(self.doubts)
+        if outcome.samples.get(self.request.direction):
+            found = _figures(self.request, self.spec, stack, outcome)
+            doubts = doubts or list(aio.unproven(self.spec, stack, outcome).values())
+        return Findings(Case(found, doubts=doubts, judged="work"), target=stack.directory, stack=stack)
 
 
 def check_request(request: Request, sector: int) -> None:
@@ -178,27 +167,6 @@ def _spec(request: Request, place: Path) -> aio.Spec:
     )
 
 
-def _run(
-    request: Request,
-    stack: BlockStack,
-    found: aio.Probe,
-    environment: Mapping[str, str],
-    progress: Progress,
-    outcome: aio.Outcome,
-) -> aio.Spec:
-    key = stack.device_number or f"dev-{request.folder.stat().st_dev}"
-    with ExitStack() as held:
-        held.enter_context(busy.device_lock(key, busy.lock_directory(environment, os.geteuid() == 0)))
-        rundir.remove_stale(rundir.stale_directories(request.folder))
-        if not request.allow_busy:
-            with progress.step("looking for other work", busy.LOOK_SECONDS) as tick:
-                busy.refuse(busy.look(stack, tick))
-        place = held.enter_context(rundir.run_directory(request.folder, records.new_id()))
-        spec = _spec(request, place)
-        aio.run(spec, stack, environment, progress, outcome, found)
-        return spec
-
-
 def _figures(request: Request, spec: aio.Spec, stack: BlockStack, outcome: aio.Outcome) -> list[Measurement]:
     """As ds_io counts, until the handle's ``wait`` returns; for a write also until it was synced."""
     direction = request.direction
@@ -214,13 +182,3 @@ def _figures(request: Request, spec: aio.Spec, stack: BlockStack, outcome: aio.O
 def _doubts(stack: BlockStack, environment: Mapping[str, str]) -> list[str]:
     found = [f"`{name}` was set, so foreign code ran in tunetool itself: unset it" for name in preloads(environment)]
     return [*obstacles(stack), *found]
-
-
-def _verdict(errors: list[str], doubts: list[str]) -> Verdict:
-    if errors:
-        return Verdict(status="error", reasons=errors)
-    return (
-        Verdict(status="unproven", reasons=list(dict.fromkeys(doubts)))
-        if doubts
-        else Verdict(status="pass", reasons=[])
-    )

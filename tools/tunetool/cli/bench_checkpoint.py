@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,10 +119,7 @@ def checkpoint(given: Options) -> int:
         budget=given.budget,
         against_fio=given.against_fio,
         training=training if given.train else None,
-        runs_dir=given.runs_dir,
-        allow_busy=given.allow_busy,
-        dry_run=given.dry_run,
         seed=given.seed,
-        command=sys.argv,
+        run=given.run(),
     )
     return finish(bench(request, best_progress()), given.json_to)

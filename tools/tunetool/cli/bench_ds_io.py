@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,9 +99,6 @@ def ds_io(given: Options) -> int:
         loops=given.loops,
         warmup_loops=given.warmup_loops,
         python=local_python(given.python),
-        runs_dir=given.runs_dir,
-        allow_busy=given.allow_busy,
-        dry_run=given.dry_run,
-        command=sys.argv,
+        run=given.run(),
     )
     return finish(bench.ds_io(request, best_progress()), given.json_to)

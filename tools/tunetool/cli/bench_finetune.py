@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,10 +96,7 @@ def finetune(given: Options) -> int:
         material=given.material(chosen.get("model"), images),
         cluster=given.cluster(),
         settings=settings,
-        runs_dir=given.runs_dir,
-        allow_busy=given.allow_busy,
         prepare_only=given.prepare,
-        dry_run=given.dry_run,
-        command=sys.argv,
+        run=given.run(),
     )
     return finish(bench(request, best_progress()), given.json_to)

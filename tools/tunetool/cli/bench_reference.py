@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,10 +76,7 @@ def reference(given: Options) -> int:
         matrix=given.matrix,
         skip=given.skip,
         anyway=given.anyway,
-        runs_dir=given.runs_dir,
-        allow_busy=given.allow_busy,
-        dry_run=given.dry_run,
-        command=sys.argv,
+        run=given.run(),
     )
     return finish(run(request, best_progress()), given.json_to)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,9 +68,6 @@ def staging(given: Options) -> int:
         memory=given.memory_target,
         scenarios=parse(given.scenarios),
         rounds=given.rounds,
-        runs_dir=given.runs_dir,
-        allow_busy=given.allow_busy,
-        dry_run=given.dry_run,
-        command=sys.argv,
+        run=given.run(),
     )
     return finish(bench(request, best_progress()), given.json_to)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import click
@@ -69,9 +68,6 @@ def strategies(given: Options) -> int:
         ),
         rounds=given.rounds,
         network_seconds=given.network_time,
-        runs_dir=given.runs_dir,
-        allow_busy=given.allow_busy,
-        dry_run=given.dry_run,
-        command=sys.argv,
+        run=given.run(),
     )
     return finish(bench(request, best_progress()), given.json_to)

@@ -8,15 +8,19 @@ then those of its bases.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from tunetool.cli.values import JSON_FILE, PATH, TEXT
 from tunetool.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from tunetool.measure.session import Run
 
 OptionsT = TypeVar("OptionsT")
 _KEY = "click"
@@ -191,6 +195,12 @@ class Measuring(AsJson, InRuns, Dry):
     """What every command that measures takes."""
 
     allow_busy: bool = option("--allow-busy", is_flag=True, help="Measure beside a job that uses the drives or GPUs.")
+
+    def run(self) -> Run:
+        """The same for ``tunetool.measure.session``."""
+        from tunetool.measure.session import Run
+
+        return Run(self.runs_dir, self.allow_busy, self.dry_run, sys.argv)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,11 +99,8 @@ class SearchOptions(Measuring):
             processes=self.processes,
             io_bytes=self.io_size or 0,
             python=local_python(self.python),
-            runs_dir=self.runs_dir,
-            allow_busy=self.allow_busy,
-            dry_run=self.dry_run,
             seed=self.seed,
-            command=sys.argv,
+            run=self.run(),
         )
 
 

@@ -114,13 +114,10 @@ def _node(given: Options, expectations: dict[str, float]) -> int:
         tolerance=given.tolerance,
         level=given.level,  # type: ignore[arg-type]  # click holds it to the choices
         manifest=given.manifest,
-        runs_dir=given.runs_dir,
-        allow_busy=given.allow_busy,
-        dry_run=given.dry_run,
         python=local_python(given.python),
         require=given.require,
         gds=given.gds,  # type: ignore[arg-type]  # click holds it to the choices
-        command=sys.argv,
+        run=given.run(),
     )
     return finish(verify(request, best_progress()), given.json_to)
 

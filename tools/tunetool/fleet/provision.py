@@ -23,10 +23,14 @@ from tunetool.measure.progress import Progress
 from tunetool.node.plan.plan_file import PlanError, load
 from tunetool.node.play.host_summary import BUILD, FAILED, NOT_REACHED, PLAN, REFUSED, UNREACHABLE, Host, Summary
 from tunetool.node.units import format_count
+from tunetool.record import Status
+from tunetool.verdict import exit_code as precedence
 
 _PLAN_TASK = "tunetool.node.nvme_drives"
 SUMMARY_FILE = "TUNETOOL_SUMMARY_FILE"
 """Environment variable that tells the callback where to leave its count."""
+_STATUSES: Mapping[str, Status] = {FAILED: "fail", REFUSED: "fail", UNREACHABLE: "error", NOT_REACHED: "error"}
+"""What a host's outcome means for the exit code; any other is as it was asked for."""
 _SECONDS_TO_BUILD = 180.0
 _SECONDS_TO_PLAN = 10.0
 
@@ -124,12 +128,8 @@ def variables(request: ProvisionRequest) -> dict[str, object]:
 
 def exit_code(hosts: Sequence[Host], written: bool = True) -> ExitCode:
     """1 when a host failed, else 3 when one could not be worked on, else 0."""
-    statuses = {host.status for host in hosts}
-    if statuses & {FAILED, REFUSED}:
-        return ExitCode.FALLS_SHORT
-    if not written or statuses & {UNREACHABLE, NOT_REACHED}:
-        return ExitCode.NOT_JUDGED
-    return ExitCode.OK
+    statuses = [_STATUSES.get(host.status, "pass") for host in hosts]
+    return precedence(statuses if written else [*statuses, "error"])
 
 
 class Listener:

@@ -27,7 +27,7 @@ from tunetool.measure.progress import Progress
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.units import format_count
 from tunetool.record import FleetHost, Measurement, Record, Verdict
-from tunetool.verdict import exit_code, worst
+from tunetool.verdict import Case, code_of, judge
 
 Hosts = Sequence[tuple[FleetHost, Record | None]]
 """Each host's place in the fleet, and its own record where one came back."""
@@ -143,7 +143,7 @@ def record_over(
     wanted: Callable[[Measurement], bool] = lambda _: True,
 ) -> Record:
     """One record over all hosts: their ids, verdicts and those of their figures that are ``wanted``."""
-    short = [host for host, _ in hosts if host.status != "pass"]
+    parts = [(host.host, Verdict(status=host.status, reasons=host.reasons)) for host, _ in hosts]
     return Record(
         kind="fleet",
         id=records.new_id(),
@@ -159,10 +159,7 @@ def record_over(
             if wanted(measurement)
         ],
         hosts=[host for host, _ in hosts],
-        verdict=Verdict(
-            status=worst([host.status for host, _ in hosts]),
-            reasons=[f"{host.host}: {reason}" for host in short for reason in host.reasons[:1] or [host.status]],
-        ),
+        verdict=judge(Case(parts=parts, judged="parts")),
     )
 
 
@@ -174,4 +171,4 @@ def keep(record: Record, hosts: Hosts, runs_dir: Path) -> FleetResult:
         if host_record is not None
     }
     path = records.write(record, runs_dir, raw)
-    return FleetResult(record, path, hosts, exit_code([host.status for host, _ in hosts]))
+    return FleetResult(record, path, hosts, code_of(record.verdict))

@@ -31,6 +31,8 @@ class RankFailed(CannotJudge):
     output;
     ``host``: the host of the rank, in a run of ``tunetool.launch.job``."""
 
+    raw_name = "ranks.txt"
+
     def __init__(
         self, message: str, hint: str | None = None, rank: int | None = None, raw: str = "", host: str | None = None
     ) -> None:

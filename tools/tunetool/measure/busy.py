@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
@@ -39,6 +39,21 @@ def lock_directory(environment: Mapping[str, str], is_root: bool) -> Path:
     return Path(own) if own else Path(tempfile.gettempdir()) / f"tunetool-{os.geteuid()}"
 
 
+def lock_key(stack: BlockStack) -> str:
+    """What a lock is named after: the mounted device, where there is one."""
+    return stack.device_number or f"dev-{Path(stack.directory).stat().st_dev}"
+
+
+@contextlib.contextmanager
+def alone(stacks: Iterable[BlockStack], environment: Mapping[str, str]) -> Iterator[None]:
+    """Hold the locks of all devices under ``stacks``. Raises ``CannotJudge`` at once when another run holds one."""
+    directory = lock_directory(environment, os.geteuid() == 0)
+    with contextlib.ExitStack() as held:
+        for key in sorted({lock_key(stack) for stack in stacks}):
+            held.enter_context(device_lock(key, directory))
+        yield
+
+
 @contextlib.contextmanager
 def device_lock(key: str, directory: Path) -> Iterator[None]:
     """Hold the lock of one device. Raises ``CannotJudge`` at once when another run holds it.
@@ -57,7 +72,8 @@ def device_lock(key: str, directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CannotJudge(
-                f"busy: another tunetool run is measuring (`{path}` is locked)", "wait until it is done"
+                f"busy: another tunetool run is measuring (`{path}` is locked)",
+                "wait until it is done: two runs on one device would measure each other, with `--allow-busy` too",
             ) from None
         yield
     finally:

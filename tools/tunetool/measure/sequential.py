@@ -115,8 +115,6 @@ class Results:
     direct: bool = True
     incomplete: list[str] = field(default_factory=list)
     """Files of the run that hold less than was written to them."""
-    left_behind: list[str] = field(default_factory=list)
-    """What could not be removed, and why."""
 
 
 def plan(

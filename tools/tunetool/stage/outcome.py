@@ -12,14 +12,16 @@ from tunetool.measure.facts import node_facts
 from tunetool.measure.figure import What, computed
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
+from tunetool.record import CheckResult, Measurement, Record, Scalar
 from tunetool.stage.build import Built, Job
 from tunetool.stage.destination import Place
 from tunetool.stage.manifest import Manifest
 from tunetool.stage.moving import Moved, Plan
 from tunetool.stage.tree import files_of, total_bytes
+from tunetool.verdict import Case, judge
 
 KIND = "stage"
+CONTENT = "stage.content"
 COPY, READ = "stage.copy", "stage.verify"
 _CPU_BUSY = 0.8
 """Fraction of busy CPU time from which the CPUs are the bottleneck."""
@@ -73,7 +75,7 @@ def verified(
     named = [f"`{path}` {difference}" for path, difference in differences.items()]
     more = [f"and {len(named) - _NAMED} more"] if len(named) > _NAMED else []
     check = CheckResult(
-        id="stage.content",
+        id=CONTENT,
         status="fail" if differences else "pass",
         expected=f"{len(manifest.digests)} files of {format_size(manifest.bytes)} as in the manifest "
         f"({manifest.checksum})",
@@ -130,5 +132,5 @@ def _record(
         target=str(destination.path),
         measurements=figures,
         checks=checks,
-        verdict=Verdict(status="fail" if reasons else "pass", reasons=list(reasons)),
+        verdict=judge(Case(checks=checks, words={CONTENT: reasons} if reasons else {}, judged="work")),
     )

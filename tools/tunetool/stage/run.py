@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from tunetool import record as records
-from tunetool.errors import ExitCode, UsageProblem
+from tunetool.errors import UsageProblem
 from tunetool.measure.progress import MovingProgress
+from tunetool.measure.session import Result
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.node.units import format_size
@@ -46,22 +47,13 @@ class Request:
     command: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Result:
-    """The record, where it lies, and what the process ends with. No record for a dry run."""
-
-    record: Record | None
-    path: Path | None
-    code: ExitCode
-
-
 def run(request: Request, progress: MovingProgress) -> Result:
     """Do it. Raises ``UsageProblem`` when the call is wrong, ``CannotJudge`` when it cannot be done."""
     place = find_place(request.destination)
     runs_dir = request.runs_dir or records.default_runs_dir()
     if request.dry_run:
         _dry_run(request, place, progress)
-        return Result(None, None, ExitCode.OK)
+        return Result()
     records.prepare_runs_dir(runs_dir)
     if request.action == "stage":
         record = _stage(request, place, progress)
@@ -69,9 +61,7 @@ def run(request: Request, progress: MovingProgress) -> Result:
         record = _verify(request, place, progress)
     else:
         record = _evict(request, place, progress)
-    path = records.write(record, runs_dir)
-    fails = record.verdict is not None and record.verdict.status == "fail"
-    return Result(record, path, ExitCode.FALLS_SHORT if fails else ExitCode.OK)
+    return Result(record, records.write(record, runs_dir))
 
 
 def default_threads() -> int:

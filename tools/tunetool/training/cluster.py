@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,18 @@ from tunetool.errors import CannotJudge
 from tunetool.launch.choose import launcher as choose
 from tunetool.launch.hosts import Host, from_inventory
 from tunetool.launch.job import Job, Launcher
-from tunetool.measure.progress import Progress
-from tunetool.training.preparation import Ready, gpus
-from tunetool.training.settings import Cluster
+from tunetool.measure import busy
+from tunetool.measure.progress import MovingProgress, Progress
+from tunetool.training.model import reference_model
+from tunetool.training.preparation import Ready, gpus, prepare_here, prepare_on_hosts
+from tunetool.training.settings import Cluster, Material
 
 _TIMEOUT = 7 * 86400.0
 """No limit of ours: the watchdog ends what hangs."""
 _STALL, _SLOWEST = 300.0, 20e6
 """Seconds without a step that no rank needs, and longer while it may read its model at so many bytes per second."""
+_MAKING = 200e6
+"""Bytes per second at which a progress bar expects model and images to be made."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,23 @@ def find_place(cluster: Cluster, progress: Progress) -> Place:
     hosts = () if cluster.inventory is None else tuple(from_inventory(cluster.inventory, cluster.limit))
     chosen = choose(cluster.launcher, cluster.inventory, cluster.limit, progress, cluster.slurm)
     return Place(chosen, hosts, cluster.python)
+
+
+def prepare_nodes(
+    material: Material, place: Place, directory: Path, progress: MovingProgress, look: bool
+) -> list[Ready]:
+    """Model and data on every node, and nobody else at work there. ``directory``: for what launched ranks leave.
+
+    ``look``: whether anybody looks. Raises ``TunetoolError``.
+    """
+    if place.hosts:
+        size = reference_model.describe(material.model).bytes if material.model in reference_model.SIZES else 0
+        job = place.job(1, directory, size)
+        ready = prepare_on_hosts(material, place.launcher, job, progress, look, size / _MAKING)
+    else:
+        ready = [prepare_here(material, socket.gethostname(), progress, look)]
+    busy.refuse([f"{each.host}: {line}" if place.hosts else line for each in ready for line in each.busy])
+    return ready
 
 
 def need_gpus(cluster: Cluster, environment: Mapping[str, str]) -> None:

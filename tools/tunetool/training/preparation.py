@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tunetool.launch.job import Job, Launcher
 from tunetool.launch.local import RankFailed
 from tunetool.measure import busy
 from tunetool.measure.progress import MovingProgress, Progress
-from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes
 from tunetool.node.units import format_size
 from tunetool.stage.destination import Place, inode_of
@@ -312,16 +311,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-@contextmanager
-def locked(ready: Sequence[Ready], environment: Mapping[str, str]) -> Iterator[None]:
-    """No other run of tunetool uses the devices of model and data meanwhile, on this machine."""
-    with ExitStack() as held:
-        paths = [Path(path).resolve() for path in (ready[0].model, ready[0].dataset)]
-        stacks = [(read_stack(str(path)), path) for path in paths]
-        keys = {stack.device_number or f"dev-{path.stat().st_dev}" for stack, path in stacks}
-        for key in sorted(keys):
-            held.enter_context(busy.device_lock(key, busy.lock_directory(environment, os.geteuid() == 0)))
-        yield
+def stacks_of(ready: Ready) -> list[BlockStack]:
+    """What model and data lie on, on this machine."""
+    return [read_stack(str(Path(path).resolve())) for path in (ready.model, ready.dataset)]
 
 
 if __name__ == "__main__":

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
-from tunetool import record as records
-from tunetool.measure.facts import node_facts
+from tunetool.measure import session
 from tunetool.measure.figure import What, computed
 from tunetool.node.machine.block_stack import BlockStack
-from tunetool.node.machine.drives import read_drives
-from tunetool.record import CheckResult, Measurement, Record, Scalar, Verdict
+from tunetool.record import CheckResult, Measurement, Scalar
 from tunetool.tune.pairs import Choice
 from tunetool.tune.request import Request
 from tunetool.tune.samples import Samples, figures
 from tunetool.tune.search import Findings
+from tunetool.verdict import Case
 
 KIND = "tune"
 GAIN = "tune.gain."
@@ -31,8 +28,8 @@ class Work:
     checks: list[CheckResult] = field(default_factory=list)
 
 
-def conclude(request: Request, stack: BlockStack, work: Work, errors: Sequence[str], started: datetime) -> Record:
-    """The record, for a run that failed as well."""
+def conclude(request: Request, stack: BlockStack, work: Work) -> session.Findings:
+    """What goes into the record, for a run that failed as well."""
     conditions: dict[str, Scalar] = {"medium": stack.medium, "device": request.device, "processes": request.processes}
     measurements: list[Measurement] = []
     if work.samples is not None:
@@ -43,18 +40,8 @@ def conclude(request: Request, stack: BlockStack, work: Work, errors: Sequence[s
     if work.findings is not None:
         measurements += [_gain(choice, work, stack, request) for choice in work.findings.choices.values()]
         checks.insert(0, _search_check(request, work))
-    return Record(
-        kind=KIND,
-        id=records.new_id(),
-        started=started,
-        finished=records.utc_now(),
-        node=node_facts(read_drives(), stack),
-        command=list(request.command),
-        target=stack.directory,
-        measurements=measurements,
-        checks=checks,
-        verdict=Verdict(status="error" if errors else "pass", reasons=list(errors)),
-    )
+    case = Case(measurements=measurements, checks=checks, judged="work")
+    return session.Findings(case, target=stack.directory, stack=stack)
 
 
 def _gain(choice: Choice, work: Work, stack: BlockStack, request: Request) -> Measurement:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tunetool.errors import ExitCode
+from tunetool.measure import session
 from tunetool.measure.aio.spec import Device
-from tunetool.record import Record
+from tunetool.measure.session import Run
 from tunetool.tune.goals import Mix
 from tunetool.tune.pairs import Choice
 from tunetool.tune.search import Findings, Progressing
@@ -36,20 +36,14 @@ class Request:
     io_bytes: int = 0
     """Of one transfer; 0: by the storage's speed."""
     python: Path = Path(sys.executable)
-    runs_dir: Path | None = None
-    allow_busy: bool = False
-    dry_run: bool = False
     seed: int = 0
-    command: Sequence[str] = ()
+    run: Run = field(default_factory=Run)
 
 
 @dataclass(frozen=True)
-class Result:
-    """The record, where it lies, what was found, and what the process ends with. No record for a dry run."""
+class Result(session.Result):
+    """The record, and what was found where nothing went wrong."""
 
-    record: Record | None
-    path: Path | None
-    code: ExitCode
     findings: Findings | None = None
     mix: Mix = field(default_factory=Mix)
 
@@ -70,6 +64,11 @@ class View:
 
     def tick(self) -> None:
         """Time passed."""
+
+    @contextmanager
+    def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
+        """A short step before the search: time passes."""
+        yield self.tick
 
     @contextmanager
     def open(self) -> Iterator[None]:

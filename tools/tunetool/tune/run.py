@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tunetool import record as records
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.measure import aio, busy, rundir
+from tunetool.measure import aio, session
 from tunetool.measure.aio.spec import Device
 from tunetool.measure.evidence import obstacles
 from tunetool.measure.fio import find_fio
 from tunetool.measure.sequential import free_bytes
+from tunetool.measure.session import Findings, Session
 from tunetool.measure.target import check_target
 from tunetool.measure.worker import preloads
 from tunetool.node.common.files import replace_file
@@ -27,13 +27,12 @@ from tunetool.node.units import format_size_binary
 from tunetool.record import CheckResult
 from tunetool.tune.check import check_block
 from tunetool.tune.fio_driver import FioDriver
-from tunetool.tune.outcome import ACCEPTED, Work, conclude
+from tunetool.tune.outcome import ACCEPTED, KIND, Work, conclude
 from tunetool.tune.pool import Pool, aio_shortage, largest, unit_of
 from tunetool.tune.request import Request, Result, View
 from tunetool.tune.samples import Samples
 from tunetool.tune.search import Plan, Search, SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
-from tunetool.verdict import exit_code
 
 CHECK_SECONDS = 25.0
 """Kept of the budget at most: DeepSpeed's own classes are imported from a cold disk perhaps, and read the block."""
@@ -43,38 +42,10 @@ END_SECONDS = 2.0
 
 def tune(request: Request, view: View, environment: Mapping[str, str] | None = None) -> Result:
     """Tune. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
-    environment = os.environ if environment is None else environment
-    began, started = time.monotonic(), records.utc_now()
-    check_target(request.target)
-    target = request.target.resolve()
-    stack = read_stack(str(target))
-    for obstacle in obstacles(stack):
-        told, _, cure = obstacle.partition(": ")
-        raise CannotJudge(told, cure)
-    for name in preloads(environment):
-        raise CannotJudge(f"`{name}` is set, so foreign code runs in tunetool itself", "unset it")
-    _check_request(request, target)
-    found = _probe(request, environment)
-    for line in _announcement(request, stack, target):
-        view.say(line)
-    if request.dry_run:
-        return Result(None, None, ExitCode.OK)
-    runs_dir = request.runs_dir or records.default_runs_dir()
-    records.prepare_runs_dir(runs_dir)
-    run = _Run(request, stack, target, found, environment, view, began)
-    errors: list[str] = []
-    try:
-        run.run()
-    except CannotJudge as error:
-        errors.append(f"{error.message}; {error.hint}" if error.hint else error.message)
-    except OSError as error:
-        errors.append(f"`{error.filename or target}`: {error.strerror or error}; see `dmesg | tail`")
-    errors += run.left_behind
-    record = conclude(request, stack, run.work, errors, started)
-    path = records.write(record, runs_dir, run.raw())
-    assert record.verdict is not None  # noqa: S101  (made above)
-    code = exit_code([record.verdict.status])
-    return Result(record, path, code, run.work.findings if not errors else None, request.mix)
+    tuning = _Tuning(request, view)
+    kept = session.run(KIND, request.run, tuning, view, environment)
+    done = kept.record is not None and kept.code == ExitCode.OK
+    return Result(kept.record, kept.path, tuning.work.findings if done else None, request.mix)
 
 
 def _check_request(request: Request, target: Path) -> None:
@@ -126,37 +97,49 @@ def _announcement(request: Request, stack: BlockStack, target: Path) -> list[str
 
 
 @dataclass
-class _Run:
+class _Tuning:
     request: Request
-    stack: BlockStack
-    target: Path
-    found: aio.Probe | None
-    environment: Mapping[str, str]
     view: View
-    began: float
+    began: float = field(default_factory=time.monotonic)
     work: Work = field(default_factory=Work)
     refused: dict[AioSettings, str] = field(default_factory=dict)
-    left_behind: list[str] = field(default_factory=list)
     driver: Pool | FioDriver | None = None
     start_seconds: float = 0.0
+    target: Path = field(init=False)
+    stack: BlockStack = field(init=False)
+    found: aio.Probe | None = field(init=False)
+    environment: Mapping[str, str] = field(init=False)
 
-    def run(self) -> None:
-        """Everything that needs the drives for itself. Raises ``CannotJudge``."""
-        key = self.stack.device_number or f"dev-{self.target.stat().st_dev}"
-        with ExitStack() as held:
-            held.enter_context(busy.device_lock(key, busy.lock_directory(self.environment, os.geteuid() == 0)))
-            rundir.remove_stale(rundir.stale_directories(self.target))
-            if not self.request.allow_busy:
-                busy.refuse(busy.look(self.stack, self.view.tick))
-            place = held.enter_context(rundir.run_directory(self.target, records.new_id(), self.left_behind.append))
-            held.enter_context(rundir.janitor(place))
-            with self.view.open():
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``."""
+        request, self.environment = self.request, session.environment
+        check_target(request.target)
+        self.target = request.target.resolve()
+        self.stack = read_stack(str(self.target))
+        for obstacle in obstacles(self.stack):
+            told, _, cure = obstacle.partition(": ")
+            raise CannotJudge(told, cure)
+        for name in preloads(self.environment):
+            raise CannotJudge(f"`{name}` is set, so foreign code runs in tunetool itself", "unset it")
+        _check_request(request, self.target)
+        self.found = _probe(request, self.environment)
+        for line in _announcement(request, self.stack, self.target):
+            self.view.say(line)
+
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        place = session.directory(self.target, self.stack)
+        try:
+            with self.view.open(), ExitStack() as held:
                 self._search(held, place)
+        finally:
+            if self.driver is not None and self.driver.messages:
+                session.raw["driver.txt"] = self.driver.messages
         self._accept()
 
-    def raw(self) -> dict[str, str]:
-        """What the driver said at its end."""
-        return {"driver.txt": self.driver.messages} if self.driver and self.driver.messages else {}
+    def findings(self) -> Findings:
+        """See ``session.Work``."""
+        return conclude(self.request, self.stack, self.work)
 
     def _search(self, held: ExitStack, place: Path) -> None:
         space = self._possible()

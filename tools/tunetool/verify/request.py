@@ -1,4 +1,4 @@
-"""What a verification is asked, and what it ends with."""
+"""What a verification is asked."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tunetool.errors import ExitCode
 from tunetool.measure.gds.spec import Mode
-from tunetool.record import Record
+from tunetool.measure.session import Run
 
 Level = Literal["config", "quick", "full"]
 
@@ -28,22 +27,10 @@ class Request:
     level: Level = "quick"
     manifest: Path | None = None
     """None: the node's own, if there is one."""
-    runs_dir: Path | None = None
-    allow_busy: bool = False
-    dry_run: bool = False
     python: Path = Path(sys.executable)
     """Whose torch and DeepSpeed the upper rungs use."""
     require: Sequence[str] = ()
     """Rungs without which there is no pass."""
     gds: Mode | None = None
     """Whether GPUDirect Storage is to be proven; None: where the manifest says that it was set up."""
-    command: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """The record, where it lies, and what the process ends with. No record for a dry run."""
-
-    record: Record | None
-    path: Path | None
-    code: ExitCode
+    run: Run = field(default_factory=Run)

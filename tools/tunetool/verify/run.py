@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tunetool import record as records
-from tunetool.errors import CannotJudge, ExitCode, UsageProblem
-from tunetool.measure import busy, figures, rundir
+from tunetool.errors import UsageProblem
+from tunetool.measure import figures, rundir, session
 from tunetool.measure.aio import rung as deepspeed
 from tunetool.measure.balance import balance
 from tunetool.measure.evidence import obstacles
-from tunetool.measure.facts import node_facts
 from tunetool.measure.fio import Fio, find_fio
 from tunetool.measure.gds import rung as gds
 from tunetool.measure.gds.spec import Mode
@@ -27,18 +24,19 @@ from tunetool.measure.ladder.rungs import Wish
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import Plan, Results, Sequential, free_bytes
 from tunetool.measure.sequential import plan as plan_sequential
+from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.target import check_target
 from tunetool.measure.worker import preloads
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
-from tunetool.record import CheckResult, Expectation, Measurement, Record
-from tunetool.verdict import Case, exit_code, judge, judged_expectations, limit_of
+from tunetool.record import CheckResult, Expectation, Ladder, Measurement
+from tunetool.verdict import Case, limit_of
 from tunetool.verify.ceiling import ceiling
 from tunetool.verify.drive_errors import Watch
 from tunetool.verify.expectable import EXPECTABLE
-from tunetool.verify.request import Request, Result
+from tunetool.verify.request import Request
 
 MOUNTED = "filesystem.mounted"
 """The check without which nothing is written: the bare mount point belongs to the root file system."""
@@ -53,7 +51,6 @@ class _Findings:
     unproven: dict[str, str] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    raw: dict[str, str] = field(default_factory=dict)
     climbed: ladder.Climbed | None = None
     """Of level full."""
 
@@ -74,28 +71,52 @@ class _Scene:
 
 def verify(request: Request, progress: Progress, environment: Mapping[str, str] | None = None) -> Result:
     """Verify this node. Raises ``UsageProblem`` before any work when the call is wrong."""
-    environment = os.environ if environment is None else environment
-    started = records.utc_now()
-    manifest = read_manifest(request.manifest)
-    found = _Findings()
-    if manifest is not None:
-        found.checks += [_as_result(check) for check in run_checks(manifest)]
-    if request.level == "config":
-        found.checks += gds.static_check(request.gds or gds.default_mode(manifest), environment)
-    scene = _set_scene(request, manifest, found, progress, environment) if request.level != "config" else None
-    if manifest is None:
-        progress.say("no manifest: the configuration checks are skipped")
-    if request.dry_run:
-        if scene is None:
+    return session.run("verify", request.run, _Verification(request), progress, environment)
+
+
+@dataclass
+class _Verification:
+    request: Request
+    manifest: dict[str, Any] | None = None
+    scene: _Scene | None = None
+    """None where nothing is to be measured."""
+    found: _Findings = field(default_factory=_Findings)
+    results: Results = field(default_factory=Results)
+    fio: Fio | None = None
+
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``."""
+        request, found, progress, environment = self.request, self.found, session.progress, session.environment
+        manifest = self.manifest = read_manifest(request.manifest)
+        if manifest is not None:
+            found.checks += [_as_result(check) for check in run_checks(manifest)]
+        if request.level == "config":
+            found.checks += gds.static_check(request.gds or gds.default_mode(manifest), environment)
+        else:
+            self.scene = _set_scene(request, manifest, found, progress, environment)
+        if manifest is None:
+            progress.say("no manifest: the configuration checks are skipped")
+        if self.scene is None and request.run.dry_run:
             progress.say("writes nothing but the record")
-        return Result(None, None, ExitCode.OK)
-    runs_dir = request.runs_dir or records.default_runs_dir()
-    records.prepare_runs_dir(runs_dir)
-    if scene is not None:
-        _measure(request, scene, found, progress, environment)
-    record = _conclude(request, manifest, scene.stack if scene else None, found, started)
-    path = records.write(record, runs_dir, found.raw)
-    return Result(record, path, exit_code([record.verdict.status] if record.verdict else []))
+
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        if self.scene is None:
+            return
+        stack = self.scene.stack
+        session.subject = stack.directory
+        self.found.doubts += obstacles(stack)
+        self.found.doubts += [
+            f"`{name}` was set, so foreign code ran in tunetool itself: unset it and verify again"
+            for name in preloads(session.environment)
+        ]
+        self.fio = find_fio(session.environment)
+        session.hold(_watched(stack, self.found.checks))
+        _run(self.request, self.scene, self.fio, self.results, self.found, session)
+
+    def findings(self) -> Findings:
+        """See ``session.Work``."""
+        return _conclude(self)
 
 
 def read_manifest(path: Path | None) -> dict[str, Any] | None:
@@ -194,124 +215,73 @@ def _set_scene(
     return _Scene(stack, shape, stale, rung, direct, Wish(named, request.python, "deepspeed" in request.require))
 
 
-def _measure(
-    request: Request, scene: _Scene, found: _Findings, progress: Progress, environment: Mapping[str, str]
-) -> None:
-    """Measure into ``found``: what cannot be judged becomes an error or a doubt there."""
-    stack = scene.stack
-    found.doubts += obstacles(stack)
-    found.doubts += [
-        f"`{name}` was set, so foreign code ran in tunetool itself: unset it and verify again"
-        for name in preloads(environment)
-    ]
-    results = Results()
-    try:
-        fio = find_fio(environment)
-    except CannotJudge as error:
-        found.errors.append(_one_line(error))
-        return
+@contextmanager
+def _watched(stack: BlockStack, checks: list[CheckResult]) -> Iterator[None]:
+    """What the drives report until everything is put away becomes a check."""
     with Watch(stack) as watch:
         try:
-            _run(request, scene, fio, results, found, progress, environment)
-        except CannotJudge as error:
-            found.errors.append(_one_line(error))
-        except OSError as error:
-            found.errors.append(f"`{error.filename or stack.directory}`: {error.strerror or error}; see `dmesg | tail`")
-        found.errors += results.left_behind
-        found.checks += watch.findings()
-    found.raw.update(results.raw)
+            yield
+        finally:
+            checks += watch.findings()
+
+
+def _run(request: Request, scene: _Scene, fio: Fio, results: Results, found: _Findings, session: Session) -> None:
+    stack, environment, progress = scene.stack, session.environment, session.progress
+    place = session.directory(Path(scene.shape.target), stack)
+    try:
+        Sequential(scene.shape, stack, fio, place, environment, progress, results).execute()
+    finally:
+        session.raw.update(results.raw)
+    seen = min((each.outcome.bandwidth for samples in results.samples.values() for each in samples), default=0.0)
+    rung = deepspeed.measure(scene.rung, stack, place, seen, environment, progress)
+    found.checks.append(rung.check)
+    found.measurements += rung.measurements
+    session.raw.update(rung.raw)
+    direct = gds.measure(scene.gds, request.python, stack, place, seen, environment, progress)
+    found.checks += direct.checks
+    found.measurements += direct.measurements
+    session.raw.update(direct.raw)
+    if request.level == "full":
+        found.climbed = ladder.Climbed()
+        try:
+            ladder.climb(
+                scene.shape, stack, fio, place, results, read_drives(), scene.wish, environment, progress, found.climbed
+            )
+        finally:
+            session.raw.update(found.climbed.raw)
+
+
+def _conclude(work: _Verification) -> Findings:
+    request, found, results = work.request, work.found, work.results
+    stack = work.scene.stack if work.scene else None
     if found.climbed is not None:
         found.measurements += found.climbed.measurements
         found.unproven.update(found.climbed.unproven)
         found.errors += found.climbed.errors
-        found.raw.update(found.climbed.raw)
     found.doubts += dict.fromkeys(results.incomplete)
-    if results.samples:
-        found.measurements += figures.bandwidths(stack, fio, scene.shape, results)
-        found.measurements += figures.service_time_figures(stack, results)
-        found.unproven.update(figures.unproven(stack, results))
-        found.checks.append(balance(stack, figures.counted_samples(results)))
-
-
-def _one_line(error: CannotJudge) -> str:
-    return f"{error.message}; {error.hint}" if error.hint else error.message
-
-
-def _run(
-    request: Request,
-    scene: _Scene,
-    fio: Fio,
-    results: Results,
-    found: _Findings,
-    progress: Progress,
-    environment: Mapping[str, str],
-) -> None:
-    stack, target = scene.stack, Path(scene.shape.target)
-    key = stack.device_number or f"dev-{target.stat().st_dev}"
-    locks = busy.lock_directory(environment, os.geteuid() == 0)
-    with ExitStack() as held:
-        held.enter_context(busy.device_lock(key, locks))
-        rundir.remove_stale(scene.stale)
-        if not request.allow_busy:
-            with progress.step("looking for other work", busy.LOOK_SECONDS) as tick:
-                busy.refuse(busy.look(stack, tick))
-        place = held.enter_context(rundir.run_directory(target, records.new_id(), results.left_behind.append))
-        Sequential(scene.shape, stack, fio, place, environment, progress, results).execute()
-        seen = min((each.outcome.bandwidth for samples in results.samples.values() for each in samples), default=0.0)
-        rung = deepspeed.measure(scene.rung, stack, place, seen, environment, progress)
-        found.checks.append(rung.check)
-        found.measurements += rung.measurements
-        found.raw.update(rung.raw)
-        direct = gds.measure(scene.gds, request.python, stack, place, seen, environment, progress)
-        found.checks += direct.checks
-        found.measurements += direct.measurements
-        found.raw.update(direct.raw)
-        if request.level == "full":
-            found.climbed = ladder.Climbed()
-            ladder.climb(
-                scene.shape, stack, fio, place, results, read_drives(), scene.wish, environment, progress, found.climbed
-            )
-
-
-def _conclude(
-    request: Request,
-    manifest: Mapping[str, Any] | None,
-    stack: BlockStack | None,
-    found: _Findings,
-    started: datetime,
-) -> Record:
-    if request.level == "config" and manifest is None:
+    if results.samples and work.scene is not None and work.fio is not None:
+        scene = work.scene
+        found.measurements += figures.bandwidths(scene.stack, work.fio, scene.shape, results)
+        found.measurements += figures.service_time_figures(scene.stack, results)
+        found.unproven.update(figures.unproven(scene.stack, results))
+        found.checks.append(balance(scene.stack, figures.counted_samples(results)))
+    if request.level == "config" and work.manifest is None:
         found.errors.append("there is no manifest to check against: provision the node, or measure a `--target`")
-    rungs = _ladder(found, stack)
     case = Case(
         measurements=found.measurements,
-        expectations=expectations(request, manifest),
+        expectations=expectations(request, work.manifest),
         checks=found.checks,
         unproven=found.unproven,
         doubts=found.doubts,
         errors=found.errors,
         tolerance=request.tolerance,
-        measured=request.level != "config",
-        ladder=rungs,
+        judged="checks" if request.level == "config" else "speed",
+        ladder=_ladder(found, stack),
     )
-    return Record(
-        kind="verify",
-        id=records.new_id(),
-        started=started,
-        finished=records.utc_now(),
-        node=node_facts(read_drives(), stack),
-        command=list(request.command),
-        target=stack.directory if stack else None,
-        expectations=judged_expectations(case),
-        tolerance=request.tolerance,
-        measurements=found.measurements,
-        checks=found.checks,
-        ladder=rungs,
-        verdict=judge(case),
-    )
+    return Findings(case, target=stack.directory if stack else None, stack=stack)
 
 
-def _ladder(found: _Findings, stack: BlockStack | None) -> records.Ladder | None:
+def _ladder(found: _Findings, stack: BlockStack | None) -> Ladder | None:
     climbed = found.climbed
     if climbed is None or stack is None:
         return None

@@ -10,7 +10,8 @@ from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import obstacles, summed
 from tunetool.measure.figure import Quantity, What, computed, figure
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Evidence, Measurement, Scalar, Verdict
+from tunetool.record import CheckResult, Evidence, Measurement, Scalar
+from tunetool.verdict import Case
 
 _STEADY, _STEADY_SAMPLES = 0.05, 3
 """An engine's own surplus is nearly the same each time; a neighbour's is not. Fewer samples cannot tell."""
@@ -122,8 +123,12 @@ def checks(matrix: Matrix) -> list[CheckResult]:
     return [_check(matrix, row) for row in matrix.rows.values()]
 
 
+def _check_id(matrix: Matrix, row: Row) -> str:
+    return f"{PREFIX}{MEMORY if matrix.memory else ''}{row.name}"
+
+
 def _check(matrix: Matrix, row: Row) -> CheckResult:
-    name = f"{PREFIX}{MEMORY if matrix.memory else ''}{row.name}"
+    name = _check_id(matrix, row)
     expected = "what is restored equals what was saved, bit by bit"
     if row.left_out is not None:
         return CheckResult(id=name, status="skip", expected=expected, found=row.left_out)
@@ -133,32 +138,34 @@ def _check(matrix: Matrix, row: Row) -> CheckResult:
     if row.failed is not None:
         return CheckResult(id=name, status="unknown", expected=expected, found=row.failed)
     count = sum(sample.read is not None for sample in row.samples.values()) + (row.first is not None)
+    if not count:
+        return CheckResult(id=name, status="skip", expected=expected, found="nothing was restored")
     found = f"equal in {count} restores" + (f"; {row.remark}" if row.remark else "")
     return CheckResult(id=name, status="pass", expected=expected, found=found)
 
 
-def verdict(matrices: Sequence[Matrix], errors: Sequence[str], doubts: Sequence[str]) -> Verdict:
+def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequence[str] = ()) -> Case:
     """Equality alone is judged: a speed is a figure, not a promise."""
-    wrong = [
-        f"`{row.name}` on {matrix.stack.medium} brings back something else than it saved: {row.different}"
-        for matrix in matrices
-        for row in matrix.rows.values()
-        if row.different
-    ]
-    failed = [
-        f"`{row.name}` on {matrix.stack.medium} could not be measured: {row.failed}"
-        for matrix in matrices
-        for row in matrix.rows.values()
-        if row.failed
-    ]
-    failed += [error for matrix in matrices for error in matrix.errors]
-    unproven = [*doubts, *(line for matrix in matrices for line in unproven_reasons(matrix))]
-    everything = list(dict.fromkeys([*wrong, *errors, *failed, *unproven]))
-    if wrong:
-        return Verdict(status="fail", reasons=everything)
-    if errors or failed:
-        return Verdict(status="error", reasons=everything)
-    return Verdict(status="unproven" if unproven else "pass", reasons=everything)
+    rows = [(matrix, row) for matrix in matrices for row in matrix.rows.values()]
+    return Case(
+        measurements=[each for matrix in matrices for each in measurements(matrix, conditions)],
+        checks=[each for matrix in matrices for each in checks(matrix)],
+        words={
+            _check_id(matrix, row): [
+                f"`{row.name}` on {matrix.stack.medium} brings back something else than it saved: {row.different}"
+            ]
+            for matrix, row in rows
+            if row.different
+        },
+        failed={
+            _check_id(matrix, row): f"`{row.name}` on {matrix.stack.medium} could not be measured: {row.failed}"
+            for matrix, row in rows
+            if row.failed
+        },
+        errors=[error for matrix in matrices for error in matrix.errors],
+        doubts=[*doubts, *(line for matrix in matrices for line in unproven_reasons(matrix))],
+        judged="checks",
+    )
 
 
 def unproven_reasons(matrix: Matrix) -> list[str]:

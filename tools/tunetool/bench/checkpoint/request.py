@@ -1,15 +1,14 @@
-"""What `bench checkpoint` is asked, and what it answers."""
+"""What `bench checkpoint` is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS
-from tunetool.errors import ExitCode
-from tunetool.record import Record
+from tunetool.measure.session import Run
 
 KIND = "bench.checkpoint"
 ROUNDS = CHECKPOINT_ROUNDS
@@ -63,17 +62,5 @@ class Request:
     """Seconds after which no further round begins; the first of each medium is cut there, and keeps what it has."""
     against_fio: bool = False
     training: Training | None = None
-    runs_dir: Path | None = None
-    allow_busy: bool = False
-    dry_run: bool = False
     seed: int = 0
-    command: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """The record, where it lies, and what the process ends with. No record for a dry run."""
-
-    record: Record | None
-    path: Path | None
-    code: ExitCode
+    run: Run = field(default_factory=Run)

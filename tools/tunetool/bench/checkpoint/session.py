@@ -30,7 +30,7 @@ class Session:
     directory: Path
     """For logs and the socket; short, and of this user alone."""
     tick: Callable[[], None] = lambda: None
-    raw: dict[str, str] = field(default_factory=dict)
+    raw: dict[str, str | bytes] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
     """What rank 0 said at its start: device, torch."""
     starts: int = 0

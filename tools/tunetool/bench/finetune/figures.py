@@ -11,9 +11,10 @@ from typing import Any, Literal
 from tunetool.measure.evidence import LOWEST
 from tunetool.measure.figure import Quantity, What, figure
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Evidence, Measurement, Scalar, Verdict
+from tunetool.record import CheckResult, Evidence, Measurement, Scalar
 from tunetool.training.preparation import Ready
 from tunetool.training.workload import RankResult, Workload
+from tunetool.verdict import Case
 
 PREFIX = "finetune."
 PHASES = ("rendezvous", "imports", "communicator", "model_load", "engine", "first_batch", "checkpoint", "end_to_end")
@@ -224,13 +225,6 @@ def doubts(run: Run) -> list[str]:
     return list(found.values())
 
 
-def verdict(found: Sequence[CheckResult], errors: Sequence[str], unproven: Sequence[str]) -> Verdict:
+def case(run: Run) -> Case:
     """That it trained is judged; a speed is a figure, not a promise."""
-    failed = [f"{check.id}: {check.found}" for check in found if check.status == "fail"]
-    unknown = [f"{check.id}: {check.found}" for check in found if check.status == "unknown"]
-    reasons = list(dict.fromkeys([*failed, *errors, *unproven, *unknown]))
-    if failed:
-        return Verdict(status="fail", reasons=reasons)
-    if errors:
-        return Verdict(status="error", reasons=reasons)
-    return Verdict(status="unproven" if unproven or unknown else "pass", reasons=reasons)
+    return Case(measurements(run), checks=checks(run), doubts=doubts(run), judged="checks")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from tunetool.errors import ExitCode
-from tunetool.record import Record
+from tunetool.measure.session import Run
 from tunetool.training.settings import Cluster, Material, Settings
 
 KIND = "bench.finetune"
@@ -15,22 +12,11 @@ KIND = "bench.finetune"
 
 @dataclass(frozen=True)
 class Request:
-    """All of it."""
+    """What the caller asked for."""
 
     material: Material
     cluster: Cluster = field(default_factory=Cluster)
     settings: Settings = field(default_factory=Settings)
-    runs_dir: Path | None = None
-    allow_busy: bool = False
     prepare_only: bool = False
-    dry_run: bool = False
-    command: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """The record, where it lies, and what the process ends with. No record for a dry run, nor for `--prepare`."""
-
-    record: Record | None
-    path: Path | None
-    code: ExitCode
+    """Make model and data, and train nothing: then a record is kept only of what went wrong."""
+    run: Run = field(default_factory=Run)

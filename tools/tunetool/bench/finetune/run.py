@@ -2,70 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
-from tunetool import record as records
 from tunetool.bench.finetune import figures
-from tunetool.bench.finetune.request import KIND, Request, Result
-from tunetool.errors import ExitCode
-from tunetool.launch.local import RankFailed
-from tunetool.measure import busy
-from tunetool.measure.facts import node_facts
+from tunetool.bench.finetune.request import KIND, Request
+from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
-from tunetool.measure.rundir import temporary
+from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.machine.block_stack import read_stack
-from tunetool.node.machine.drives import read_drives
-from tunetool.record import CheckResult, Measurement, Record, Series
-from tunetool.training.cluster import Place, find_place, need_gpus, ranks_here, ranks_per_host
+from tunetool.record import CheckResult
+from tunetool.training.cluster import Place, find_place, need_gpus, prepare_nodes, ranks_here, ranks_per_host
 from tunetool.training.model import reference_model
 from tunetool.training.preflight import need_absent, need_memory
-from tunetool.training.preparation import Ready, locked, prepare, prepare_here, prepare_on_hosts
-from tunetool.training.rank.curve_files import gather
+from tunetool.training.preparation import Ready, prepare, stacks_of
+from tunetool.training.rank.curve_files import Gathered, gather
 from tunetool.training.run_workload import run_workload
 from tunetool.training.workload import RankResult
-from tunetool.verdict import exit_code
-
-_MAKING = 200e6
-"""Bytes per second at which a progress bar expects model and images to be made."""
+from tunetool.verdict import Case
 
 
 def bench(request: Request, progress: MovingProgress, environment: Mapping[str, str] | None = None) -> Result:
     """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
-    environment = os.environ if environment is None else environment
-    started = records.utc_now()
-    need_gpus(request.cluster, environment)
-    # What is wrong with the settings is said before anything is made.
-    request.settings.workload("", "", request.cluster.device, request.material.seed)
-    place = find_place(request.cluster, progress)
-    if not place.hosts:
-        check_here(request, *ranks_here(request.cluster, environment))
-    for line in announcement(request, place):
-        progress.say(line)
-    if request.dry_run:
-        if not place.hosts:
-            _say_what_is_missing(request, progress)
-        return Result(None, None, ExitCode.OK)
-    runs_dir = request.runs_dir or records.default_runs_dir()
-    records.prepare_runs_dir(runs_dir)
-    run = _Run(request, place, progress, environment)
-    with temporary() as directory:
-        try:
-            run.prepare(directory)
-            if request.prepare_only:
-                return Result(None, None, ExitCode.OK)
-            run.train(directory)
-        except RankFailed as error:
-            run.failed(error)
-        record = run.record(started, directory)
-        path = records.write(record, runs_dir, run.raw)
-    assert record.verdict is not None  # noqa: S101  (made above)
-    return Result(record, path, exit_code([record.verdict.status]))
+    return session.run(KIND, request.run, _FineTune(request, progress), progress, environment)
 
 
 def announcement(request: Request, place: Place) -> list[str]:
@@ -86,81 +46,70 @@ def _say_what_is_missing(request: Request, progress: MovingProgress) -> None:
 
 
 @dataclass
-class _Run:
+class _FineTune:
     request: Request
-    place: Place
     progress: MovingProgress
-    environment: Mapping[str, str]
+    place: Place = field(init=False)
     ready: list[Ready] = field(default_factory=list)
     results: list[RankResult] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    raw: dict[str, str | bytes] = field(default_factory=dict)
     measured: figures.Run | None = None
+    directory: Path | None = None
+    """What the ranks of the training leave."""
+    raw: dict[str, str | bytes] = field(default_factory=dict)
 
-    def prepare(self, directory: Path) -> None:
-        """Model and data on every node. Raises ``TunetoolError``."""
-        material, look = self.request.material, not self.request.allow_busy and not self.request.prepare_only
-        if self.place.hosts:
-            size = reference_model.describe(material.model).bytes if material.model in reference_model.SIZES else 0
-            job = self.place.job(1, directory / "prepare", size)
-            seconds = size / _MAKING
-            self.ready = prepare_on_hosts(material, self.place.launcher, job, self.progress, look, seconds)
-        else:
-            self.ready = [prepare_here(material, socket.gethostname(), self.progress, look)]
-        for each in self.ready:
-            busy.refuse([f"{each.host}: {line}" if self.place.hosts else line for line in each.busy])
-        for path in (self.ready[0].model, self.ready[0].dataset):
-            self.progress.say(f"ready: `{path}`")
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``."""
+        request, environment = self.request, session.environment
+        need_gpus(request.cluster, environment)
+        # What is wrong with the settings is said before anything is made.
+        request.settings.workload("", "", request.cluster.device, request.material.seed)
+        place = self.place = find_place(request.cluster, self.progress)
+        if not place.hosts:
+            check_here(request, *ranks_here(request.cluster, environment))
+        for line in announcement(request, place):
+            self.progress.say(line)
+        if request.run.dry_run and not place.hosts:
+            _say_what_is_missing(request, self.progress)
 
-    def train(self, directory: Path) -> None:
-        """All ranks to their end. Raises ``TunetoolError``."""
-        request = self.request
-        ranks = ranks_per_host(request.cluster, self.place.hosts, self.ready)
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        request, self.raw = self.request, session.raw
+        directory = session.temporary()
+        look = not request.run.allow_busy and not request.prepare_only
+        self.ready = prepare_nodes(request.material, self.place, directory / "prepare", self.progress, look)
         first = self.ready[0]
+        for path in (first.model, first.dataset):
+            self.progress.say(f"ready: `{path}`")
+        if request.prepare_only:
+            return
+        ranks = ranks_per_host(request.cluster, self.place.hosts, self.ready)
         workload = request.settings.workload(first.model, first.dataset, request.cluster.device, request.material.seed)
-        job = self.place.job(ranks, directory / "run", first.model_bytes)
+        self.directory = directory / "run"
+        job = self.place.job(ranks, self.directory, first.model_bytes)
+        if not self.place.hosts:
+            session.lock(stacks_of(first))
         what = f"{ranks * self.place.nodes} rank(s) train"
-        with ExitStack() as held:
-            if not self.place.hosts:
-                held.enter_context(locked(self.ready, self.environment))
-            self.results = run_workload(workload, self.place.launcher, job, self.progress, what)
+        self.results = run_workload(workload, self.place.launcher, job, self.progress, what)
         self.measured = figures.Run(workload, self.ready, self.results, self.place.launcher.name)
 
-    def failed(self, error: RankFailed) -> None:
-        """Keep what the ranks said beside the record."""
-        self.errors.append(f"{error.message}; {error.hint}" if error.hint else error.message)
-        if error.raw:
-            self.raw["ranks.txt"] = error.raw
-
-    def record(self, started: datetime, directory: Path) -> Record:
-        """The record, for a run that failed as well."""
-        measurements: list[Measurement] = []
-        checks: list[CheckResult] = []
-        unproven: list[str] = []
-        gathered = gather(directory / "run")
-        series: list[Series] = gathered.series
-        self.raw |= gathered.raw
-        for file in sorted((directory / "run").glob("rank-*/stack.txt")):
-            if said := file.read_text(errors="replace"):
-                self.raw[f"stacks/{file.parent.name}.txt"] = said
-        if self.measured is not None:
-            measurements, checks = figures.measurements(self.measured), figures.checks(self.measured)
-            unproven = figures.doubts(self.measured)
-        stack = None
-        if self.ready and not self.place.hosts:
-            stack = read_stack(str(Path(self.ready[0].model).resolve()))
-        return Record(
-            kind=KIND,
-            id=records.new_id(),
-            started=started,
-            finished=records.utc_now(),
-            node=node_facts(read_drives(), stack),
-            command=list(self.request.command),
+    def findings(self) -> Findings | None:
+        """See ``session.Work``."""
+        if self.request.prepare_only:
+            return None
+        gathered = Gathered()
+        if self.directory is not None:
+            gathered = gather(self.directory)
+            self.raw |= gathered.raw
+            for file in sorted(self.directory.glob("rank-*/stack.txt")):
+                if said := file.read_text(errors="replace"):
+                    self.raw[f"stacks/{file.parent.name}.txt"] = said
+        here = bool(self.ready) and not self.place.hosts
+        return Findings(
+            figures.case(self.measured) if self.measured is not None else Case(judged="checks"),
             target=self.ready[0].model if self.ready else None,
-            measurements=measurements,
-            series=series,
-            checks=[*checks, *gathered.checks, *self._notes()],
-            verdict=figures.verdict(checks, self.errors, unproven),
+            stack=read_stack(str(Path(self.ready[0].model).resolve())) if here else None,
+            series=gathered.series,
+            remarks=[*gathered.checks, *self._notes()],
         )
 
     def _notes(self) -> list[CheckResult]:

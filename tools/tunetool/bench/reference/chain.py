@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tunetool.bench.reference.request import VERIFY
 from tunetool.errors import TunetoolError, UsageProblem
+from tunetool.measure.session import reason
 from tunetool.record import Measurement, Part, Record, Status, Verdict
-from tunetool.verdict import worst
 
 Outcome = tuple[Record | None, Path | None]
 """A part's own record, and where it lies; none for a dry run."""
@@ -38,8 +38,8 @@ class Chain:
         """
         for number, step in enumerate(steps):
             if self._refused(anyway):
-                reason = f"not run after the FAIL of {VERIFY}: mend that first, or pass `--anyway`"
-                self.parts.append(Part(name=step.name, status="skip", reasons=[reason]))
+                why = f"not run after the FAIL of {VERIFY}: mend that first, or pass `--anyway`"
+                self.parts.append(Part(name=step.name, status="skip", reasons=[why]))
                 continue
             say(f"{step.name}: part {number + 1} of {len(steps)}")
             try:
@@ -47,9 +47,13 @@ class Chain:
             except TunetoolError as error:
                 if isinstance(error, UsageProblem) and not self.parts:
                     raise
-                self._failed(step, f"{error.message}; {error.hint}" if error.hint else error.message)
+                self._failed(step, error)
             except OSError as error:
-                self._failed(step, f"`{error.filename or 'system call'}`: {error.strerror or error}")
+                self._failed(step, error)
+            except BaseException as error:
+                # Ctrl-C, or a fault of the chain itself, ends it.
+                self._failed(step, error)
+                raise
             else:
                 self._done(step, record, path)
             if self.parts:
@@ -59,8 +63,8 @@ class Chain:
     def _refused(self, anyway: bool) -> bool:
         return not anyway and any(part.name == VERIFY and part.status == "fail" for part in self.parts)
 
-    def _failed(self, step: Step, reason: str) -> None:
-        self.parts.append(Part(name=step.name, status="error", reasons=[reason]))
+    def _failed(self, step: Step, error: BaseException) -> None:
+        self.parts.append(Part(name=step.name, status="error", reasons=[reason(error)]))
 
     def _done(self, step: Step, record: Record | None, path: Path | None) -> None:
         if record is None or path is None:
@@ -73,16 +77,13 @@ class Chain:
         )
         self.headlines += step.headline(record)
 
-    def verdict(self) -> Verdict:
-        """Over all parts that ran: the worst of theirs."""
-        statuses: list[Status] = [part.status for part in self.parts if part.status != "skip"]
-        reasons = [
-            f"{part.name}: {reason}"
+    def verdicts(self) -> list[tuple[str, Verdict]]:
+        """Of the parts that ran."""
+        return [
+            (part.name, Verdict(status=part.status, reasons=part.reasons))
             for part in self.parts
-            if part.status != "pass"
-            for reason in part.reasons[:1] or [part.status]
+            if part.status != "skip"
         ]
-        return Verdict(status=worst(statuses), reasons=reasons)
 
 
 def path_of(part: Part) -> str:

@@ -44,10 +44,10 @@ def _verify(request: Request, progress: MovingProgress) -> Outcome:
                 expect=request.expect,
                 duration=request.duration,
                 target=str(target) if target is not None else None,
-                allow_busy=request.allow_busy,
-                runs_dir=request.runs_dir,
-                dry_run=request.dry_run,
-                command=request.command,
+                allow_busy=request.run.allow_busy,
+                runs_dir=request.run.runs_dir,
+                dry_run=request.run.dry_run,
+                command=request.run.command,
             ),
             progress,
         )
@@ -57,10 +57,7 @@ def _verify(request: Request, progress: MovingProgress) -> Outcome:
             expect=request.expect,
             duration=request.duration,
             target=target,
-            runs_dir=request.runs_dir,
-            allow_busy=request.allow_busy,
-            dry_run=request.dry_run,
-            command=request.command,
+            run=request.run,
         ),
         progress,
     )
@@ -81,11 +78,8 @@ def _checkpoint(request: Request, progress: MovingProgress) -> Outcome:
             device=request.cluster.device,
             ranks=request.cluster.ranks_per_node or 1,
             rounds=request.rounds,
-            runs_dir=request.runs_dir,
-            allow_busy=request.allow_busy,
-            dry_run=request.dry_run,
             seed=request.material.seed,
-            command=request.command,
+            run=request.run,
         ),
         progress,
     )
@@ -98,20 +92,20 @@ def checkpoint_arguments(request: Request) -> list[str]:
     argv += ["--state-bytes", f"{request.state_bytes}B"] if request.state_bytes is not None else []
     argv += ["--device", request.cluster.device, "--ranks", str(request.cluster.ranks_per_node or 1)]
     argv += ["--rounds", str(request.rounds), "--seed", str(request.material.seed)]
-    return argv + (["--allow-busy"] if request.allow_busy else [])
+    return argv + (["--allow-busy"] if request.run.allow_busy else [])
 
 
 def _checkpoint_on_hosts(request: Request, inventory: Path, progress: MovingProgress) -> Outcome:
     started = utc_now()
     wanted = HostCommand("run_tunetool", checkpoint_arguments(request), command=["bench", "checkpoint"])
     play = prepare(wanted, inventory, request.cluster.limit, None, progress)
-    if request.dry_run:
+    if request.run.dry_run:
         progress.say("`tunetool bench checkpoint --dry-run` on a host says what would be written there")
         return None, None
-    runs_dir = request.runs_dir or default_runs_dir()
+    runs_dir = request.run.runs_dir or default_runs_dir()
     prepare_runs_dir(runs_dir)
     hosts = run(play, _CHECKPOINT_SECONDS, progress, _kind)
-    record = record_over(request.command, str(request.target), started, hosts)
+    record = record_over(request.run.command, str(request.target), started, hosts)
     # A fleet's record is what it is a fleet of, so that it is shown and compared as such.
     fleet = keep(record, hosts, runs_dir)
     return fleet.record, fleet.path
@@ -132,10 +126,7 @@ def _staging(request: Request, progress: MovingProgress) -> Outcome:
             settings=request.settings,
             memory=request.memory,
             rounds=request.rounds,
-            runs_dir=request.runs_dir,
-            allow_busy=request.allow_busy,
-            dry_run=request.dry_run,
-            command=request.command,
+            run=request.run,
         ),
         progress,
     )
@@ -155,10 +146,7 @@ def _strategies(request: Request, progress: MovingProgress) -> Outcome:
             cluster=request.cluster,
             settings=replace(request.settings, steps=request.settings.steps or STEPS),
             rounds=request.rounds,
-            runs_dir=request.runs_dir,
-            allow_busy=request.allow_busy,
-            dry_run=request.dry_run,
-            command=request.command,
+            run=request.run,
         ),
         progress,
     )

@@ -1,4 +1,4 @@
-"""What `bench reference` is asked, and what it answers."""
+"""What `bench reference` is asked."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 from tunetool.bench.defaults import CHECKPOINT_MODEL, MATRIX, STATE_BYTES
 from tunetool.bench.staging.request import ROUNDS, SHM
-from tunetool.errors import ExitCode
+from tunetool.measure.session import Run
 from tunetool.node.units import parse_size
-from tunetool.record import Record
 from tunetool.training.settings import Cluster, Material, Settings
 
 KIND = "bench.reference"
@@ -41,16 +40,4 @@ class Request:
     """Parts that are left out."""
     anyway: bool = False
     """Go on after a FAIL of ``verify``."""
-    runs_dir: Path | None = None
-    allow_busy: bool = False
-    dry_run: bool = False
-    command: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """The record over all parts, where it lies, and what the process ends with. No record for a dry run."""
-
-    record: Record | None
-    path: Path | None
-    code: ExitCode
+    run: Run = field(default_factory=Run)

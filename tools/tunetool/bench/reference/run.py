@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass, field
 
-from tunetool import record as records
 from tunetool.bench.reference.chain import Chain, Step
 from tunetool.bench.reference.parts import steps
-from tunetool.bench.reference.request import KIND, PARTS, Request, Result
-from tunetool.errors import ExitCode
-from tunetool.measure.facts import node_facts
+from tunetool.bench.reference.request import KIND, PARTS, Request
+from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
-from tunetool.record import Part, Record
-from tunetool.verdict import exit_code
+from tunetool.measure.session import Findings, Result, Session
+from tunetool.record import Part
+from tunetool.verdict import Case
 
 
 def reference(request: Request, progress: MovingProgress) -> Result:
@@ -23,41 +22,42 @@ def reference(request: Request, progress: MovingProgress) -> Result:
 
 def follow(request: Request, wanted: Sequence[Step], progress: MovingProgress) -> Result:
     """The same with the parts that are given."""
-    started = records.utc_now()
-    runs_dir = request.runs_dir or records.default_runs_dir()
-    if not request.dry_run:
-        records.prepare_runs_dir(runs_dir)
-    chain = Chain()
-    try:
-        chain.run(wanted, request.anyway, progress.say)
-    except KeyboardInterrupt:
-        # Each part has put away what is its own, and those before it have their records.
-        done = [f"{part.name} ({part.run})" for part in chain.parts if part.run]
-        progress.say(f"interrupted; done: {', '.join(done) or 'nothing'}")
-        raise
-    if request.dry_run:
-        return Result(None, None, ExitCode.OK)
-    record = record_of(request, chain, started)
-    path = records.write(record, runs_dir)
-    assert record.verdict is not None  # noqa: S101  (made above)
-    return Result(record, path, exit_code([record.verdict.status]))
+    return session.run(KIND, request.run, _Reference(request, wanted), progress)
 
 
-def record_of(request: Request, chain: Chain, started: datetime) -> Record:
-    """One record over all parts."""
-    left_out = [
-        Part(name=name, status="skip", reasons=["left out by `--skip`"]) for name in PARTS if name in request.skip
-    ]
-    parts = sorted([*chain.parts, *left_out], key=lambda part: PARTS.index(part.name))
-    return Record(
-        kind=KIND,
-        id=records.new_id(),
-        started=started,
-        finished=records.utc_now(),
-        node=node_facts([], None),
-        command=list(request.command),
-        target=str(request.target),
-        measurements=chain.headlines,
-        parts=parts,
-        verdict=chain.verdict(),
-    )
+@dataclass
+class _Reference:
+    request: Request
+    wanted: Sequence[Step]
+    chain: Chain = field(default_factory=Chain)
+
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``. Each part announces itself."""
+        if self.request.run.dry_run:
+            self._run(session)
+
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        try:
+            self._run(session)
+        except KeyboardInterrupt:
+            # Each part has put away what is its own, and those before it have their records.
+            done = [f"{part.name} ({part.run})" for part in self.chain.parts if part.run]
+            session.progress.say(f"interrupted; done: {', '.join(done) or 'nothing'}")
+            raise
+
+    def _run(self, session: Session) -> None:
+        self.chain.run(self.wanted, self.request.anyway, session.progress.say)
+
+    def findings(self) -> Findings:
+        """See ``session.Work``. One record over all parts."""
+        request, chain = self.request, self.chain
+        left_out = [
+            Part(name=name, status="skip", reasons=["left out by `--skip`"]) for name in PARTS if name in request.skip
+        ]
+        return Findings(
+            Case(chain.headlines, parts=chain.verdicts(), judged="parts"),
+            target=str(request.target),
+            drives=False,
+            parts=sorted([*chain.parts, *left_out], key=lambda part: PARTS.index(part.name)),
+        )

@@ -11,7 +11,8 @@ from tunetool.bench.staging.reading import Explanation, explain
 from tunetool.bench.staging.samples import FIGURES, PATHS, Path, Row, Sample, compare_losses
 from tunetool.measure.figure import Quantity, What, figure
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Evidence, Measurement, Scalar, Verdict
+from tunetool.record import CheckResult, Evidence, Measurement, Scalar
+from tunetool.verdict import Case
 
 PREFIX = "staging."
 SAME_START, SAME = 1e-5, 1e-2
@@ -220,17 +221,9 @@ def told(advice: Mapping[str, Advice]) -> list[CheckResult]:
     ]
 
 
-def verdict(rows: Sequence[Row], found: Sequence[CheckResult], errors: Sequence[str]) -> Verdict:
+def case(rows: Sequence[Row], found: Sequence[CheckResult], figures: Sequence[Measurement] = ()) -> Case:
     """Equal losses alone are judged: a speed is a figure, not a promise."""
-    wrong = [f"{check.id}: {check.found}: {check.remedy}" for check in found if check.status == "fail"]
-    failed = [f"{TITLES[row.name]} could not be measured: {row.failed}" for row in rows if row.failed]
-    unproven = [
-        f"{check.id}: {check.found}: {check.remedy}" for check in found if check.status == "unknown" and check.remedy
-    ]
-    nothing = [] if any(row.complete for row in rows) or errors or failed else ["no scenario could run here"]
-    reasons = list(dict.fromkeys([*wrong, *errors, *failed, *unproven, *nothing]))
-    if wrong:
-        return Verdict(status="fail", reasons=reasons)
-    if errors or failed:
-        return Verdict(status="error", reasons=reasons)
-    return Verdict(status="unproven" if unproven or nothing else "pass", reasons=reasons)
+    failed = {
+        f"{PREFIX}{row.name}": f"{TITLES[row.name]} could not be measured: {row.failed}" for row in rows if row.failed
+    }
+    return Case(figures, checks=found, failed=failed, judged="checks")

@@ -1,4 +1,4 @@
-"""What `bench staging` is asked, and what it answers."""
+"""What `bench staging` is asked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from tunetool.bench import defaults
 from tunetool.bench.defaults import STAGING_ROUNDS
 from tunetool.bench.staging.published import SCENARIOS, Scenario
-from tunetool.errors import ExitCode
-from tunetool.record import Record
+from tunetool.measure.session import Run
 from tunetool.training.settings import Cluster, Material, Settings
 
 KIND = "bench.staging"
@@ -28,16 +27,4 @@ class Request:
     memory: Path = SHM
     scenarios: Sequence[Scenario] = SCENARIOS
     rounds: int = ROUNDS
-    runs_dir: Path | None = None
-    allow_busy: bool = False
-    dry_run: bool = False
-    command: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """The record, where it lies, and what the process ends with. No record for a dry run."""
-
-    record: Record | None
-    path: Path | None
-    code: ExitCode
+    run: Run = field(default_factory=Run)

@@ -17,6 +17,7 @@ from tunetool.bench.staging.scenarios import Planned
 from tunetool.errors import TunetoolError
 from tunetool.launch.local import RankFailed
 from tunetool.measure.progress import MovingProgress
+from tunetool.measure.session import reason
 from tunetool.record import CheckResult, Series
 from tunetool.training.rank.curve_files import gather
 from tunetool.training.run_workload import run_workload
@@ -62,12 +63,12 @@ class Rounds:
                     try:
                         row.samples[path][number] = self._sample(plan, path, number)
                     except TunetoolError as error:
-                        row.failed = f"{error.message}; {error.hint}" if error.hint else error.message
+                        row.failed = error.line
                         if isinstance(error, RankFailed) and error.raw:
                             self.raw[f"{plan.name}-{path}-{number}.txt"] = error.raw
                         break
                     except OSError as error:
-                        row.failed = f"`{error.filename or 'system call'}`: {error.strerror or error}"
+                        row.failed = reason(error)
                         break
 
     def _sample(self, plan: Planned, path: samples.Path, number: int) -> Sample:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from statistics import median
 
@@ -17,23 +14,20 @@ from tunetool.bench.staging.advice import Advice, Times, advise
 from tunetool.bench.staging.ask_nodes import Nodes
 from tunetool.bench.staging.node_task import nearest
 from tunetool.bench.staging.published import Pair
-from tunetool.bench.staging.request import KIND, Request, Result
+from tunetool.bench.staging.request import KIND, Request
 from tunetool.bench.staging.rounds import Rounds
 from tunetool.bench.staging.samples import Row
-from tunetool.errors import CannotJudge, ExitCode
-from tunetool.measure import busy, rundir
-from tunetool.measure.facts import node_facts
+from tunetool.errors import CannotJudge
+from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
-from tunetool.measure.rundir import temporary
+from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.machine.block_stack import read_stack
-from tunetool.node.machine.drives import read_drives
 from tunetool.node.machine.memory_left import memory_left
-from tunetool.record import Record, Scalar
-from tunetool.training.cluster import find_place, need_gpus
+from tunetool.record import Scalar
+from tunetool.training.cluster import find_place, need_gpus, prepare_nodes
 from tunetool.training.model import reference_model
 from tunetool.training.preflight import need_memory
-from tunetool.training.preparation import locked, prepare_here, prepare_on_hosts
-from tunetool.verdict import exit_code
+from tunetool.training.preparation import stacks_of
 
 _CACHE_SHARE = 0.8
 """Of the RAM that is left: what the page cache is trusted to keep from one epoch to the next."""
@@ -41,35 +35,7 @@ _CACHE_SHARE = 0.8
 
 def bench(request: Request, progress: MovingProgress, environment: Mapping[str, str] | None = None) -> Result:
     """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
-    environment = os.environ if environment is None else environment
-    started = records.utc_now()
-    need_gpus(request.cluster, environment)
-    if request.cluster.inventory is None and importlib.util.find_spec("torch") is None:
-        raise CannotJudge("torch is not installed beside tunetool", "install it: `pip install 'tunetool[finetune]'`")
-    place = find_place(request.cluster, progress)
-    with temporary() as directory:
-        nodes = Nodes(place, directory, progress)
-        site = preflight.survey(request, place, nodes.ask(preflight.first_task(request), "looking at every node"))
-        for line in site.announcement():
-            progress.say(line)
-        _need_memory(request, site, place.hosts == ())
-        if request.dry_run:
-            return Result(None, None, ExitCode.OK)
-        runs_dir = request.runs_dir or records.default_runs_dir()
-        records.prepare_runs_dir(runs_dir)
-        run = _Run(request, site, nodes, environment, progress)
-        errors: list[str] = []
-        try:
-            run.run()
-        except CannotJudge as error:
-            errors.append(f"{error.message}; {error.hint}" if error.hint else error.message)
-        except OSError as error:
-            errors.append(f"`{error.filename or 'system call'}`: {error.strerror or error}; see `dmesg | tail`")
-    left_behind = [*run.left_behind, *(run.rounds.left_behind if run.rounds else [])]
-    record = run.record(started, [*errors, *left_behind])
-    path = records.write(record, runs_dir, run.raw)
-    assert record.verdict is not None  # noqa: S101  (made above)
-    return Result(record, path, exit_code([record.verdict.status]))
+    return session.run(KIND, request.run, _Staging(request, progress), progress, environment)
 
 
 def _need_memory(request: Request, site: preflight.Site, here: bool) -> None:
@@ -84,72 +50,68 @@ def _need_memory(request: Request, site: preflight.Site, here: bool) -> None:
 
 
 @dataclass
-class _Run:
+class _Staging:
     request: Request
-    site: preflight.Site
-    nodes: Nodes
-    environment: Mapping[str, str]
     progress: MovingProgress
     rows: list[Row] = field(default_factory=list)
     rounds: Rounds | None = None
-    left_behind: list[str] = field(default_factory=list)
+    nodes: Nodes = field(init=False)
+    site: preflight.Site = field(init=False)
 
-    @property
-    def raw(self) -> dict[str, str | bytes]:
-        """Files beside the record."""
-        return self.rounds.raw if self.rounds else {}
-
-    def run(self) -> None:
-        """Everything that needs the nodes for itself. Raises ``CannotJudge``."""
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``."""
         request = self.request
-        self._prepare()
-        with ExitStack() as held:
-            place = self._hold(held)
-            # Again, now that everything is there: its true sizes.
-            answers = self.nodes.ask(preflight.first_task(request), "model and data as they are")
-            self.site = replace(self.site, answers=answers)
-            first = self.site.first
-            sizes = (first.model_bytes, first.data_bytes)
-            self.rows = [Row(each.name, each.nodes, each.ranks, *sizes) for each in self.site.planned]
-            self.rows += [Row(each.name, 0, 0, *sizes, left_out=each.reason) for each in self.site.left_out]
-            workload = request.settings.workload(
-                first.model, first.dataset, request.cluster.device, request.material.seed
+        need_gpus(request.cluster, session.environment)
+        if request.cluster.inventory is None and importlib.util.find_spec("torch") is None:
+            raise CannotJudge(
+                "torch is not installed beside tunetool", "install it: `pip install 'tunetool[finetune]'`"
             )
-            self.rounds = Rounds(
-                nodes=self.nodes,
-                workload=workload,
-                images=first.images,
-                model_bytes=first.model_bytes,
-                memory=request.memory,
-                place=place,
-                seed=request.material.seed,
-                progress=self.progress,
-                rows=self.rows,
-                planned=self.site.planned,
-            )
-            self.rounds.run(request.rounds)
+        place = find_place(request.cluster, self.progress)
+        self.nodes = Nodes(place, session.temporary(), self.progress)
+        answers = self.nodes.ask(preflight.first_task(request), "looking at every node")
+        self.site = preflight.survey(request, place, answers)
+        for line in self.site.announcement():
+            self.progress.say(line)
+        _need_memory(request, self.site, self.nodes.local)
 
-    def _prepare(self) -> None:
-        """Model and data on every node, and nobody else at work there."""
-        request, look = self.request, not self.request.allow_busy
-        if self.nodes.local:
-            ready = [prepare_here(request.material, self.site.first.host, self.progress, look)]
-        else:
-            job = self.nodes.job(None, 1, "prepare")
-            ready = prepare_on_hosts(request.material, self.nodes.place.launcher, job, self.progress, look)
-        busy.refuse([f"{each.host}: {line}" for each in ready for line in each.busy])
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        request, nodes = self.request, self.nodes
+        look = not request.run.allow_busy
+        prepare_nodes(request.material, nodes.place, nodes.directory / "prepare", self.progress, look)
+        place = self._hold(session)
+        # Again, now that everything is there: its true sizes.
+        answers = nodes.ask(preflight.first_task(request), "model and data as they are")
+        self.site = replace(self.site, answers=answers)
+        first = self.site.first
+        sizes = (first.model_bytes, first.data_bytes)
+        self.rows = [Row(each.name, each.nodes, each.ranks, *sizes) for each in self.site.planned]
+        self.rows += [Row(each.name, 0, 0, *sizes, left_out=each.reason) for each in self.site.left_out]
+        workload = request.settings.workload(first.model, first.dataset, request.cluster.device, request.material.seed)
+        self.rounds = Rounds(
+            nodes=nodes,
+            workload=workload,
+            images=first.images,
+            model_bytes=first.model_bytes,
+            memory=request.memory,
+            place=place,
+            seed=request.material.seed,
+            progress=self.progress,
+            rows=self.rows,
+            planned=self.site.planned,
+            raw=session.raw,
+            left_behind=session.left_behind,
+        )
+        self.rounds.run(request.rounds)
 
-    def _hold(self, held: ExitStack) -> Path:
+    def _hold(self, session: Session) -> Path:
         """The run's own directory in memory, gone afterwards whatever happens."""
-        run_id, memory = records.new_id(), self.request.memory
+        memory = self.request.memory
         if not self.nodes.local:
             # Not a run directory: other programs on that node would take one whose owner is here for a dead run's.
-            return memory / f"tunetool-staging-{run_id[:12]}"
-        held.enter_context(locked([self.site.first.ready], self.environment))
-        rundir.remove_stale(rundir.stale_directories(memory))
-        own = held.enter_context(rundir.run_directory(memory, run_id, self.left_behind.append))
-        held.enter_context(rundir.janitor(own))
-        return own / "staged"
+            return memory / f"tunetool-staging-{records.new_id()[:12]}"
+        session.lock(stacks_of(self.site.first.ready))
+        return session.directory(memory) / "staged"
 
     def advice(self, row: Row) -> Advice:
         """Stage or not, for one scenario."""
@@ -177,8 +139,8 @@ class _Run:
             ),
         )
 
-    def record(self, started: datetime, errors: Sequence[str]) -> Record:
-        """The record, for a run that failed as well."""
+    def findings(self) -> Findings:
+        """See ``session.Work``."""
         request, first, settings = self.request, self.site.first, self.request.settings
         conditions: dict[str, Scalar] = {
             "model": request.material.model,
@@ -193,16 +155,11 @@ class _Run:
         media: dict[samples.Path, str] = {"memory": first.memory, "bulk": first.bulk}
         checks = [check for row in self.rows for check in figures.checks(row, first.bulk_in_memory)]
         checks += figures.told({row.name: self.advice(row) for row in self.rows if row.complete})
-        return Record(
-            kind=KIND,
-            id=records.new_id(),
-            started=started,
-            finished=records.utc_now(),
-            node=node_facts(read_drives(), read_stack(nearest(Path(first.model))) if self.nodes.local else None),
-            command=list(request.command),
+        measurements = [each for row in self.rows for each in figures.measurements(row, media, conditions)]
+        return Findings(
+            figures.case(self.rows, checks, measurements),
             target=f"`{request.memory}` against `{first.model}` and `{first.dataset}`",
-            measurements=[each for row in self.rows for each in figures.measurements(row, media, conditions)],
+            stack=read_stack(nearest(Path(first.model))) if self.nodes.local else None,
             series=self.rounds.series if self.rounds else [],
-            checks=[*checks, *(self.rounds.curves if self.rounds else [])],
-            verdict=figures.verdict(self.rows, checks, errors),
+            remarks=self.rounds.curves if self.rounds else [],
         )

@@ -12,7 +12,8 @@ from tunetool.bench.strategies.matrix import ALONE, Cell, Layout
 from tunetool.bench.strategies.predict import Job, Prediction
 from tunetool.bench.strategies.samples import Row, Study, network
 from tunetool.measure.figure import Better, Quantity, What, figure
-from tunetool.record import CheckResult, Measurement, Scalar, Verdict
+from tunetool.record import CheckResult, Measurement, Scalar
+from tunetool.verdict import Case
 
 PREFIX = "strategies."
 _LOSS_TOLERANCE = 0.05
@@ -208,10 +209,16 @@ def _same_model(study: Study, job: Job) -> CheckResult:
     )
 
 
-def verdict(study: Study) -> Verdict:
+def case(study: Study, job: Job | None, conditions: Mapping[str, Scalar]) -> Case:
     """That every cell trains, and alike, is judged; a speed is a figure, and a prediction one more."""
-    found = checks(study, None)
-    wrong = [f"{check.id}: {check.found}" for check in found if check.status == "fail"]
-    unknown = [f"{check.id}: {check.found}" for check in found if check.status == "unknown"]
-    reasons = [*wrong, *study.errors, *unknown]
-    return Verdict(status="fail" if wrong else "error" if reasons else "pass", reasons=reasons)
+    return Case(
+        measurements(study, job, conditions) if study.first is not None and job is not None else [],
+        checks=checks(study, job),
+        failed={
+            f"{PREFIX}{row.cell.key}": f"{PREFIX}{row.cell.key}: {row.failed}"
+            for row in study.rows.values()
+            if row.failed is not None
+        },
+        errors=study.errors,
+        judged="checks",
+    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tunetool.bench.defaults import NETWORK_SECONDS, STRATEGIES_ROUNDS, STRATEGIES_STEPS
 from tunetool.bench.strategies.matrix import Cell
 from tunetool.errors import UsageProblem
+from tunetool.measure.session import Run
 from tunetool.training.settings import Cluster, Material, Settings
 
 KIND = "bench.strategies"
@@ -19,7 +19,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Request:
-    """All of it."""
+    """What the caller asked for."""
 
     material: Material
     matrix: Sequence[Cell]
@@ -28,10 +28,7 @@ class Request:
     rounds: int = ROUNDS
     network_seconds: float = float(NETWORK_SECONDS)
     """For the collectives of one layout."""
-    runs_dir: Path | None = None
-    allow_busy: bool = False
-    dry_run: bool = False
-    command: Sequence[str] = ()
+    run: Run = field(default_factory=Run)
 
     def __post_init__(self) -> None:
         if self.settings.steps is None or self.settings.steps <= WARM_UP:

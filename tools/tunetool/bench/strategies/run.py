@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from tunetool import record as records
-from tunetool.bench.finetune.request import Result
 from tunetool.bench.strategies import figures, network
 from tunetool.bench.strategies.job import job as job_of
 from tunetool.bench.strategies.matrix import ALONE, Fitted, Layout, fit, layouts
 from tunetool.bench.strategies.predict import Job, Prediction, predict
 from tunetool.bench.strategies.request import KIND, Request
 from tunetool.bench.strategies.samples import Row, Study, sample
-from tunetool.errors import CannotJudge, ExitCode
+from tunetool.errors import CannotJudge
 from tunetool.launch import job as launching
 from tunetool.launch.local import RankFailed
-from tunetool.measure import busy
-from tunetool.measure.facts import node_facts
+from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
-from tunetool.measure.rundir import temporary
-from tunetool.node.machine.drives import read_drives
+from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.units import format_size
-from tunetool.record import Record
-from tunetool.training.cluster import Place, find_place, need_gpus, ranks_here, ranks_per_host
+from tunetool.training.cluster import Place, find_place, need_gpus, prepare_nodes, ranks_here, ranks_per_host
 from tunetool.training.model import reference_model
 from tunetool.training.preflight import need_memory
-from tunetool.training.preparation import Ready, locked, prepare_here, prepare_on_hosts
+from tunetool.training.preparation import Ready, stacks_of
 from tunetool.training.run_workload import explained, run_workload
 from tunetool.training.workload import Workload, as_environment, rank_directory
-from tunetool.verdict import exit_code
 
 _START = 20.0
 """Seconds that a progress bar expects ranks to take until their first step."""
@@ -42,44 +33,7 @@ _START = 20.0
 
 def bench(request: Request, progress: MovingProgress, environment: Mapping[str, str] | None = None) -> Result:
     """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
-    environment = os.environ if environment is None else environment
-    started = records.utc_now()
-    need_gpus(request.cluster, environment)
-    request.settings.workload("", "", request.cluster.device, request.material.seed)
-    place = find_place(request.cluster, progress)
-    progress.say(_announcement(request, place))
-    guess = fit(request.matrix, place.nodes, _guess_ranks(request, place, environment))
-    if not place.hosts and ranks_here(request.cluster, environment)[1]:
-        most = max((cell.layout.ranks for cell in guess.cells), default=1)
-        need_memory(reference_model.describe(request.material.model).parameters, request.settings.full, most)
-    if request.dry_run:
-        _say_plan(guess, request, progress)
-        return Result(None, None, ExitCode.OK)
-    runs_dir = request.runs_dir or records.default_runs_dir()
-    records.prepare_runs_dir(runs_dir)
-    with temporary() as directory:
-        run = _Run(request, place, progress, directory)
-        run.prepare()
-        with ExitStack() as held:
-            if not place.hosts:
-                held.enter_context(locked(run.ready, environment))
-            run.run()
-        first = run.study.first
-        verdict = figures.verdict(run.study)
-        record = Record(
-            kind=KIND,
-            id=records.new_id(),
-            started=started,
-            finished=records.utc_now(),
-            node=node_facts(read_drives(), None),
-            command=list(request.command),
-            target=run.ready[0].model,
-            measurements=figures.measurements(run.study, run.job, run.conditions()) if first and run.job else [],
-            checks=figures.checks(run.study, run.job),
-            verdict=verdict,
-        )
-        path = records.write(record, runs_dir, run.raw)
-    return Result(record, path, exit_code([verdict.status]))
+    return session.run(KIND, request.run, _Strategies(request, progress), progress, environment)
 
 
 def _announcement(request: Request, place: Place) -> str:
@@ -109,29 +63,50 @@ def _say_plan(fitted: Fitted, request: Request, progress: MovingProgress) -> Non
 
 
 @dataclass
-class _Run:
+class _Strategies:
     request: Request
-    place: Place
     progress: MovingProgress
-    directory: Path
+    place: Place = field(init=False)
+    directory: Path = field(init=False)
     ready: list[Ready] = field(default_factory=list)
     study: Study = field(default_factory=lambda: Study(Fitted((), (), ()), {}))
     job: Job | None = None
     raw: dict[str, str | bytes] = field(default_factory=dict)
     _number: int = 0
 
-    def prepare(self) -> None:
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``."""
+        request, environment = self.request, session.environment
+        need_gpus(request.cluster, environment)
+        request.settings.workload("", "", request.cluster.device, request.material.seed)
+        place = self.place = find_place(request.cluster, self.progress)
+        self.progress.say(_announcement(request, place))
+        guess = fit(request.matrix, place.nodes, _guess_ranks(request, place, environment))
+        if not place.hosts and ranks_here(request.cluster, environment)[1]:
+            most = max((cell.layout.ranks for cell in guess.cells), default=1)
+            need_memory(reference_model.describe(request.material.model).parameters, request.settings.full, most)
+        if request.run.dry_run:
+            _say_plan(guess, request, self.progress)
+
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        self.raw, self.directory = session.raw, session.temporary()
+        self._prepare()
+        if not self.place.hosts:
+            session.lock(stacks_of(self.ready[0]))
+        self._run()
+
+    def findings(self) -> Findings:
+        """See ``session.Work``."""
+        conditions = self._conditions() if self.study.first is not None else {}
+        case = figures.case(self.study, self.job, conditions)
+        return Findings(case, target=self.ready[0].model if self.ready else None)
+
+    def _prepare(self) -> None:
         """Model and data on every node, and the cells that fit. Raises ``TunetoolError``."""
-        request, material = self.request, self.request.material
-        look = not request.allow_busy
-        if self.place.hosts:
-            size = reference_model.describe(material.model).bytes if material.model in reference_model.SIZES else 0
-            job = self.place.job(1, self._own(), size)
-            self.ready = prepare_on_hosts(material, self.place.launcher, job, self.progress, look)
-        else:
-            self.ready = [prepare_here(material, socket.gethostname(), self.progress, look)]
-        for each in self.ready:
-            busy.refuse([f"{each.host}: {line}" if self.place.hosts else line for line in each.busy])
+        request = self.request
+        look = not request.run.allow_busy
+        self.ready = prepare_nodes(request.material, self.place, self._own(), self.progress, look)
         ranks = ranks_per_host(request.cluster, self.place.hosts, self.ready)
         fitted = fit(request.matrix, self.place.nodes, ranks)
         _say_plan(fitted, request, self.progress)
@@ -141,7 +116,7 @@ class _Run:
             )
         self.study = Study(fitted, {cell: Row(cell) for cell in fitted.cells})
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """The networks, then all rounds. A cell that fails is told and left; the others go on."""
         try:
             for layout in layouts(self.study.fitted.cells):
@@ -159,7 +134,7 @@ class _Run:
                 if row.failed is None:
                     self._cell(row, number)
 
-    def conditions(self) -> dict[str, str | int | float | bool]:
+    def _conditions(self) -> dict[str, str | int | float | bool]:
         """What all cells have in common."""
         first, settings = self.study.first, self.request.settings
         assert first is not None  # noqa: S101  (asked after a cell was run)
@@ -221,7 +196,7 @@ class _Run:
             row.samples.append(sample(results))
         except CannotJudge as error:
             self._failed(error, cell.key)
-            row.failed = f"{error.message}; {error.hint}" if error.hint else error.message
+            row.failed = error.line
             self.progress.say(f"{cell} failed: {error.message}")
             return
         self.study.first = self.study.first or results[0]

@@ -1,0 +1,384 @@
+"""Whatever goes wrong in the middle of a measurement: a record is kept, it names what went wrong, nothing is left.
+
+One table over every kind of record. Each row runs the benchmark's own door; what is replaced is its lowest real call
+(fio, a child process, a launcher of ranks), which works a few times and then fails.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib.util
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_bench_finetune import result as rank_result
+from test_verify import Drives, stack_on
+from tunetool.training.model.architecture import CONFIGURATIONS
+
+from pythons import bare_python
+from staged import Quiet
+from tunetool import record as records
+from tunetool.bench import ds_io
+from tunetool.bench.checkpoint import preflight
+from tunetool.bench.checkpoint import request as checkpoint
+from tunetool.bench.checkpoint import run as checkpoint_run
+from tunetool.bench.checkpoint import session as checkpoint_ranks
+from tunetool.bench.finetune import request as finetune
+from tunetool.bench.finetune import run as finetune_run
+from tunetool.bench.reference import request as reference
+from tunetool.bench.reference.chain import Step
+from tunetool.bench.reference.run import follow
+from tunetool.bench.staging import node_task, scenarios
+from tunetool.bench.staging import request as staging
+from tunetool.bench.staging import run as staging_run
+from tunetool.bench.strategies import matrix, network
+from tunetool.bench.strategies import request as strategies
+from tunetool.bench.strategies import run as strategies_run
+from tunetool.errors import CannotJudge
+from tunetool.launch.job import Job
+from tunetool.launch.local import RankFailed
+from tunetool.launch.this_machine import LocalLauncher
+from tunetool.measure import aio, busy, sequential
+from tunetool.measure.aio import driver as aio_driver
+from tunetool.measure.fio_result import Outcome
+from tunetool.measure.session import Run
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.record import Record
+from tunetool.training.preparation import prepare
+from tunetool.training.rank.recorder import keep_result
+from tunetool.training.settings import Cluster, Material, Settings
+from tunetool.training.workload import rank_directory
+from tunetool.tune import fio_driver
+from tunetool.tune import request as tuning
+from tunetool.tune import run as tune_run
+from tunetool.tune.request import View
+from tunetool.tune.settings import DEFAULTS
+from tunetool.verify import request as verification
+from tunetool.verify import run as verify_run
+
+GB = 10**9
+MIB = 2**20
+
+
+@dataclass
+class Seam:
+    """The call that is replaced: it does ``well`` so often, and then fails."""
+
+    fault: BaseException
+    well: int = 0
+    failed: bool = False
+
+    def call(self) -> None:
+        if self.well == 0:
+            self.failed = True
+            raise self.fault
+        self.well -= 1
+
+
+@dataclass
+class Scene:
+    """Where a row of the table works."""
+
+    folder: Path
+    patch: pytest.MonkeyPatch
+    fault: BaseException
+    material: Material
+    seams: list[Seam] = field(default_factory=list)
+
+    @property
+    def target(self) -> Path:
+        return self.folder / "target"
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def seam(self, well: int) -> Seam:
+        self.seams.append(Seam(self.fault, well))
+        return self.seams[-1]
+
+    @property
+    def run(self) -> Run:
+        return Run(self.runs, allow_busy=True, command=["tunetool"])
+
+
+def verify(scene: Scene) -> Any:
+    seam = scene.seam(9)  # probe, layout, all of writing, a warm-up
+
+    def fio(*_: object) -> Outcome:
+        seam.call()
+        return Outcome(2 * GB, 1.0, {}, "{}")
+
+    scene.patch.setattr(verify_run, "read_stack", stack_on)
+    scene.patch.setattr(sequential, "snapshot", Drives([1.0]).snapshot)
+    scene.patch.setattr(verify_run, "MANIFEST_PATH", str(scene.folder / "no-manifest"))
+    scene.patch.setattr(verify_run, "free_bytes", lambda path: 10**14)
+    scene.patch.setattr(sequential, "incomplete", lambda *_: [])
+    scene.patch.setattr(sequential, "run", fio)
+    python = bare_python(scene.folder)
+    request = verification.Request(target=scene.target, expect={"read": 1.0}, python=python, run=scene.run)
+    return verify_run.verify(request, Quiet())
+
+
+def tune(scene: Scene) -> Any:
+    seam = scene.seam(9)
+
+    def fio(driver: fio_driver.FioDriver, *_: object) -> Outcome:
+        seam.call()
+        return Outcome(driver.io_bytes, 1.0, {}, "{}")
+
+    scene.patch.setattr(tune_run, "obstacles", lambda stack: [])
+    scene.patch.setattr(fio_driver.FioDriver, "_run", fio)
+    scene.patch.setattr(fio_driver, "incomplete", lambda *_: [])
+    space = [DEFAULTS, replace(DEFAULTS, queue_depth=64)]
+    request = tuning.Request(scene.target, space, driver="fio", io_bytes=8 * MIB, run=scene.run)
+    return tune_run.tune(request, View())
+
+
+def deepspeed_io(scene: Scene) -> Any:
+    seam = scene.seam(4)  # layout, warm-up, two samples
+
+    class Child:
+        def __init__(self, *_: object) -> None:
+            self.tick: Callable[[], None] = lambda: None
+
+        def __enter__(self) -> Child:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def ask(self, order: Mapping[str, Any], longest: float) -> dict[str, Any]:
+            return {"address": 0}
+
+        def messages(self) -> str:
+            return "it began"
+
+    def take(*_: object) -> aio.Pass:
+        seam.call()
+        return aio.Pass(MIB, 0.001, 0.001, (0.001,), None, float(-seam.well))
+
+    scene.patch.setattr(aio_driver, "Child", Child)
+    scene.patch.setattr(aio_driver, "take", take)
+    scene.patch.setattr(aio_driver, "need", lambda *_: None)
+    scene.patch.setattr(aio, "need", lambda *_: None)
+    scene.patch.setattr(aio, "probe", lambda *_: aio.Probe("python", "3", "2.13", "", "0.19", ""))
+    scene.patch.setattr(aio_driver._Run, "_stored", lambda run: None)
+    return ds_io.ds_io(ds_io.Request(scene.target, MIB, run=scene.run), Quiet())
+
+
+def bench_checkpoint(scene: Scene) -> Any:
+    seam = scene.seam(3)  # saves
+    starts: list[int] = []
+
+    def start(ranks: checkpoint_ranks.Session) -> None:
+        if starts and isinstance(scene.fault, RankFailed):
+            raise scene.fault  # nor does it start again
+        starts.append(1)
+        ranks.starts += 1
+        ranks.told = {"device": "cpu"}
+
+    def ask(ranks: checkpoint_ranks.Session, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if order["do"] == "place":
+            told = {"family": "torch.save", "remark": "", "unavailable": None}
+            return [{"engines": dict.fromkeys(order["engines"], told)}]
+        if order["do"] == "save":
+            seam.call()
+            Path(order["directory"]).mkdir()
+            (Path(order["directory"]) / "state").write_bytes(b"x" * 4096)
+        moved = {"began": 1.0, "returned": 1.5, "ended": 2.0, "cpu_seconds": 0.1, "peak_bytes": 1}
+        return [{**moved, "different": None}]
+
+    scene.patch.setattr(preflight, "engines", lambda request: ["torch-save-zip", "safetensors"])
+    scene.patch.setattr(checkpoint_ranks.Session, "start", start)
+    scene.patch.setattr(checkpoint_ranks.Session, "ask", ask)
+    scene.patch.setattr("os.sync", lambda: None)
+    scene.patch.setattr(preflight, "check_space", lambda *_: None)
+    scene.patch.setattr(preflight, "check_memory", lambda *_: None)
+    request = checkpoint.Request(
+        "phi3-mini", target=scene.target, state_bytes=4 * GB, device="cpu", rounds=2, run=scene.run
+    )
+    return checkpoint_run.bench(request, Quiet())
+
+
+def launching(scene: Scene, well: int) -> None:
+    """The launcher of this machine: ranks that did what was asked of them, so often."""
+    seam = scene.seam(well)
+
+    def launch(launcher: LocalLauncher, job: Job, tick: Callable[[], None]) -> None:
+        for rank in range(job.ranks_per_host):
+            own = rank_directory(job.directory, rank)
+            (own / "series").mkdir(parents=True)
+            (own / "series" / "loss.csv").write_text("seconds,value (1),step\n1.000,2.5,1\n")
+        seam.call()
+        for rank in range(job.ranks_per_host):
+            own = rank_directory(job.directory, rank)
+            if network.MODULE in job.program:
+                told = network.Found(
+                    rank, "n1", "gloo", "cpu", [0.1], GB, configuration=dict(CONFIGURATIONS["tiny"]), communicator=0.1
+                )
+                (own / network.FILE).write_text(json.dumps(asdict(told)))
+            else:
+                keep_result(own, rank_result(rank))
+
+    scene.patch.setattr(LocalLauncher, "run", launch)
+
+
+def bench_finetune(scene: Scene) -> Any:
+    launching(scene, 0)
+    request = finetune.Request(
+        scene.material, Cluster(device="cpu", ranks_per_node=1), Settings(steps=10), run=scene.run
+    )
+    return finetune_run.bench(request, Quiet())
+
+
+def bench_staging(scene: Scene) -> Any:
+    launching(scene, 2)  # one round of both paths
+    memory = scene.folder / "memory"
+    memory.mkdir()
+    scene.patch.setattr(node_task, "room_in", lambda path: ((10**12, "the test has"),))
+    scene.patch.setattr(
+        importlib.util, "find_spec", lambda name, real=importlib.util.find_spec: real(name) or name == "torch"
+    )
+    request = staging.Request(
+        scene.material,
+        Cluster(device="cpu", ranks_per_node=1),
+        Settings(steps=10),
+        memory=memory,
+        scenarios=scenarios.parse("single"),
+        rounds=2,
+        run=scene.run,
+    )
+    return staging_run.bench(request, Quiet())
+
+
+def bench_strategies(scene: Scene) -> Any:
+    launching(scene, 2)  # one rank alone, one cell
+    request = strategies.Request(
+        scene.material,
+        matrix.parse("1x1:z2,1x1:z3"),
+        Cluster(device="cpu", ranks_per_node=1),
+        Settings(steps=10),
+        rounds=1,
+        run=scene.run,
+    )
+    return strategies_run.bench(request, Quiet())
+
+
+def bench_reference(scene: Scene) -> Any:
+    seam = scene.seam(1)
+
+    def run() -> tuple[Record, Path]:
+        seam.call()
+        now = records.utc_now()
+        record = Record(
+            kind="verify",
+            id=records.new_id(),
+            started=now,
+            finished=now,
+            node=records.Node(host="n1"),
+            command=["tunetool"],
+            verdict=records.Verdict(status="pass", reasons=[]),
+        )
+        return record, scene.folder / "verify" / "record.json"
+
+    request = reference.Request(scene.material, scene.target, run=scene.run)
+    return follow(request, [Step("verify", run), Step("checkpoint", run)], Quiet())
+
+
+def has(prefix: str) -> Callable[[Record], bool]:
+    return lambda record: any(each.name.startswith(prefix) for each in record.measurements)
+
+
+KINDS: Mapping[str, tuple[Callable[[Scene], Any], Callable[[Record], bool]]] = {
+    "verify": (verify, has("sequential.write")),
+    "tune": (tune, has("tune.")),
+    "bench.ds-io": (deepspeed_io, has("ds_io.write")),
+    "bench.checkpoint": (bench_checkpoint, has("checkpoint.")),
+    # A fine-tune is one launch: what there is of it are the curves that its ranks wrote.
+    "bench.finetune": (bench_finetune, lambda record: [each.name for each in record.series] == ["loss"]),
+    "bench.staging": (bench_staging, has("staging.")),
+    "bench.strategies": (bench_strategies, has("strategies.step.")),
+    "bench.reference": (
+        bench_reference,
+        lambda record: [each.status for each in record.parts or []] == ["pass", "error"],
+    ),
+}
+FAULTS: Mapping[str, tuple[Callable[[], BaseException], str]] = {
+    "EIO": (lambda: OSError(errno.EIO, "Input/output error", "/mnt/x/file"), "`/mnt/x/file`: Input/output error"),
+    "ENOSPC": (lambda: OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+    "cannot judge": (lambda: CannotJudge("`nvme1n1` went away", "look at `dmesg`"), "`nvme1n1` went away"),
+    "failed rank": (lambda: RankFailed("rank 1 was killed", None, 1, "its last words"), "rank 1 was killed"),
+    "bug": (lambda: ZeroDivisionError("division by zero"), "`ZeroDivisionError`: division by zero"),
+    "ctrl-c": (KeyboardInterrupt, "interrupted"),
+}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    """A tiny model and four pictures."""
+    folder = tmp_path_factory.mktemp("material")
+    prepare("tiny", None, 4, folder, 0, Quiet())
+    return Material("tiny", images=4, target=folder)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, material: Material) -> Scene:
+    for name in ("target", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(busy, "lock_directory", lambda environment, is_root: tmp_path / "locks")
+    for module in (tune_run, ds_io, preflight):
+        monkeypatch.setattr(module, "read_stack", uncounted)
+    return Scene(tmp_path, monkeypatch, KeyboardInterrupt(), material)
+
+
+def uncounted(path: str) -> BlockStack:
+    """No drive whose counters would have to move."""
+    return BlockStack(path, None, "overlay", None, None, "overlay", (), redundant=False, in_memory=False)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_in_the_middle_is_a_record(kind: str, fault: str, scene: Scene) -> None:
+    door, measured = KINDS[kind]
+    make, said = FAULTS[fault]
+    scene.fault = make()
+    raised: BaseException | None = None
+    result = None
+    try:
+        result = door(scene)
+    except BaseException as error:  # what it ends with is judged below
+        raised = error
+    assert any(seam.failed for seam in scene.seams), raised
+    kept = list(scene.runs.glob(f"*-{kind}-*"))
+    assert len(kept) == 1, f"no record: {raised!r}"
+    record = records.read(kept[0])
+    assert record.kind == kind
+    assert record.verdict is not None
+    assert record.verdict.status == "error"
+    assert any(said in reason for reason in record.verdict.reasons), record.verdict.reasons
+    assert measured(record), [each.name for each in record.measurements]
+    if fault == "ctrl-c":
+        assert isinstance(raised, KeyboardInterrupt)
+    elif fault == "bug":
+        assert type(raised).__name__ == "Unforeseen"
+        assert raised.exit_code == 3
+        assert raised.__cause__ is scene.fault
+    else:
+        assert raised is None
+        assert result.code == 3
+        assert result.path == kept[0] / "record.json"
+    # Nothing is left.
+    assert list(scene.target.iterdir()) == []
+    assert list((scene.folder / "temporary").iterdir()) == []
+    assert list(scene.folder.glob("memory/*")) == []
+    for lock in (scene.folder / "locks").glob("*"):
+        with lock.open() as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,239 @@
+"""One measurement from its announcement to its record: everything that is the same for every kind of record.
+
+A benchmark is a ``Work``: it says what it will do, does it, and hands over what it found. ``run`` gives it locks, the
+look for other work and directories of its own, turns whatever goes wrong into a record with its verdict, and keeps it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tunetool import record as records
+from tunetool.errors import ExitCode, TunetoolError, Unforeseen, UsageProblem
+from tunetool.measure import busy, rundir
+from tunetool.measure.facts import node_facts
+from tunetool.measure.progress import Progress
+from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.drives import read_drives
+from tunetool.record import CheckResult, Part, Record, Series
+from tunetool.verdict import Case, code_of, judge, judged_expectations
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every measurement is asked, beside what is its own."""
+
+    runs_dir: Path | None = None
+    """Where records are kept; None: where ``record.default_runs_dir`` says."""
+    allow_busy: bool = False
+    """Measure beside a job. Two runs of tunetool never measure one device at the same time, whatever this says."""
+    dry_run: bool = False
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The record and its path. Neither for a dry run, nor where there was nothing to keep."""
+
+    record: Record | None = None
+    path: Path | None = None
+
+    @property
+    def code(self) -> ExitCode:
+        """What the process ends with."""
+        return ExitCode.OK if self.record is None else code_of(self.record.verdict)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a benchmark hands over for its record, whole or not."""
+
+    case: Case = field(default_factory=Case)
+    target: str | None = None
+    stack: BlockStack | None = None
+    """What was measured, for the facts of the node."""
+    drives: bool = True
+    """Whether this node's drives belong to the record."""
+    series: Sequence[Series] = ()
+    remarks: Sequence[CheckResult] = ()
+    """Checks that are kept and have no say in the verdict."""
+    parts: Sequence[Part] | None = None
+
+
+class Work(Protocol):
+    """What a benchmark does itself."""
+
+    def announce(self, session: Session) -> None:
+        """Look at what was asked, and say what will happen. Writes nothing outside of ``session.temporary``.
+
+        Raises ``UsageProblem`` when the call is wrong, ``CannotJudge`` when it cannot start: there is no record then.
+        """
+
+    def measure(self, session: Session) -> None:
+        """The work. May raise anything but ``UsageProblem``, which is for what is found before the work."""
+
+    def findings(self) -> Findings | None:
+        """What there is so far: asked after ``measure``, however that ended. None: nothing to keep."""
+
+
+class Session:
+    """What the work is given. What it holds is given back when the work ends, in reverse order."""
+
+    def __init__(self, run: Run, progress: Progress, environment: Mapping[str, str]) -> None:
+        self.run, self.progress, self.environment = run, progress, environment
+        self.raw: dict[str, str | bytes] = {}
+        """Files beside the record."""
+        self.left_behind: list[str] = []
+        """What could not be removed, for people."""
+        self.subject = "system call"
+        """What an error is about that names no file itself."""
+        self._held = ExitStack()
+        self._until_record = ExitStack()
+
+    def hold(self, context: AbstractContextManager[_T]) -> _T:
+        """Enter ``context``; it is left when the work ends."""
+        return self._held.enter_context(context)
+
+    def lock(self, stacks: Sequence[BlockStack]) -> None:
+        """Nobody else of tunetool measures these devices meanwhile. Raises ``CannotJudge``."""
+        self.hold(busy.alone(stacks, self.environment))
+
+    def look(self, stack: BlockStack) -> None:
+        """Raises ``CannotJudge`` where somebody else is at work, unless that was allowed."""
+        if self.run.allow_busy:
+            return
+        with self.progress.step("looking for other work", busy.LOOK_SECONDS) as tick:
+            busy.refuse(busy.look(stack, tick))
+
+    def directory(self, target: Path, stack: BlockStack | None = None) -> Path:
+        """A directory of this run in ``target``, gone afterwards, after SIGKILL too.
+
+        With ``stack``: after its device was locked and nobody was seen at work there.
+        """
+        self.subject = str(target)
+        if stack is not None:
+            self.lock([stack])
+        rundir.remove_stale(rundir.stale_directories(target))
+        if stack is not None:
+            self.look(stack)
+        place = self.hold(rundir.run_directory(target, records.new_id(), self.left_behind.append))
+        self.hold(rundir.janitor(place))
+        return place
+
+    def temporary(self) -> Path:
+        """A directory outside of what is measured. It is there until the record is written."""
+        return self._until_record.enter_context(rundir.temporary())
+
+    def attempt(self, act: Callable[[Session], None]) -> BaseException | None:
+        """Do ``act`` and let go of all that it held; what went wrong. Raises ``UsageProblem``."""
+        try:
+            with self._held:
+                act(self)
+        except UsageProblem:
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """The record is written."""
+        self._until_record.close()
+
+
+def run(
+    kind: str,
+    options: Run,
+    work: Work,
+    progress: Progress,
+    environment: Mapping[str, str] | None = None,
+) -> Result:
+    """Announce, measure, judge, keep the record.
+
+    What goes wrong while it is measured is in the record, with what was measured until then. Ctrl-C and what nobody
+    foresaw are raised again once it is written. Raises ``UsageProblem``, and ``CannotJudge`` when it cannot start.
+    """
+    started = records.utc_now()
+    session = Session(options, progress, os.environ if environment is None else environment)
+    try:
+        work.announce(session)
+        if options.dry_run:
+            return Result()
+        runs_dir = options.runs_dir or records.default_runs_dir()
+        records.prepare_runs_dir(runs_dir)
+        faults = [fault] if (fault := session.attempt(work.measure)) is not None else []
+        found = _ask(work, faults)
+        if found is None and not faults:
+            return Result()
+        record = _record(kind, session, found or Findings(Case(judged="work")), faults, started)
+        for fault in faults:
+            if isinstance(fault, TunetoolError) and fault.raw:
+                session.raw.setdefault(fault.raw_name, fault.raw)
+        path = records.write(record, runs_dir, session.raw)
+    finally:
+        session.close()
+    _surface(faults, path, progress)
+    return Result(record, path)
+
+
+def reason(error: BaseException, subject: str = "system call") -> str:
+    """One line about what went wrong. ``subject``: what it is about, where the error does not say that."""
+    if isinstance(error, TunetoolError):
+        return error.line
+    if isinstance(error, OSError):
+        return f"`{error.filename or subject}`: {error.strerror or error}; see `dmesg | tail`"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted before it was done"
+    return f"a fault of tunetool itself: `{type(error).__name__}`: {error}"
+
+
+def _ask(work: Work, faults: list[BaseException]) -> Findings | None:
+    """The findings. Half of a measurement may be more than they were written for, and the record comes first."""
+    try:
+        return work.findings()
+    except Exception as error:
+        # ``_surface`` raises it again, once the record is written.
+        faults.append(error)
+        return None
+
+
+def _record(kind: str, session: Session, found: Findings, faults: Sequence[BaseException], started: datetime) -> Record:
+    told = [reason(fault, session.subject) for fault in faults]
+    case = replace(found.case, errors=[*told, *found.case.errors, *session.left_behind])
+    return Record(
+        kind=kind,
+        id=records.new_id(),
+        started=started,
+        finished=records.utc_now(),
+        node=node_facts(read_drives() if found.drives else [], found.stack),
+        command=list(session.run.command),
+        target=found.target,
+        expectations=judged_expectations(case),
+        tolerance=case.tolerance,
+        measurements=list(case.measurements),
+        series=list(found.series),
+        checks=[*case.checks, *found.remarks],
+        ladder=case.ladder,
+        parts=list(found.parts) if found.parts is not None else None,
+        verdict=judge(case),
+    )
+
+
+def _surface(faults: Sequence[BaseException], path: Path, progress: Progress) -> None:
+    """Ctrl-C ends the command; a fault of ours is never only a line in a record."""
+    for fault in faults:
+        if isinstance(fault, KeyboardInterrupt):
+            progress.say(f"what was measured until then is kept: `{path.parent}`")
+            raise fault
+    for fault in faults:
+        if not isinstance(fault, TunetoolError | OSError):
+            raise Unforeseen(
+                reason(fault), f"report it with its record, `{path}`, and what `tunetool --debug` prints"
+            ) from fault
