@@ -10,6 +10,8 @@ import errno
 import fcntl
 import importlib.util
 import json
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -40,11 +42,12 @@ from tunetool.bench.staging import run as staging_run
 from tunetool.bench.strategies import matrix, network
 from tunetool.bench.strategies import request as strategies
 from tunetool.bench.strategies import run as strategies_run
-from tunetool.errors import CannotJudge
+from tunetool.cli.main import main
+from tunetool.errors import CannotJudge, Unforeseen
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
 from tunetool.launch.this_machine import LocalLauncher
-from tunetool.measure import aio, busy, sequential
+from tunetool.measure import aio, busy, rundir, sequential
 from tunetool.measure.aio import driver as aio_driver
 from tunetool.measure.fio_result import Outcome
 from tunetool.measure.session import Run
@@ -109,8 +112,13 @@ class Scene:
 
 
 def verify(scene: Scene) -> Any:
-    seam = scene.seam(9)  # probe, layout, all of writing, a warm-up
+    fake_fio_of_verify(scene, scene.seam(9))  # probe, layout, all of writing, a warm-up
+    python = bare_python(scene.folder)
+    request = verification.Request(target=scene.target, expect={"read": 1.0}, python=python, run=scene.run)
+    return verify_run.verify(request, Quiet())
 
+
+def fake_fio_of_verify(scene: Scene, seam: Seam) -> None:
     def fio(*_: object) -> Outcome:
         seam.call()
         return Outcome(2 * GB, 1.0, {}, "{}")
@@ -121,9 +129,6 @@ def verify(scene: Scene) -> Any:
     scene.patch.setattr(verify_run, "free_bytes", lambda path: 10**14)
     scene.patch.setattr(sequential, "incomplete", lambda *_: [])
     scene.patch.setattr(sequential, "run", fio)
-    python = bare_python(scene.folder)
-    request = verification.Request(target=scene.target, expect={"read": 1.0}, python=python, run=scene.run)
-    return verify_run.verify(request, Quiet())
 
 
 def tune(scene: Scene) -> Any:
@@ -382,3 +387,77 @@ def test_a_fault_in_the_middle_is_a_record(kind: str, fault: str, scene: Scene) 
     for lock in (scene.folder / "locks").glob("*"):
         with lock.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [(ZeroDivisionError("division by zero"), 3), (KeyboardInterrupt(), 130), (OSError(errno.EIO, "I/O error"), 3)],
+    ids=["bug", "ctrl-c", "EIO"],
+)
+def test_what_a_shell_sees(fault: BaseException, code: int, scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    scene.fault = fault
+    seam = scene.seam(9)
+    argv = ["verify", "--target", str(scene.target), "--runs-dir", str(scene.runs), "--allow-busy"]
+    scene.patch.setattr("sys.argv", ["tunetool", *argv, "--python", str(bare_python(scene.folder))])
+    fake_fio_of_verify(scene, seam)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == code
+        told = capsys.readouterr().err.splitlines()
+        assert not any(line.startswith("Traceback") for line in told)
+        if code == 130:
+            assert told[-1] == "interrupted"
+        elif isinstance(fault, ZeroDivisionError):
+            assert told[-2] == "error: a fault of tunetool itself: `ZeroDivisionError`: division by zero"
+            assert told[-1].startswith(f"hint: report it with its record, `{scene.runs}/")
+        # With --debug, the traceback of a fault is shown: it escapes.
+        if isinstance(fault, ZeroDivisionError):
+            seam.well = 9
+            fake_fio_of_verify(scene, seam)  # with new counters
+            scene.patch.setattr("sys.argv", ["tunetool", "--debug", *sys.argv[1:]])
+            with pytest.raises(Unforeseen) as escaped:
+                main()
+            assert escaped.value.__cause__ is fault
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(list(scene.runs.iterdir())) == (2 if isinstance(fault, ZeroDivisionError) else 1)
+
+
+def test_two_runs_on_one_device_exclude_each_other_even_where_busy_is_allowed(scene: Scene) -> None:
+    with busy.alone([uncounted(str(scene.target))], {}):
+        result = deepspeed_io(scene)
+    assert result.code == 3
+    assert result.record is not None
+    (told,) = result.record.verdict.reasons[:1]
+    assert "another tunetool run is measuring" in told
+    assert "with `--allow-busy` too" in told
+    assert not scene.seams[0].failed
+
+
+def test_what_cannot_be_removed_is_told_and_the_record_is_kept(scene: Scene) -> None:
+    scene.fault = CannotJudge("it stopped")
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with scene.patch.context() as patch:
+        patch.setattr(rundir, "_remove", refuse)
+        result = deepspeed_io(scene)
+    assert result.code == 3
+    told = result.record.verdict.reasons
+    assert told[0] == "it stopped"
+    assert any("could not be removed: Input/output error" in reason for reason in told), told
+
+
+def test_a_fault_in_what_is_handed_over_still_keeps_a_record(scene: Scene) -> None:
+    scene.fault = OSError(errno.EIO, "Input/output error", "/mnt/x/file")
+    scene.patch.setattr(ds_io, "_figures", lambda *_: 1 // 0)
+    with pytest.raises(Unforeseen, match="ZeroDivisionError"):
+        deepspeed_io(scene)
+    record = records.read(next(scene.runs.iterdir()))
+    assert record.verdict is not None
+    assert record.verdict.status == "error"
+    assert "`/mnt/x/file`: Input/output error" in record.verdict.reasons[0]
+    assert "ZeroDivisionError" in record.verdict.reasons[1]
