@@ -5,7 +5,9 @@ That a verdict is PASS on a quiet disk is shown where the disk is the test's own
 
 from __future__ import annotations
 
-from tunetool.record import Measurement, Record
+from pathlib import Path
+
+from tunetool.record import Measurement, Record, read
 
 OTHERS = (
     "something else uses the drives",
@@ -28,6 +30,15 @@ def undisturbed(code: int, record: Record) -> bool:
     others = [reason for reason in record.verdict.reasons if any(words in reason for words in OTHERS)]
     assert record.verdict.reasons == others
     return False
+
+
+def interrupted(runs: Path) -> Record:
+    """The one record that a measurement keeps which Ctrl-C or SIGTERM ended."""
+    (kept,) = (path.parent for path in runs.glob("*/record.json"))
+    record = read(kept)
+    assert record.verdict is not None
+    assert (record.verdict.status, record.verdict.reasons[0]) == ("error", "interrupted before it was done")
+    return record
 
 
 def proven(measurement: Measurement, alone: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from judged import proven, undisturbed
+from judged import interrupted, proven, undisturbed
 from programs import need_program
 from pythons import bare_python
 from tunetool.measure.aio import Missing, need, probe
@@ -126,13 +127,37 @@ def test_interrupted_in_the_middle(disk: Path, tmp_path: Path, number: signal.Si
     assert children
     assert list(disk.iterdir()) == []
     assert fios_in(disk) == []
-    assert list((tmp_path / "runs").iterdir()) == []
+    interrupted(tmp_path / "runs")
 
 
-def test_killed_outright_is_cleaned_by_the_next_run(disk: Path, tmp_path: Path) -> None:
+def janitors_of(folder: Path) -> list[int]:
+    """Processes that tidy up below ``folder`` when their run was killed."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if any(word.endswith("janitor.py") for word in words) and any(str(folder) in word for word in words):
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_killed_outright_it_leaves_nothing(disk: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s", "--allow-busy"],
+        stderr=subprocess.DEVNULL,
+    )
+    until(lambda: list(disk.glob(".tunetool-*/data.*")), "fio's files", process)
+    process.kill()
+    process.wait()
+    until(lambda: not list(disk.iterdir()), "the janitor's end")
+
+
+def test_killed_with_its_janitor_is_cleaned_by_the_next_run(disk: Path, tmp_path: Path) -> None:
     arguments = [*TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s"]
     process = subprocess.Popen([*arguments, "--allow-busy"], stderr=subprocess.DEVNULL)
     until(lambda: list(disk.glob(".tunetool-*/data.*")), "fio's files", process)
+    (janitor,) = janitors_of(disk)
+    os.kill(janitor, signal.SIGKILL)
     process.kill()
     process.wait()
     until(lambda: not fios_in(disk), "the end of fio")
