@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 from test_bench_finetune import result as rank_result
 from test_verify import Drives, stack_on
-from tunetool.training.model.architecture import CONFIGURATIONS
 
 from pythons import bare_python
 from staged import Quiet
 from tunetool import record as records
+from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.bench import ds_io
 from tunetool.bench.checkpoint import preflight
 from tunetool.bench.checkpoint import request as checkpoint
@@ -47,7 +47,7 @@ from tunetool.errors import CannotJudge, Unforeseen
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
 from tunetool.launch.this_machine import LocalLauncher
-from tunetool.measure import aio, busy, rundir, sequential
+from tunetool.measure import aio, busy, rundir, sampling, sequential
 from tunetool.measure.aio import driver as aio_driver
 from tunetool.measure.fio_result import Outcome
 from tunetool.measure.session import Run
@@ -119,12 +119,16 @@ def verify(scene: Scene) -> Any:
 
 
 def fake_fio_of_verify(scene: Scene, seam: Seam) -> None:
+    drives = Drives(scene.folder, [1.0])
+
     def fio(*_: object) -> Outcome:
         seam.call()
+        with drives.started.open("a") as runs:
+            runs.write("x")
         return Outcome(2 * GB, 1.0, {}, "{}")
 
     scene.patch.setattr(verify_run, "read_stack", stack_on)
-    scene.patch.setattr(sequential, "snapshot", Drives([1.0]).snapshot)
+    scene.patch.setattr(sampling, "snapshot", drives.snapshot)
     scene.patch.setattr(verify_run, "MANIFEST_PATH", str(scene.folder / "no-manifest"))
     scene.patch.setattr(verify_run, "free_bytes", lambda path: 10**14)
     scene.patch.setattr(sequential, "incomplete", lambda *_: [])
@@ -149,11 +153,11 @@ def tune(scene: Scene) -> Any:
 def deepspeed_io(scene: Scene) -> Any:
     seam = scene.seam(4)  # layout, warm-up, two samples
 
-    class Child:
+    class Worker:
         def __init__(self, *_: object) -> None:
             self.tick: Callable[[], None] = lambda: None
 
-        def __enter__(self) -> Child:
+        def __enter__(self) -> Worker:
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -169,7 +173,7 @@ def deepspeed_io(scene: Scene) -> Any:
         seam.call()
         return aio.Pass(MIB, 0.001, 0.001, (0.001,), None, float(-seam.well))
 
-    scene.patch.setattr(aio_driver, "Child", Child)
+    scene.patch.setattr(aio_driver, "Worker", Worker)
     scene.patch.setattr(aio_driver, "take", take)
     scene.patch.setattr(aio_driver, "need", lambda *_: None)
     scene.patch.setattr(aio, "need", lambda *_: None)
@@ -415,7 +419,6 @@ def test_what_a_shell_sees(fault: BaseException, code: int, scene: Scene, capsys
         # With --debug, the traceback of a fault is shown: it escapes.
         if isinstance(fault, ZeroDivisionError):
             seam.well = 9
-            fake_fio_of_verify(scene, seam)  # with new counters
             scene.patch.setattr("sys.argv", ["tunetool", "--debug", *sys.argv[1:]])
             with pytest.raises(Unforeseen) as escaped:
                 main()
