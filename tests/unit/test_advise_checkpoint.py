@@ -59,7 +59,7 @@ def test_writing_stays_below_five_per_cent() -> None:
     _, full = states()
     assert full.size == 980 * 10**9
     assert interval(full, RULE) == pytest.approx(98 * 20)
-    assert "so a failure may cost more than the 30 min of --rework; 10.9 GB/s would meet both" in full.advice
+    assert "so a failure may cost more than the 30 min of `--rework`; 10.9 GB/s would meet both" in full.advice
 
 
 # Daly 2006, figures 3 to 5: a dump of 5 minutes, failures every 24 h, 6 h and 15 min.
@@ -132,22 +132,22 @@ def test_a_job_fails_as_often_as_its_nodes_together() -> None:
 @pytest.mark.parametrize(
     ("changes", "said", "of_the_full_state"),
     [
-        ({}, "every 30 min; `--mtbf` and `--nodes` tell", "10.9 GB/s would meet both"),
+        ({}, "every 30 min; give `--mtbf` and `--nodes`", "10.9 GB/s would meet both"),
         (
             {"node_mtbf": 50000 * HOUR, "nodes": 400},
-            "stay at 30 min if no failure may cost more than 30 min; failures are rare enough for Daly's 59 min",
+            "keep 30 min if no failure may cost more than 30 min; failures are rare enough for Daly's 59 min",
             "failures are rare enough for Daly's 2.59 h, where 2.09% is lost instead of 5.00%",
         ),
         (
             {"node_mtbf": 50000 * HOUR, "nodes": 4000},
-            "take Daly's 18.6 min, below the acceptable rework of 30 min: 2.50% is lost instead of 2.79%",
+            "use Daly's 18.6 min, which is below the acceptable rework of 30 min: 2.50% is lost instead of 2.79%",
             "failures are rare enough for Daly's 48.4 min",
         ),
         ({"node_mtbf": 50000 * HOUR, "nodes": 1550}, "the rule and the optimum agree: every 30 min", ""),
         (
             {"node_mtbf": 50000 * HOUR, "nodes": 40000},
-            "take Daly's 5.76 min",
-            "take Daly's 14.6 min though writing then takes 10% of the time",
+            "use Daly's 5.76 min",
+            "use Daly's 14.6 min, although writing then takes 10% of the time",
         ),
         ({"node_mtbf": 100 * HOUR, "nodes": 4000}, "of the time at best: storage is too slow", "at best: storage is"),
     ],
@@ -215,7 +215,7 @@ def test_a_record_gives_the_bandwidth_of_its_fastest_engine(tmp_path: Path) -> N
     assert "`checkpoint.direct.durable` (fio 3.33) on disk of `node7`" in found["job"]["bandwidth_source"]
     assert document(*rest, "--engine", "torch-save-zip")["states"][0]["write_seconds"] == 140.0
     both = run(*EXAMPLE, "--record", path)
-    assert "measured is 200% of `--bandwidth`" in " ".join(both.stdout.split())
+    assert "this is 200% of `--bandwidth`" in " ".join(both.stdout.split())
 
 
 def test_a_stand_in_for_storage_in_memory_is_no_storage(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_record_without_a_speed_of_writing_is_refused(tmp_path: Path) -> None:
     for figures in ((), (read,), (measurement("checkpoint.direct.durable", 3.0, "duration"),)):
         refused = run(*EXAMPLE, "--record", kept(tmp_path / "a", *figures)).exception
         assert isinstance(refused, UsageProblem)
-        assert "has no speed of writing" in refused.message
+        assert "has no write bandwidth" in refused.message
     damaged = tmp_path / "b"
     damaged.write_text(Path(kept(tmp_path / "a", read)).read_text().replace("26000000000", "36000000000"))
     refused = run(*EXAMPLE, "--record", str(damaged)).exception

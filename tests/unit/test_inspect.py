@@ -155,7 +155,7 @@ def test_an_anonymous_recording_differs_in_names_alone(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--root", "nowhere"), "`nowhere` does not exist"),
-        (("--root", "empty"), "`empty` holds no machine"),
+        (("--root", "empty"), "`empty` is not a recording: it has neither `proc` nor `sys`"),
         (("--root", "text.json"), "`text.json` is not a recording"),
         (("--root", "list.json"), "`list.json` is not a recording"),
         (("--root", "bare.json"), "`bare.json` is not a recording"),
@@ -258,7 +258,7 @@ def test_a_shared_link_that_binds_is_named(tmp_path: Path) -> None:
     links = next(one for one in shown["ceilings"] if one["id"] == "links")
     assert links["binds"]
     assert links["value"] == pytest.approx((15.754 + 4 * 15.754) * 1e9, rel=1e-3)
-    assert "4 drives ask 63.0 GB/s of `0000:26:00.0` (Gen4 x8)" in links["of"]
+    assert "4 drives need 63.0 GB/s of `0000:26:00.0` (Gen4 x8)" in links["of"]
     assert "spread the drives" in found(root)["pcie.shared"]["remedy"]
     assert "switch 0000:26:00.0" in run("--root", root)
 
@@ -291,7 +291,7 @@ def test_health_and_unequal_drives_are_findings(tmp_path: Path) -> None:
 
 def test_a_lost_drive_and_a_misaligned_file_system(tmp_path: Path) -> None:
     root = lay_out("lost-drive", tmp_path / "lost")
-    assert "1 of 8 members gone" in found(root)["array.state"]["found"]
+    assert "1 of 8 members missing" in found(root)["array.state"]["found"]
     assert "7 of 8 drives" in run("--root", root)
     root = lay_out("built", tmp_path / "built")
     mounts = root / "proc/self/mountinfo"

@@ -45,7 +45,7 @@ def test_buffers_are_elements_of_the_largest_tensors_part() -> None:
     # Embedding and output layer: 128256 x 8192, over 8 ranks. In bytes it would be twice that.
     assert found.values["buffer_size"] == 128256 * 8192 // 8
     assert found.values["buffer_count"] == 14, "seven swapped tensors in a layer, twice"
-    locked = next(item for item in found.items if item.name == "buffers of parameters")
+    locked = next(item for item in found.items if item.name == "parameter buffers")
     assert locked.rank_bytes == 14 * (128256 * 8192 // 8) * 2
 
 
@@ -56,15 +56,15 @@ def test_a_part_is_padded_to_the_next_element() -> None:
     )
 
 
-def test_tiles_are_those_that_deepspeed_cuts() -> None:
-    # _create_fp16_sub_groups closes a tile with the part that fills it.
+def test_sub_groups_are_those_of_deepspeed() -> None:
+    # In _create_fp16_sub_groups, the partition that fills a sub-group is its last.
     assert zero.sub_groups([3, 3, 3, 1, 9, 2], 5) == [[3, 3], [3, 1, 9], [2]]
     assert zero.sub_groups([3, 3], 6) == [[3, 3]]
     assert zero.largest_group([3, 3, 3, 1, 9, 2], 5) == 13
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(1, 10**7))
-def test_tiles_lose_nothing_and_are_full(parts: list[int], size: int) -> None:
+def test_sub_groups_hold_every_partition_and_are_full(parts: list[int], size: int) -> None:
     groups = zero.sub_groups(parts, size)
     assert [part for group in groups for part in group] == parts
     assert all(sum(group) >= size for group in groups[:-1])
@@ -77,12 +77,12 @@ def test_three_sets_of_four_buffers_when_reading_and_writing_overlap() -> None:
     assert found.values["optimizer_buffer_count"] == 12
     parts = zero.partitions(found.job.model, 8)
     largest = zero.largest_group(parts, found.values["sub_group"])
-    buffers = next(item for item in found.items if item.name == "buffers of the optimizer")
+    buffers = next(item for item in found.items if item.name == "optimizer buffers")
     assert buffers.rank_bytes == 12 * zero.aligned(largest, 8, 4) * 4
     assert largest % (1024 * 8 // 4) or zero.aligned(largest, 8, 4) == largest
 
 
-def test_less_memory_means_smaller_tiles_then_no_overlap_then_a_refusal() -> None:
+def test_less_memory_means_smaller_sub_groups_then_no_pipelining_then_a_refusal() -> None:
     def at(memory: int) -> tuple[int, bool]:
         values = plan(job(), Node(memory_bytes=memory * GIB, free_bytes=28 * 10**12)).values
         return values["sub_group"], values["pipeline"]
@@ -168,7 +168,7 @@ def test_a_larger_block_keeps_more_in_memory() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "near"),
-    [({"batch": 2047, "micro_batch": 2}, "2032 or 2048"), ({"batch": 3, "micro_batch": 2}, "16 would do")],
+    [({"batch": 2047, "micro_batch": 2}, "2032 or 2048"), ({"batch": 3, "micro_batch": 2}, "use 16")],
 )
 def test_a_batch_that_the_ranks_cannot_share_is_refused(changes: dict[str, int], near: str) -> None:
     with pytest.raises(UsageProblem) as refused:
@@ -247,8 +247,8 @@ def test_weights_name_their_tensors_in_the_order_of_the_modules(tmp_path: Path) 
         ("{", "not JSON"),
         ("[]", "no JSON object"),
         ('{"model_type": "mamba"}', "type `mamba`"),
-        ('{"model_type": "llama", "hidden_size": 8}', "missing or no number"),
-        ('{"model_type": ["llama"]}', "are not known"),
+        ('{"model_type": "llama", "hidden_size": 8}', "missing or not a number"),
+        ('{"model_type": ["llama"]}', "does not give its tensors"),
     ],
 )
 def test_a_config_json_that_says_too_little_is_refused(tmp_path: Path, content: str, told: str) -> None:

@@ -1,7 +1,7 @@
-"""Make the scratch volume anew on drives that a cloud handed out blank: the work of ``tunetool ephemeral-rebuild``.
+"""Rebuild the scratch volume on blank drives that replaced the old ones: ``tunetool ephemeral-rebuild``.
 
-At boot, before anything is mounted. The array and the file system get the UUIDs of the manifest, so that fstab,
-mdadm.conf and the initramfs stay true.
+It runs before anything is mounted. The array and the file system get the UUIDs of the manifest, so that fstab,
+mdadm.conf and the initramfs stay valid.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ SETTLE_SECONDS = 30
 
 
 def rebuild(dry_run: bool, say: Say, unless: str | None = None) -> ExitCode:
-    """Look, and build if every drive is blank. Says one line about what was found and one about what was done.
+    """Rebuild the volume if every drive is blank. Passes one line about the state and one about the result to ``say``.
 
-    Where the file system ``unless`` is there, nothing is read or done.
+    Where the file system with the UUID ``unless`` is present, nothing is read or changed. Returns ``FALLS_SHORT`` where
+    the volume cannot be rebuilt; raises ``UsageProblem`` for a damaged configuration and ``CannotJudge`` where a
+    command failed or drives could not be read.
     """
     if unless and _present(unless):
         return _leave_present(unless, say)
@@ -46,12 +48,12 @@ def rebuild(dry_run: bool, say: Say, unless: str | None = None) -> ExitCode:
         built = manifest.load()
     except (boot_decision.ConfigError, manifest.ManifestError, FileNotFoundError) as error:
         if unless:
-            # Where udev is only just assembling it, the volume is none the worse for a damaged file of ours.
+            # udev may be assembling the volume right now; then it is intact although our file is damaged.
             run(["udevadm", "settle", f"--timeout={SETTLE_SECONDS}"], accept=(0, 1))
             if _present(unless):
                 return _leave_present(unless, say)
         if isinstance(error, FileNotFoundError):
-            say("nothing was written: there is no manifest. hint: run `site.yml` for this node")
+            say("nothing was changed: there is no manifest. hint: run `site.yml` for this node")
             return ExitCode.FALLS_SHORT
         message, _, hint = str(error).partition(". hint: ")
         raise UsageProblem(message, hint or getattr(error, "hint", None)) from None
@@ -64,7 +66,7 @@ def rebuild(dry_run: bool, say: Say, unless: str | None = None) -> ExitCode:
             if finding.action != NOTHING and not dry_run:
                 _carry_out(finding, built, config)
                 say(
-                    f"`{built['filesystem']['mount_point']}` is made anew, empty: RAID0 over "
+                    f"`{built['filesystem']['mount_point']}` was rebuilt and is empty: RAID0 over "
                     + ", ".join(drive.serial for drive in finding.members)
                 )
     except (Refusal, Locked) as error:
@@ -80,19 +82,22 @@ def _present(uuid: str) -> bool:
 
 
 def _leave_present(uuid: str, say: Say) -> ExitCode:
-    say(f"file system `{uuid}` is there: nothing to do")
+    say(f"file system `{uuid}` is present: nothing to do")
     return ExitCode.OK
 
 
 def _watch(built: Mapping[str, Any], config: Mapping[str, Any], patience: float) -> Finding:
-    """Drives come one after another, and udev assembles what it finds: look again until it is clear, or time is up."""
+    """Read the drives until a decision is possible or ``patience`` seconds are over.
+
+    Drives appear one after another, and udev assembles arrays meanwhile.
+    """
     deadline = time.monotonic() + patience
     link = _link(built)
     while True:
         arrays = read_arrays()
         if boot_decision.assembled(built, arrays) is None or not link.exists():
-            left = max(1, int(deadline - time.monotonic()))
-            run(["udevadm", "settle", f"--timeout={left}"], accept=(0, 1))
+            seconds_left = max(1, int(deadline - time.monotonic()))
+            run(["udevadm", "settle", f"--timeout={seconds_left}"], accept=(0, 1))
             arrays = read_arrays()
         drives = read_drives()
         contents, unreadable = ({}, {}) if boot_decision.assembled(built, arrays) else read_contents(drives)
@@ -115,15 +120,17 @@ def _carry_out(finding: Finding, built: Mapping[str, Any], config: Mapping[str, 
         refuse_unless_blank(members)
         replace_file(boot_decision.BEGUN_PATH, wanted["uuid"] + "\n")
         create(wanted["name"], wanted["chunk_bytes"], members, wanted["uuid"])
-    array = _as_wanted(settled(wanted["uuid"]), wanted, [drive.name for drive in members])
+    array = _require_manifest_geometry(settled(wanted["uuid"]), wanted, [drive.name for drive in members])
     try:
         _make_filesystem(array, built["filesystem"], config["label"], fresh=finding.action == BUILD)
     except Refusal:
-        # What lies there is none of our making: no later boot may take it for half work of ours.
+        # The content is not ours: a later boot must not take it for an interrupted rebuild.
         begun.unlink(missing_ok=True)
         raise
     if built["offload_dir"] is not None and config["offload"] is not None:
-        _furnish(array, os.path.relpath(built["offload_dir"], built["filesystem"]["mount_point"]), config["offload"])
+        _create_offload_directory(
+            array, os.path.relpath(built["offload_dir"], built["filesystem"]["mount_point"]), config["offload"]
+        )
     after = boot_decision.with_members(built, members)
     if after != built:
         manifest.write(after)
@@ -131,22 +138,24 @@ def _carry_out(finding: Finding, built: Mapping[str, Any], config: Mapping[str, 
     _wait_for_link(array, _link(built))
 
 
-def _as_wanted(array: Array | None, wanted: Mapping[str, Any], names: list[str]) -> Array:
+def _require_manifest_geometry(array: Array | None, wanted: Mapping[str, Any], names: list[str]) -> Array:
     if array is None:
         raise Refusal(f"array `{wanted['name']}` did not appear. hint: see `dmesg | grep md`")
-    found = (array.uuid, array.level, array.chunk_bytes, list(array.members))
-    if found != (wanted["uuid"], wanted["level"], wanted["chunk_bytes"], names):
-        raise Refusal(f"array `{wanted['name']}` came out otherwise. hint: look at `mdadm --detail {array.path}`")
+    actual = (array.uuid, array.level, array.chunk_bytes, list(array.members))
+    if actual != (wanted["uuid"], wanted["level"], wanted["chunk_bytes"], names):
+        raise Refusal(f"array `{wanted['name']}` differs from the manifest. hint: see `mdadm --detail {array.path}`")
     return array
 
 
 def _make_filesystem(array: Array, wanted: Mapping[str, Any], label: str, *, fresh: bool) -> None:
-    """XFS with the manifest's UUID and geometry. What is there already may only be that very file system, cut off."""
+    """Make XFS with the manifest's UUID and geometry. Only an interrupted mkfs of that file system may be overwritten;
+    raises ``Refusal`` for any other content.
+    """
     geometry = Geometry(wanted["data_su_bytes"], wanted["data_sw"], wanted["log_su_bytes"])
     signatures = read_signatures([array.device])
-    ours = [(one.type, one.uuid) for one in signatures] == [(wanted["type"], wanted["uuid"])]
+    ours = [(signature.type, signature.uuid) for signature in signatures] == [(wanted["type"], wanted["uuid"])]
     if ours and not fresh and half_made(array.path, label):
-        # It cannot be mounted, so nobody ever wrote a file to it.
+        # It cannot be mounted, so that it holds no files.
         discard_half_made(array)
         signatures = []
     if not signatures:
@@ -154,29 +163,29 @@ def _make_filesystem(array: Array, wanted: Mapping[str, Any], label: str, *, fre
     elif fresh or not ours:
         raise Refusal(
             f"the array over blank drives shows {', '.join(map(str, signatures))}. "
-            "hint: old data came to light and was left alone; look at it, then decide"
+            "hint: this is old data, which was not changed; look at it, then decide"
         )
     wrong = apart(geometry, parse_xfs_info(run(["xfs_info", array.path]).stdout))
     if wrong:
-        told = "; ".join(f"{name}: expected {expected}, found {found}" for name, expected, found in wrong)
-        raise Refusal(f"the file system came out otherwise: {told}. hint: {boot_decision.ADVICE}")
+        differences = "; ".join(f"{name}: expected {expected}, found {actual}" for name, expected, actual in wrong)
+        raise Refusal(f"the file system differs from the manifest: {differences}. hint: {boot_decision.ADVICE}")
 
 
-def _furnish(array: Array, place: str, offload: Mapping[str, Any]) -> None:
-    """The offload directory, before anybody can see the volume without it."""
-    with tempfile.TemporaryDirectory(prefix="tunetool-rebuild-", dir="/run") as point:
-        run(["mount", "-t", "xfs", array.path, point])
+def _create_offload_directory(array: Array, relative_path: str, offload: Mapping[str, Any]) -> None:
+    """Create the offload directory before the volume is mounted, so that no job sees the volume without it."""
+    with tempfile.TemporaryDirectory(prefix="tunetool-rebuild-", dir="/run") as mount_point:
+        run(["mount", "-t", "xfs", array.path, mount_point])
         try:
-            directory = Path(point, place)
+            directory = Path(mount_point, relative_path)
             directory.mkdir(parents=True, exist_ok=True)
             os.chown(directory, offload["uid"], offload["gid"])
             directory.chmod(int(offload["mode"], 8))
         finally:
-            run(["umount", point])
+            run(["umount", mount_point])
 
 
 def _wait_for_link(array: Array, link: Path) -> None:
-    """The mount waits for this link; udev makes it from the event of mkfs closing the device, which may come late."""
+    """Wait for the link that the mount unit needs. udev creates it when mkfs closes the device, which may come late."""
     deadline = time.monotonic() + LINK_SECONDS
     while not link.exists():
         if time.monotonic() >= deadline:

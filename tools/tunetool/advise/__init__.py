@@ -1,2 +1,2 @@
-"""Arithmetic before a job: sizes, ZeRO's memory and traffic, checkpoint intervals, the values of a ds_config. Pure: it
-measures nothing. It may import ``node`` for units, ``record`` and ``errors``."""
+"""Arithmetic before a job: sizes, ZeRO's memory and traffic, checkpoint intervals, the values of a ds_config. It is
+pure: it measures nothing. It may import ``node`` for units, ``record`` and ``errors``."""

@@ -1,7 +1,7 @@
 """How often to save a checkpoint: a rule of thumb, and the optima of Young and Daly. Pure.
 
-Times are seconds, sizes bytes. Training is taken to stand still while a checkpoint is written; for an asynchronous
-writer put the time for which it holds the loop.
+Times are in seconds, sizes in bytes. The formulas assume that training stops while a checkpoint is written; for an
+asynchronous writer, use the time for which it stalls the training loop.
 
 Sources: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17 (1974) 530; J. T. Daly, A
 higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22 (2006) 303.
@@ -16,32 +16,33 @@ from dataclasses import dataclass
 from tunetool.advise.zero import FP32, LOW, STATES
 
 WEIGHTS = LOW
-"""Bytes saved of each parameter when only the weights are: bf16."""
+"""Bytes saved per parameter when only the weights are saved, in bf16."""
 FULL_STATE = LOW + STATES * FP32
-"""Bytes saved of each parameter to go on training: bf16 weights, and in fp32 the master copy and Adam's two moments.
-The 16 bytes of mixed precision with Adam (Rajbhandari et al., ZeRO, arXiv 1910.02054, section 3.1) without gradients.
+"""Bytes saved per parameter to resume training: bf16 weights, and in fp32 the master copy and Adam's two moments.
+These are the 16 bytes of mixed precision with Adam (Rajbhandari et al., ZeRO, arXiv 1910.02054, section 3.1) without
+the gradients.
 """
-LEAST_SHARE = 0.05
-"""What writing may take of the time, by the rule of thumb."""
+WRITE_SHARE = 0.05
+"""The rule of thumb: writing may take at most this share of the time."""
 ALIKE = 0.1
-"""Intervals that differ by less are not worth a sentence: the optimum is flat."""
+"""Intervals whose ratio differs from 1 by less than this count as equal: the optimum is flat."""
 
 RULE, YOUNG, DALY = "rule of thumb", "Young", "Daly"
 
 
 @dataclass(frozen=True)
 class Failures:
-    """How often the job dies, and what it takes to go on."""
+    """How often the job fails, and how long a restart takes."""
 
     mtbf: float
-    """Mean time between failures of the whole job: a node's over the number of nodes."""
+    """Mean time between failures of the whole job in seconds: one node's, divided by the number of nodes."""
     restart: float
-    """From the failure until training goes on from the last checkpoint, reading it included."""
+    """Seconds from the failure until training resumes from the last checkpoint, reading it included."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Shares of the whole time, expected, that are no progress."""
+    """Expected shares of the total time, each from 0 to 1, that make no progress."""
 
     write: float
     rework: float
@@ -49,71 +50,75 @@ class Loss:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Share of the total time that is lost for any reason."""
         return self.write + self.rework + self.restart
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to choose the interval."""
+    """The interval that one rule chooses, and what it costs."""
 
     rule: str
     interval: float
     """Seconds of training between two checkpoints."""
     samples: float
     steps: int | None
-    """None without a batch size."""
+    """Steps between two checkpoints; None where the batch size is unknown."""
     loss: Loss
 
 
 @dataclass(frozen=True)
 class State:
-    """What is saved, and how often by each rule."""
+    """One kind of checkpoint (weights only, full state) with the interval that each rule chooses for it."""
 
     name: str
     size: int
     write: float
-    """Seconds to write it."""
+    """Seconds to write one checkpoint."""
     choices: tuple[Choice, ...]
     advice: str
 
     def choice(self, rule: str) -> Choice | None:
-        """The one by this rule; Young's and Daly's need a failure rate."""
+        """The choice that ``rule`` makes; None for Young's and Daly's where no failure rate is known."""
         return next((each for each in self.choices if each.rule == rule), None)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked."""
+    """The training job that the advice is for."""
 
     parameters: float
     bandwidth: float
-    """Of writing a checkpoint, all writers together, bytes per second."""
+    """Speed at which all writers together write a checkpoint, bytes per second."""
     samples_per_second: float
     rework: float
-    """Training that may be lost in a failure."""
+    """Seconds of training that one failure may cost."""
     read_bandwidth: float | None = None
-    """As ``bandwidth``, of reading it back; None: as fast as writing."""
+    """Speed at which a checkpoint is read back, bytes per second; None: as fast as writing."""
     node_mtbf: float | None = None
+    """Mean time between failures of one node, seconds; None: unknown."""
     nodes: int = 1
     restart: float = 0.0
-    """From a failure until the checkpoint is read."""
+    """Seconds from a failure until reading of the checkpoint begins."""
     batch: int | None = None
-    """Samples of a step."""
+    """Samples per optimizer step."""
 
 
 def rule_of_thumb(write: float, rework: float) -> float:
-    """As long as the acceptable rework, but so long that writing stays below 5 % (20 times ``write``)."""
-    return max(rework, write / LEAST_SHARE)
+    """The interval in seconds: the acceptable rework, or 20 times ``write`` (writing at 5 %) where that is longer."""
+    return max(rework, write / WRITE_SHARE)
 
 
 def young(write: float, mtbf: float) -> float:
-    """Young's first order optimum."""
+    """Young's first-order optimum interval in seconds."""
     return math.sqrt(2 * write * mtbf)
 
 
 def daly(write: float, mtbf: float) -> float:
-    """Daly's higher order optimum, his equation 37, made for ``write`` below ``mtbf`` / 2."""
+    """Daly's higher-order optimum interval in seconds (his equation 37).
+
+    The approximation holds for ``write`` below ``mtbf`` / 2; from 2 ``mtbf`` on, the interval is ``mtbf``.
+    """
     if write >= 2 * mtbf:
         return mtbf
     ratio = write / (2 * mtbf)
@@ -121,28 +126,29 @@ def daly(write: float, mtbf: float) -> float:
 
 
 def loss(interval: float, write: float, failures: Failures | None) -> Loss:
-    """Shares of the expected time that are lost when a checkpoint follows each ``interval`` seconds of training.
+    """Shares of the expected time that are lost when a checkpoint follows every ``interval`` seconds of training.
 
-    Failures are independent of each other and of what is done (Poisson), and also strike during writing and restarts:
-    Daly's complete model, in which ``interval`` seconds of progress take M exp(R/M) (exp((interval + write)/M) - 1).
+    Failures are a Poisson process, and also occur during writing and restarts. This is Daly's complete model, in which
+    ``interval`` seconds of progress take M exp(R/M) (exp((interval + write)/M) - 1) seconds, where M is the MTBF and R
+    the restart time.
     """
     segment = interval + write
     if failures is None:
         return Loss(write / segment, 0.0, 0.0)
     mtbf, restart = failures.mtbf, failures.restart
     if (segment + restart) / mtbf > 500:
-        return Loss(0.0, 1.0, 0.0)  # exp() would overflow: it never gets from one checkpoint to the next
+        return Loss(0.0, 1.0, 0.0)  # exp() would overflow: the job never reaches its next checkpoint
     without_restarts = mtbf * math.expm1(segment / mtbf)
     whole = without_restarts * math.exp(restart / mtbf)
-    # Each of the whole / mtbf failures begins a restart, which the next failure may cut short.
+    # Each of the whole / mtbf failures starts a restart, which the next failure may interrupt.
     return Loss(write / whole, (without_restarts - segment) / whole, -math.expm1(-restart / mtbf))
 
 
 def plan(job: Job) -> tuple[State, ...]:
-    """The weights alone, and the full state."""
+    """How often to save the weights alone, and how often the full state, by each rule."""
     return tuple(
-        _state(name, round(job.parameters * each), job)
-        for name, each in (("weights only", WEIGHTS), ("full state", FULL_STATE))
+        _state(name, round(job.parameters * parameter_bytes), job)
+        for name, parameter_bytes in (("weights only", WEIGHTS), ("full state", FULL_STATE))
     )
 
 
@@ -169,43 +175,46 @@ def _state(name: str, size: int, job: Job) -> State:
 
 
 def _advice(choices: Sequence[Choice], size: int, write: float, job: Job) -> str:
-    """One sentence: what to take, and where the rules contradict each other."""
+    """One sentence: which interval to use, and where the rules contradict each other."""
     by_rule = {choice.rule: choice for choice in choices}
     rule, best = by_rule[RULE], by_rule.get(DALY)
-    least, bound = write / LEAST_SHARE, spoken(job.rework)
+    shortest, bound = write / WRITE_SHARE, format_duration(job.rework)
     over = ""
-    if least > job.rework:
-        needed = size / (job.rework * LEAST_SHARE) / 1e9
+    if shortest > job.rework:
+        needed = size / (job.rework * WRITE_SHARE) / 1e9
         over = (
-            f"writing for {spoken(write)} stays below {LEAST_SHARE:.0%} only every {spoken(least)}, so a failure may "
-            f"cost more than the {bound} of --rework; {needed:.3g} GB/s would meet both"
+            f"a write takes {format_duration(write)}, which stays below {WRITE_SHARE:.0%} of the time only at one save "
+            f"every {format_duration(shortest)}, so a failure may cost more than the {bound} of `--rework`; "
+            f"{needed:.3g} GB/s would meet both"
         )
     if best is None:
-        return over or f"every {spoken(rule.interval)}; `--mtbf` and `--nodes` tell what failures make of that"
+        return (
+            over or f"every {format_duration(rule.interval)}; give `--mtbf` and `--nodes` to take failures into account"
+        )
     return _against_the_optimum(rule, best, write, over, bound)
 
 
 def _against_the_optimum(rule: Choice, best: Choice, write: float, over: str, bound: str) -> str:
-    shorter, daly_s = best.interval < rule.interval, f"Daly's {spoken(best.interval)}"
+    shorter, daly_interval = best.interval < rule.interval, f"Daly's {format_duration(best.interval)}"
     costs = f"{best.loss.total:.2%} is lost instead of {rule.loss.total:.2%}"
     if best.loss.total > 0.5:
-        said = f"failures and checkpoints take {best.loss.total:.0%} of the time at best: "
-        said += "storage is too slow, or the nodes fail too often, for this job"
+        sentence = f"failures and checkpoints take {best.loss.total:.0%} of the time at best: "
+        sentence += "storage is too slow, or the nodes fail too often, for this job"
     elif abs(best.interval / rule.interval - 1) < ALIKE:
-        said = over or f"the rule and the optimum agree: every {spoken(rule.interval)}"
+        sentence = over or f"the rule and the optimum agree: every {format_duration(rule.interval)}"
     elif shorter and over:
         share = write / (best.interval + write)
-        said = f"take {daly_s} though writing then takes {share:.0%} of the time: {costs}"
+        sentence = f"use {daly_interval}, although writing then takes {share:.0%} of the time: {costs}"
     elif shorter:
-        said = f"take {daly_s}, below the acceptable rework of {bound}: {costs}"
+        sentence = f"use {daly_interval}, which is below the acceptable rework of {bound}: {costs}"
     else:
-        stay = over or f"stay at {spoken(rule.interval)} if no failure may cost more than {bound}"
-        said = f"{stay}; failures are rare enough for {daly_s}, where {costs}"
-    return said
+        stay = over or f"keep {format_duration(rule.interval)} if no failure may cost more than {bound}"
+        sentence = f"{stay}; failures are rare enough for {daly_interval}, where {costs}"
+    return sentence
 
 
-def spoken(seconds: float) -> str:
-    """``14 s``, ``32.7 min`` or ``2.59 h``."""
+def format_duration(seconds: float) -> str:
+    """A duration for people: ``14 s``, ``32.7 min`` or ``2.59 h``."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     if seconds < 7200:

@@ -1,19 +1,19 @@
-"""What ranks say to each other in one step under DeepSpeed's ZeRO: which collectives, of how many bytes. Pure.
+"""The collectives that ranks run in one training step under DeepSpeed's ZeRO, with their sizes in bytes. Pure.
 
 The ZeRO paper (arXiv 1910.02054, section 7) counts 2 psi elements a step for stages 1 and 2 and 3 psi for stage 3, psi
-being the parameters, all of them trained. What DeepSpeed 0.19.8 does differs, and is what stands here; read below
-deepspeed/runtime:
+being the number of parameters, all of them trained. DeepSpeed 0.19.8 does something else, and this module follows
+DeepSpeed; the file names below are relative to deepspeed/runtime:
 
-- Stages 1 and 2 average gradients by ALL-REDUCE, bucket by bucket, and keep their part of it
+- Stages 1 and 2 average gradients by ALL-REDUCE, bucket by bucket, and each rank keeps its partition of the result
   (zero/stage_1_and_2.py: average_tensor, ``use_multi_rank_bucket_allreduce``, on by default), then all-gather what was
   trained once (step: all_gather_dp_groups). For each rank that is 3 (N-1)/N psi, not 2.
-- Stage 3 gathers a parameter when the module that holds it runs, forward and backward, unless it is still there
+- Stage 3 gathers a parameter when the module that holds it runs, forward and backward, unless it is still gathered
   (``tunetool.advise.zero_steps``), and reduce-scatters gradients (zero/stage3.py: __avg_scatter_grads). Parameters of
-  at most ``stage3_param_persistence_threshold`` elements stay, and are gathered one by one after each step
+  at most ``stage3_param_persistence_threshold`` elements stay gathered, and are gathered one by one after each step
   (stage3.py: _post_step, partition_parameters.py: _allgather_params_coalesced).
-- What is not trained (a model under LoRA) has no gradients: stages 1 and 2 never send it, stage 3 gathers it all.
+- Frozen parameters (a model under LoRA) have no gradients: stages 1 and 2 never send them, stage 3 gathers them all.
 
-Sizes are in bytes of the whole vector, as nccl-tests count them: an all-gather's is that of the result.
+The size of a collective is that of the whole vector in bytes, as nccl-tests counts it: for an all-gather, the result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Backend = Literal["gloo", "nccl"]
 KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 SCALAR_BYTES = 4
-"""The norm of all gradients, by which they are clipped: one number, all-reduced."""
+"""Bytes of the norm of all gradients, which gradient clipping all-reduces."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +41,26 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Module:
-    """What holds parameters itself. DeepSpeed gathers by module, in the order in which they run."""
+    """A module that owns parameters directly. DeepSpeed gathers module by module, in the order in which they run."""
 
     name: str
     parameters: tuple[Parameter, ...]
     backward: bool = True
-    """Whether the gradient passes through it: not where nothing is trained before it."""
+    """Whether a backward pass runs through it: False where nothing before it is trained."""
     block: int | None = None
-    """Number of the layer that activation checkpointing runs again as a whole; None outside of them."""
+    """Index of the layer that activation checkpointing recomputes as a whole; None outside the layers."""
     works: bool = True
-    """Whether it multiplies: an embedding only looks up."""
+    """Whether it multiplies matrices: an embedding only looks up rows."""
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Elements of all its parameters."""
         return sum(each.numel for each in self.parameters)
 
 
 @dataclass(frozen=True)
 class Zero:
-    """What of ds_config decides about traffic. Counts are elements; the defaults are DeepSpeed's (zero/config.py)."""
+    """The settings of a ds_config that decide the traffic, in elements; defaults are DeepSpeed's (zero/config.py)."""
 
     stage: int
     reduce_bucket: int = 500_000_000
@@ -70,9 +70,9 @@ class Zero:
     reuse: int = 1_000_000_000
     clip: bool = True
     recompute: bool = False
-    """Activation checkpointing: each block runs forward again before its backward."""
+    """Activation checkpointing: each block runs forward again before its backward pass."""
     overlap: bool = True
-    """``overlap_comm``: gradients travel while the backward goes on. DeepSpeed's default is on in stage 3 alone."""
+    """``overlap_comm``: gradients are sent during the backward pass. DeepSpeed's default is on in stage 3 only."""
 
 
 @dataclass(frozen=True)
@@ -94,29 +94,29 @@ class Traffic:
 
     @property
     def counts(self) -> dict[Kind, int]:
-        """How many of each kind."""
-        found = Counter(call.kind for call in self.calls)
-        return {kind: found[kind] for kind in KINDS}
+        """Number of collectives of each kind."""
+        counts = Counter(call.kind for call in self.calls)
+        return {kind: counts[kind] for kind in KINDS}
 
     @property
     def sizes(self) -> dict[Kind, int]:
-        """Bytes of all vectors of each kind."""
+        """Bytes of all vectors of each kind together."""
         return {kind: sum(call.size for call in self.calls if call.kind == kind) for kind in KINDS}
 
     @property
     def sent(self) -> float:
-        """Bytes that one rank sends in a step, and receives; also what crosses the link of a node, either way, since
-        in a ring one rank of each node sends to the next node.
+        """Bytes that one rank sends in a step; it receives as many. A node's link carries as many in each direction,
+        since in a ring one rank of each node sends to the next node.
         """
         return sum(size * sent_share(kind, self.world, self.backend) for kind, size in self.sizes.items())
 
 
 def sent_share(kind: Kind, world: int, backend: Backend) -> float:
-    """Bytes that a rank sends for each byte of the vector, by a ring of ``world`` ranks.
+    """Bytes that a rank sends per byte of the vector, in a ring of ``world`` ranks.
 
-    All-gather and reduce-scatter (N-1)/N, all-reduce both of them (Patarasuk and Yuan, JPDC 69 (2009) 117; nccl-tests'
-    PERFORMANCE.md). torch's gloo does a reduce-scatter as an all-reduce of which each rank keeps its part
-    (ProcessGroupGloo.cpp: reduce_scatter_tensor_coalesced).
+    All-gather and reduce-scatter send (N-1)/N, an all-reduce is one of each (Patarasuk and Yuan, JPDC 69 (2009) 117;
+    nccl-tests' PERFORMANCE.md). torch's gloo implements a reduce-scatter as an all-reduce of which each rank keeps its
+    partition (ProcessGroupGloo.cpp: reduce_scatter_tensor_coalesced).
     """
     if kind == "all_reduce" or (kind == "reduce_scatter" and backend == "gloo"):
         return 2 * (world - 1) / world
@@ -124,32 +124,34 @@ def sent_share(kind: Kind, world: int, backend: Backend) -> float:
 
 
 def bus_factor(kind: Kind, world: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests define them (doc/PERFORMANCE.md): what a link would show
-    if the best algorithm ran on it. Of the operation, whatever the backend does.
+    """Bus bandwidth divided by algorithm bandwidth, as nccl-tests defines them (doc/PERFORMANCE.md). It depends on the
+    operation only, not on how the backend implements it.
     """
     return sent_share(kind, world, "nccl")
 
 
 def padded(numel: int, world: int) -> int:
-    """Elements of a tensor that ``world`` ranks hold equal parts of (partition_parameters.py: _aligned_size)."""
+    """Elements of a tensor after padding to equal partitions for ``world`` ranks
+    (partition_parameters.py: _aligned_size).
+    """
     return -(-numel // world) * world
 
 
 def trained(modules: Sequence[Module]) -> list[Parameter]:
-    """What is trained, each once, in the order in which its gradients come: backwards."""
-    found = {each.name: each for module in modules for each in module.parameters if each.trained}
-    return list(found.values())[::-1]
+    """The trained parameters, each once, in the order in which the backward pass produces their gradients."""
+    by_name = {each.name: each for module in modules for each in module.parameters if each.trained}
+    return list(by_name.values())[::-1]
 
 
 def parameters(modules: Sequence[Module]) -> list[Parameter]:
-    """All of them, each once (a tied output layer is the embedding)."""
+    """All parameters, each once (a tied output layer shares the embedding's)."""
     return list({each.name: each for module in modules for each in module.parameters}.values())
 
 
 def buckets(sizes: Sequence[int], limit: int) -> Iterator[int]:
-    """Elements that are reduced together: a bucket goes out before the gradient that would overfill it.
+    """The elements of each reduce bucket: a bucket is sent before the gradient that would exceed ``limit``.
 
-    stage_1_and_2.py: reduce_independent_p_g_buckets_and_remove_grads, and the same name in stage3.py.
+    See stage_1_and_2.py: reduce_independent_p_g_buckets_and_remove_grads, and the same name in stage3.py.
     """
     held = 0
     for size in sizes:

@@ -1,4 +1,4 @@
-"""A ds_config as values, each with its reason, and what they cost. Pure data."""
+"""The types of a ds_config plan: its values, their reasons, and the memory and space that they cost. Pure data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunetool.advise.shapes import Model
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of one key."""
+    """Why one key has its value; ``unit`` and ``formula`` are empty where they do not apply."""
 
     unit: str
     formula: str
@@ -21,21 +21,22 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Node:
-    """What the ranks of one node have together; ``memlock`` and ``free_bytes`` None: no limit, not known."""
+    """The resources that all ranks of one node share."""
 
     memory_bytes: int
     memlock: int | None = None
+    """RLIMIT_MEMLOCK in bytes; None: unlimited."""
     free_bytes: int | None = None
-    """Of the file system that is offloaded to."""
+    """Free space of the file system that receives the swap files; None: unknown."""
     address_bytes: int = zero.SECTOR
-    """Of what an address in memory must be a multiple for direct I/O there."""
+    """Alignment in bytes that direct I/O to that file system needs of a memory address."""
     gpu: bool = True
     bf16: bool = True
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained, by how many."""
+    """The model to train, the kind of ds_config, and the ranks."""
 
     kind: str
     model: Model
@@ -45,7 +46,7 @@ class Job:
     nodes: int = 1
     micro_batch: int = 1
     batch: int | None = None
-    """Of all ranks, for one optimizer step; None: one micro batch of each rank."""
+    """Samples of all ranks per optimizer step; None: one micro batch of each rank."""
 
     @property
     def ranks_per_node(self) -> int:
@@ -55,17 +56,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Item:
-    """Memory or space that one rank takes."""
+    """Memory or storage that one rank needs for one purpose."""
 
     name: str
     rank_bytes: int
     where: str
-    """locked (by DeepSpeed, counts against memlock), host, gpu, nvme."""
+    """``locked`` (host memory that DeepSpeed locks, limited by memlock), ``host``, ``gpu`` or ``nvme``."""
 
 
 @dataclass
 class Plan:
-    """Values for the template, why they are so, and what they cost."""
+    """Values for the template, their reasons by key path, and what they cost."""
 
     job: Job
     node: Node
@@ -75,5 +76,5 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
     def rank_bytes(self, *where: str) -> int:
-        """What one rank takes there."""
+        """Bytes that one rank needs in these places (see ``Item.where``)."""
         return sum(item.rank_bytes for item in self.items if item.where in where)

@@ -1,4 +1,4 @@
-"""The speed of checkpoints that a record measured. Pure."""
+"""The checkpoint speed that a record measured. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tunetool.record import Measurement, Record
 
 _DURABLE = re.compile(r"checkpoint\.(?P<engine>.+)\.durable")
 _PAIRS = (("checkpoint.save", "checkpoint.load"), ("sequential.write", "sequential.read"))
-"""What `verify` measures: torch.save and torch.load at level full, fio's figures at every level that measures."""
+"""Write and read figures of `verify`: torch.save and torch.load (level full), fio's (every level that measures)."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes per second, and where they come from."""
+    """Write and read bandwidth in bytes per second; ``source`` names the figure, medium and host."""
 
     write: float
     read: float | None
@@ -24,20 +24,21 @@ class Measured:
 
 
 def measured(record: Record, engine: str | None = None) -> Measured:
-    """Speed of writing a checkpoint durably, and of reading it back where that was measured too.
+    """The speed of writing a checkpoint durably, and of reading it back where that was measured too.
 
-    Of ``bench.checkpoint`` that of ``engine``, by default the fastest; of ``verify`` torch.save's, else fio's.
-    Raises ``UsageProblem`` for a record that does not hold, and for one without such a figure.
+    A record of ``bench.checkpoint`` gives that of ``engine``, by default the fastest; one of ``verify`` gives
+    torch.save's, or else fio's. Raises ``UsageProblem`` for a record whose verdict is not pass, and for one without
+    such a figure.
     """
-    found = _choose(record, engine)
-    # A record says "pass" or nothing speaks for its figures.
+    figures = _choose(record, engine)
+    # Figures of a record without the verdict "pass" may be wrong.
     if record.verdict is not None and record.verdict.status != "pass":
         reason = f": {record.verdict.reasons[0]}" if record.verdict.reasons else ""
         raise UsageProblem(
-            f"the record of `{record.node.host}` does not hold, its verdict is {record.verdict.status}{reason}",
-            f"measure again; or take its figure on your own account: `--bandwidth {found[0].value / 1e9:.4g}GBps`",
+            f"the record of `{record.node.host}` cannot be used: its verdict is {record.verdict.status}{reason}",
+            f"measure again, or use its figure at your own risk: `--bandwidth {figures[0].value / 1e9:.4g}GBps`",
         )
-    write, read = found
+    write, read = figures
     source = f"`{write.name}` ({write.engine}) on {write.medium} of `{write.host or record.node.host}`"
     return Measured(write.value, read.value if read else None, source)
 
@@ -48,9 +49,9 @@ def _choose(record: Record, engine: str | None) -> tuple[Measurement, Measuremen
     if engine is not None:
         if engine not in durable:
             known = (
-                f"it has {', '.join(sorted(durable))}" if durable else "only those of `bench checkpoint` have engines"
+                f"it has {', '.join(sorted(durable))}" if durable else "only records of `bench checkpoint` have engines"
             )
-            raise UsageProblem(f"the record measured no checkpoint engine `{engine}`", known)
+            raise UsageProblem(f"the record has no checkpoint engine `{engine}`", known)
         return durable[engine], by_name.get(f"checkpoint.{engine}.restore")
     if durable:
         fastest = max(durable, key=lambda name: durable[name].value)
@@ -59,18 +60,18 @@ def _choose(record: Record, engine: str | None) -> tuple[Measurement, Measuremen
         if write in by_name:
             return by_name[write], by_name.get(read)
     raise UsageProblem(
-        f"the record of `{record.node.host}` (kind `{record.kind}`) has no speed of writing",
-        "give one of `tunetool bench checkpoint` or `tunetool verify`, or a figure with `--bandwidth`",
+        f"the record of `{record.node.host}` (kind `{record.kind}`) has no write bandwidth",
+        "give a record of `tunetool bench checkpoint` or `tunetool verify`, or a figure with `--bandwidth`",
     )
 
 
 def _counts(figure: Measurement) -> bool:
-    """A speed, and not that of a file system in memory: a checkpoint there is gone with its node."""
+    """Whether it is a bandwidth of storage, not of a file system in memory, which loses a checkpoint with its node."""
     in_memory = figure.evidence is not None and figure.evidence.kind == "memory"
     return figure.quantity == "bandwidth" and figure.value > 0 and not in_memory and "stand_in" not in figure.parameters
 
 
-def told(found: Measured, asked: float | None) -> str:
-    """Where the bandwidth comes from; what was asked beside what was measured."""
-    beside = f"; measured is {found.write / asked:.0%} of `--bandwidth`" if asked is not None else ""
-    return f"{format_bandwidth(found.write)}, measured: {found.source}{beside}"
+def bandwidth_source(speed: Measured, requested: float | None) -> str:
+    """The measured bandwidth with its source, compared with the ``requested`` one where there is one."""
+    comparison = f"; this is {speed.write / requested:.0%} of `--bandwidth`" if requested is not None else ""
+    return f"{format_bandwidth(speed.write)}, measured: {speed.source}{comparison}"

@@ -17,41 +17,43 @@ _INSIDE = (
     *("input_layernorm", "norm1", "q_proj", "k_proj", "v_proj", "qkv", "o_proj", "attn.proj"),
     *("post_attention_layernorm", "norm2", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "ln_q", "mlp"),
 )
-"""Of a block, in the order in which they run."""
+"""The modules of a block, in the order in which they run."""
 _PARTS = ("base_layer", "lora_A", "lora_B")
 _VISION_BLOCKS = 10_000
-"""Blocks of the vision tower are counted from here: they are other blocks than the decoder's."""
-_FEEDS_ITSELF = ("input_layernorm", "q_proj", "k_proj", "v_proj")
-"""In the first block that is trained, what runs on an input that nothing trained has touched."""
+"""First block number of the vision tower, which keeps its blocks apart from the decoder's."""
+_FIRST_IN_BLOCK = ("input_layernorm", "q_proj", "k_proj", "v_proj")
+"""The modules that, in the first trained block, run on an input that needs no gradient."""
 
 
 def with_lora(tensors: Sequence[Tensor], rank: int, targets: str) -> list[Parameter]:
-    """The model's tensors frozen, and peft's two factors beside each matrix whose module matches ``targets`` wholly."""
+    """The model's tensors, frozen, and peft's two trained factors for each matrix whose module fully matches the
+    regular expression ``targets``.
+    """
     aimed = re.compile(targets)
-    found = []
+    parameters = []
     for tensor in tensors:
         module, _, leaf = tensor.name.rpartition(".")
         if aimed.fullmatch(module) is None:
-            found.append(Parameter(tensor.name, tensor.numel, trained=False))
+            parameters.append(Parameter(tensor.name, tensor.numel, trained=False))
             continue
-        found.append(Parameter(f"{module}.base_layer.{leaf}", tensor.numel, trained=False))
+        parameters.append(Parameter(f"{module}.base_layer.{leaf}", tensor.numel, trained=False))
         if len(tensor.shape) != 2:  # a bias
             continue
         rows, columns = tensor.shape
-        found.append(Parameter(f"{module}.lora_A.default.weight", rank * columns, trained=True))
-        found.append(Parameter(f"{module}.lora_B.default.weight", rows * rank, trained=True))
-    return found
+        parameters.append(Parameter(f"{module}.lora_A.default.weight", rank * columns, trained=True))
+        parameters.append(Parameter(f"{module}.lora_B.default.weight", rows * rank, trained=True))
+    return parameters
 
 
 def in_full(tensors: Sequence[Tensor]) -> list[Parameter]:
-    """All of it is trained."""
+    """The model's tensors as parameters that are all trained (full fine-tuning)."""
     return [Parameter(tensor.name, tensor.numel, trained=True) for tensor in tensors]
 
 
 def modules_of(parameters: Sequence[Parameter], tied: bool = False) -> list[Module]:
-    """Parameters by the module that holds them, in the order of a forward pass.
+    """Group parameters by the module that owns them, in the order of a forward pass.
 
-    ``tied``: the output layer uses the embedding, which has no tensor of its own then.
+    ``tied``: the output layer has no tensor of its own but uses the embedding's.
     """
     held: dict[str, list[Parameter]] = {}
     for each in parameters:
@@ -60,20 +62,20 @@ def modules_of(parameters: Sequence[Parameter], tied: bool = False) -> list[Modu
     first = next((name for name in names if any(each.trained for each in held[name])), None)
     modules, touched = [], False
     for name in names:
-        own = any(each.trained for each in held[name])
-        touched = touched or own
-        beside = (
+        has_trained = any(each.trained for each in held[name])
+        touched = touched or has_trained
+        input_needs_no_gradient = (
             first is not None
             and _block(name) is not None
             and _block(name) == _block(first)
-            and _place(name, _INSIDE) <= _INSIDE.index("v_proj")
-            and any(part in name for part in _FEEDS_ITSELF)
+            and _position(name, _INSIDE) <= _INSIDE.index("v_proj")
+            and any(part in name for part in _FIRST_IN_BLOCK)
         )
         modules.append(
             Module(
                 name,
                 tuple(held[name]),
-                backward=own or (touched and not beside),
+                backward=has_trained or (touched and not input_needs_no_gradient),
                 block=_block(name),
                 works=not any(part in name for part in _BEFORE_LAYERS),
             )
@@ -94,16 +96,16 @@ def _key(name: str) -> tuple[int, int, int, int, str]:
         section = 4
     else:
         section = 6 if "lm_head" in name else 5
-    return section, block if block is not None else 0, _place(name, _INSIDE), _place(name, _PARTS), name
+    return section, block if block is not None else 0, _position(name, _INSIDE), _position(name, _PARTS), name
 
 
 def _block(name: str) -> int | None:
-    found = _BLOCK.search(f".{name}.")
-    if found is None:
+    match = _BLOCK.search(f".{name}.")
+    if match is None:
         return None
-    return int(found[1]) + (_VISION_BLOCKS if "visual" in name else 0)
+    return int(match[1]) + (_VISION_BLOCKS if "visual" in name else 0)
 
 
-def _place(name: str, known: Sequence[str]) -> int:
-    places = [place for place, part in enumerate(known) if f".{part}." in f".{name}."]
-    return min(places, default=len(known))
+def _position(name: str, known: Sequence[str]) -> int:
+    positions = [position for position, part in enumerate(known) if f".{part}." in f".{name}."]
+    return min(positions, default=len(known))

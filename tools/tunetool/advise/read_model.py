@@ -1,4 +1,4 @@
-"""Reading what a model is made of: a name, a config.json, or the files of its weights."""
+"""Read a model's tensor shapes from a preset's name, a config.json, or the files of its weights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tunetool.errors import UsageProblem
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 NAMES = (*qwen2_5_vl.CONFIGURATIONS, *PRESETS)
-"""Of the models that are known by a name, the same ones in every command."""
+"""The names of the known models, which are the same in every command."""
 
 
 def load_model(text: str) -> Model:
-    """The model called ``text``, or the one that lies at that path. Raises ``UsageProblem``."""
+    """The preset called ``text``, or the model at that path. Raises ``UsageProblem`` where neither can be read."""
     if text in qwen2_5_vl.CONFIGURATIONS:
         source = "Qwen2.5-VL, as `bench finetune` builds it"
         return Model(text, source, qwen2_5_vl.tensors(qwen2_5_vl.CONFIGURATIONS[text], text))
@@ -51,10 +51,10 @@ def load_model(text: str) -> Model:
         return _from_weights(path.stem, [path])
     document = _json(path)
     if document.get("model_type") == qwen2_5_vl.MODEL_TYPE:
-        found = qwen2_5_vl.tensors(document, str(path))
+        tensors = qwen2_5_vl.tensors(document, str(path))
     else:
-        found = decoder_from_config(document, str(path)).tensors()
-    return Model(path.parent.name or path.stem, f"the sizes in `{path}`", tuple(found))
+        tensors = decoder_from_config(document, str(path)).tensors()
+    return Model(path.parent.name or path.stem, f"the sizes in `{path}`", tuple(tensors))
 
 
 def load_decoder(text: str) -> Decoder:
@@ -68,17 +68,17 @@ def load_decoder(text: str) -> Decoder:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = regular_files.read_json(path)
+        document = regular_files.read_json(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not JSON"
         raise UsageProblem(f"`{path}` cannot be read: {reason}", "name a transformers config.json") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise UsageProblem(f"`{path}` is no JSON object", "name a transformers config.json")
-    return found
+    return document
 
 
 def _of_index(folder: Path, name: str = INDEX) -> list[Path] | None:
-    """The files that an index names, None without an index."""
+    """The weight files that a safetensors index lists; None without an index."""
     path = folder / name
     if not path.exists():
         return None
@@ -96,7 +96,9 @@ def _from_weights(name: str, files: list[Path]) -> Model:
                 start = stream.read(8)
                 tensors += tensors_from_safetensors(start + stream.read(header_bytes(start, str(file)) - 8), str(file))
         except OSError as error:
-            raise UsageProblem(f"`{file}` cannot be read: {error.strerror}", "fetch all files of the model") from None
+            raise UsageProblem(
+                f"`{file}` cannot be read: {error.strerror}", "download all files of the model"
+            ) from None
     if not tensors:
         raise UsageProblem(f"`{name}` has no tensors", "name a folder with a model's files")
     return Model(name, f"the {len(files)} file(s) of its weights", in_module_order(tensors))

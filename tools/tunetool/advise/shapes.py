@@ -1,4 +1,4 @@
-"""What a model is made of: its tensors in the order in which its modules hold them. Pure."""
+"""The shapes of a model's tensors, in the order of its modules. Pure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _LAYER = re.compile(r"(^|\.)(layers|h|blocks|block)\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter."""
+    """The name and shape of one parameter."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def layer(self) -> str | None:
-        """Number of the repeated layer that it belongs to; None outside of them."""
-        found = _LAYER.search(self.name)
-        return found[3] if found else None
+        """Number of the repeated layer that it belongs to; None outside the layers."""
+        match = _LAYER.search(self.name)
+        return match[3] if match else None
 
     @property
     def block(self) -> str | None:
@@ -41,7 +41,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Model:
-    """A model by its parameters."""
+    """A model as the list of its parameters."""
 
     name: str
     source: str
@@ -50,7 +50,7 @@ class Model:
 
     @property
     def numel(self) -> int:
-        """All elements."""
+        """Number of elements of all tensors together."""
         return sum(tensor.numel for tensor in self.tensors)
 
     @property
@@ -61,7 +61,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder of the Llama family, by the sizes that its config.json states."""
+    """A decoder of the Llama family, described by the sizes in its config.json."""
 
     hidden: int
     layers: int
@@ -75,38 +75,38 @@ class Decoder:
     qkv_bias: bool = False
     qk_norm: bool = False
     fused: bool = False
-    """Query, key and value are one tensor, gate and up another (Phi-3)."""
+    """Query, key and value are one tensor, gate and up are another (Phi-3)."""
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Its parameters, as transformers names and orders them."""
-        found = [Tensor("model.embed_tokens.weight", (self.vocabulary, self.hidden))]
+        tensors = [Tensor("model.embed_tokens.weight", (self.vocabulary, self.hidden))]
         for number in range(self.layers):
-            found += self._layer(f"model.layers.{number}.")
-        found.append(Tensor("model.norm.weight", (self.hidden,)))
+            tensors += self._layer(f"model.layers.{number}.")
+        tensors.append(Tensor("model.norm.weight", (self.hidden,)))
         if not self.tied:
-            found.append(Tensor("lm_head.weight", (self.vocabulary, self.hidden)))
-        return tuple(found)
+            tensors.append(Tensor("lm_head.weight", (self.vocabulary, self.hidden)))
+        return tuple(tensors)
 
     def _layer(self, prefix: str) -> list[Tensor]:
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        found = []
+        tensors = []
         projections = (("qkv", query + 2 * key),) if self.fused else (("q", query), ("k", key), ("v", key))
         for name, rows in projections:
-            found.append(Tensor(f"{prefix}self_attn.{name}_proj.weight", (rows, self.hidden)))
+            tensors.append(Tensor(f"{prefix}self_attn.{name}_proj.weight", (rows, self.hidden)))
             if self.qkv_bias:
-                found.append(Tensor(f"{prefix}self_attn.{name}_proj.bias", (rows,)))
-        found.append(Tensor(f"{prefix}self_attn.o_proj.weight", (self.hidden, query)))
+                tensors.append(Tensor(f"{prefix}self_attn.{name}_proj.bias", (rows,)))
+        tensors.append(Tensor(f"{prefix}self_attn.o_proj.weight", (self.hidden, query)))
         if self.qk_norm:
-            found += [Tensor(f"{prefix}self_attn.{name}_norm.weight", (self.head_dim,)) for name in ("q", "k")]
+            tensors += [Tensor(f"{prefix}self_attn.{name}_norm.weight", (self.head_dim,)) for name in ("q", "k")]
         wide = (
             (("gate_up", 2 * self.intermediate),)
             if self.fused
             else (("gate", self.intermediate), ("up", self.intermediate))
         )
-        found += [Tensor(f"{prefix}mlp.{name}_proj.weight", (rows, self.hidden)) for name, rows in wide]
-        found.append(Tensor(f"{prefix}mlp.down_proj.weight", (self.hidden, self.intermediate)))
+        tensors += [Tensor(f"{prefix}mlp.{name}_proj.weight", (rows, self.hidden)) for name, rows in wide]
+        tensors.append(Tensor(f"{prefix}mlp.down_proj.weight", (self.hidden, self.intermediate)))
         norms = ("input_layernorm", "post_attention_layernorm")
-        return found + [Tensor(f"{prefix}{name}.weight", (self.hidden,)) for name in norms]
+        return tensors + [Tensor(f"{prefix}{name}.weight", (self.hidden,)) for name in norms]
 
 
 PRESETS: Mapping[str, tuple[str, Decoder]] = {
@@ -126,10 +126,10 @@ PRESETS: Mapping[str, tuple[str, Decoder]] = {
         "Llama 3.1 70B (arXiv 2407.21783, table 3; config.json of meta-llama/Llama-3.1-70B)",
         Decoder(8192, 80, 64, 8, 28672, 128256, 128),
     ),
-    "llama-tiny": ("tunetool's own, for trying a configuration in seconds", Decoder(1024, 2, 8, 8, 2816, 4096, 128)),
+    "llama-tiny": ("tunetool's own, to try a configuration within seconds", Decoder(1024, 2, 8, 8, 2816, 4096, 128)),
 }
 
-# model_type -> what differs from Llama where config.json does not say it.
+# model_type -> differences from Llama that config.json does not state.
 _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "llama": {},
     "mistral": {},
@@ -140,18 +140,18 @@ _FAMILIES: Mapping[str, Mapping[str, bool]] = {
 
 
 def preset(name: str) -> Model:
-    """One of ``PRESETS``."""
+    """The model of that name in ``PRESETS``; raises KeyError for another name."""
     source, decoder = PRESETS[name]
     return Model(name, source, decoder.tensors())
 
 
 def decoder_from_config(document: Mapping[str, Any], path: str) -> Decoder:
-    """The sizes in a transformers config.json. Raises ``UsageProblem`` for what it does not understand."""
+    """The sizes in a transformers config.json. Raises ``UsageProblem`` for an unknown family or a missing size."""
     family = document.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise UsageProblem(
-            f"`{path}`: the tensors of a model of type `{family}` are not known from its config.json",
-            f"known: {', '.join(sorted(_FAMILIES))}; for others name the folder with its .safetensors files",
+            f"`{path}`: the config.json of a model of type `{family}` does not give its tensors",
+            f"known types: {', '.join(sorted(_FAMILIES))}; for others name the folder with the .safetensors files",
         )
     try:
         hidden, heads = int(document["hidden_size"]), int(document["num_attention_heads"])
@@ -163,7 +163,9 @@ def decoder_from_config(document: Mapping[str, Any], path: str) -> Decoder:
             "head_dim": int(document.get("head_dim") or hidden // heads),
         }
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UsageProblem(f"`{path}`: {error} is missing or no number", "is it a transformers config.json?") from None
+        raise UsageProblem(
+            f"`{path}`: {error} is missing or not a number", "is it a transformers config.json?"
+        ) from None
     if min(hidden, heads, *sizes.values()) < 1:
         raise UsageProblem(f"`{path}`: a size is less than 1", "is it a transformers config.json?")
     bias = _FAMILIES[family].get("qkv_bias", bool(document.get("attention_bias")))
@@ -174,7 +176,7 @@ def decoder_from_config(document: Mapping[str, Any], path: str) -> Decoder:
 
 
 def tensors_from_safetensors(header: bytes, path: str) -> tuple[Tensor, ...]:
-    """The tensors that the beginning of a .safetensors file lists, in the order in which they lie in it."""
+    """The tensors that ``header``, the beginning of a .safetensors file, lists, in the order of their data."""
     length = header_bytes(header[:8], path)
     try:
         listed = safetensors_header.entries(header[8:length])
@@ -184,7 +186,7 @@ def tensors_from_safetensors(header: bytes, path: str) -> tuple[Tensor, ...]:
 
 
 def header_bytes(start: bytes, path: str) -> int:
-    """How many bytes of a .safetensors file its list of tensors takes, from its first 8."""
+    """Size in bytes of the header of a .safetensors file, computed from the file's first 8 bytes."""
     try:
         return safetensors_header.START + safetensors_header.length(start)
     except safetensors_header.Invalid as error:
@@ -196,7 +198,7 @@ def _no_safetensors(path: str, error: Exception) -> UsageProblem:
 
 
 def in_module_order(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Layers by their number: files list them as text, where 10 comes before 2."""
+    """Sort by layer number: files sort layers as text, where 10 comes before 2."""
     numbers = {tensor.name: int(tensor.layer) if tensor.layer is not None else None for tensor in tensors}
 
     def key(tensor: Tensor) -> tuple[int, int]:

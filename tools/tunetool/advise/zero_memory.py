@@ -1,8 +1,8 @@
-"""What weights, gradients and optimizer states take of each rank's memory under ZeRO. Pure.
+"""Memory of each rank that weights, gradients and optimizer states take under ZeRO. Pure.
 
-ZeRO (arXiv 1910.02054, sections 3.1 and 5): Adam in mixed precision keeps 12 bytes for each parameter that is trained
-(fp32 weight, momentum, variance); stage 1 shares those out, stage 2 the gradients too, stage 3 the weights too. What
-is not trained has weights alone. Activations and buffers come on top.
+ZeRO (arXiv 1910.02054, sections 3.1 and 5): Adam in mixed precision keeps 12 bytes per trained parameter (fp32 weight,
+momentum, variance); stage 1 partitions these over the ranks, stage 2 the gradients too, stage 3 the weights too. A
+frozen parameter has a weight only. Activations and buffers are not included.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tunetool.advise.zero import FP32, STATES
 
 
 def state_bytes(stage: int, parameters: int, trained: int, world: int, element_bytes: int) -> float:
-    """Of one rank. ``element_bytes``: of weights and gradients, 2 in bf16 and fp16."""
+    """Bytes that one rank needs. ``element_bytes``: bytes per element of weights and gradients, 2 in bf16 and fp16."""
     weights = parameters * element_bytes / (world if stage >= 3 else 1)
     gradients = trained * element_bytes / (world if stage >= 2 else 1)
     states = trained * STATES * FP32 / (world if stage >= 1 else 1)

@@ -1,7 +1,7 @@
-"""One training step under ZeRO, event by event: what is computed, which collective is asked for, which is waited for.
+"""One training step under ZeRO as a list of events: computation, starts of collectives, waits for them.
 
-Pure. It repeats what DeepSpeed 0.19.8 does once it knows the order of modules, from the third step on; in the first two
-of stage 3 it learns that order, and gathers each module on its own (zero/partitioned_param_coordinator.py).
+Pure. It repeats what DeepSpeed 0.19.8 does from the third step on, once it knows the order of modules; in the first two
+steps of stage 3 it records that order and gathers each module alone (zero/partitioned_param_coordinator.py).
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ _NEVER = -1
 
 @dataclass(frozen=True)
 class Work:
-    """Computation: elements that are multiplied, once forward, and backward once or, where trained, twice."""
+    """Computation, as the number of multiplied elements: each parameter counts once in the forward pass, and in the
+    backward pass once, or twice where it is trained.
+    """
 
     elements: int
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A collective is started. ``number`` is for who waits for it."""
+    """The start of a collective. ``number`` identifies it for the ``Wait`` that follows."""
 
     call: Call
     number: int
@@ -44,7 +46,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing goes on until that collective is done."""
+    """A wait until the collective with this number is done; the rank computes nothing meanwhile."""
 
     number: int
 
@@ -54,49 +56,51 @@ Event = Work | Ask | Wait
 
 @dataclass(frozen=True)
 class Use:
-    """A module runs."""
+    """One run of a module, forward or backward."""
 
     module: Module
     backward: bool
 
 
 def uses(modules: Sequence[Module], recompute: bool) -> list[Use]:
-    """Forward in order, then backward; with activation checkpointing a block forward again before its backward."""
-    found = [Use(module, backward=False) for module in modules]
+    """The modules in the order in which they run in a step: forward, then backward. With ``recompute`` (activation
+    checkpointing) each block runs forward again before its backward pass.
+    """
+    order = [Use(module, backward=False) for module in modules]
     again: set[int] = set()
     for module in reversed(modules):
         if recompute and module.block is not None and module.block not in again:
             again.add(module.block)
             block = [each for each in modules if each.block == module.block]
             if any(each.backward for each in block):
-                found += [Use(each, backward=False) for each in block]
+                order += [Use(each, backward=False) for each in block]
         if module.backward:
-            found.append(Use(module, backward=True))
-    return found
+            order.append(Use(module, backward=True))
+    return order
 
 
 def traffic(modules: Sequence[Module], zero: Zero, world: int, element_bytes: int, backend: Backend) -> Traffic:
-    """The collectives of one step. ``element_bytes``: 2 in bf16 and fp16, 4 in fp32."""
+    """The collectives of one step. ``element_bytes``: bytes per element, 2 in bf16 and fp16, 4 in fp32."""
     calls = [event.call for event in events(modules, zero, world, element_bytes) if isinstance(event, Ask)]
     return Traffic(tuple(calls), world, backend)
 
 
 def events(modules: Sequence[Module], zero: Zero, world: int, element_bytes: int) -> Iterator[Event]:
-    """One step, in its steady state. One rank alone asks for nothing."""
+    """The events of one step after the first two. With one rank there are no collectives."""
     if zero.stage == 3:
-        found = _Stage3(modules, zero, world, element_bytes).events()
+        generated = _Stage3(modules, zero, world, element_bytes).events()
     else:
-        found = _replicated(modules, zero, element_bytes)
-    for event in found:
+        generated = _replicated(modules, zero, element_bytes)
+    for event in generated:
         if world > 1 or isinstance(event, Work):
             yield event
 
 
 def _replicated(modules: Sequence[Module], zero: Zero, element_bytes: int) -> Iterator[Event]:
-    """Stages 0 to 2: parameters are everywhere."""
+    """The events of stages 0 to 2, where every rank holds all parameters."""
     number = 0
-    waiting: list[int] = []
-    left = deque(buckets([each.numel for each in trained(modules)], zero.reduce_bucket))
+    pending: list[int] = []
+    unsent = deque(buckets([each.numel for each in trained(modules)], zero.reduce_bucket))
     ready, sent = 0, 0
     seen: set[str] = set()
     for use in uses(modules, zero.recompute):
@@ -105,21 +109,21 @@ def _replicated(modules: Sequence[Module], zero: Zero, element_bytes: int) -> It
             continue
         ready += sum(each.numel for each in use.module.parameters if each.trained and each.name not in seen)
         seen |= {each.name for each in use.module.parameters}
-        # A bucket leaves when the next gradient would overfill it, and the last one when all are there.
-        while len(left) > 1 and ready > sent + left[0]:
-            size = left.popleft()
+        # A bucket is sent when the next gradient would overfill it, the last one when all gradients are ready.
+        while len(unsent) > 1 and ready > sent + unsent[0]:
+            size = unsent.popleft()
             sent += size
             yield Ask(Call("all_reduce", size * element_bytes), number)
             if zero.overlap:
-                waiting.append(number)
+                pending.append(number)
             else:
                 yield Wait(number)
             number += 1
-    for size in left:
+    for size in unsent:
         yield Ask(Call("all_reduce", size * element_bytes), number)
-        waiting.append(number)
+        pending.append(number)
         number += 1
-    yield from (Wait(each) for each in waiting)
+    yield from (Wait(each) for each in pending)
     if zero.clip and zero.stage > 0:
         yield from _alone(Call("all_reduce", SCALAR_BYTES), number)
         number += 1
@@ -130,111 +134,126 @@ def _replicated(modules: Sequence[Module], zero: Zero, element_bytes: int) -> It
 
 @dataclass
 class _Stage3:
-    """The coordinator's books: which parameters are here, which are on their way."""
+    """The state of DeepSpeed's parameter coordinator: which parameters are gathered, which are being gathered."""
 
     modules: Sequence[Module]
     zero: Zero
     world: int
     element_bytes: int
-    here: set[str] = field(default_factory=set)
-    coming: dict[str, int] = field(default_factory=dict)
-    """Parameter to the number of its gather."""
+    gathered: set[str] = field(default_factory=set)
+    in_flight: dict[str, int] = field(default_factory=dict)
+    """Number of the gather of each parameter that is being gathered."""
     number: int = 0
     elements: int = 0
-    """Of what is here or coming."""
-    looked: dict[str, int] = field(default_factory=dict)
-    """For which use a parameter was fetched last (__most_recent_step_id_param_fetched_for)."""
+    """Elements of the parameters that are gathered or in flight."""
+    fetched_for: dict[str, int] = field(default_factory=dict)
+    """The use for which each parameter was fetched last (__most_recent_step_id_param_fetched_for)."""
 
     def __post_init__(self) -> None:
         self.order = uses(self.modules, self.zero.recompute)
-        self.queue = deque((each, place) for place, use in enumerate(self.order) for each in use.module.parameters)
+        self.queue = deque((each, step) for step, use in enumerate(self.order) for each in use.module.parameters)
         stay = [each for each in parameters(self.modules) if each.numel <= self.zero.persistence]
         self.stay = {each.name: each for each in stay}
-        self.here |= self.stay.keys()  # gathered after the step before
+        self.gathered |= self.stay.keys()  # gathered after the step before
 
     def events(self) -> Iterator[Event]:
-        """The whole step."""
-        held: list[Parameter] = []
+        """The events of the whole step."""
+        bucket: list[Parameter] = []
         seen: set[str] = set()
         pending: list[int] = []
-        yield from self._prefetch()  # the model itself is the first module of the trace, and holds nothing
-        for place, use in enumerate(self.order):
-            yield from self._fetch(use.module, place)
+        yield from self._prefetch()  # the model itself is the first module of the trace, and owns no parameters
+        for step, use in enumerate(self.order):
+            yield from self._fetch(use.module, step)
             yield from self._prefetch()
             yield _work(use)
-            self._release(use.module, place + 1)
+            self._release(use.module, step + 1)
             if use.backward:
-                for each in (each for each in use.module.parameters if each.trained and each.name not in seen):
-                    seen.add(each.name)
-                    if held and sum(one.numel for one in held) + each.numel > self.zero.reduce_bucket:
-                        yield from self._reduce(held, pending)
-                        held = []
-                    held.append(each)
-        if held:
-            yield from self._reduce(held, pending)
+                for parameter in (
+                    parameter for parameter in use.module.parameters if parameter.trained and parameter.name not in seen
+                ):
+                    seen.add(parameter.name)
+                    if (
+                        bucket
+                        and sum(gradient.numel for gradient in bucket) + parameter.numel > self.zero.reduce_bucket
+                    ):
+                        yield from self._reduce(bucket, pending)
+                        bucket = []
+                    bucket.append(parameter)
+        if bucket:
+            yield from self._reduce(bucket, pending)
         yield from (Wait(number) for number in pending)
         if self.zero.clip:
             yield from _alone(Call("all_reduce", 2 * SCALAR_BYTES), self._next())
-        asked = [self._ask([each]) for each in self.stay.values()]
+        asked = [self._ask([parameter]) for parameter in self.stay.values()]
         yield from asked
         yield from (Wait(ask.number) for ask in asked)
 
-    def _fetch(self, module: Module, place: int) -> Iterator[Event]:
-        """What the module needs now; what the queue of the trace held for it is taken off."""
-        missing = [each for each in module.parameters if each.name not in self.here and each.name not in self.coming]
+    def _fetch(self, module: Module, step: int) -> Iterator[Event]:
+        """Gather what the module lacks, wait for what is in flight, and drop its entries from the trace's queue."""
+        missing = [
+            parameter
+            for parameter in module.parameters
+            if parameter.name not in self.gathered and parameter.name not in self.in_flight
+        ]
         if missing:
             yield self._ask(missing)
-        for each in module.parameters:
-            number = self.coming.pop(each.name, None)
+        for parameter in module.parameters:
+            number = self.in_flight.pop(parameter.name, None)
             if number is not None:
                 yield Wait(number)
-            self.here.add(each.name)
-        wanted = {each.name for each in module.parameters if self.looked.get(each.name, _NEVER) < place}
+            self.gathered.add(parameter.name)
+        wanted = {
+            parameter.name for parameter in module.parameters if self.fetched_for.get(parameter.name, _NEVER) < step
+        }
         taken: set[str] = set()
         while self.queue and len(taken) < len(wanted):
-            each, at = self.queue.popleft()
-            self.looked[each.name] = at
-            taken.add(each.name)
+            parameter, use_step = self.queue.popleft()
+            self.fetched_for[parameter.name] = use_step
+            taken.add(parameter.name)
 
     def _prefetch(self) -> Iterator[Event]:
-        """What comes next in the trace, until a bucket is full or too much is held."""
+        """Gather what the trace uses next, up to the prefetch bucket's size and the limit of live parameters."""
         room = min(self.zero.live - self.elements, self.zero.prefetch_bucket)
         chosen: dict[str, Parameter] = {}
         elements = 0
         while self.queue and elements < room:
-            each, at = self.queue.popleft()
-            self.looked[each.name] = max(self.looked.get(each.name, _NEVER), at)
-            if each.name not in self.here and each.name not in self.coming and each.name not in chosen:
-                chosen[each.name] = each
-                elements += each.numel
+            parameter, use_step = self.queue.popleft()
+            self.fetched_for[parameter.name] = max(self.fetched_for.get(parameter.name, _NEVER), use_step)
+            if (
+                parameter.name not in self.gathered
+                and parameter.name not in self.in_flight
+                and parameter.name not in chosen
+            ):
+                chosen[parameter.name] = parameter
+                elements += parameter.numel
         if chosen:
             yield self._ask(list(chosen.values()))
 
-    def _release(self, module: Module, place: int) -> None:
-        """What is not used again soon goes (__params_to_release).
+    def _release(self, module: Module, step: int) -> None:
+        """Release the parameters that are not used again soon (__params_to_release).
 
-        A next use that the queue was searched for keeps a parameter; so does one at once, since the modules around this
-        one, which hold nothing and are left out here, count as steps there.
+        A parameter stays if it was already fetched for a later use, or if its next use follows at once: DeepSpeed also
+        counts modules without parameters as steps, which this model of it omits.
         """
         going = {
-            each.name: each
-            for each in module.parameters
-            if each.name not in self.stay and self.looked.get(each.name, _NEVER) < place
+            parameter.name: parameter
+            for parameter in module.parameters
+            if parameter.name not in self.stay and self.fetched_for.get(parameter.name, _NEVER) < step
         }
         passed = 0
-        for use in self.order[place:]:
+        for use in self.order[step:]:
             if passed >= self.zero.reuse or not going:
                 break
-            for each in use.module.parameters:
-                going.pop(each.name, None)
+            for parameter in use.module.parameters:
+                going.pop(parameter.name, None)
             passed += use.module.numel
-        self.here -= going.keys()
-        self.elements -= sum(each.numel for each in going.values())
+        self.gathered -= going.keys()
+        self.elements -= sum(parameter.numel for parameter in going.values())
 
     def _ask(self, wanted: Sequence[Parameter]) -> Ask:
         number = self._next()
         for each in wanted:
-            self.coming[each.name] = number
+            self.in_flight[each.name] = number
             self.elements += each.numel if each.name not in self.stay else 0
         size = sum(padded(each.numel, self.world) for each in wanted)
         return Ask(Call("all_gather", size * self.element_bytes), number)

@@ -99,7 +99,7 @@ def checkpoint(given: CheckpointOptions) -> int:
     Exit codes: 0 computed; 2 the call was wrong.
     """
     from tunetool.advise.checkpoint import Job, plan
-    from tunetool.advise.measured import told
+    from tunetool.advise.measured import bandwidth_source
     from tunetool.node.units import format_bandwidth
     from tunetool.report.advise import as_document, print_plan
     from tunetool.report.page import table_console
@@ -127,7 +127,7 @@ def checkpoint(given: CheckpointOptions) -> int:
         batch=given.batch,
     )
     states = plan(job)
-    source = told(measured, given.bandwidth) if measured else f"{format_bandwidth(speed)}, by --bandwidth"
+    source = bandwidth_source(measured, given.bandwidth) if measured else f"{format_bandwidth(speed)}, by --bandwidth"
     document = json.dumps({"schema": SCHEMA, **as_document(job, states, source)}, indent=2) + "\n"
     write_text(document, given.json_to)
     if given.json_to != "-":

@@ -1,2 +1,2 @@
-"""One screen of a node: drives, PCIe paths, volume, memory, GPUs, ceilings, and what to mend. It reads and never
-writes. It may import ``node`` and ``errors``."""
+"""The facts of one node: drives, PCIe paths, volume, memory, GPUs, ceilings, and findings with remedies. It only
+reads. It may import ``node`` and ``errors``."""

@@ -1,4 +1,4 @@
-"""Record a node so that ``--root`` shows the same screen anywhere."""
+"""Record a node to a file or directory, so that ``inspect --root`` shows the same screen on any machine."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ from tunetool.node.machine.recording import anonymous, lay_out, record
 
 
 def check_destination(path: Path) -> None:
-    """Raises ``UsageProblem`` unless ``path`` is a new file ``*.json``, or an empty or new directory."""
+    """Raise ``UsageProblem`` unless ``path`` is a new file ``*.json``, or an empty or new directory."""
     if path.suffix == ".json":
         if path.exists():
-            raise UsageProblem(f"`{path}` exists", "`--capture` overwrites nothing: name a new file")
+            raise UsageProblem(f"`{path}` exists", "`--capture` overwrites no file: name a new one")
     elif path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageProblem(f"`{path}` is not empty", "`--capture` takes a new or empty directory, or a file `*.json`")
     if not path.absolute().parent.is_dir():
-        raise UsageProblem(f"`{path.parent}` is not a directory", "make it first")
+        raise UsageProblem(f"`{path.parent}` is not a directory", "create it first")
 
 
 def capture(source: Source, path: Path, hide_names: bool) -> dict[str, Any]:
-    """Write the recording to ``path``, whole or not at all, and give it back."""
+    """Write a recording of the node to ``path`` and return it as a document.
+
+    On an error nothing remains at ``path``. ``hide_names`` replaces serial numbers and host names. Raises
+    ``CannotJudge`` where the node cannot be recorded.
+    """
     try:
         document = record(source.root)
     except ValueError as error:
         raise CannotJudge(f"`{source.root}` cannot be recorded: {error}") from None
     document["tool_version"] = __version__
-    document["health"] = _healths(source)
+    document["health"] = _health_logs(source)
     arrays = read_arrays(source.root)
     document["gds_facts"] = asdict(source.gds_facts(volume(filesystems(arrays, source.root), arrays)))
     if source.beside.get("note"):
@@ -53,24 +57,24 @@ def capture(source: Source, path: Path, hide_names: bool) -> dict[str, Any]:
         path.mkdir(exist_ok=True)
         lay_out(document, str(path))
     except BaseException:
-        _empty(path, existed)
+        _remove_partial(path, existed)
         raise
     return document
 
 
-def _healths(source: Source) -> dict[str, Any] | None:
-    found = {}
+def _health_logs(source: Source) -> dict[str, Any] | None:
+    logs = {}
     for controller in {drive.controller: None for drive in read_drives(source.root) if drive.controller}:
         try:
-            found[controller] = asdict(source.health(controller))
+            logs[controller] = asdict(source.health(controller))
         except Refused:
             return None
         except (NotOffered, Silent, ValueError):
             continue
-    return found
+    return logs
 
 
-def _empty(path: Path, keep: bool) -> None:
+def _remove_partial(path: Path, keep: bool) -> None:
     with contextlib.suppress(OSError):
         for entry in path.iterdir():
             if entry.is_dir() and not entry.is_symlink():

@@ -1,4 +1,4 @@
-"""Read a node, or a recorded one, into an ``Inspection``."""
+"""Read a node or a recording into an ``Inspection``."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tunetool.node.volume.xfs_geometry import geometry_of_mount
 
 
 def inspect(source: Source) -> model.Inspection:
-    """Everything that the readers see there."""
+    """Read everything that the source shows; what it does not show is absent from the result."""
     root = source.root
-    found, arrays = read_drives(root), read_arrays(root)
-    asked, health_note = _ask(found, source)
-    drives = [_drive(drive, arrays, asked.get(drive.controller)) for drive in found]
+    node_drives, arrays = read_drives(root), read_arrays(root)
+    answers, health_note = _ask(node_drives, source)
+    drives = [_drive(drive, arrays, answers.get(drive.controller)) for drive in node_drives]
     drives = [drive.model_copy(update={"data": _is_data(drive, drives)}) for drive in drives]
     devices = read_pci(root)
     gpus = [
@@ -56,7 +56,7 @@ def inspect(source: Source) -> model.Inspection:
     decision = path_choice.current(gds_facts)
     limits = ceilings(drives, gpus, nodes)
     host = _host(root, container)
-    shown = model.Inspection(
+    inspection = model.Inspection(
         tool_version=__version__,
         source="machine" if source.live else "recording",
         note=source.beside.get("note"),
@@ -74,9 +74,9 @@ def inspect(source: Source) -> model.Inspection:
         findings=[],
     )
     facts = Facts(
-        shown,
+        inspection,
         manifest=manifest,
-        checks=judge_health(found, _from(asked)) if asked else [],
+        checks=judge_health(node_drives, _from(answers)) if answers else [],
         sys=Path(root, "sys/devices").is_dir(),
         udev=Path(root, "run/udev/data").is_dir(),
         nodes={kind: device_nodes(kind, root) for kind in ("nvme*", "nvidia[0-9]*", "nvidia-fs*")},
@@ -84,7 +84,7 @@ def inspect(source: Source) -> model.Inspection:
         cufile_problems=_cufile_problems(root, gds_facts),
         nvidia_fs=Path(root, "proc/driver/nvidia-fs/version").exists(),
     )
-    return shown.model_copy(update={"findings": findings(facts)})
+    return inspection.model_copy(update={"findings": findings(facts)})
 
 
 def _manifest(root: str) -> dict[str, Any] | None:
@@ -95,9 +95,9 @@ def _manifest(root: str) -> dict[str, Any] | None:
 
 
 def volume(mounted: Sequence[model.Filesystem], arrays: Sequence[Array]) -> str | None:
-    """Where the scratch volume is mounted: the first file system of an array."""
+    """Mount point of the scratch volume, which is the first file system on an md array; None where there is none."""
     names = {array.path for array in arrays}
-    return next((one.mount_point for one in mounted if one.device in names), None)
+    return next((filesystem.mount_point for filesystem in mounted if filesystem.device in names), None)
 
 
 def _cufile_problems(root: str, facts: GdsFacts) -> list[Problem]:
@@ -111,7 +111,7 @@ Answer = Health | Silent | NotOffered
 
 
 def _ask(drives: Sequence[Drive], source: Source) -> tuple[dict[str, Answer], str | None]:
-    """By controller what each drive answered; a word why nobody was asked."""
+    """The health log, or the error, by controller; and the reason where no drive could be asked."""
     answers: dict[str, Answer] = {}
     for controller in {drive.controller: None for drive in drives if drive.controller}:
         try:
@@ -157,7 +157,7 @@ def _drive(drive: Drive, arrays: Sequence[Array], answer: Answer | None) -> mode
 
 
 def _use(drive: Drive) -> str:
-    """Its first use in a word or two: the mount point, the array."""
+    """The drive's first use in brief: the mount point, the array, or ``free``."""
     if not drive.uses:
         return "free"
     named = re.match(r"(?:mounted at|member of) `([^`]+)`", drive.uses[0])
@@ -203,20 +203,22 @@ def _array(array: Array, drives: Sequence[model.Drive]) -> model.Array:
 
 
 def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
-    """Those of block devices, one line for each; of an array also where only a directory of it is given."""
+    """The mounted file systems of block devices, each once; that of an array also where only a directory of it is
+    bind-mounted, as in a container.
+    """
     by_number = {array.device_number: array for array in arrays}
-    found: dict[str, model.Filesystem] = {}
+    by_device: dict[str, model.Filesystem] = {}
     for mount in read_mounts(root):
         number, array = mount.device_number, by_number.get(mount.device_number)
         whole = mount.root == "/" or array is not None
-        if number.startswith("0:") or number in found or not whole or mount.fs_type == "squashfs":
+        if number.startswith("0:") or number in by_device or not whole or mount.fs_type == "squashfs":
             continue
         stack = read_stack(mount.mount_point, root)
         geometry = geometry_of_mount(mount.options)
         aligned = None
         if array is not None and mount.fs_type == "xfs":
             aligned = geometry == (array.chunk_bytes, array.chunk_bytes * array.raid_disks)
-        found[number] = model.Filesystem(
+        by_device[number] = model.Filesystem(
             mount_point=mount.mount_point,
             type=mount.fs_type,
             device=array.path if array else mount.source,
@@ -226,7 +228,7 @@ def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
             stripe_width_bytes=geometry[1] if geometry else None,
             aligned=aligned,
         )
-    return list(found.values())
+    return list(by_device.values())
 
 
 def _memory(root: str) -> model.Memory:
@@ -272,8 +274,8 @@ def _gds(decision: path_choice.Decision) -> model.Gds:
                 {
                     "mode": path.mode,
                     "blockers": [
-                        {"id": one.id, "found": one.found, "remedy": one.remedy, "curable": one.curable}
-                        for one in path.blockers
+                        {"id": blocker.id, "found": blocker.found, "remedy": blocker.remedy, "curable": blocker.curable}
+                        for blocker in path.blockers
                     ],
                     "notes": list(path.notes),
                 }

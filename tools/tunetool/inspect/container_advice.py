@@ -1,4 +1,4 @@
-"""What this container was not given, and how to give it."""
+"""Findings about a container: what it lacks, and the Docker and Kubernetes settings that provide it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tunetool.inspect.model import Finding, Inspection
 from tunetool.node.units import format_size_binary
 
 DOCKER_SHM = 64 * 2**20
-"""What Docker and Kubernetes mount at /dev/shm unless told otherwise (docker run, --shm-size)."""
+"""Size of /dev/shm that Docker and Kubernetes mount by default, in bytes (docker run, --shm-size)."""
 
 
 def container_findings(
@@ -19,75 +19,86 @@ def container_findings(
     nvidia_fs: bool,
     point: str | None,
 ) -> list[Finding]:
-    """Nothing outside a container. ``nodes``: what is in /dev; ``point``: where the host mounts its volume."""
+    """What the container lacks; empty outside a container.
+
+    ``nodes``: device nodes by their pattern under /dev; ``sys`` and ``udev``: /sys and udev's database are there;
+    ``point``: the mount point of the host's scratch volume.
+    """
     if shown.host.container is None:
         return []
-    found = []
+    missing = []
     memory = shown.memory
     if not sys:
-        found.append(
-            _finding("sys", "no /sys: nothing can be said of drives and GPUs", "-v /sys:/sys:ro", "hostPath /sys")
+        missing.append(
+            _finding("sys", "no /sys: drives and GPUs cannot be inspected", "-v /sys:/sys:ro", "hostPath /sys")
         )
     if memory.memlock not in (None, "unlimited"):
         limit = format_size_binary(int(memory.memlock)) if memory.memlock.isdigit() else memory.memlock
-        found.append(
+        missing.append(
             _finding(
                 "memlock",
-                f"may lock {limit} of memory: DeepSpeed's pinned buffers fail beyond it",
+                f"a process may lock {limit} of memory: larger pinned buffers of DeepSpeed fail",
                 "--ulimit memlock=-1",
                 "`LimitMEMLOCK=infinity` for the node's container runtime, or the capability IPC_LOCK",
             )
         )
     if memory.shm is None or memory.shm <= DOCKER_SHM:
         size = format_size_binary(memory.shm) if memory.shm is not None else "absent"
-        found.append(
+        missing.append(
             _finding(
                 "shm",
                 f"/dev/shm is {size}: DataLoader workers and NCCL fail with bus errors",
-                f"--shm-size={_half(shown)}",
+                f"--shm-size={_half_of_memory(shown)}",
                 "an emptyDir with `medium: Memory` and a sizeLimit, mounted at /dev/shm",
             )
         )
-    if shown.arrays and not any(one.device in {f"/dev/{a.device}" for a in shown.arrays} for one in shown.filesystems):
-        place = point or "/mnt/nvme_raid0"
-        found.append(
-            _finding("volume", "the scratch volume is not mounted here", f"-v {place}:{place}", f"hostPath {place}")
+    if shown.arrays and not any(
+        filesystem.device in {f"/dev/{a.device}" for a in shown.arrays} for filesystem in shown.filesystems
+    ):
+        volume_path = point or "/mnt/nvme_raid0"
+        missing.append(
+            _finding(
+                "volume",
+                "the scratch volume is not mounted in this container",
+                f"-v {volume_path}:{volume_path}",
+                f"hostPath {volume_path}",
+            )
         )
     if shown.drives and not nodes.get("nvme*"):
-        found.append(
+        missing.append(
             _finding(
                 "drives",
-                f"{len(shown.drives)} drives and no /dev/nvme*: their health cannot be asked",
+                f"{len(shown.drives)} drives and no /dev/nvme*: their health logs cannot be read",
                 "--device=/dev/nvme0 ... --cap-add SYS_ADMIN",
-                "a privileged pod; only for looking, jobs need none of it",
+                "a privileged pod; only inspection needs it, jobs do not",
             )
         )
     if shown.gpus and not nodes.get("nvidia[0-9]*"):
-        found.append(
+        missing.append(
             _finding("gpus", f"{len(shown.gpus)} GPUs and no /dev/nvidia*", "--gpus all", "`nvidia.com/gpu` in limits")
         )
     if not udev and (shown.gpus or shown.drives):
-        found.append(
+        missing.append(
             _finding(
                 "udev",
-                "no udev database: cuFile registers no file, not even for its compatible mode",
+                "no udev database: cuFile registers no file, not even in compat mode",
                 "-v /run/udev:/run/udev:ro",
                 "hostPath /run/udev, readOnly",
             )
         )
     if nvidia_fs and not nodes.get("nvidia-fs*"):
-        found.append(
+        missing.append(
             _finding(
                 "nvidia-fs",
-                "the host has nvidia-fs loaded, and no /dev/nvidia-fs* is here",
+                "the host has loaded nvidia-fs, but this container has no /dev/nvidia-fs*",
                 "-e NVIDIA_GDS=enabled",
-                "the GPU operator's `gds.enabled`; without NVIDIA's toolkit give each /dev/nvidia-fs* as a device",
+                "the GPU operator's `gds.enabled`; without NVIDIA's toolkit pass each /dev/nvidia-fs* as a device",
             )
         )
-    return found
+    return missing
 
 
-def _half(shown: Inspection) -> str:
+def _half_of_memory(shown: Inspection) -> str:
     sizes = [size for size in (shown.memory.total, shown.memory.cgroup_limit) if size]
     return f"{max(1, min(sizes) // 2**31)}g" if sizes else "64g"
 

@@ -1,4 +1,4 @@
-"""What ``tunetool inspect`` knows of a node. docs/reference/inspect.schema.json is generated from this."""
+"""The document of ``tunetool inspect``. docs/reference/inspect.schema.json is generated from this module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Model(BaseModel):
 
 
 class Link(_Model):
-    """A PCIe link now and as possible (device and port above it). Speeds in GT/s."""
+    """A PCIe link as it runs, and the best that the device and the port above it allow. Speeds in GT/s."""
 
     speed_gts: float | None = None
     width: int | None = None
@@ -24,7 +24,7 @@ class Link(_Model):
 
     @property
     def downgraded(self) -> bool:
-        """Whether it runs below what both ends allow."""
+        """Whether the link runs slower or narrower than both ends allow."""
         pairs = ((self.speed_gts, self.possible_speed_gts), (self.width, self.possible_width))
         return any(now is not None and best is not None and now < best for now, best in pairs)
 
@@ -37,7 +37,7 @@ class NumaNode(_Model):
 
 
 class Host(_Model):
-    """The machine."""
+    """The machine, its operating system and its CPUs."""
 
     name: str | None = None
     kernel: str | None = None
@@ -47,13 +47,13 @@ class Host(_Model):
     sockets: int | None = None
     cpus: int | None = None
     numa: list[NumaNode] = []
-    virtual: bool = Field(False, description="A hypervisor lies beneath: PCIe links are what it chose to show")
-    container: str | None = Field(None, description="Runtime of the container in which this ran")
+    virtual: bool = Field(False, description="A virtual machine: its PCIe links are what the hypervisor shows")
+    container: str | None = Field(None, description="Runtime of the container in which the command ran")
     container_evidence: str | None = None
 
 
 class Health(_Model):
-    """What a drive says of itself; absent where nobody could ask."""
+    """A drive's health log; absent where it could not be read."""
 
     status: Literal["ok", "warning", "failing", "silent"]
     temperature: int | None = Field(None, description="Degrees Celsius")
@@ -98,14 +98,14 @@ class Driver(_Model):
 
 
 class PciNode(_Model):
-    """A place in the PCIe tree. Ports with one thing beneath are folded into it."""
+    """A node of the PCIe tree. A port with one device below it is merged into that device."""
 
     kind: Literal["root", "switch", "drive", "gpu", "nic"]
     address: str
     label: str
     numa_node: int | None = None
     link: Link | None = None
-    bandwidth: float | None = Field(None, description="Of the narrowest link up to the next place above")
+    bandwidth: float | None = Field(None, description="Bytes per second of the narrowest link up to the parent node")
     children: list[PciNode] = []
 
 
@@ -119,7 +119,7 @@ class Array(_Model):
     chunk_bytes: int
     state: str
     serves: bool
-    members: list[str | None] = Field(description="Serial numbers by slot; null where the drive is gone")
+    members: list[str | None] = Field(description="Serial numbers by slot; null where the drive is missing")
 
 
 class Filesystem(_Model):
@@ -132,7 +132,9 @@ class Filesystem(_Model):
     options: list[str]
     stripe_unit_bytes: int | None = None
     stripe_width_bytes: int | None = None
-    aligned: bool | None = Field(None, description="With the array beneath; null where there is none")
+    aligned: bool | None = Field(
+        None, description="Whether it is aligned with its array; null where it is not on an array"
+    )
 
 
 class HugePages(_Model):
@@ -145,7 +147,7 @@ class HugePages(_Model):
 
 
 class Memory(_Model):
-    """Bytes."""
+    """Memory and its limits, in bytes."""
 
     total: int | None = None
     available: int | None = None
@@ -156,16 +158,16 @@ class Memory(_Model):
 
 
 class Blocker(_Model):
-    """What stands in the way of a path."""
+    """A reason why a path is not available."""
 
     id: str
     found: str
     remedy: str
-    curable: bool = Field(description="The role gpudirect_storage can cure it")
+    curable: bool = Field(description="Whether the role gpudirect_storage can remove it")
 
 
 class Path(_Model):
-    """A way between files and GPU memory."""
+    """A path between files and GPU memory."""
 
     mode: str
     blockers: list[Blocker]
@@ -181,17 +183,17 @@ class Gds(_Model):
 
 
 class Ceiling(_Model):
-    """What nothing measured here can exceed, in bytes per second."""
+    """An upper limit for any measurement on this node, in bytes per second."""
 
     id: Literal["drives", "links", "gpu", "gpus"]
     of: str
     value: float | None = None
-    binds: bool = Field(False, description="The lowest of those between drives and all GPUs")
+    binds: bool = Field(False, description="Whether it is the lowest ceiling between drives and all GPUs")
     note: str | None = None
 
 
 class Finding(_Model):
-    """One thing to know, and what to do about it."""
+    """One problem and its remedy."""
 
     id: str
     found: str
@@ -199,12 +201,12 @@ class Finding(_Model):
 
 
 class Inspection(_Model):
-    """Everything on the screen."""
+    """Everything that ``tunetool inspect`` reads of a node."""
 
     schema_: Literal["tunetool.inspect/1"] = Field(SCHEMA_NAME, alias="schema")
     tool_version: str
     source: Literal["machine", "recording"]
-    note: str | None = Field(None, description="Of the recording, such as that it was made")
+    note: str | None = Field(None, description="A note in the recording, such as that it is synthetic")
     host: Host
     drives: list[Drive]
     health_note: str | None = Field(None, description="Why the drives' health is not known")
@@ -222,11 +224,11 @@ class Inspection(_Model):
 
 
 def dumps(inspection: Inspection) -> str:
-    """JSON; what does not apply is left out."""
+    """The inspection as JSON text, without the fields that are null."""
     return inspection.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n"
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of the document."""
+    """The JSON Schema of the document that ``dumps`` writes."""
     schema = Inspection.model_json_schema(by_alias=True, mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_NAME, **schema}

@@ -1,4 +1,4 @@
-"""The PCIe tree between root complexes and drives, GPUs and network cards, and what its links carry."""
+"""The PCIe tree from root complexes to drives, GPUs and network cards, and the bandwidth of its links."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tunetool.node.machine.pci_tree import PciDevice
 from tunetool.node.machine.pcie_links import link_bandwidth
 
 VENDORS = {0x1D0F: "Amazon", 0x15B3: "Mellanox", 0x8086: "Intel", 0x14E4: "Broadcom", 0x1AF4: "virtio"}
-"""pci.ids of the PCI ID Project: of cards that have no interface to be named by."""
+"""Vendor names from pci.ids (PCI ID Project), for network cards without an interface name."""
 
 
 def link_of(link: NodeLink) -> Link:
-    """As the screen shows it."""
+    """The link of a device in the inspection's form."""
     speed, width = possible_link(link)
     return Link(
         speed_gts=link.current_speed_gts,
@@ -28,20 +28,20 @@ def link_of(link: NodeLink) -> Link:
 
 
 def tree(devices: Mapping[str, PciDevice], drives: Sequence[Drive], gpus: Sequence[Gpu]) -> list[PciNode]:
-    """One root for each root complex that has a drive or GPU beneath."""
+    """The PCIe tree: one root for each root complex with a drive or GPU below it."""
     labels = {drive.pci_address: drive.name for drive in drives if drive.pci_address}
     labels |= {gpu.address: f"GPU {gpu.index}" for gpu in gpus}
     wanted = (pci_tree.DRIVE, pci_tree.GPU, pci_tree.NIC)
     leaves = [device for device in devices.values() if device.kind in wanted]
     roots = {leaf.root_complex for leaf in leaves if leaf.kind != pci_tree.NIC}
-    found = []
+    root_nodes = []
     for name in sorted(roots):
         below = [leaf for leaf in leaves if leaf.root_complex == name]
         children = _children(below, 0, devices, labels)
         nodes = {leaf.numa_node for leaf in below} - {None}
         numa = nodes.pop() if len(nodes) == 1 else None
-        found.append(PciNode(kind="root", address=name, label=name, numa_node=numa, children=children))
-    return found
+        root_nodes.append(PciNode(kind="root", address=name, label=name, numa_node=numa, children=children))
+    return root_nodes
 
 
 def _children(
@@ -55,7 +55,7 @@ def _children(
         if len(group) == 1 and len(group[0].ports) <= depth:
             nodes.append(_leaf(group[0], labels))
             continue
-        beneath = _children([one for one in group if one.address != address], depth + 1, devices, labels)
+        beneath = _children([leaf for leaf in group if leaf.address != address], depth + 1, devices, labels)
         nodes.append(_port(address, devices.get(address), beneath))
     return nodes
 
@@ -79,12 +79,12 @@ def _leaf(device: PciDevice, labels: Mapping[str, str]) -> PciNode:
 
 def _port(address: str, port: PciDevice | None, children: list[PciNode]) -> PciNode:
     link = link_of(port.link) if port else None
-    own = link.bandwidth if link else None
+    port_bandwidth = link.bandwidth if link else None
     if len(children) == 1:
-        # One thing beneath: the port's link is that thing's, or another on the way to it.
+        # The only child: the port's link is the child's own, or another one on the way to it.
         child = children[0]
-        narrower = own is not None and (child.bandwidth is None or own < child.bandwidth)
-        update: dict[str, object] = {"bandwidth": own} if narrower else {}
+        narrower = port_bandwidth is not None and (child.bandwidth is None or port_bandwidth < child.bandwidth)
+        update: dict[str, object] = {"bandwidth": port_bandwidth} if narrower else {}
         if child.kind == "switch":
             update["address"] = address
             update |= {"link": link} if narrower else {}
@@ -96,13 +96,13 @@ def _port(address: str, port: PciDevice | None, children: list[PciNode]) -> PciN
         label="switch",
         numa_node=nodes.pop() if len(nodes) == 1 else None,
         link=link,
-        bandwidth=own,
+        bandwidth=port_bandwidth,
         children=children,
     )
 
 
 def carried(nodes: Sequence[PciNode], rates: Mapping[str, float]) -> float:
-    """What the leaves named in ``rates`` (bytes per second, by address) can send to the top together."""
+    """Bytes per second that the leaves in ``rates`` (bytes per second, by address) can send to the roots together."""
     return sum(_carried(node, rates) for node in nodes)
 
 
@@ -112,17 +112,20 @@ def _carried(node: PciNode, rates: Mapping[str, float]) -> float:
 
 
 def narrow(nodes: Sequence[PciNode], rates: Mapping[str, float]) -> list[tuple[PciNode, int, float]]:
-    """Switches whose link carries less than the leaves beneath ask for: the switch, how many, what they ask for."""
-    found = []
+    """Switches whose link carries less than the leaves below can send.
+
+    Each as the switch, the number of leaves below it, and the bytes per second that these can send.
+    """
+    switches = []
     for node in nodes:
-        asked = sum(_carried(child, rates) for child in node.children)
-        if node.kind == "switch" and node.bandwidth is not None and asked > node.bandwidth * 1.001:
-            found.append((node, len(leaves_below(node, rates)), asked))
-        found += narrow(node.children, rates)
-    return found
+        needed = sum(_carried(child, rates) for child in node.children)
+        if node.kind == "switch" and node.bandwidth is not None and needed > node.bandwidth * 1.001:
+            switches.append((node, len(leaves_below(node, rates)), needed))
+        switches += narrow(node.children, rates)
+    return switches
 
 
 def leaves_below(node: PciNode, rates: Mapping[str, float]) -> list[str]:
-    """Addresses of the leaves named in ``rates`` under a place."""
-    own = [node.address] if not node.children and node.address in rates else []
-    return own + [address for child in node.children for address in leaves_below(child, rates)]
+    """Addresses of the leaves in ``rates`` at or below ``node``."""
+    addresses = [node.address] if not node.children and node.address in rates else []
+    return addresses + [address for child in node.children for address in leaves_below(child, rates)]

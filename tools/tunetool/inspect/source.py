@@ -1,4 +1,4 @@
-"""Where facts come from: this machine, a recorded tree, or a recording in one file."""
+"""The source of an inspection: this machine, a recorded directory tree, or a recording in one file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from tunetool.node.machine.drive_health import Health, read_health
 from tunetool.node.machine.nvme_admin import NotOffered, Refused
 from tunetool.node.machine.recording import BESIDE, SCHEMA_NAME, lay_out
 
-_HINT = "`--root` takes what `--capture` wrote"
+_HINT = "`--root` needs a directory or file that `--capture` wrote"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A root for the readers, and what a recording holds beside its tree."""
+    """The root directory that readers use, and a recording's data that is not part of its tree."""
 
     root: str
     live: bool = False
     beside: dict[str, Any] = field(default_factory=dict)
+    """Of a recording: ``health``, ``gds_facts``, ``note`` and the tool's version."""
 
     def health(self, controller: str) -> Health:
-        """Of this machine's drive, or as it was recorded. Raises what ``read_health`` raises."""
+        """The health log of a drive, read or recorded. Raises what ``read_health`` raises."""
         if self.live:
             return read_health(controller)
         recorded = self.beside.get("health")
@@ -39,7 +40,7 @@ class Source:
         return Health(**recorded[controller])
 
     def gds_facts(self, mount_point: str | None) -> GdsFacts:
-        """Read, or as they were recorded: some are read where no recording reaches."""
+        """The facts about GPUDirect Storage, read or recorded; some of them are not in a recorded tree."""
         recorded = self.beside.get("gds_facts")
         if self.live or recorded is None:
             return read_gds_facts(self.root, mount_point)
@@ -54,12 +55,12 @@ class Source:
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[Source]:
-    """This machine, or the recording at ``path``. Raises ``UsageProblem``."""
+    """This machine where ``path`` is None, or the recording at ``path``. Raises ``UsageProblem`` for anything else."""
     if path is None:
         yield Source("/", live=True)
     elif path.is_dir():
         if not any((path / name).is_dir() for name in ("proc", "sys")):
-            raise UsageProblem(f"`{path}` holds no machine", _HINT)
+            raise UsageProblem(f"`{path}` is not a recording: it has neither `proc` nor `sys`", _HINT)
         beside = path / BESIDE
         yield Source(str(path), beside=_document(beside) if beside.is_file() else {})
     elif path.is_file():
@@ -73,7 +74,7 @@ def opened(path: Path | None) -> Iterator[Source]:
                 folder, beside={key: value for key, value in document.items() if key not in ("files", "links")}
             )
     else:
-        raise UsageProblem(f"`{path}` does not exist", "`--root` takes a directory or a file that `--capture` wrote")
+        raise UsageProblem(f"`{path}` does not exist", _HINT)
 
 
 def _document(path: Path) -> dict[str, Any]:
