@@ -30,7 +30,8 @@ from tunetool.measure.evidence import Counted
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Node, Record
 from tunetool.report.checkpoint import advice, media, print_checkpoint
-from tunetool.report.checkpoint_page import Bar, bars, page, write_page
+from tunetool.report.checkpoint_page import page, write_page
+from tunetool.report.html import Bar, bars
 from tunetool.verdict import exit_code, judge
 from waiting import until
 
@@ -217,7 +218,7 @@ def test_the_page_says_what_to_use_and_what_binds() -> None:
     shown = " ".join(text_of(record_of(usual())).split())
     assert "use `direct` on disk: 4 GB/s" in shown
     assert (
-        "2.00 times the speed of the best other, `dcp-t4-multi` (2.00 to 2.31); the medium binds: that is 98% of the best of fio"
+        "2.00 times the speed of the best other, `dcp-t4-multi` (2.00 to 2.31); the medium is the bottleneck: this is 98% of the best of fio"
         in shown
     )
     assert "orbax: left out, `orbax` is not installed" in shown
@@ -234,7 +235,7 @@ def test_the_first_save_of_an_async_engine_stands_apart() -> None:
     found = {each.name: each.value for each in record.measurements}
     assert found["checkpoint.direct-async.first_stall"] == 7.5
     assert found["checkpoint.direct-async.stall"] == 0.2
-    assert "direct-async: its first save, not in the figures, held the loop for 7.50 s" in text_of(record)
+    assert "direct-async: its first save, not in the figures, stalled the loop for 7.50 s" in text_of(record)
 
 
 def test_the_html_page_stands_alone_and_escapes(tmp_path: Path) -> None:

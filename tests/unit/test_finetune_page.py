@@ -13,7 +13,7 @@ import pytest
 from builders import measurement, record
 from tunetool.record import CheckResult, Record, Series
 from tunetool.report.finetune_page import page, write_page
-from tunetool.report.svg_curves import Line, colour, dashes, plot, scale, spoken, thinned, ticks
+from tunetool.report.svg_curves import Line, colour, dashes, format_value, plot, scale, thinned, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -88,7 +88,11 @@ def test_units() -> None:
     assert scale("B/s", 2.5e9) == (1e9, "GB/s")
     assert scale("%", 50) == (1.0, "%")
     assert scale("1", 1e12) == (1.0, "")
-    assert (spoken(0.0125, "s"), spoken(16.6e9, "B"), spoken(0.5, "1")) == ("12.50 ms", "16.60 GB", "0.5")
+    assert (format_value(0.0125, "s"), format_value(16.6e9, "B"), format_value(0.5, "1")) == (
+        "12.50 ms",
+        "16.60 GB",
+        "0.5",
+    )
 
 
 @pytest.fixture
@@ -118,7 +122,7 @@ def test_the_page_of_two_runs(run: tuple[Record, Path]) -> None:
     path = write_page(*run)
     assert path == run[1] / "report.html"
     text = path.read_text()
-    assert re.findall("<h2>(.*)</h2>", text) == ["Figures", "1x2-z2", "1x2-z3", "Curves that are not there"]
+    assert re.findall("<h2>(.*)</h2>", text) == ["Figures", "1x2-z2", "1x2-z3", "Curves that are missing"]
     assert re.findall("<h3>(.*)</h3>", text) == ["Training", "Nodes"] * 2
     plots = re.findall("<svg xmlns.*?</svg>", text, re.DOTALL)
     assert [ET.fromstring(drawn).attrib["aria-label"] for drawn in plots] == ["Loss", "Read from drives, GB/s"] * 2

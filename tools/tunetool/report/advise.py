@@ -1,4 +1,4 @@
-"""A plan for checkpoints: a table of both states under every rule, and a sentence of advice for each."""
+"""The advice about checkpoint intervals: a table of both states under every rule, and one sentence for each."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tunetool.advise.checkpoint import FULL_STATE, WEIGHTS, Choice, Job, State, spoken
+from tunetool.advise.checkpoint import FULL_STATE, WEIGHTS, Choice, Job, State, format_duration
 from tunetool.node.units import format_bandwidth, format_size
-from tunetool.report.page import WIDTH, print_block
+from tunetool.report.page import new_table, print_block
 
 
 def print_plan(job: Job, states: Sequence[State], what: str, source: str, writers: int, console: Console) -> None:
-    """For people."""
+    """Print the table and the advice. ``what`` describes the job, ``source`` where its bandwidth comes from."""
     print_block(console, what, 2)
     together = f"; {writers} nodes at once: {format_bandwidth(job.bandwidth)}" if writers > 1 else ""
     print_block(console, f"written at {source}{together}", 2)
     if job.node_mtbf is not None:
-        each = f"a node fails every {spoken(job.node_mtbf)}"
-        print_block(console, f"{each}, one of {job.nodes} every {spoken(job.node_mtbf / job.nodes)}", 2)
+        each = f"a node fails every {format_duration(job.node_mtbf)}"
+        print_block(console, f"{each}, one of {job.nodes} every {format_duration(job.node_mtbf / job.nodes)}", 2)
     console.print(_table(job, states))
     for state in states:
         print_block(console, f"{state.name}: {state.advice}", 2)
@@ -36,7 +35,7 @@ def print_plan(job: Job, states: Sequence[State], what: str, source: str, writer
 
 
 def _table(job: Job, states: Sequence[State]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     table.add_column("")
     columns = [(state, choice) for state in states for choice in state.choices]
     for _, choice in columns:
@@ -47,13 +46,13 @@ def _table(job: Job, states: Sequence[State]) -> Table:
         table.add_row(Text(title), *(Text(cell(state, choice)) for state, choice in columns))
 
     def once(value: Any) -> Any:
-        # What holds for the whole state stands above its first column.
+        # A value of the whole state is shown once, in the state's first column.
         return lambda state, choice: value(state) if choice is first[state.name] else ""
 
     row("saved", once(lambda state: state.name))
     row("bytes", once(lambda state: format_size(state.size)))
-    row("written in", once(lambda state: spoken(state.write)))
-    row("save every", lambda _, choice: spoken(choice.interval))
+    row("written in", once(lambda state: format_duration(state.write)))
+    row("save every", lambda _, choice: format_duration(choice.interval))
     row("samples", lambda _, choice: f"{choice.samples:,.0f}")
     if job.batch is not None:
         row("steps", lambda _, choice: f"{choice.steps:,}")
@@ -82,10 +81,10 @@ def _state(state: State) -> dict[str, Any]:
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    choice_values: dict[str, Any] = {
         "rule": choice.rule,
         "interval_seconds": choice.interval,
         "samples": choice.samples,
         "lost": {"all": choice.loss.total, **asdict(choice.loss)},
     }
-    return found if choice.steps is None else {**found, "steps": choice.steps}
+    return choice_values if choice.steps is None else {**choice_values, "steps": choice.steps}

@@ -1,4 +1,4 @@
-"""What `bench checkpoint` found, for people: a table for each medium, what to use and why."""
+"""The result of `bench checkpoint` for people: a table for each medium, and which engine to use and why."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record
-from tunetool.report.page import WIDTH, line_of, number, print_block
+from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
 PREFIX, MEMORY, FIO = "checkpoint.", "memory.", "fio"
 _NEAR = 0.95
-"""Of what fio reaches: then the medium binds."""
+"""From this share of fio's bandwidth on, the medium is the bottleneck."""
 _ONE_CORE = (0.85, 1.25)
-"""Cores that a single busy thread keeps, with what others add."""
+"""Busy cores per rank that count as one busy thread, with what other threads add."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One row: figures by their last name, and what became of equality."""
+    """One engine: its figures by the last part of their names, and its check that restores are equal."""
 
     name: str
     family: str
@@ -33,19 +32,19 @@ class Engine:
     check: CheckResult | None = None
 
     def value(self, figure: str) -> float | None:
-        """A figure's median."""
-        found = self.figures.get(figure)
-        return found.value if found else None
+        """The median of a figure; None where it was not measured."""
+        measurement = self.figures.get(figure)
+        return measurement.value if measurement else None
 
     @property
     def equal(self) -> bool:
-        """Whether every restore was."""
+        """Whether every restored state was equal to the saved one."""
         return self.check is not None and self.check.status == "pass"
 
 
 @dataclass
 class Medium:
-    """All that was measured on one."""
+    """Everything that was measured on one medium."""
 
     name: str
     memory: bool
@@ -56,44 +55,48 @@ class Medium:
 
     @property
     def measured(self) -> list[Engine]:
-        """Engines with figures, the fastest durable save first."""
-        found = [engine for engine in self.engines if engine.value("durable")]
-        return sorted(found, key=lambda engine: -(engine.value("durable") or 0.0))
+        """Engines with a durable save, the fastest first."""
+        engines = [engine for engine in self.engines if engine.value("durable")]
+        return sorted(engines, key=lambda engine: -(engine.value("durable") or 0.0))
 
     @property
     def trained(self) -> list[Engine]:
-        """Engines with a training loop, the least lost time first."""
-        found = [engine for engine in self.engines if engine.value("lost_time") is not None]
-        return sorted(found, key=lambda engine: engine.value("lost_time") or 0.0)
+        """Engines that were measured in a training loop, the least lost time first."""
+        engines = [engine for engine in self.engines if engine.value("lost_time") is not None]
+        return sorted(engines, key=lambda engine: engine.value("lost_time") or 0.0)
 
 
 def media(record: Record) -> list[Medium]:
-    """The record's figures by medium and engine; drives before memory."""
-    found = []
+    """Group the record's figures by medium and engine; drives come before memory."""
+    result = []
     for memory in (False, True):
         head = PREFIX + (MEMORY if memory else "")
-        mine = [each for each in record.measurements if each.name.startswith(head) and _in_memory(each) == memory]
+        measurements = [
+            measurement
+            for measurement in record.measurements
+            if measurement.name.startswith(head) and _in_memory(measurement) == memory
+        ]
         checks = [check for check in record.checks if check.id.startswith(head)]
         checks = [check for check in checks if memory or not check.id.startswith(PREFIX + MEMORY)]
-        if not mine and not checks:
+        if not measurements and not checks:
             continue
-        medium = Medium(mine[0].medium if mine else "memory" if memory else "drives", memory)
+        medium = Medium(measurements[0].medium if measurements else "memory" if memory else "drives", memory)
         by_engine: dict[str, dict[str, Measurement]] = {}
-        for each in mine:
-            name, _, figure = each.name.removeprefix(head).rpartition(".")
+        for measurement in measurements:
+            name, _, figure = measurement.name.removeprefix(head).rpartition(".")
             if name == FIO:
-                medium.fio[figure] = each
+                medium.fio[figure] = measurement
             elif name == "training":
-                medium.baseline = each
+                medium.baseline = measurement
             else:
-                by_engine.setdefault(name, {})[figure] = each
+                by_engine.setdefault(name, {})[figure] = measurement
         known = {check.id.removeprefix(head): check for check in checks}
         for name, figures in by_engine.items():
             family = str(next(iter(figures.values())).parameters.get("family", ""))
             medium.engines.append(Engine(name, family, figures, known.get(name)))
         medium.left_out = [check for name, check in known.items() if name not in by_engine]
-        found.append(medium)
-    return found
+        result.append(medium)
+    return result
 
 
 def _in_memory(measurement: Measurement) -> bool:
@@ -101,7 +104,7 @@ def _in_memory(measurement: Measurement) -> bool:
 
 
 def print_checkpoint(record: Record, path: Path | None, console: Console) -> None:
-    """A table for each medium, then the verdict."""
+    """Print a table for each medium with its notes and advice, then the verdict. ``path``: where the record is."""
     console.print(line_of(f"{record.node.host}: `{record.target}`"))
     for line in _conditions(record):
         print_block(console, line, 2)
@@ -119,26 +122,25 @@ def print_checkpoint(record: Record, path: Path | None, console: Console) -> Non
 
 def _conditions(record: Record) -> Iterator[str]:
     if record.measurements:
-        told = record.measurements[0].parameters
-        place = f"{told['gpu']}" if "gpu" in told else str(told.get("device", ""))
+        parameters = record.measurements[0].parameters
+        device = f"{parameters['gpu']}" if "gpu" in parameters else str(parameters.get("device", ""))
         yield (
-            f"{told['state']}; {told['ranks']} rank(s) on {place}, torch {told['torch']}; engines in "
-            f"an order drawn anew for each of up to {told['rounds']} rounds"
+            f"{parameters['state']}; {parameters['ranks']} rank(s) on {device}, torch {parameters['torch']}; up to "
+            f"{parameters['rounds']} rounds, each with the engines in a new random order"
         )
 
 
 def _head(medium: Medium) -> Iterator[str]:
     if medium.memory:
-        yield f"{medium.name}: memory, a stand-in for a medium of that speed; nothing here outlives the node"
+        yield f"{medium.name}: memory, a stand-in for a medium of that speed; its content is lost with the node"
     else:
         yield f"{medium.name}:"
 
 
 def _table(medium: Medium) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     table.add_column(f"on {medium.name}" if medium.memory else "engine", overflow="fold")
-    for title in ("stall s", "durable s", "GB/s", "restore", "CPU s", "memory"):
-        table.add_column(title, justify="right")
+    add_number_columns(table, "stall s", "durable s", "GB/s", "restore", "CPU s", "memory")
     table.add_column("equal")
     table.add_column("x torch.save", justify="right")
     if "write" in medium.fio:
@@ -172,14 +174,13 @@ def _fio_cells(medium: Medium) -> list[Text]:
 
 
 def _training(medium: Medium) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     table.add_column("training" + (f" on {medium.name}" if medium.memory else ""), overflow="fold")
-    for title in ("every", "lost per checkpoint", "from", "to", "loop held"):
-        table.add_column(title, justify="right")
+    add_number_columns(table, "every", "lost per checkpoint", "from", "to", "loop held")
     for engine in medium.trained:
         lost, held = engine.figures["lost_time"], engine.figures.get("held")
-        told, interval = lost.parameters, lost.confidence
-        every = told["every"]
+        parameters, interval = lost.parameters, lost.confidence
+        every = parameters["every"]
         cells = [engine.name, f"{every} steps", f"{lost.value:.3f} s"]
         cells += [f"{interval.low:.3f} s", f"{interval.high:.3f} s"] if interval else ["", ""]
         table.add_row(*map(Text, [*cells, f"{held.value:.3f} s" if held else ""]))
@@ -190,19 +191,19 @@ def _footnotes(medium: Medium) -> Iterator[str]:
     first = next((engine.figures["durable"] for engine in medium.measured), None)
     rounds = len(first.samples or []) if first else 0
     if rounds == 1:
-        yield "one round: no interval, so that nothing is decided" + (
+        yield "one round: there is no interval, so that no comparison is decided" + (
             "" if medium.memory else "; restores are from a cold cache"
         )
     if rounds > 1 and first is not None and first.confidence is not None:
         yield (
             f"medians of {rounds} rounds; x torch.save: median over pairs of one round, `~` where "
-            f"its interval ({first.confidence.level:.1%}) holds 1, so that nothing is decided"
+            f"its interval ({first.confidence.level:.1%}) contains 1 and the comparison is undecided"
             + ("" if medium.memory else "; restores are from a cold cache")
         )
     for engine in medium.engines:
         apart = engine.figures.get("first_stall")
         if apart is not None:
-            yield f"{engine.name}: its first save, not in the figures, held the loop for {_seconds(apart.value)} s"
+            yield f"{engine.name}: its first save, not in the figures, stalled the loop for {_seconds(apart.value)} s"
     if medium.fio:
         jobs = ", ".join(f"{way} by {figure.parameters['files']} files" for way, figure in medium.fio.items())
         direct = next(iter(medium.fio.values())).parameters["direct"]
@@ -220,32 +221,37 @@ def _footnotes(medium: Medium) -> Iterator[str]:
 def _evidence(medium: Medium) -> Iterator[str]:
     for figure, words in (("durable", "written"), ("restore", "read")):
         ratios = [
-            found.evidence.ratio
+            measurement.evidence.ratio
             for engine in medium.measured
-            if (found := engine.figures.get(figure)) and found.evidence and found.evidence.ratio is not None
+            if (measurement := engine.figures.get(figure))
+            and measurement.evidence
+            and measurement.evidence.ratio is not None
         ]
         if ratios:
             yield f"evidence: block, {words} {min(ratios):.4f} to {max(ratios):.4f} of what the files hold"
 
 
 def advice(medium: Medium) -> list[str]:
-    """One sentence: what to use here, and what binds it. Another for who must not hold the loop."""
+    """Sentences: the engine to use on this medium and its bottleneck, and the engine that stalls the loop least.
+
+    Empty where fewer than two engines restored equal states.
+    """
     good = [engine for engine in medium.measured if engine.equal]
     if len(good) < 2:
         return []
     best = good[0]
     where = f"on {medium.name}" + (" (memory, a stand-in)" if medium.memory else "")
-    told = [f"use `{best.name}` {where}: {format_bandwidth(best.value('durable') or 0.0)} durable"]
+    clauses = [f"use `{best.name}` {where}: {format_bandwidth(best.value('durable') or 0.0)} durable"]
     for figure, words in (("versus_torch_save", "torch.save"), ("versus_best_other", "the best other")):
         ratio = best.figures.get(figure)
         if ratio is not None:
             against = f", `{ratio.parameters['against']}`" if figure == "versus_best_other" else ""
-            told.append(_told(ratio, words + against))
-    lines = [", ".join(told) + f"; {binds(best)}"]
+            clauses.append(_ratio_text(ratio, words + against))
+    lines = [", ".join(clauses) + f"; {binds(best)}"]
     for engine in good[1:]:
         ratio = engine.figures.get("versus_best_other")
         if ratio is not None and engine.family == "direct" and not best.family.startswith("direct"):
-            lines.append(f"`{engine.name}`: {_told(ratio, 'the best other')}; {binds(engine)}")
+            lines.append(f"`{engine.name}`: {_ratio_text(ratio, 'the best other')}; {binds(engine)}")
     quiet = min(good, key=lambda engine: engine.value("stall") or 0.0)
     if quiet is best or (quiet.value("stall") or 0.0) > 0.8 * (best.value("stall") or 0.0):
         return lines
@@ -253,20 +259,20 @@ def advice(medium: Medium) -> list[str]:
 
 
 def binds(engine: Engine) -> str:
-    """What keeps an engine from being faster, as far as the figures tell."""
+    """The bottleneck of an engine, as far as its figures show it."""
     share = engine.figures.get("of_fio_write")
     if share is not None and share.value >= _NEAR:
-        return f"the medium binds: that is {share.value:.0%} of the best of fio"
+        return f"the medium is the bottleneck: this is {share.value:.0%} of the best of fio"
     spent, seconds = engine.value("cpu"), engine.value("durable_time")
     cores = spent / seconds if spent is not None and seconds else 0.0
     reached = f"{share.value:.0%} of the best of fio, and " if share is not None else ""
     ranks = float(engine.figures["durable"].parameters["ranks"])
     if _ONE_CORE[0] <= cores / ranks <= _ONE_CORE[1]:
-        return f"{reached}one core of each rank is busy all the time: that binds"
+        return f"{reached}one core of each rank is busy all the time: that is the bottleneck"
     return f"{reached}{cores:.1f} cores are busy"
 
 
-def _told(ratio: Measurement, against: str) -> str:
+def _ratio_text(ratio: Measurement, against: str) -> str:
     interval = ratio.confidence
     spread = f"{interval.low:.2f} to {interval.high:.2f}" if interval else "no interval"
     undecided = "" if ratio.parameters["decided"] else ", not decided"

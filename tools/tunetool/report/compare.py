@@ -1,4 +1,4 @@
-"""Two records side by side: what got faster, what slower, and what only looks so."""
+"""The comparison of two records: which measurements are significantly faster or slower."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tunetool.measure.comparison import ERROR, METHOD, Difference, difference, significant
 from tunetool.record import Measurement, Record
-from tunetool.report.page import WIDTH
+from tunetool.report.page import add_number_columns, new_table
 
 Word = Literal["faster", "slower", "no significant difference", "not compared"]
 
 _MILLISECOND = 1e-3
 _CONDITIONS = ("block_bytes", "queue_depth", "jobs", "io_engine", "direct", "sample_seconds")
-"""Parameters that make two figures of one name different questions."""
+"""Parameters that must be equal for two figures of the same name to be comparable."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement in both records."""
+    """One measurement of either record, and how the second compares with the first."""
 
     name: str
     word: Word
@@ -33,39 +31,39 @@ class Row:
     second: float | None
     unit: str
     change: float | None = None
-    """Of the median, as a fraction of the first; positive: larger."""
+    """Relative change of the median: 0.1 means that the second is 10 % larger."""
     probability: float | None = None
     reason: str = ""
 
 
 def compare(first: Record, second: Record) -> list[Row]:
-    """Every measurement that either record has, by name; figures without samples of their own are left out."""
-    ours, theirs = _by_name(first), _by_name(second)
-    names = sorted({*ours, *theirs})
-    found: dict[str, Difference] = {}
+    """Compare every measurement that has samples in either record; the rows are sorted by name."""
+    in_first, in_second = _by_name(first), _by_name(second)
+    names = sorted({*in_first, *in_second})
+    differences: dict[str, Difference] = {}
     rows: dict[str, Row] = {}
     for name in names:
-        a, b = ours.get(name), theirs.get(name)
+        a, b = in_first.get(name), in_second.get(name)
         obstacle = _obstacle(a, b)
         known = a or b
         if known is None:
             continue
         if obstacle is None and a is not None and b is not None:
-            found[name] = difference(a.samples or [], b.samples or [])
-            if found[name].least <= ERROR:
+            differences[name] = difference(a.samples or [], b.samples or [])
+            if differences[name].least <= ERROR:
                 continue
             obstacle = f"{len(a.samples or [])} and {len(b.samples or [])} samples are too few to tell"
-            del found[name]
+            del differences[name]
         rows[name] = Row(
             name, "not compared", a.value if a else None, b.value if b else None, known.unit, reason=obstacle or ""
         )
-    for name, counts in zip(found, significant([each.probability for each in found.values()]), strict=True):
-        rows[name] = _row(ours[name], theirs[name], found[name], counts)
+    for name, counts in zip(differences, significant([each.probability for each in differences.values()]), strict=True):
+        rows[name] = _row(in_first[name], in_second[name], differences[name], counts)
     return [rows[name] for name in names]
 
 
 def conditions(first: Record, second: Record) -> list[str]:
-    """What differs between the two besides the figures, a line each."""
+    """Other differences between the two records that affect the comparison, one line each."""
     lines = []
     if first.node.host != second.node.host:
         lines.append(f"different hosts: {first.node.host} and {second.node.host}")
@@ -80,14 +78,14 @@ def conditions(first: Record, second: Record) -> list[str]:
 
 
 def _by_name(record: Record) -> Mapping[str, Measurement]:
-    found: dict[str, Measurement] = {}
+    by_name: dict[str, Measurement] = {}
     for measurement in record.measurements:
         serial = measurement.parameters.get("serial") or measurement.parameters.get("device")
         rank = f"rank {measurement.rank}" if measurement.rank is not None else None
         labels = [str(part) for part in (serial, measurement.host, rank) if part]
         if measurement.samples:
-            found[" ".join([measurement.name, *labels])] = measurement
-    return found
+            by_name[" ".join([measurement.name, *labels])] = measurement
+    return by_name
 
 
 def _obstacle(first: Measurement | None, second: Measurement | None) -> str | None:
@@ -102,10 +100,10 @@ def _obstacle(first: Measurement | None, second: Measurement | None) -> str | No
     return None
 
 
-def _row(first: Measurement, second: Measurement, found: Difference, counts: bool) -> Row:
+def _row(first: Measurement, second: Measurement, test: Difference, counts: bool) -> Row:
     word: Word = "no significant difference"
-    if counts and found.ratio != 1:
-        word = "faster" if (found.ratio > 1) == (first.better == "higher") else "slower"
+    if counts and test.ratio != 1:
+        word = "faster" if (test.ratio > 1) == (first.better == "higher") else "slower"
     rank = f"rank {first.rank}" if first.rank is not None else None
     labels = [str(part) for part in (first.parameters.get("serial"), first.host, rank) if part]
     return Row(
@@ -114,8 +112,8 @@ def _row(first: Measurement, second: Measurement, found: Difference, counts: boo
         first.value,
         second.value,
         first.unit,
-        change=found.ratio - 1,
-        probability=found.probability,
+        change=test.ratio - 1,
+        probability=test.probability,
     )
 
 
@@ -131,16 +129,15 @@ def as_document(rows: Sequence[Row], notes: Sequence[str]) -> str:
 
 def print_comparison(rows: Sequence[Row], notes: Sequence[str], console: Console) -> None:
     """The comparison for people."""
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     table.add_column("measurement", overflow="fold")
-    for title in ("first", "second", "change", "p"):
-        table.add_column(title, justify="right")
+    add_number_columns(table, "first", "second", "change", "p")
     table.add_column("second is", ratio=1, overflow="fold")
     for row in rows:
         change = "-" if row.change is None else f"{row.change:+.1%}"
         probability = "-" if row.probability is None else f"{row.probability:.3f}"
-        told = f"{row.word}: {row.reason}" if row.reason else row.word
-        cells = (row.name, _shown(row.first, row.unit), _shown(row.second, row.unit), change, probability, told)
+        remark = f"{row.word}: {row.reason}" if row.reason else row.word
+        cells = (row.name, _shown(row.first, row.unit), _shown(row.second, row.unit), change, probability, remark)
         table.add_row(*map(Text, cells))
     console.print(table)
     for line in [*notes, METHOD]:

@@ -1,4 +1,4 @@
-"""What `bench ds-io` found, for people, in the words of `ds_io` where it has words."""
+"""The result of `bench ds-io` for people, in the format of DeepSpeed's `ds_io` where it has one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunetool.report.table import print_verdict_line
 
 
 def print_ds_io(record: Record, path: Path | None, console: Console) -> None:
-    """The figures with their evidence, then what speaks against them."""
+    """Print the figures with their evidence, then the verdict. ``path``: where the record is."""
     console.print(Text(f"{record.node.host}: `{record.target}`"), soft_wrap=True)
     for measurement in record.measurements:
         print_block(console, _figure(measurement), 2)
@@ -25,18 +25,18 @@ def print_ds_io(record: Record, path: Path | None, console: Console) -> None:
 
 def _figure(measurement: Measurement) -> str:
     durable = measurement.name.endswith("_durable")
-    spoken = str(measurement.parameters["direction"]).capitalize() + (" Speed, synced" if durable else " Speed")
+    label = str(measurement.parameters["direction"]).capitalize() + (" Speed, synced" if durable else " Speed")
     interval, count = measurement.confidence, len(measurement.samples or [])
     spread = f", {interval.low / 1e9:.4g} to {interval.high / 1e9:.4g} in {count} loops" if interval else ""
-    return f"{spoken} = {format_bandwidth(measurement.value)}{spread}"
+    return f"{label} = {format_bandwidth(measurement.value)}{spread}"
 
 
 def _how(measurement: Measurement) -> str:
-    told = measurement.parameters
+    parameters = measurement.parameters
     evidence = measurement.evidence
     proof = f"evidence: {evidence.kind} {evidence.ratio:.4f}" if evidence and evidence.ratio else "evidence: none"
     return (
-        f"{measurement.engine}; {format_size_binary(float(told['file_bytes']))} on {measurement.medium}, blocks of "
-        f"{format_size_binary(float(told['block_bytes']))}, depth {told['queue_depth']}, "
-        f"parallel {told['intra_op_parallelism']}; {proof}"
+        f"{measurement.engine}; {format_size_binary(float(parameters['file_bytes']))} on {measurement.medium}, "
+        f"blocks of {format_size_binary(float(parameters['block_bytes']))}, depth {parameters['queue_depth']}, "
+        f"parallel {parameters['intra_op_parallelism']}; {proof}"
     )

@@ -1,4 +1,4 @@
-"""What `bench finetune` found, for people: where the time went on the ranks, and what binds."""
+"""The result of `bench finetune` for people: where the ranks spent their time, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import Measurement, Record
-from tunetool.report.page import WIDTH, number, print_block
+from tunetool.report.page import new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
 PREFIX = "finetune."
@@ -26,7 +25,7 @@ ROWS = (
     ("engine", "engine start-up"),
     ("first_batch", "first batch"),
     ("data", "wait for a batch"),
-    ("batch", "making a batch, waited for or not"),
+    ("batch", "preparing a batch, in parallel or not"),
     ("step", "step"),
     ("checkpoint", "checkpoint"),
     ("end_to_end", "end to end"),
@@ -37,7 +36,7 @@ _HALF, _FIFTH = 0.5, 0.2
 
 @dataclass(frozen=True)
 class Shares:
-    """Seconds of the slowest rank: before the first step, waiting for data, stepping."""
+    """Seconds that the slowest rank spent before its first step (by phase), waiting for data, and in steps."""
 
     start: Mapping[str, float]
     data: float
@@ -45,30 +44,30 @@ class Shares:
 
     @property
     def all(self) -> float:
-        """Together."""
+        """Seconds of all parts together."""
         return sum(self.start.values()) + self.data + self.step
 
 
 def figures(record: Record) -> dict[str, list[Measurement]]:
-    """Measurements by their last name, in the order of ranks."""
-    found: dict[str, list[Measurement]] = {}
-    for each in record.measurements:
-        if each.name.startswith(PREFIX):
-            found.setdefault(each.name.removeprefix(PREFIX), []).append(each)
-    return found
+    """The measurements by the last part of their names, each in the order of ranks."""
+    by_name: dict[str, list[Measurement]] = {}
+    for measurement in record.measurements:
+        if measurement.name.startswith(PREFIX):
+            by_name.setdefault(measurement.name.removeprefix(PREFIX), []).append(measurement)
+    return by_name
 
 
 def print_finetune(record: Record, path: Path | None, console: Console) -> None:
-    """One table, short sentences, the verdict."""
-    found = figures(record)
+    """Print a table of phases, notes, the bottleneck and the verdict. ``path``: where the record is."""
+    by_name = figures(record)
     for line in _head(record):
         print_block(console, line, 2)
-    if found:
-        console.print(_table(found))
-    for line in [*_sentences(found), *_checks(record)]:
+    if by_name:
+        console.print(_table(by_name))
+    for line in [*_sentences(by_name), *_checks(record)]:
         print_block(console, line, 2)
     if path is not None and (path.parent / "tensorboard").is_dir():
-        # To be copied: never folded.
+        # A command to copy, so that it is not folded.
         console.print(Text(f"curves: tensorboard --logdir {path.parent / 'tensorboard'}"), soft_wrap=True)
     print_verdict_line(record, path, console)
 
@@ -76,19 +75,20 @@ def print_finetune(record: Record, path: Path | None, console: Console) -> None:
 def _head(record: Record) -> Iterator[str]:
     if not record.measurements:
         return
-    told = record.measurements[0].parameters
+    parameters = record.measurements[0].parameters
     yield (
-        f"{record.node.host}: `{told['model']}` ({_million(told['parameters'])} million parameters, "
-        f"{_million(told['trainable'])} million trained: {told['tuning']}) on `{told['dataset']}`"
+        f"{record.node.host}: `{parameters['model']}` ({_million(parameters['parameters'])} million parameters, "
+        f"{_million(parameters['trainable'])} million trained: {parameters['tuning']}) on `{parameters['dataset']}`"
     )
-    place = f"{told['ranks']} rank(s) on {told['nodes']} node(s) by `{told['launcher']}`, {told['compute']}"
-    steps = f"{told['steps']} steps with {told['batch_size']} samples for each rank"
-    yield f"{place}; {told['trainer']}, ZeRO-{told['zero_stage']}; {steps}"
+    ranks = f"{parameters['ranks']} rank(s) on {parameters['nodes']} node(s)"
+    launch = f"started by `{parameters['launcher']}`, {parameters['compute']}"
+    steps = f"{parameters['steps']} steps with {parameters['batch_size']} samples for each rank"
+    yield f"{ranks}, {launch}; {parameters['trainer']}, ZeRO-{parameters['zero_stage']}; {steps}"
 
 
-def _table(found: Mapping[str, Sequence[Measurement]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    many = len(found.get("end_to_end", ())) > 1
+def _table(by_name: Mapping[str, Sequence[Measurement]]) -> Table:
+    table = new_table(gap=2)
+    many = len(by_name.get("end_to_end", ())) > 1
     table.add_column("seconds" if not many else "seconds, on each rank", overflow="fold")
     table.add_column("median of ranks" if many else "", justify="right")
     if many:
@@ -96,7 +96,7 @@ def _table(found: Mapping[str, Sequence[Measurement]]) -> Table:
         table.add_column("most", justify="right")
         table.add_column("on", justify="right")
     for name, title in ROWS:
-        ranks = found.get(name)
+        ranks = by_name.get(name)
         if not ranks:
             continue
         cells = [title, _seconds(median(each.value for each in ranks))]
@@ -107,22 +107,22 @@ def _table(found: Mapping[str, Sequence[Measurement]]) -> Table:
     return table
 
 
-def _sentences(found: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
-    steps = found.get("step")
+def _sentences(by_name: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+    steps = by_name.get("step")
     if steps:
         count = len(steps[0].samples or [])
-        yield f"step, wait and making of a batch: medians of {count} steps, the first left out where there are more"
-    loads = found.get("model_bandwidth")
+        yield f"step, wait for a batch, preparing a batch: medians of {count} steps, without the first of several"
+    loads = by_name.get("model_bandwidth")
     if loads:
         yield _load(loads)
-    data = found.get("data")
+    data = by_name.get("data")
     if data:
         yield _data(data)
-    tokens, images = found.get("all.tokens"), found.get("all.images")
+    tokens, images = by_name.get("all.tokens"), by_name.get("all.images")
     if tokens and images:
         yield f"all ranks together: {number(tokens[0].value)} tokens/s, {number(images[0].value)} images/s"
     if steps:
-        yield binds(shares(found))
+        yield binds(shares(by_name))
 
 
 def _load(loads: Sequence[Measurement]) -> str:
@@ -133,46 +133,45 @@ def _load(loads: Sequence[Measurement]) -> str:
     more = " ..." if len(loads) > 8 else ""
     rate = format_bandwidth(slowest.value)
     return (
-        f"model load: {ranks} reads all {size} from {slowest.medium}, the slowest at {rate}; of it from drives: "
-        f"{stored}{more}"
+        f"model load: {ranks} reads all {size} from {slowest.medium}, the slowest at {rate}; drives read {stored}{more}"
     )
 
 
 def _data(data: Sequence[Measurement]) -> str:
     logical = sum(float(each.parameters.get("logical_read_bytes", 0)) for each in data)
     stored = sum(float(each.parameters.get("storage_read_bytes", 0)) for each in data)
-    return f"data: {format_size(logical)} read from {data[0].medium}, of it {format_size(stored)} from drives"
+    return f"data: {format_size(logical)} read from {data[0].medium}, {format_size(stored)} of it from drives"
 
 
-def shares(found: Mapping[str, Sequence[Measurement]]) -> Shares:
-    """Of the rank that takes longest."""
-    slowest = max(found["end_to_end"], key=lambda each: each.value).rank
+def shares(by_name: Mapping[str, Sequence[Measurement]]) -> Shares:
+    """The time shares of the rank that takes longest end to end."""
+    slowest = max(by_name["end_to_end"], key=lambda each: each.value).rank
 
     def samples(name: str) -> list[float]:
-        return next((list(each.samples or []) for each in found.get(name, ()) if each.rank == slowest), [])
+        return next((list(each.samples or []) for each in by_name.get(name, ()) if each.rank == slowest), [])
 
     start = {name: sum(samples(name)) for name in _STARTS}
     return Shares(start, sum(samples("first_batch")) + sum(samples("data")), sum(samples("step")))
 
 
 def binds(spent: Shares) -> str:
-    """What a faster run would have to change first."""
+    """The bottleneck: the start, the data or the step, with the figures that show it."""
     start, training = sum(spent.start.values()), spent.data + spent.step
     name = max(spent.start, key=lambda each: spent.start[each])
     title = dict(ROWS)[name]
     if start > _HALF * spent.all:
         return (
-            f"what binds: the start. {_seconds(start)} of {_seconds(spent.all)} s pass before the first step, the most "
-            f"in: {title} ({_seconds(spent.start[name])} s)"
+            f"bottleneck: the start. {_seconds(start)} of {_seconds(spent.all)} s pass before the first step, most of "
+            f"them in: {title} ({_seconds(spent.start[name])} s)"
         )
     share = spent.data / training if training else 0.0
     if share >= _FIFTH:
         return (
-            f"what binds: data. Waiting for batches takes {share:.0%} of the training: faster storage, more loading "
-            "processes (`--workers`), or images staged to memory"
+            f"bottleneck: data. Waiting for batches takes {share:.0%} of the training: use faster storage, more "
+            "loading processes (`--workers`), or images staged to memory"
         )
     waiting = f"Waiting for batches takes {share:.1%} of the training"
-    return f"what binds: the step. {waiting}: faster storage would change little"
+    return f"bottleneck: the step. {waiting}: faster storage would change little"
 
 
 def _checks(record: Record) -> Iterator[str]:

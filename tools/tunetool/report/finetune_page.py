@@ -1,4 +1,4 @@
-"""The record of a fine-tune as a page: curves of every worker, drawn from the series beside it. No script."""
+"""The record of a fine-tune as an HTML page: the curves of every worker, drawn from the series files of the record."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record, Series
+from tunetool.report.html import render
 from tunetool.report.page import REPORT
-from tunetool.report.svg_curves import Line, Points, colour, dashes, plot, spoken
+from tunetool.report.svg_curves import Line, Points, colour, dashes, format_value, plot
 from tunetool.training.rank.curve_files import finite, read_curve
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
 _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "Training",
         (
             ("loss", "Loss"),
             ("learning_rate", "Learning rate"),
-            ("step_time", "Time of a step"),
+            ("step_time", "Step time"),
             ("data_time", "Wait for a batch"),
         ),
     ),
@@ -32,7 +30,7 @@ _SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             ("node.cpu", "CPU of all cores"),
             ("node.memory", "Memory in use"),
-            ("node.shared_memory", "of it in tmpfs and shared memory"),
+            ("node.shared_memory", "Memory in tmpfs and shared memory"),
             ("node.memory_group", "Memory of the control group, without cache"),
             ("node.disk_read", "Read from drives"),
             ("node.disk_write", "Written to drives"),
@@ -66,7 +64,7 @@ class _Worker:
 
 
 def write_page(record: Record, directory: Path) -> Path | None:
-    """``report.html`` in the record's ``directory``, whole or not at all; None where it has no curves."""
+    """Write ``report.html`` to the record's ``directory`` by rename; returns None where the record has no curves."""
     text = page(record, directory)
     if text is None:
         return None
@@ -76,22 +74,20 @@ def write_page(record: Record, directory: Path) -> Path | None:
 
 
 def page(record: Record, directory: Path) -> str | None:
-    """The page's text, from the record and the series beside it."""
+    """The text of the page, from the record and its series files; None where there are no curves."""
     runs = _runs(record.series)
     shown = [run for prefix, series in runs.items() if (run := _run(prefix, series, directory))]
     if not shown:
         return None
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, autoescape=True, keep_trailing_newline=True
-    )
-    return environment.get_template("finetune.html.j2").render(
+    return render(
+        "finetune.html.j2",
         record=record,
         title=record.kind.removeprefix("bench.").replace("-", " ").capitalize(),
         runs=shown,
         figures=[
             {
                 "name": figure.name,
-                "value": spoken(figure.value, figure.unit),
+                "value": format_value(figure.value, figure.unit),
                 "where": _where(figure.rank, figure.host),
                 "engine": figure.engine,
                 "medium": figure.medium,
@@ -104,11 +100,11 @@ def page(record: Record, directory: Path) -> str | None:
 
 
 def _runs(series: Sequence[Series]) -> dict[str, list[Series]]:
-    """Those of one run together: its name stands before the last slash of theirs."""
-    found: dict[str, list[Series]] = {}
+    """Group the series by run: a run's name is the part of a series' name before the last slash."""
+    by_run: dict[str, list[Series]] = {}
     for each in series:
-        found.setdefault(each.name.rpartition("/")[0], []).append(each)
-    return found
+        by_run.setdefault(each.name.rpartition("/")[0], []).append(each)
+    return by_run
 
 
 def _run(prefix: str, series: Sequence[Series], directory: Path) -> Mapping[str, Any] | None:
@@ -121,16 +117,18 @@ def _run(prefix: str, series: Sequence[Series], directory: Path) -> Mapping[str,
     for title, curves in _SECTIONS:
         plots = []
         for name, label in curves:
-            found = {each.rank: (each, points) for each, points in read if each.name.rpartition("/")[2] == name}
-            if found:
-                # Every worker keeps its colour, drawn here or not.
-                lines = [Line(worker.name, found[worker.rank][1] if worker.rank in found else []) for worker in workers]
-                plots.append(plot(label, next(iter(found.values()))[0].unit, lines, until))
+            by_rank = {each.rank: (each, points) for each, points in read if each.name.rpartition("/")[2] == name}
+            if by_rank:
+                # Every worker keeps its colour, whether this plot shows it or not.
+                lines = [
+                    Line(worker.name, by_rank[worker.rank][1] if worker.rank in by_rank else []) for worker in workers
+                ]
+                plots.append(plot(label, next(iter(by_rank.values()))[0].unit, lines, until))
         if plots:
             sections.append({"title": title, "plots": plots})
     legend = [
-        {"name": worker.name, "colour": colour(place), "dashes": dashes(place) or "none"}
-        for place, worker in enumerate(workers)
+        {"name": worker.name, "colour": colour(index), "dashes": dashes(index) or "none"}
+        for index, worker in enumerate(workers)
     ]
     return {"title": prefix, "legend": legend, "sections": sections}
 

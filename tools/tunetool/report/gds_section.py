@@ -1,4 +1,4 @@
-"""What the screen says of GPUDirect Storage: in short, or every path with every blocker and its cure."""
+"""The screen's section about GPUDirect Storage: in brief, or every path with every blocker and its remedy."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from tunetool.report.lines import section, wrapped
 
 
 def gds_in_short(gds: Gds) -> Iterator[str]:
-    """The path, and why no better one."""
+    """The lines with the path that I/O takes now, and why a better one is not available."""
     lines = [gds.reasons[0] if gds.reasons else gds.mode]
     better = gds.paths[: next((index for index, path in enumerate(gds.paths) if path.mode == gds.mode), 0)]
     shared = _shared_blocker(better)
     if shared:
         lines = [f"{gds.mode}: {shared.found}"]
     else:
-        lines += [f"no {path.mode}: {_found(path)}" for path in better if path.blockers]
+        lines += [f"no {path.mode}: {_first_blocker(path)}" for path in better if path.blockers]
     yield from section("gds", lines)
     if len(lines) > 1:
-        yield from section("", ["`tunetool inspect --gds` has every blocker with its cure"])
+        yield from section("", ["`tunetool inspect --gds` shows every blocker with its remedy"])
 
 
 def _shared_blocker(paths: Sequence[Path]) -> Blocker | None:
-    """What alone blocks all of them, such as that there is no GPU."""
+    """The only blocker of every path, such as that there is no GPU; None where they differ."""
     blockers = {path.blockers[0].id if len(path.blockers) == 1 else "" for path in paths}
     return paths[0].blockers[0] if len(blockers) == 1 and "" not in blockers else None
 
 
-def _found(path: Path) -> str:
+def _first_blocker(path: Path) -> str:
     more = len(path.blockers) - 1
     return path.blockers[0].found + (f" (and {more} more)" if more else "")
 
 
 def gds_in_full(shown: Inspection) -> Iterator[str]:
-    """Every path, the best first."""
+    """The lines with every path, the best first, its blockers and their remedies."""
     gds = shown.gds
     yield ""
     shared = _shared_blocker([path for path in gds.paths if path.mode != "off"])
@@ -56,10 +56,10 @@ def gds_in_full(shown: Inspection) -> Iterator[str]:
             yield from wrapped(f"  do: {blocker.remedy}{by}", 6)
         for note in path.notes:
             yield from wrapped(f"- note: {note}", 2)
-    config = [one for one in shown.findings if one.id.startswith("gds.")]
+    config = [finding for finding in shown.findings if finding.id.startswith("gds.")]
     if config:
         yield ""
         yield "cufile.json:"
-        for one in config:
-            yield from wrapped(f"- {one.found}", 2)
-            yield from wrapped(f"  do: {one.remedy}", 6)
+        for finding in config:
+            yield from wrapped(f"- {finding.found}", 2)
+            yield from wrapped(f"  do: {finding.remedy}", 6)

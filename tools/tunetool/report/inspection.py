@@ -1,4 +1,4 @@
-"""One screen of a node, as fixed-width text: words, never only colours."""
+"""The screen of ``tunetool inspect`` as fixed-width text; nothing is shown by colour alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunetool.report.pcie_tree import link_words, pcie
 
 
 def screen(shown: Inspection, full_gds: bool = False) -> str:
-    """The whole screen, or the section of GPUDirect Storage with everything that is known of it."""
+    """The text of the whole screen, or with ``full_gds`` only the head and all facts about GPUDirect Storage."""
     if full_gds:
         return _text([*_head(shown), *gds_in_full(shown)])
     lines = [*_head(shown), *_memory(shown), *_drives(shown), *pcie(shown), *_volume(shown)]
@@ -28,12 +28,12 @@ def _head(shown: Inspection) -> Iterator[str]:
     first = ", ".join(
         part for part in (host.machine, host.distribution, host.kernel and f"Linux {host.kernel}") if part
     )
-    yield from section("node", [f"{host.name or '(no name)'}: {first or 'it does not say what it is'}"])
+    yield from section("node", [f"{host.name or '(no name)'}: {first or 'unknown machine'}"])
     if shown.note:
         yield from section("", [f"NOTE: {shown.note}"])
     if host.cpu or host.cpus:
         count = f"{host.sockets} x " if host.sockets and host.sockets > 1 else ""
-        numa = "; ".join(f"NUMA {one.node}: {one.cpus}" for one in host.numa)
+        numa = "; ".join(f"NUMA {node.node}: {node.cpus}" for node in host.numa)
         text = f"{count}{host.cpu or 'unknown'}, {host.cpus or '?'} CPUs"
         yield from section("cpu", [f"{text} ({numa})" if numa else text])
     under = []
@@ -64,16 +64,16 @@ def _memory(shown: Inspection) -> Iterator[str]:
 
 def _pools(pools: Sequence[HugePages]) -> str:
     sizes = dict.fromkeys(pool.size_kib for pool in pools)
-    told = []
+    descriptions = []
     for size in sizes:
-        own = [pool for pool in pools if pool.size_kib == size]
+        same_size = [pool for pool in pools if pool.size_kib == size]
         where = ", ".join(
             f"{pool.count}{'' if pool.numa_node is None else f' on NUMA {pool.numa_node}'}"
             f"{'' if pool.free in (None, pool.count) else f' ({pool.free} free)'}"
-            for pool in own
+            for pool in same_size
         )
-        told.append(f"{_binary(size * 1024)}: {where}")
-    return "; ".join(told)
+        descriptions.append(f"{_binary(size * 1024)}: {where}")
+    return "; ".join(descriptions)
 
 
 def _drives(shown: Inspection) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _drive_row(drive: Drive) -> tuple[str, ...]:
 
 
 def _columns(rows: Sequence[Sequence[str]], right: Sequence[str], limits: dict[str, int]) -> list[str]:
-    """Rows under their first one, each column as wide as its widest cell."""
+    """Rows as lines, the first one with the titles; each column is as wide as its widest cell."""
     head = rows[0]
     cells = [[_cut(cell, limits.get(head[column], WIDTH)) for column, cell in enumerate(row)] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
@@ -131,7 +131,9 @@ def _volume(shown: Inspection) -> Iterator[str]:
     yield ""
     lines = [_array(array) for array in shown.arrays] or ["none"]
     yield from section("array", lines)
-    yield from section("mounts", [_filesystem(one) for one in shown.filesystems] or ["no block device is mounted"])
+    yield from section(
+        "mounts", [_filesystem(filesystem) for filesystem in shown.filesystems] or ["no block device is mounted"]
+    )
 
 
 def _array(array: Array) -> str:
@@ -143,35 +145,40 @@ def _array(array: Array) -> str:
     )
 
 
-_DULL = ("rw", "relatime", "attr2", "inode64", "noquota", "seclabel")
+_COMMON_OPTIONS = ("rw", "relatime", "attr2", "inode64", "noquota", "seclabel")
 
 
-def _filesystem(one: Filesystem) -> str:
+def _filesystem(filesystem: Filesystem) -> str:
     stripe = ""
-    if one.stripe_unit_bytes and one.stripe_width_bytes:
-        stripe = f", stripe {_binary(one.stripe_unit_bytes)} x {one.stripe_width_bytes // one.stripe_unit_bytes}"
-    aligned = {True: ", aligned with the array", False: ", NOT ALIGNED with the array", None: ""}[one.aligned]
-    options = [option for option in one.options if option not in _DULL and not option.startswith(("sunit", "swidth"))]
+    if filesystem.stripe_unit_bytes and filesystem.stripe_width_bytes:
+        units = filesystem.stripe_width_bytes // filesystem.stripe_unit_bytes
+        stripe = f", stripe {_binary(filesystem.stripe_unit_bytes)} x {units}"
+    aligned = {True: ", aligned with the array", False: ", NOT ALIGNED with the array", None: ""}[filesystem.aligned]
+    options = [
+        option
+        for option in filesystem.options
+        if option not in _COMMON_OPTIONS and not option.startswith(("sunit", "swidth"))
+    ]
     shown = f" ({','.join(options)})" if options else ""
-    return f"{one.mount_point}: {one.type} on {one.medium}{stripe}{aligned}{shown}"
+    return f"{filesystem.mount_point}: {filesystem.type} on {filesystem.medium}{stripe}{aligned}{shown}"
 
 
 def _gpus(shown: Inspection) -> Iterator[str]:
     yield ""
     driver = shown.driver
-    spoken_driver = (
+    driver_text = (
         f"NVIDIA driver {driver.version}, {'open' if driver.open else 'closed'} kernel module"
         if driver
         else "no driver"
     )
     if not shown.gpus:
-        yield from section("gpus", ["no NVIDIA GPU" + (f"; {spoken_driver}" if driver else "")])
+        yield from section("gpus", ["no NVIDIA GPU" + (f"; {driver_text}" if driver else "")])
         return
     rows: dict[tuple[str, str], list[str]] = {}
     for gpu in shown.gpus:
         numa = "" if gpu.numa_node is None else f" (NUMA {gpu.numa_node})"
         rows.setdefault((gpu.model, link_words(gpu.link)), []).append(f"{gpu.index}{numa}")
-    lines = [f"{len(which)} x {model}, {link}; {spoken_driver}" for (model, link), which in rows.items()]
+    lines = [f"{len(which)} x {model}, {link}; {driver_text}" for (model, link), which in rows.items()]
     yield from section("gpus", lines)
 
 
@@ -179,9 +186,9 @@ def _ceilings(shown: Inspection) -> Iterator[str]:
     if not shown.ceilings:
         return
     lines = []
-    for one in shown.ceilings:
-        value = f"{one.value / 1e9:7.1f} GB/s" if one.value is not None else f"{'unknown':>12}"
-        lines.append(f"{one.id:7}{value}  {one.of}{'   <- binds' if one.binds else ''}")
+    for ceiling in shown.ceilings:
+        value = f"{ceiling.value / 1e9:7.1f} GB/s" if ceiling.value is not None else f"{'unknown':>12}"
+        lines.append(f"{ceiling.id:7}{value}  {ceiling.of}{'   <- binds' if ceiling.binds else ''}")
     yield ""
     yield from section("ceilings", lines)
 
@@ -192,13 +199,13 @@ def _findings(shown: Inspection) -> Iterator[str]:
         yield from section("findings", ["none"])
         return
     yield f"findings: {len(shown.findings)}"
-    for number, one in enumerate(shown.findings, start=1):
-        yield from wrapped(f"{number:2} {one.id}: {one.found}", 3)
-        yield from wrapped(f"   do: {one.remedy}", 7)
+    for number, finding in enumerate(shown.findings, start=1):
+        yield from wrapped(f"{number:2} {finding.id}: {finding.found}", 3)
+        yield from wrapped(f"   do: {finding.remedy}", 7)
 
 
 def _decimal(size: int) -> str:
-    # Three digits, as drives are sold.
+    # Three digits, as in drives' data sheets.
     return f"{size / 1e12:.2f} TB" if size >= 10**12 else f"{size / 1e9:.3g} GB"
 
 

@@ -9,26 +9,26 @@ from tunetool.record import Record, Status
 
 
 def junit(record: Record) -> str:
-    """The XML text. A case fails where something falls short, and is an error where it could not be judged."""
+    """The XML text. A case is a failure where something falls short, and an error where it could not be judged."""
     suite = Element("testsuite", name=_clean(f"tunetool {record.kind} {record.node.host}"), timestamp=_time(record))
     suite.set("time", f"{(record.finished - record.started).total_seconds():.3f}")
     for check in record.checks:
         case = _case(suite, "checks", check.id)
-        told = f"found {check.found}, expected {check.expected}"
+        message = f"found {check.found}, expected {check.expected}"
         if check.status == "fail":
-            _mark(case, "failure", told, check.remedy)
+            _mark(case, "failure", message, check.remedy)
         elif check.status == "unknown":
-            _mark(case, "error", told, check.remedy)
+            _mark(case, "error", message, check.remedy)
         elif check.status == "skip":
             SubElement(case, "skipped", message=_clean(check.found))
     figures = {measurement.name: measurement for measurement in record.measurements}
     for wanted in record.expectations:
         figure = figures.get(wanted.name)
-        found = format_figure(figure.value, figure.unit) if figure else "not measured"
+        value = format_figure(figure.value, figure.unit) if figure else "not measured"
         _judge(
             _case(suite, "expectations", wanted.name),
             wanted.status,
-            f"found {found}, expected at least {format_figure(wanted.value, wanted.unit)} ({wanted.source})",
+            f"found {value}, expected at least {format_figure(wanted.value, wanted.unit)} ({wanted.source})",
         )
     _ladder(suite, record)
     for host in record.hosts or []:
@@ -48,7 +48,7 @@ def _ladder(suite: Element, record: Record) -> None:
     if record.ladder is None:
         return
     for rung in record.ladder.rungs:
-        # What a rung may lose is a line to look behind, no judgement: a loss is told, and fails nothing.
+        # A rung's loss is a hint where to look, not a verdict: it is reported, but fails no case.
         case = _case(suite, "ladder", rung.title)
         if rung.skipped is not None:
             SubElement(case, "skipped", message=_clean(rung.skipped))
@@ -64,11 +64,11 @@ def _case(suite: Element, group: str, name: str) -> Element:
     return SubElement(suite, "testcase", classname=f"tunetool.{group}", name=_clean(name))
 
 
-def _judge(case: Element, status: Status | None, told: str) -> None:
+def _judge(case: Element, status: Status | None, reason: str) -> None:
     if status == "fail":
-        _mark(case, "failure", told, "")
+        _mark(case, "failure", reason, "")
     elif status not in ("pass", None):
-        _mark(case, "error", f"{status}: {told}", "")
+        _mark(case, "error", f"{status}: {reason}", "")
 
 
 def _mark(case: Element, tag: str, message: str, text: str) -> None:
@@ -80,7 +80,7 @@ def _time(record: Record) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without what XML 1.0 cannot carry (section 2.2)."""
+    """The text without the characters that XML 1.0 forbids (section 2.2)."""
     return "".join(
         letter
         for letter in text

@@ -1,10 +1,9 @@
-"""The ladder for people: rungs from the bottom up, what each keeps, the first that loses, and random reads."""
+"""The ladder for people: the rungs from the bottom up with their shares, the first loss, and random reads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,11 +11,11 @@ from rich.text import Text
 from tunetool.measure.ladder.raw import ALONE
 from tunetool.node.units import format_rate
 from tunetool.record import Measurement, Record, Rung
-from tunetool.report.page import WIDTH, number, print_block
+from tunetool.report.page import new_table, number, print_block
 
 
 def print_ladder(record: Record, console: Console) -> None:
-    """Nothing for a record without a ladder."""
+    """Print the ladder's tables and its first loss; nothing for a record without a ladder."""
     if record.ladder is None:
         return
     console.print(_rungs_table(record, [rung for rung in record.ladder.rungs if rung.skipped is None]))
@@ -63,20 +62,20 @@ def _proof(measurements: Sequence[Measurement]) -> str:
 
 
 def _skipped(rungs: Sequence[Rung]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for rung in rungs:
         if rung.skipped is not None:
-            found.setdefault(rung.skipped, []).append(rung.title)
-    return found
+            by_reason.setdefault(rung.skipped, []).append(rung.title)
+    return by_reason
 
 
 def _print_drives(record: Record, console: Console) -> None:
     drives = [m for m in record.measurements if m.name == ALONE]
     if drives:
-        told = ", ".join(
+        speeds = ", ".join(
             f"`{m.parameters.get('serial') or m.parameters['device']}` {number(m.value / 1e9)}" for m in drives
         )
-        print_block(console, f"each drive alone, GB/s: {told}", 2)
+        print_block(console, f"each drive alone, GB/s: {speeds}", 2)
 
 
 def _rates_table(record: Record, rates: Sequence[Measurement]) -> Table:
@@ -103,7 +102,7 @@ def _rates_table(record: Record, rates: Sequence[Measurement]) -> Table:
 
 
 def _table(titles: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     for title in titles:
         table.add_column(title, justify="right" if title in right else "left", overflow="fold")
     if "rung" in titles:
@@ -112,13 +111,13 @@ def _table(titles: Sequence[str], right: Sequence[str]) -> Table:
 
 
 def scaled_as(rate: float, other: float) -> str:
-    """Another rate in the unit in which ``rate`` is written, without it."""
+    """``other`` as a number in the unit in which ``rate`` is shown, without the unit."""
     factor = rate / float(format_rate(rate).split()[0])
     return number(other / factor)
 
 
 def latency(seconds: float | None) -> str:
-    """Microseconds, milliseconds or seconds."""
+    """A latency for people, in microseconds, milliseconds or seconds; a dash for None."""
     if seconds is None:
         return "-"
     if seconds >= 1:

@@ -1,4 +1,4 @@
-"""Lines of a screen: sections beside their names, long ones folded, at a fixed width."""
+"""Lines of fixed-width text: sections with their names in the margin, long lines folded."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 WIDTH = 120
 MARGIN = 12
-"""Every line of a section begins with its name, or as many blanks."""
+"""Width of the margin, which holds a section's name or blanks."""
 
 
 def section(name: str, lines: Sequence[str]) -> Iterator[str]:
-    """Lines beside their name; a line that is too long goes on below itself."""
+    """The lines with their section's name in the margin; a line that is too long is folded and indented."""
     for index, line in enumerate(lines):
         head = f"{name:{MARGIN}}" if index == 0 else " " * MARGIN
         indent = len(line) - len(line.lstrip()) + 2
@@ -23,7 +23,7 @@ def section(name: str, lines: Sequence[str]) -> Iterator[str]:
             break_on_hyphens=False,
             replace_whitespace=False,
         ) or [""]
-        # A table's own blanks must stay: only what does not fit is wrapped.
+        # Wrapping would collapse a table's blanks: only lines that do not fit are wrapped.
         parts = [line] if len(line) <= WIDTH - MARGIN else parts
         yield head + parts[0]
         for part in parts[1:]:
@@ -31,6 +31,7 @@ def section(name: str, lines: Sequence[str]) -> Iterator[str]:
 
 
 def wrapped(text: str, indent: int) -> list[str]:
+    """``text`` folded to the width; the first line keeps its indentation, further lines get ``indent`` blanks."""
     start = text[: len(text) - len(text.lstrip())]
     return textwrap.wrap(
         text.lstrip(),

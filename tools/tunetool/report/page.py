@@ -1,23 +1,25 @@
-"""What every page for people shares: its width, its lines, and how it writes a number."""
+"""What all tables on a terminal share: their width, style, lines and number format."""
 
 from __future__ import annotations
 
 import textwrap
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from tunetool.record import Record
 
 WIDTH = 100
 REPORT = "report.html"
-"""The page of plots beside a record."""
+"""File name of the HTML page beside a record."""
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "FAILED": "bold red", "REFUSED": "bold red"}
 
 
 def number(value: float) -> str:
-    """Four digits that count, never in powers of ten."""
+    """At least three significant digits, without an exponent for common sizes: 1234.5, 12.34, 0.123."""
     if value >= 100:
         return f"{value:.1f}"
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
@@ -29,7 +31,7 @@ def line_of(text: str) -> Text:
 
 
 def print_block(console: Console, text: str, indent: int) -> None:
-    """Text as wide as the page, its further lines indented."""
+    """Print text folded to the page's width, with ``indent`` blanks before further lines."""
     for line in textwrap.wrap(
         text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, drop_whitespace=True
     ):
@@ -37,25 +39,36 @@ def print_block(console: Console, text: str, indent: int) -> None:
 
 
 class PipeConsole(Console):
-    """A console that raises where nobody reads it any more: rich itself ends the process with 1."""
+    """A console that raises ``BrokenPipeError`` when its reader is gone, where rich would exit with 1."""
 
     def on_broken_pipe(self) -> None:
-        """Called by rich while it handles the ``BrokenPipeError``."""
+        """Raise the error again; rich calls this while it handles it."""
         raise BrokenPipeError
 
 
+def new_table(gap: int = 1) -> Table:
+    """An empty table as wide as the page, with ``gap`` blanks between its columns."""
+    return Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, gap, 0, 0))
+
+
+def add_number_columns(table: Table, *titles: str) -> None:
+    """Add right-aligned columns for figures."""
+    for title in titles:
+        table.add_column(title, justify="right")
+
+
 def table_console() -> Console:
-    """Standard output, as wide as the table everywhere. rich itself honours NO_COLOR."""
+    """A console on standard output with the page's fixed width. rich honours NO_COLOR by itself."""
     return PipeConsole(width=WIDTH, highlight=False)
 
 
 def print_verdict_line(record: Record, path: Path | None, console: Console) -> None:
-    """The reasons, where the record lies, and the word."""
+    """Print the verdict's reasons, the record's path, and the verdict. Nothing for a record without a verdict."""
     if record.verdict is None:
         return
-    told = tuple(f"{check.id}: " for check in record.checks if check.status in ("fail", "unknown"))
+    shown_above = tuple(f"{check.id}: " for check in record.checks if check.status in ("fail", "unknown"))
     for reason in record.verdict.reasons:
-        if not reason.startswith(told):  # a failed check stands above already
+        if not reason.startswith(shown_above):  # a failed check is printed above already
             print_block(console, f"- {reason}", 2)
     if path is not None:
         console.print(line_of(f"record: {path}"))
@@ -63,11 +76,11 @@ def print_verdict_line(record: Record, path: Path | None, console: Console) -> N
 
 
 def verdict_word(record: Record) -> Text:
-    """The word; what was forgiven stands beside it."""
+    """The verdict in its colour, with the tolerance that it used."""
     shown = word(record.verdict.status.upper() if record.verdict else "")
     return Text.assemble(shown, f" (tolerance {record.tolerance * 100:g} %)") if record.tolerance else shown
 
 
 def word(text: str) -> Text:
-    """A verdict's word in its colour."""
+    """A verdict such as PASS in its colour."""
     return Text(text, style=STYLES.get(text, ""))

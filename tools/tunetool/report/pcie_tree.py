@@ -1,17 +1,18 @@
-"""The PCIe tree as lines: places with what their links carry."""
+"""The PCIe tree as lines of text, with the link and bandwidth of each node."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tunetool.inspect.ceilings import spoken, words
+from tunetool.inspect.ceilings import format_link, format_link_speed
 from tunetool.inspect.model import Inspection, Link, PciNode
 
 _LINK_AT, _RATE_AT = 66, 84
-"""Where the link and the rate of a line of the tree stand."""
+"""Columns where the link and the bandwidth begin."""
 
 
 def pcie(shown: Inspection) -> Iterator[str]:
+    """The lines of the tree, grouped by NUMA node; none where no PCIe device is visible."""
     if not shown.pcie:
         return
     yield ""
@@ -26,7 +27,7 @@ def pcie(shown: Inspection) -> Iterator[str]:
 
 
 def _root(root: PciNode, head: str, tail: str) -> Iterator[str]:
-    """A root complex beside what hangs on it, if that is one line."""
+    """A root complex and its children, on one line where the children take only one."""
     lines = list(_lines(root.children))
     if len(lines) == 1:
         names, node, below = lines[0]
@@ -46,7 +47,10 @@ def _branch(nodes: Sequence[PciNode], prefix: str) -> Iterator[str]:
 
 
 def _lines(nodes: Sequence[PciNode]) -> Iterator[tuple[str, PciNode, Sequence[PciNode]]]:
-    """What to write of neighbours: alike ones share a line. Names, one of them, what lies beneath."""
+    """The lines for sibling nodes, where nodes with equal links share one line.
+
+    Each as the names, one of the nodes, and the children below it.
+    """
     alike: dict[tuple[Link | None, float | None], list[PciNode]] = {}
     for node in nodes:
         if node.kind == "switch":
@@ -65,29 +69,29 @@ def _names(group: Sequence[PciNode]) -> str:
     else:
         names += cards
     joined = ", ".join(names)
-    # Too many for a line: the first and the last say which.
+    # Too many for a line: the first and the last name the range.
     return joined if len(joined) <= 54 else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
-def _row(left: str, node: PciNode, names: str) -> str:
+def _row(text: str, node: PciNode, names: str) -> str:
     each = "each " if node.kind != "switch" and ("," in names or "(" in names or "NICs" in names) else ""
     rate = f"{node.bandwidth / 1e9:6.1f}" if node.bandwidth is not None else f"{'-':>6}"
     link = f"{each}{link_words(node.link) if node.link else '-'}"
-    return f"{left:{_LINK_AT}}{link:{_RATE_AT - _LINK_AT}}{rate}{_remark(node)}"
+    return f"{text:{_LINK_AT}}{link:{_RATE_AT - _LINK_AT}}{rate}{_remark(node)}"
 
 
 def _remark(node: PciNode) -> str:
     if node.kind == "switch":
         below = sum(child.bandwidth for child in node.children if child.bandwidth is not None)
-        return f"  shared: {below / 1e9:.1f} beneath" if below else ""
-    own = node.link.bandwidth if node.link else None
-    if own is not None and node.bandwidth is not None and node.bandwidth < own:
+        return f"  shared: {below / 1e9:.1f} below" if below else ""
+    link_bandwidth = node.link.bandwidth if node.link else None
+    if link_bandwidth is not None and node.bandwidth is not None and node.bandwidth < link_bandwidth:
         return "  a port above is narrower"
     return ""
 
 
 def link_words(link: Link) -> str:
-    """Its speed and width, and what it could be where that is more."""
+    """The link as it runs, with what is possible where that is more, such as ``Gen3 x4 of Gen5 x4``."""
     if link.downgraded:
-        return f"{words(link)} of {spoken(link.possible_speed_gts, link.possible_width)}"
-    return words(link)
+        return f"{format_link(link)} of {format_link_speed(link.possible_speed_gts, link.possible_width)}"
+    return format_link(link)

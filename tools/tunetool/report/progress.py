@@ -1,4 +1,4 @@
-"""The faces of progress: bars on a terminal, plain lines elsewhere. Always on stderr."""
+"""Progress output on stderr: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rich.text import Text
 from tunetool.node.units import format_size
 
 _EVERY = 10.0
-"""Seconds between lines of a long step, where no bar can be drawn."""
+"""Seconds between two lines of a long step where no bar can be drawn."""
 
 
 class PlainProgress:
-    """A line when a step starts: for logs, pipes and continuous integration."""
+    """One line when a step starts, for logs, pipes and continuous integration."""
 
     def say(self, line: str) -> None:
-        """One line."""
+        """Print one line."""
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
     @contextlib.contextmanager
     def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
-        """Announce the step; time passes in silence."""
+        """Announce the step with its expected duration; nothing is printed while it runs."""
         self.say(f"{name} ({seconds:.0f} s)" if seconds >= 1 else name)
         yield lambda: None
 
     @contextlib.contextmanager
     def moving(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A line every ten seconds."""
+        """Report the bytes that are done, every ten seconds. The yielded function takes the bytes so far."""
         last = time.monotonic()
 
         def tick(done: int) -> None:
@@ -45,18 +45,18 @@ class PlainProgress:
 
 
 class BarProgress:
-    """A bar for the step that runs. It is redrawn by the step's own ticks: no thread."""
+    """A bar for the current step. The step redraws it by calling the yielded function: there is no thread."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
 
     def say(self, line: str) -> None:
-        """One line above the bar."""
+        """Print one line above the bar."""
         self._console.print(Text(line), soft_wrap=True)
 
     @contextlib.contextmanager
     def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
-        """Show a bar that fills in ``seconds`` and waits there if the step takes longer."""
+        """Show a bar that is full after ``seconds`` and stays so if the step takes longer."""
         columns = (TextColumn("{task.description}", markup=False), BarColumn(30), TimeElapsedColumn())
         with Progress(*columns, console=self._console, transient=True, auto_refresh=False) as bar:
             task = bar.add_task(name, total=max(seconds, 0.1))
@@ -71,7 +71,7 @@ class BarProgress:
 
     @contextlib.contextmanager
     def moving(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar of the bytes that are done, with their rate."""
+        """Show a bar of the bytes that are done, with their rate. The yielded function takes the bytes so far."""
         columns = (TextColumn("{task.description}", markup=False), BarColumn(30), DownloadColumn())
         with Progress(
             *columns, TransferSpeedColumn(), console=self._console, transient=True, auto_refresh=False
@@ -87,5 +87,5 @@ class BarProgress:
 
 
 def best_progress() -> PlainProgress | BarProgress:
-    """Bars where a person watches."""
+    """Bars where stderr is a terminal, lines elsewhere."""
     return BarProgress() if sys.stderr.isatty() else PlainProgress()

@@ -1,4 +1,4 @@
-"""A record for Prometheus' node exporter: a file for its textfile collector.
+"""A record as a file for the textfile collector of Prometheus' node exporter.
 
 Format: Prometheus' text exposition format 0.0.4.
 """
@@ -15,7 +15,7 @@ _CHECKS = {"pass": 0, "fail": 1, "unknown": 2, "skip": 3}
 
 
 class _Page:
-    """Families in the order in which they are first named: the format wants each one's lines together."""
+    """Metric families in the order in which they are first added; the format requires each one's lines together."""
 
     def __init__(self) -> None:
         self.families: dict[str, list[str]] = {}
@@ -30,14 +30,14 @@ class _Page:
 
 
 def prometheus(record: Record) -> str:
-    """The file's text. Write it by rename: the collector may read at any moment."""
+    """The text of the file. Write it by rename, since the collector may read it at any moment."""
     page = _Page()
     base = {"kind": record.kind, "node": record.node.host}
     page.add("finished_timestamp_seconds", "When the run ended: alert on its age", base, record.finished.timestamp())
     for status in _STATUSES:
         if record.verdict is not None:
             now = float(record.verdict.status == status)
-            page.add("verdict", "1 for the verdict that was given", {**base, "status": status}, now)
+            page.add("verdict", "1 for the verdict of the record, 0 for the others", {**base, "status": status}, now)
     for measurement in record.measurements:
         _measurement(page, base, measurement)
     for wanted in record.expectations:
@@ -54,9 +54,9 @@ def prometheus(record: Record) -> str:
 
 def _measurement(page: _Page, base: Mapping[str, str], measurement: Measurement) -> None:
     labels = {**base, "measurement": measurement.name, "medium": measurement.medium}
-    # A drive without a serial number is told from its neighbour by its name, or two lines would be one series.
-    place = {name: measurement.parameters.get(name) for name in ("serial", "device")}
-    for name, value in (*place.items(), ("host", measurement.host)):
+    # The device's name keeps drives without a serial number apart: otherwise two lines would be one series.
+    identity = {name: measurement.parameters.get(name) for name in ("serial", "device")}
+    for name, value in (*identity.items(), ("host", measurement.host)):
         if value:
             labels[name] = str(value)
     unit = _UNITS[measurement.unit]

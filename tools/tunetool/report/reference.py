@@ -1,24 +1,23 @@
-"""What `bench reference` found, for people: one line for each part, its first figures, the verdict."""
+"""The result of `bench reference` for people: one line for each part, the figures, the verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tunetool.node.units import format_figure
 from tunetool.record import Measurement, Record
-from tunetool.report.page import WIDTH, line_of, number, print_block, print_verdict_line, word
+from tunetool.report.page import line_of, new_table, number, print_block, print_verdict_line, word
 
 
 def print_reference(record: Record, path: Path | None, console: Console) -> None:
-    """The parts, then what was measured, then the verdict."""
+    """Print the parts, then the figures, then the verdict. ``path``: where the record is."""
     console.print(line_of(f"{record.node.host}: `{record.target}`"))
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     table.add_column("part")
     table.add_column("verdict")
     table.add_column("record", overflow="fold")
@@ -37,7 +36,7 @@ def print_reference(record: Record, path: Path | None, console: Console) -> None
 
 
 def _figures(record: Record) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     table.add_column("figure", overflow="fold")
     table.add_column("median", justify="right")
     table.add_column("medium", overflow="fold")
@@ -48,7 +47,7 @@ def _figures(record: Record) -> Table:
 
 
 def figures(record: Record) -> Iterator[tuple[str, str, str, str]]:
-    """Name, median, medium, host."""
+    """Name, median with its unit, medium and host of each measurement."""
     for each in record.measurements:
         yield each.name, _value(each), each.medium, each.host or ""
 

@@ -1,18 +1,24 @@
-"""What `tunetool stage` did, for people."""
+"""The result of `tunetool stage` for people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import FleetHost, Measurement, Record
-from tunetool.report.page import WIDTH, line_of, number, print_block, print_verdict_line, word
+from tunetool.report.page import (
+    add_number_columns,
+    line_of,
+    new_table,
+    number,
+    print_block,
+    print_verdict_line,
+    word,
+)
 
 _BINDS = {
     "cpu": "the CPUs were busy, with this or with other work",
@@ -22,7 +28,7 @@ _BINDS = {
 
 
 def print_stage(record: Record, path: Path | None, console: Console) -> None:
-    """The copy with its figures, or what was found."""
+    """Print the copy's figures and checks, then the verdict. ``path``: where the record is."""
     console.print(line_of(f"{record.node.host}: `{record.target}`"))
     for measurement in record.measurements:
         for line in _lines(measurement):
@@ -35,17 +41,16 @@ def print_stage(record: Record, path: Path | None, console: Console) -> None:
 
 
 def print_stage_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Console) -> None:
-    """One line for each host."""
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    """Print one line for each host."""
+    table = new_table()
     table.add_column("host", overflow="fold")
     table.add_column("result")
-    for title in ("GB", "s", "GB/s"):
-        table.add_column(title, justify="right")
+    add_number_columns(table, "GB", "s", "GB/s")
     table.add_column("binds")
     table.add_column("reason", ratio=1, overflow="fold")
     for host, record in hosts:
         figure = record.measurements[0] if record is not None and record.measurements else None
-        said = [check.found for check in record.checks] if record is not None else []
+        findings = [check.found for check in record.checks] if record is not None else []
         cells = (
             [
                 number(float(figure.parameters["bytes"]) / 1e9),
@@ -56,21 +61,27 @@ def print_stage_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console:
             if figure is not None
             else ["-"] * 4
         )
-        reason = next(iter([*host.reasons, *said]), "")
+        reason = next(iter([*host.reasons, *findings]), "")
         table.add_row(Text(host.host), word(host.status.upper()), *map(Text, cells), Text(reason))
     console.print(table)
 
 
 def _lines(figure: Measurement) -> list[str]:
-    told = figure.parameters
-    moved = f"{format_size(float(told['bytes']))} in {told['files']} files, {float(told['seconds']):.2f} s"
-    way = f"from `{told['source']}` ({told['source_medium']}) to {figure.medium}" if "source" in told else "read"
-    direct = format_size(float(told["direct_bytes"]))
+    parameters = figure.parameters
+    size, seconds = format_size(float(parameters["bytes"])), float(parameters["seconds"])
+    moved = f"{size} in {parameters['files']} files, {seconds:.2f} s"
+    way = (
+        f"from `{parameters['source']}` ({parameters['source_medium']}) to {figure.medium}"
+        if "source" in parameters
+        else "read"
+    )
+    direct = format_size(float(parameters["direct_bytes"]))
     return [
         f"{moved}: {format_bandwidth(figure.value)}; {way}",
-        f"{told['threads']} threads, {told['checksum']}; {direct} read past the page cache; reading "
-        f"{float(told['reading_seconds']):.2f} s, checksums {float(told['checksum_seconds']):.2f} s, writing "
-        f"{float(told['writing_seconds']):.2f} s over all threads; CPU {float(told['cpu_seconds']):.2f} s on "
-        f"{told['cpus']}, which were busy for {float(told['cpu_busy']):.0%}",
-        f"binds: {told['binds']} ({_BINDS[str(told['binds'])]})",
+        f"{parameters['threads']} threads, {parameters['checksum']}; {direct} read past the page cache; reading "
+        f"{float(parameters['reading_seconds']):.2f} s, checksums {float(parameters['checksum_seconds']):.2f} s, "
+        f"writing {float(parameters['writing_seconds']):.2f} s over all threads; CPU "
+        f"{float(parameters['cpu_seconds']):.2f} s on {parameters['cpus']}, which were busy for "
+        f"{float(parameters['cpu_busy']):.0%}",
+        f"binds: {parameters['binds']} ({_BINDS[str(parameters['binds'])]})",
     ]

@@ -1,4 +1,4 @@
-"""What `bench staging` found, for people: the published table with ours beside it, the summary, stage or not."""
+"""The result of `bench staging` for people: published and measured times side by side, a summary, and advice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,74 +14,74 @@ from tunetool.bench.staging import published
 from tunetool.bench.staging.published import SCENARIOS, TITLES, Pair, Scenario
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record
-from tunetool.report.page import WIDTH, line_of, number, print_block, print_verdict_line
+from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block, print_verdict_line
 
 PREFIX = "staging."
 _READ = ("model_read", "model_storage", "data_read", "data_storage")
 
 
 @dataclass
-class Found:
-    """One scenario: figures by path and name, checks by their last name."""
+class MeasuredScenario:
+    """One scenario: figures by path and name, checks by the last part of their names."""
 
     name: Scenario
     figures: Mapping[tuple[str, str], Measurement]
     checks: Mapping[str, CheckResult]
     ranks: list[Measurement] = field(default_factory=list)
-    """Model load of each rank on path B."""
+    """Model load of each rank on path B (bulk storage)."""
 
     def value(self, path: str, figure: str) -> float | None:
-        """A figure's median."""
-        found = self.figures.get((path, figure))
-        return found.value if found else None
+        """The median of a figure on ``path`` (``memory`` or ``bulk``); None where it was not measured."""
+        measurement = self.figures.get((path, figure))
+        return measurement.value if measurement else None
 
     def pair(self, figure: str) -> Pair | None:
-        """Both paths' medians."""
+        """The medians of both paths; None where one is missing."""
         staged, bulk = self.value("memory", figure), self.value("bulk", figure)
         return Pair(staged, bulk) if staged is not None and bulk is not None else None
 
     @property
     def any(self) -> Measurement | None:
-        """One figure, for what all of them were taken under."""
+        """Any figure, for the conditions that all of them share; None where nothing was measured."""
         return next(iter(self.figures.values()), None)
 
     @property
     def missing(self) -> str | None:
-        """Why it was not measured, or not to its end."""
+        """Why the scenario was not measured, or not completely; None where it was."""
         check = self.checks.get("")
         return check.found if check else None
 
 
-def scenarios(record: Record) -> list[Found]:
-    """The record's figures by scenario, those that were asked for."""
-    found = []
+def scenarios(record: Record) -> list[MeasuredScenario]:
+    """The record's figures grouped by scenario, for the scenarios that it has."""
+    result = []
     for name in SCENARIOS:
         head = f"{PREFIX}{name}"
         figures: dict[tuple[str, str], Measurement] = {}
         ranks = []
-        for each in record.measurements:
-            if not each.name.startswith(head + "."):
+        for measurement in record.measurements:
+            if not measurement.name.startswith(head + "."):
                 continue
-            path, _, figure = each.name.removeprefix(head + ".").partition(".")
+            path, _, figure = measurement.name.removeprefix(head + ".").partition(".")
             if figure == "rank_model_load":
-                ranks += [each] if path == "bulk" else []
+                ranks += [measurement] if path == "bulk" else []
             else:
-                figures[path, figure] = each
+                figures[path, figure] = measurement
         checks = {
             check.id.removeprefix(head).lstrip("."): check
             for check in record.checks
             if check.id == head or check.id.startswith(head + ".")
         }
         if figures or checks:
-            found.append(Found(name, figures, checks, ranks))
-    return found
+            result.append(MeasuredScenario(name, figures, checks, ranks))
+    return result
 
 
 def print_staging(record: Record, path: Path | None, console: Console) -> None:
-    """A table for each scenario, the summary across them, what to do, the verdict."""
-    found = scenarios(record)
+    """Print a table for each scenario, the summary, the advice and the verdict. ``path``: where the record is."""
+    measured = scenarios(record)
     console.print(line_of(f"{record.node.host}: {record.target}"))
-    for each in found:
+    for each in measured:
         if each.any is None:
             print_block(console, f"{TITLES[each.name]}: {_word(each)}, {each.missing or 'nothing was measured'}", 2)
             continue
@@ -91,73 +90,81 @@ def print_staging(record: Record, path: Path | None, console: Console) -> None:
         console.print(_table(each))
         for line in notes(each):
             print_block(console, line, 2)
-    if any(each.any for each in found):
-        console.print(_summary(found))
-        for line in closing(found):
+    if any(each.any for each in measured):
+        console.print(_summary(measured))
+        for line in closing(measured):
             print_block(console, line, 2)
     if path is not None and (path.parent / "tensorboard").is_dir():
-        # To be copied: never folded.
+        # A command to copy, so that it is not folded.
         console.print(Text(f"curves: tensorboard --logdir {path.parent / 'tensorboard'}"), soft_wrap=True)
     print_verdict_line(record, path, console)
 
 
-def _word(found: Found) -> str:
-    check = found.checks.get("")
+def _word(scenario: MeasuredScenario) -> str:
+    check = scenario.checks.get("")
     return "left out" if check is not None and check.status == "skip" else "failed"
 
 
-def head(found: Found) -> Iterator[str]:
-    """Under what it was measured."""
-    first = found.any
+def head(scenario: MeasuredScenario) -> Iterator[str]:
+    """The conditions of the measurement."""
+    first = scenario.any
     if first is None:
         return
-    told = first.parameters
-    staged, bulk = found.figures.get(("memory", "end_to_end")), found.figures.get(("bulk", "end_to_end"))
+    parameters = first.parameters
+    staged, bulk = scenario.figures.get(("memory", "end_to_end")), scenario.figures.get(("bulk", "end_to_end"))
     media = f"{staged.medium if staged else '-'} against {bulk.medium if bulk else '-'}"
-    size = format_size(float(told["model_bytes"]))
+    size, data_size = (format_size(float(parameters[f"{what}_bytes"])) for what in ("model", "data"))
     yield (
-        f"{TITLES[found.name]}: {told['ranks']} rank(s) on {told['nodes']} node(s), {told['device']}; {media}; model "
-        f"`{told['model']}` of {size}, {told['images']} images of {format_size(float(told['data_bytes']))}; "
-        f"{told['steps']} steps of {told['steps_per_epoch']} in an epoch, ZeRO-{told['zero_stage']}, {first.engine}"
+        f"{TITLES[scenario.name]}: {parameters['ranks']} rank(s) on {parameters['nodes']} node(s), "
+        f"{parameters['device']}; {media}; model `{parameters['model']}` of {size}, {parameters['images']} images of "
+        f"{data_size}; {parameters['steps']} steps of {parameters['steps_per_epoch']} in an epoch, "
+        f"ZeRO-{parameters['zero_stage']}, {first.engine}"
     )
-    if found.missing:
-        yield f"failed: {found.missing}"
+    if scenario.missing:
+        yield f"failed: {scenario.missing}"
 
 
-def rows(found: Found) -> Iterator[tuple[str, Sequence[str]]]:
-    """Published memory and bulk, ours, and how many times as fast from memory."""
-    first = found.any
-    told = first.parameters if first else {}
-    full = found.name == "nodes"
+def rows(scenario: MeasuredScenario) -> Iterator[tuple[str, Sequence[str]]]:
+    """The table's rows: a title, then published memory and bulk, measured memory and bulk, and bulk / memory."""
+    first = scenario.any
+    parameters = first.parameters if first else {}
+    full = scenario.name == "nodes"
     yield (
         "Epoch",
-        ("10", "10", *_both(f"{_epochs(told):.3g}"), "") if full else ("", "", *_both(f"{_epochs(told):.3g}"), ""),
+        ("10", "10", *_both(f"{_epochs(parameters):.3g}"), "")
+        if full
+        else ("", "", *_both(f"{_epochs(parameters):.3g}"), ""),
     )
-    images = f"{told['images']} images"
+    images = f"{parameters['images']} images"
     yield "Dataset", ("2000+ images", "2000+ images", *_both(images), "") if full else ("", "", *_both(images), "")
     yield (
         "Batch size",
-        ("2", "2", *_both(str(told["batch_size"])), "") if full else ("", "", *_both(str(told["batch_size"])), ""),
+        ("2", "2", *_both(str(parameters["batch_size"])), "")
+        if full
+        else ("", "", *_both(str(parameters["batch_size"])), ""),
     )
-    yield "Data load time / batch", _cells(published.DATA_PER_BATCH.get(found.name), found.pair("data_per_batch"))
-    yield "  of which a step waited", _cells(None, found.pair("data_wait_per_batch"))
-    yield "Model load time", _cells(published.MODEL_LOAD.get(found.name), found.pair("model_load"))
-    yield "First epoch" + (" (extrapolated)" if told["extrapolated"] else ""), _cells(None, found.pair("first_epoch"))
-    if found.pair("later_epoch"):
-        yield "Later epoch", _cells(None, found.pair("later_epoch"))
-    yield "Fine-tune time", _cells(published.FINE_TUNE.get(found.name), found.pair("fine_tune"))
-    yield "  of which the first step's start-up", _cells(None, found.pair("first_step"))
-    stage = found.value("memory", "stage")
+    yield "Data load time / batch", _cells(published.DATA_PER_BATCH.get(scenario.name), scenario.pair("data_per_batch"))
+    yield "  of which steps waited", _cells(None, scenario.pair("data_wait_per_batch"))
+    yield "Model load time", _cells(published.MODEL_LOAD.get(scenario.name), scenario.pair("model_load"))
+    yield (
+        "First epoch" + (" (extrapolated)" if parameters["extrapolated"] else ""),
+        _cells(None, scenario.pair("first_epoch")),
+    )
+    if scenario.pair("later_epoch"):
+        yield "Later epoch", _cells(None, scenario.pair("later_epoch"))
+    yield "Fine-tune time", _cells(published.FINE_TUNE.get(scenario.name), scenario.pair("fine_tune"))
+    yield "  of which the first step's start-up", _cells(None, scenario.pair("first_step"))
+    stage = scenario.value("memory", "stage")
     yield "Staging", ("", "", _seconds(stage), "-", "")
-    yield "End to end, staging included", _cells(None, found.pair("end_to_end"))
+    yield "End to end, staging included", _cells(None, scenario.pair("end_to_end"))
 
 
 def _both(text: str) -> tuple[str, str]:
     return text, text
 
 
-def _epochs(told: Mapping[str, object]) -> float:
-    return float(str(told["steps"])) / float(str(told["steps_per_epoch"]))
+def _epochs(parameters: Mapping[str, object]) -> float:
+    return float(str(parameters["steps"])) / float(str(parameters["steps_per_epoch"]))
 
 
 def _cells(theirs: Pair | None, ours: Pair | None) -> tuple[str, str, str, str, str]:
@@ -167,40 +174,39 @@ def _cells(theirs: Pair | None, ours: Pair | None) -> tuple[str, str, str, str, 
     return (*before, _seconds(ours.staged), _seconds(ours.bulk), f"{ours.ratio:.2f}" if ours.staged > 0 else "-")
 
 
-def _table(found: Found) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(TITLES[found.name], overflow="fold")
-    for title in ("published /dev/shm", "published bulk", "memory", "bulk", "bulk/memory"):
-        table.add_column(title, justify="right")
-    for name, cells in rows(found):
+def _table(scenario: MeasuredScenario) -> Table:
+    table = new_table()
+    table.add_column(TITLES[scenario.name], overflow="fold")
+    add_number_columns(table, "published /dev/shm", "published bulk", "memory", "bulk", "bulk/memory")
+    for name, cells in rows(scenario):
         table.add_row(Text(name), *map(Text, cells))
     return table
 
 
-def notes(found: Found) -> Iterator[str]:
-    """Staging's speed, bytes of each rank, and the checks."""
-    stage, rate = found.figures.get(("memory", "stage")), found.figures.get(("memory", "stage_rate"))
+def notes(scenario: MeasuredScenario) -> Iterator[str]:
+    """Notes below the table: the speed of staging, the bytes that each rank read, and the checks."""
+    stage, rate = scenario.figures.get(("memory", "stage")), scenario.figures.get(("memory", "stage_rate"))
     if stage is not None and rate is not None:
         yield f"staging: {stage.value:.2f} s at {format_bandwidth(rate.value)}, the slowest node"
-    for rank in found.ranks:
+    for rank in scenario.ranks:
         size = {name: format_size(float(rank.parameters[f"{name}_bytes"])) for name in _READ}
         yield (
             f"rank {rank.rank} on {rank.host}, path B, last round: model {size['model_read']}, "
             f"{size['model_storage']} of it from storage; data {size['data_read']}, {size['data_storage']} from storage"
         )
     for name in ("losses", "cold", "notes"):
-        check = found.checks.get(name)
+        check = scenario.checks.get(name)
         if check is not None:
             yield f"{name}: {check.status.upper()}, {check.found}"
 
 
-def summary(found: Sequence[Found]) -> Iterator[Sequence[str]]:
-    """Model load as published and as here, then what the whole run gained, for every scenario there is."""
-    mine = {each.name: each for each in found}
+def summary(measured: Sequence[MeasuredScenario]) -> Iterator[Sequence[str]]:
+    """The summary's rows: published and measured model load, and the gain end to end, for every scenario."""
+    by_name = {each.name: each for each in measured}
     for name in SCENARIOS:
         theirs = published.MODEL_LOAD[name]
-        here = mine.get(name)
-        load, whole = (here.pair("model_load"), here.pair("end_to_end")) if here else (None, None)
+        scenario = by_name.get(name)
+        load, whole = (scenario.pair("model_load"), scenario.pair("end_to_end")) if scenario else (None, None)
         yield (
             TITLES[name],
             f"{theirs.staged:g} / {theirs.bulk:g}",
@@ -212,22 +218,21 @@ def summary(found: Sequence[Found]) -> Iterator[Sequence[str]]:
         )
 
 
-def _summary(found: Sequence[Found]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+def _summary(measured: Sequence[MeasuredScenario]) -> Table:
+    table = new_table()
     table.add_column("memory / bulk, s", overflow="fold")
-    for title in ("published load", "x", "model load", "x", "end to end", "x"):
-        table.add_column(title, justify="right")
-    for cells in summary(found):
+    add_number_columns(table, "published load", "x", "model load", "x", "end to end", "x")
+    for cells in summary(measured):
         table.add_row(*map(Text, cells))
     return table
 
 
-def closing(found: Sequence[Found]) -> Iterator[str]:
-    """What follows: of the published table, of sharding, and what to do."""
+def closing(measured: Sequence[MeasuredScenario]) -> Iterator[str]:
+    """The lines below the summary: the published source, remarks about it, sharding and advice."""
     yield f"published: {published.SOURCE}"
     yield from published.remarks()
     for name in ("sharding", "advice"):
-        for each in found:
+        for each in measured:
             check = each.checks.get(name)
             if check is not None:
                 yield f"{TITLES[each.name]}: {check.found}"
@@ -241,4 +246,4 @@ def _seconds(value: float | None) -> str:
     return f"{number(value)} s"
 
 
-__all__ = ["Found", "closing", "print_staging", "scenarios"]
+__all__ = ["MeasuredScenario", "closing", "print_staging", "scenarios"]

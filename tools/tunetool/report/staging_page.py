@@ -1,4 +1,4 @@
-"""The record of `bench staging` as a page with plots: both paths' bars side by side. No script."""
+"""The record of `bench staging` as an HTML page with the bars of both paths side by side."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from tunetool.bench.staging.published import TITLES
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record
-from tunetool.report.checkpoint_page import TEMPLATES, Bar, bars
-from tunetool.report.staging import Found, closing, head, notes, rows, scenarios, summary
+from tunetool.report.html import Bar, bar_of, bars, render
+from tunetool.report.staging import MeasuredScenario, closing, head, notes, rows, scenarios, summary
 
 _MEMORY, _BULK = "#1f6feb", "#8c959f"
 _PLOTS: Mapping[str, str] = {
@@ -24,43 +22,41 @@ _PLOTS: Mapping[str, str] = {
 
 
 def write_page(record: Record, path: Path) -> Path | None:
-    """Write it whole or not at all; None where the record has no figures."""
-    found = [each for each in scenarios(record) if each.any is not None]
-    if not found:
+    """Write the page to ``path`` by rename; returns None and writes nothing where the record has no figures."""
+    measured = [each for each in scenarios(record) if each.any is not None]
+    if not measured:
         return None
-    replace_file(str(path), page(record, found))
+    replace_file(str(path), page(record, measured))
     return path
 
 
-def page(record: Record, found: Sequence[Found]) -> str:
-    """The page's text."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, autoescape=True, keep_trailing_newline=True
-    )
-    return environment.get_template("staging.html.j2").render(
+def page(record: Record, measured: Sequence[MeasuredScenario]) -> str:
+    """The text of the page."""
+    return render(
+        "staging.html.j2",
         record=record,
-        sections=[_section(each) for each in found],
-        summary=list(summary(found)),
-        closing=list(closing(found)),
+        sections=[_section(scenario) for scenario in measured],
+        summary=list(summary(measured)),
+        closing=list(closing(measured)),
     )
 
 
-def _section(found: Found) -> Mapping[str, Any]:
+def _section(scenario: MeasuredScenario) -> Mapping[str, Any]:
     return {
-        "title": TITLES[found.name],
-        "head": list(head(found)),
-        "rows": list(rows(found)),
-        "notes": list(notes(found)),
-        "plots": [bars(f"{TITLES[found.name]}: {title}", _bars(found, figure)) for figure, title in _PLOTS.items()],
+        "title": TITLES[scenario.name],
+        "head": list(head(scenario)),
+        "rows": list(rows(scenario)),
+        "notes": list(notes(scenario)),
+        "plots": [
+            bars(f"{TITLES[scenario.name]}: {title}", _bars(scenario, figure)) for figure, title in _PLOTS.items()
+        ],
     }
 
 
-def _bars(found: Found, figure: str) -> list[Bar]:
+def _bars(scenario: MeasuredScenario, figure: str) -> list[Bar]:
     drawn = []
     for path, colour in (("memory", _MEMORY), ("bulk", _BULK)):
-        measured = found.figures.get((path, figure))
-        if measured is not None:
-            interval = measured.confidence
-            low, high = (interval.low, interval.high) if interval else (measured.value, measured.value)
-            drawn.append(Bar(f"{path} ({measured.medium})", measured.value, low, high, colour))
+        measurement = scenario.figures.get((path, figure))
+        if measurement is not None:
+            drawn.append(bar_of(f"{path} ({measurement.medium})", measurement, colour))
     return drawn

@@ -1,4 +1,4 @@
-"""What `bench strategies` found, for people: prediction beside measurement, the networks, and what to do."""
+"""The result of `bench strategies` for people: predicted and measured steps, the networks, and advice."""
 
 from __future__ import annotations
 
@@ -6,82 +6,81 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import Measurement, Record, Scalar
-from tunetool.report.page import WIDTH, number, print_block
+from tunetool.report.page import add_number_columns, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
 PREFIX = "strategies."
 _PHASES = ("rendezvous", "imports", "communicator", "model_load", "engine")
-_DEAR, _CHEAP = 1.25, 1.1
-"""ZeRO-3 over a lower stage: worth a warning from the first on, nothing to speak of below the second."""
-_ROOM = 0.8
-"""Of a rank's memory that weights, gradients and states may take: activations need the rest."""
-_POOR = 0.7
-"""Scaling efficiency below which more nodes are hardly worth it."""
+_COSTLY, _CHEAP = 1.25, 1.1
+"""Step time of ZeRO-3 relative to a lower stage: a warning from the first on, negligible below the second."""
+_STATE_SHARE = 0.8
+"""Share of a rank's memory that weights, gradients and states may take: activations need the rest."""
+_POOR_SCALING = 0.7
+"""Scaling efficiency below which more nodes get a warning."""
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A cell with its figures, by the last part of their names."""
+class Cell:
+    """A cell of the matrix (layout and ZeRO stage) with its figures, by the last part of their names."""
 
     name: str
     figures: Mapping[str, Measurement]
 
     @property
     def step(self) -> Measurement:
-        """Its step."""
+        """The measurement of the step time."""
         return self.figures["step"]
 
     @property
-    def told(self) -> Mapping[str, Scalar]:
-        """What the step was taken under."""
+    def parameters(self) -> Mapping[str, Scalar]:
+        """The conditions of the measurement of the step."""
         return self.step.parameters
 
     def number(self, name: str) -> float:
-        """One of those, as a number; 0 where it is not there."""
-        return float(self.told.get(name, 0.0))
+        """One of ``parameters`` as a number; 0 where it is missing."""
+        return float(self.parameters.get(name, 0.0))
 
     @property
     def layout(self) -> tuple[int, int]:
-        """Nodes, ranks of each."""
+        """Number of nodes, and of ranks on each."""
         return int(self.number("nodes")), int(self.number("ranks"))
 
     @property
     def stage(self) -> int:
-        """Of ZeRO."""
+        """The ZeRO stage."""
         return int(self.number("zero_stage"))
 
 
-def cells(record: Record) -> list[Ran]:
-    """In the order in which they ran."""
-    found: dict[str, dict[str, Measurement]] = {}
+def cells(record: Record) -> list[Cell]:
+    """The measured cells in the order in which they ran."""
+    by_cell: dict[str, dict[str, Measurement]] = {}
     for each in record.measurements:
         name = each.name.removeprefix(PREFIX)
         if "zero_stage" in each.parameters:
             what, _, layout = name.rpartition(".")[0].rpartition(".")
-            found.setdefault(f"{layout}:{name.rpartition('.')[2]}", {})[what] = each
-    return [Ran(name, figures) for name, figures in found.items() if "step" in figures]
+            by_cell.setdefault(f"{layout}:{name.rpartition('.')[2]}", {})[what] = each
+    return [Cell(name, figures) for name, figures in by_cell.items() if "step" in figures]
 
 
 def networks(record: Record) -> dict[str, dict[str, Measurement]]:
-    """By layout, then by figure."""
-    found: dict[str, dict[str, Measurement]] = {}
+    """The network measurements by layout, then by the last part of their names."""
+    by_layout: dict[str, dict[str, Measurement]] = {}
     for each in record.measurements:
         name = each.name.removeprefix(PREFIX)
         if name.startswith("network."):
             _, layout, figure = name.split(".", 2)
-            found.setdefault(layout, {})[figure] = each
-    return found
+            by_layout.setdefault(layout, {})[figure] = each
+    return by_layout
 
 
 def print_strategies(record: Record, path: Path | None, console: Console) -> None:
-    """Two tables, what to do, the verdict."""
+    """Print the tables of steps and networks, the advice and the verdict. ``path``: where the record is."""
     ran, links = cells(record), networks(record)
     for line in _head(record, ran):
         print_block(console, line, 2)
@@ -105,27 +104,29 @@ def _word(status: str) -> str:
     return {"skip": "left out", "fail": "FAIL", "unknown": "not known"}[status]
 
 
-def _head(record: Record, ran: Sequence[Ran]) -> Iterator[str]:
+def _head(record: Record, ran: Sequence[Cell]) -> Iterator[str]:
     if not ran:
         return
-    told = ran[0].told
-    million = f"{float(told['parameters']) / 1e6:.1f} million parameters, {float(told['trained']) / 1e6:.2f} trained"
-    place = f"by `{told['launcher']}`, {told['compute']}"
-    yield f"{record.node.host}: `{told['model']}` ({million}: {told['tuning']}), {place}"
+    parameters = ran[0].parameters
+    count, trained = (float(parameters[name]) / 1e6 for name in ("parameters", "trained"))
+    million = f"{count:.1f} million parameters, {trained:.2f} million trained"
+    launch = f"by `{parameters['launcher']}`, {parameters['compute']}"
+    yield f"{record.node.host}: `{parameters['model']}` ({million}: {parameters['tuning']}), {launch}"
     rounds = max(len(each.step.samples or []) for each in ran)
     yield (
-        f"{told['batch_size']} samples for each rank in a step; medians of {rounds} round(s) of {told['steps']} steps, "
-        "the first two left out"
+        f"{parameters['batch_size']} samples per rank and step; medians of {rounds} round(s) of {parameters['steps']} "
+        "steps without the first two"
     )
 
 
-def _table(ran: Sequence[Ran]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+def _table(ran: Sequence[Cell]) -> Table:
+    table = new_table()
     table.add_column("nodes x ranks")
-    for title in ("step, s", "predicted", "error", "sent/step", "calls", "epoch, x 1x1", "efficiency", "start, s"):
-        table.add_column(title, justify="right")
+    add_number_columns(
+        table, "step, s", "predicted", "error", "sent/step", "calls", "epoch, x 1x1", "efficiency", "start, s"
+    )
     for each in ran:
-        predicted = each.told.get("predicted_seconds")
+        predicted = each.parameters.get("predicted_seconds")
         calls = sum(int(each.number(f"{kind}_calls")) for kind in ("all_reduce", "all_gather", "reduce_scatter"))
         row = [
             each.name,
@@ -134,118 +135,118 @@ def _table(ran: Sequence[Ran]) -> Table:
             f"{each.number('prediction_error'):+.0%}" if predicted is not None else "-",
             format_size(round(each.number("sent_bytes"))),
             str(calls),
-            _of(each, "versus_alone"),
-            _of(each, "efficiency"),
-            _of(each, "start"),
+            _figure(each, "versus_alone"),
+            _figure(each, "efficiency"),
+            _figure(each, "start"),
         ]
         table.add_row(*map(Text, row))
     return table
 
 
-def _of(each: Ran, figure: str) -> str:
-    found = each.figures.get(figure)
-    return number(found.value) if found is not None else "-"
+def _figure(each: Cell, figure: str) -> str:
+    measurement = each.figures.get(figure)
+    return number(measurement.value) if measurement is not None else "-"
 
 
-def _notes(ran: Sequence[Ran]) -> Iterator[str]:
+def _notes(ran: Sequence[Cell]) -> Iterator[str]:
     yield (
-        "epoch, x 1x1: time for the same samples, of one rank alone; efficiency: of N times one rank's speed; start: "
-        "processes, imports, communicator, model and engine, not in the step"
+        "epoch, x 1x1: time for the same samples, relative to one rank; efficiency: share of N times one rank's "
+        "speed; start: processes, imports, communicator, model and engine, not part of the step"
     )
     for each in ran:
-        basis = each.told.get("prediction_basis")
+        basis = each.parameters.get("prediction_basis")
         if basis is not None:
             waits = number(each.number("predicted_waiting_seconds"))
             yield f"{each.name}: predicted with {waits} s of waiting; computation: {basis}"
 
 
 def _network_table(links: Mapping[str, Mapping[str, Measurement]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     table.add_column("network, GB/s")
-    for title in ("latency, ms", "all-reduce", "bus", "all-gather", "bus", "reduce-scatter", "bus"):
-        table.add_column(title, justify="right")
+    add_number_columns(table, "latency, ms", "all-reduce", "bus", "all-gather", "bus", "reduce-scatter", "bus")
     for layout, figures in links.items():
         if "latency" not in figures:
             continue
         row = [f"{layout} {figures['latency'].parameters['backend']}", number(figures["latency"].value * 1e3)]
         for kind in ("all_reduce", "all_gather", "reduce_scatter"):
             for rate in ("algorithm", "bus"):
-                found = figures.get(f"{kind}.{rate}_bandwidth")
-                row.append(number(found.value / 1e9) if found is not None else "-")
+                bandwidth = figures.get(f"{kind}.{rate}_bandwidth")
+                row.append(number(bandwidth.value / 1e9) if bandwidth is not None else "-")
         table.add_row(*map(Text, row))
     return table
 
 
 def advice(record: Record) -> list[str]:
-    """What follows for the user, in sentences."""
+    """Sentences of advice: where ZeRO-3 is too costly, and where more nodes are not worth it."""
     ran, links = cells(record), networks(record)
     lines = [line for each in ran if each.stage == 3 for line in _stage3(each, ran, links)]
     lines += _scaling(ran)
     return lines
 
 
-def _stage3(third: Ran, ran: Sequence[Ran], links: Mapping[str, Mapping[str, Measurement]]) -> Iterator[str]:
-    beside = [each for each in ran if each.layout == third.layout and each.stage in (1, 2)]
-    if not beside or third.layout == (1, 1):
+def _stage3(third: Cell, ran: Sequence[Cell], links: Mapping[str, Mapping[str, Measurement]]) -> Iterator[str]:
+    lower_stages = [each for each in ran if each.layout == third.layout and each.stage in (1, 2)]
+    if not lower_stages or third.layout == (1, 1):
         return
-    other = max(beside, key=lambda each: each.stage)
+    other = max(lower_stages, key=lambda each: each.stage)
     times = third.step.value / other.step.value
-    place = f"on {_place(third)}"
-    fits = other.number("state_bytes") <= _ROOM * other.number("memory_bytes")
+    where = f"on {_layout_text(third)}"
+    fits = other.number("state_bytes") <= _STATE_SHARE * other.number("memory_bytes")
     needed = (
         f"ZeRO-{other.stage} needs {format_size(round(other.number('state_bytes')))} on each rank before activations, "
         f"of {format_size(round(other.number('memory_bytes')))}"
     )
     if times < _CHEAP:
         yield (
-            f"ZeRO-3 {place} costs nothing to speak of ({times:.2f}x of ZeRO-{other.stage}): take it where memory is "
-            f"short; {needed}"
+            f"ZeRO-3 {where} takes about as long as ZeRO-{other.stage} ({times:.2f}x): use it where memory is short; "
+            f"{needed}"
         )
         return
-    if times < _DEAR:
-        yield f"ZeRO-3 {place} costs {times:.2f}x of ZeRO-{other.stage}; {needed}"
+    if times < _COSTLY:
+        yield f"ZeRO-3 {where} takes {times:.2f}x the time of ZeRO-{other.stage}; {needed}"
         return
     link = _link(third, links)
     if fits:
-        yield f"ZeRO-3 {place} costs {times:.1f}x of ZeRO-{other.stage}: use ZeRO-{other.stage}{link}; {needed}"
+        lower = f"ZeRO-{other.stage}"
+        yield f"ZeRO-3 {where} takes {times:.1f}x the time of {lower}: use {lower}{link}; {needed}"
     else:
-        yield f"ZeRO-3 {place} costs {times:.1f}x of ZeRO-{other.stage}, which does not fit: {needed}{link}"
+        yield f"ZeRO-3 {where} takes {times:.1f}x the time of ZeRO-{other.stage}, which does not fit: {needed}{link}"
 
 
-def _link(third: Ran, links: Mapping[str, Mapping[str, Measurement]]) -> str:
-    """Whether the network is what it waits for, and what it would need."""
+def _link(third: Cell, links: Mapping[str, Mapping[str, Measurement]]) -> str:
+    """Whether ZeRO-3 waits for the network, and the bandwidth that would hide its communication."""
     waiting, predicted = third.number("predicted_waiting_seconds"), third.number("predicted_seconds")
     gather = links.get(third.name.partition(":")[0], {}).get("all_gather.bus_bandwidth")
     if gather is None or waiting < 0.2 * predicted:
-        return "; it is not the network that it waits for, but its own hooks around each module"
+        return "; it does not wait for the network, but for DeepSpeed's hooks around each module"
     compute = third.number("predicted_compute_seconds")
     sent = third.number("sent_bytes")
     enough = sent / compute if compute else float("inf")
     if enough <= gather.value:
-        return "; what it waits for is latency, of many small collectives, not bandwidth"
+        return "; it waits for the latency of many small collectives, not for bandwidth"
     return (
-        f" or fix the link: each rank sends {format_size(round(sent))} in a step at {format_bandwidth(gather.value)}, "
-        f"and from {format_bandwidth(enough)} on it could hide behind the computation"
+        f" or a faster link: each rank sends {format_size(round(sent))} per step at {format_bandwidth(gather.value)}; "
+        f"with {format_bandwidth(enough)} the computation could hide it"
     )
 
 
-def _scaling(ran: Sequence[Ran]) -> Iterator[str]:
-    """Whether more nodes were worth it."""
+def _scaling(ran: Sequence[Cell]) -> Iterator[str]:
+    """A warning for each layout with several nodes that scales poorly."""
     for each in ran:
         nodes, ranks = each.layout
         if nodes == 1:
             continue
-        one = next((other for other in ran if other.layout == (1, ranks) and other.stage == each.stage), None)
-        if one is None:
+        single_node = next((other for other in ran if other.layout == (1, ranks) and other.stage == each.stage), None)
+        if single_node is None:
             continue
-        gain = one.step.value * nodes / each.step.value
-        if gain < _POOR * nodes:
+        gain = single_node.step.value * nodes / each.step.value
+        if gain < _POOR_SCALING * nodes:
             yield (
                 f"{nodes} nodes train {gain:.2f} times as fast as one under ZeRO-{each.stage}, with {ranks} rank(s) "
                 f"each" + (": one node alone is faster" if gain < 1 else "")
             )
 
 
-def _place(each: Ran) -> str:
+def _layout_text(each: Cell) -> str:
     nodes, ranks = each.layout
     return f"{nodes} node{'s' if nodes > 1 else ''} x {ranks} rank{'s' if ranks > 1 else ''}"

@@ -1,23 +1,21 @@
-"""The record of `bench strategies` as a page: steps measured beside steps predicted. No script."""
+"""The record of `bench strategies` as an HTML page: measured and predicted steps side by side."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size
-from tunetool.record import Measurement, Record
-from tunetool.report.checkpoint_page import TEMPLATES, Bar, bars
+from tunetool.record import Record
+from tunetool.report.html import Bar, bar_of, bars, render
 from tunetool.report.page import number
-from tunetool.report.strategies import Ran, advice, cells, networks
+from tunetool.report.strategies import Cell, advice, cells, networks
 
 _MEASURED, _PREDICTED, _START = "#1f6feb", "#8c959f", "#2da44e"
 
 
 def write_page(record: Record, path: Path) -> Path | None:
-    """Write it whole or not at all; None where the record has no figures."""
+    """Write the page to ``path`` by rename; returns None and writes nothing where the record has no figures."""
     if not cells(record):
         return None
     replace_file(str(path), page(record))
@@ -25,13 +23,10 @@ def write_page(record: Record, path: Path) -> Path | None:
 
 
 def page(record: Record) -> str:
-    """The page's text."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, autoescape=True, keep_trailing_newline=True
-    )
+    """The text of the page."""
     ran = cells(record)
     plots = [
-        bars("a step, s: measured (whiskers: range of the rounds) and predicted", _steps(ran)),
+        bars("step, s: measured (whiskers: range of the rounds) and predicted", _steps(ran)),
         bars("start, s: processes, imports, communicator, model, engine", _starts(ran)),
     ]
     rates = [
@@ -42,7 +37,8 @@ def page(record: Record) -> str:
     ]
     if rates:
         plots.append(bars("bus bandwidth, GB/s", rates))
-    return environment.get_template("strategies.html.j2").render(
+    return render(
+        "strategies.html.j2",
         record=record,
         advice=advice(record),
         plots=plots,
@@ -51,33 +47,27 @@ def page(record: Record) -> str:
     )
 
 
-def _steps(ran: list[Ran]) -> list[Bar]:
-    found = []
+def _steps(ran: list[Cell]) -> list[Bar]:
+    bars = []
     for each in ran:
-        found.append(_bar(each.name, each.step, _MEASURED))
-        predicted = each.told.get("predicted_seconds")
+        bars.append(bar_of(each.name, each.step, _MEASURED))
+        predicted = each.parameters.get("predicted_seconds")
         if predicted is not None:
             value = float(predicted)
-            found.append(Bar(f"{each.name} predicted", value, value, value, _PREDICTED))
-    return found
+            bars.append(Bar(f"{each.name} predicted", value, value, value, _PREDICTED))
+    return bars
 
 
-def _starts(ran: list[Ran]) -> list[Bar]:
-    return [_bar(each.name, each.figures["start"], _START) for each in ran if "start" in each.figures]
+def _starts(ran: list[Cell]) -> list[Bar]:
+    return [bar_of(each.name, each.figures["start"], _START) for each in ran if "start" in each.figures]
 
 
-def _bar(name: str, figure: Measurement, colour: str) -> Bar:
-    interval = figure.confidence
-    low, high = (interval.low, interval.high) if interval else (figure.value, figure.value)
-    return Bar(name, figure.value, low, high, colour)
-
-
-def _row(each: Ran) -> dict[str, str]:
+def _row(each: Cell) -> dict[str, str]:
     def shown(name: str) -> str:
         figure = each.figures.get(name)
         return number(figure.value) if figure is not None else "-"
 
-    predicted = each.told.get("predicted_seconds")
+    predicted = each.parameters.get("predicted_seconds")
     return {
         "name": each.name,
         "step": number(each.step.value),

@@ -1,4 +1,4 @@
-"""Curves over time as SVG: one line for each worker, peaks kept however many points there are. Pure."""
+"""Curves over time as SVG, one line for each worker; thinning keeps the peaks. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 760, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 30, 34
 _COLUMNS = 300
-"""A line is drawn by its least and greatest value in each of these."""
+"""Number of columns of a plot; a line keeps its least and greatest value in each of them."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#5c5c5c")
-"""Okabe and Ito's, told apart by colour-blind eyes too; from the ninth line on dashed."""
+"""The palette of Okabe and Ito, which colour-blind readers can distinguish; from the ninth line on dashed."""
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 _SCALES = {
     "B": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
@@ -28,24 +28,24 @@ _SCALES = {
 
 @dataclass(frozen=True)
 class Line:
-    """One worker's curve: seconds and values, in the plot's unit."""
+    """One worker's curve: pairs of seconds and a value in the plot's unit."""
 
     name: str
     points: Points
 
 
-def colour(place: int) -> str:
-    """Of the line at this place."""
-    return COLOURS[place % len(COLOURS)]
+def colour(index: int) -> str:
+    """The colour of the line with this index."""
+    return COLOURS[index % len(COLOURS)]
 
 
-def dashes(place: int) -> str:
-    """Of the line at this place, as SVG's stroke-dasharray; empty: drawn through."""
-    return _DASHES[place // len(COLOURS) % len(_DASHES)]
+def dashes(index: int) -> str:
+    """The SVG stroke-dasharray of the line with this index; empty for a solid line."""
+    return _DASHES[index // len(COLOURS) % len(_DASHES)]
 
 
 def plot(title: str, unit: str, lines: Sequence[Line], until: float) -> str:
-    """The lines from second 0 to ``until``, over a scale from 0 (100 for %); below 0 only where a value is."""
+    """A plot from second 0 to ``until``. The scale starts at 0, or below where a value is, and reaches 100 for %."""
     drawn = [[point for point in line.points if math.isfinite(point[1])] for line in lines]
     values = [value for points in drawn for _, value in points] or [0.0]
     factor, shown_unit = scale(unit, max(abs(value) for value in values))
@@ -56,7 +56,7 @@ def plot(title: str, unit: str, lines: Sequence[Line], until: float) -> str:
     width, height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
     until = until or 1.0
 
-    def place(second: float, value: float) -> tuple[float, float]:
+    def to_pixels(second: float, value: float) -> tuple[float, float]:
         return _LEFT + second / until * width, _TOP + (high - value) / (high - low) * height
 
     label = escape(f"{title}, {shown_unit}" if shown_unit else title)
@@ -67,16 +67,16 @@ def plot(title: str, unit: str, lines: Sequence[Line], until: float) -> str:
         f'<text x="4" y="16" font-size="13">{label}</text>',
     ]
     for mark in marks:
-        _, y = place(0.0, mark)
+        _, y = to_pixels(0.0, mark)
         parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d0d7de"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{mark:g}</text>')
     for mark in ticks(0.0, until, 10):
         if mark <= until:
-            x, _ = place(mark, low)
+            x, _ = to_pixels(mark, low)
             parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 18}" text-anchor="middle">{mark:g}</text>')
     parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}" text-anchor="end">seconds since the start</text>')
     for index, points in enumerate(drawn):
-        scaled = [place(second, value / factor) for second, value in thinned(points, until)]
+        scaled = [to_pixels(second, value / factor) for second, value in thinned(points, until)]
         style = f'fill="none" stroke="{colour(index)}" stroke-width="1.3" stroke-dasharray="{dashes(index) or "none"}"'
         name = escape(lines[index].name)
         if len(scaled) == 1:
@@ -91,7 +91,7 @@ def plot(title: str, unit: str, lines: Sequence[Line], until: float) -> str:
 
 
 def thinned(points: Points, until: float) -> list[tuple[float, float]]:
-    """At most two points for each column of the plot: its least and its greatest value, in their order."""
+    """At most two points per column of the plot: the least and the greatest value, in their order."""
     if len(points) <= 2 * _COLUMNS or until <= 0:
         return list(points)
     columns: dict[int, list[tuple[float, float]]] = {}
@@ -106,7 +106,7 @@ def thinned(points: Points, until: float) -> list[tuple[float, float]]:
 
 
 def scale(unit: str, greatest: float) -> tuple[float, str]:
-    """What to divide by, and the unit that is then shown; nothing for plain numbers."""
+    """The factor to divide values by, and the unit to show; an empty unit for plain numbers."""
     for factor, name in _SCALES.get(unit, ()):
         if greatest >= factor:
             return factor, name
@@ -114,15 +114,15 @@ def scale(unit: str, greatest: float) -> tuple[float, str]:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round values from at most ``low`` to at least ``high``, with at most ``most`` steps between these two."""
+    """Round values that cover ``low`` to ``high``, with at most ``most`` steps between these two."""
     step = 10.0 ** math.floor(math.log10((high - low) / most))
     step *= next((round_ for round_ in (1, 2, 5) if (high - low) / (step * round_) <= most), 10)
     first, last = math.floor(low / step), math.ceil(high / step)
-    # Not step by step: sums of 0.1 are no round numbers.
+    # Multiples, since sums of 0.1 are no round numbers.
     return [round(count * step, 12) for count in range(first, last + 1)]
 
 
-def spoken(value: float, unit: str) -> str:
+def format_value(value: float, unit: str) -> str:
     """A figure for people, such as ``1.25 GB/s``."""
     factor, name = scale(unit, abs(value))
     return f"{number(value / factor)} {name}".strip()

@@ -1,11 +1,10 @@
-"""A verdict on a page of 100 columns: what was measured, its proof, what failed and what to do about it."""
+"""A verdict as text of 100 columns: figures with their evidence, failed checks and their remedies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,7 +23,9 @@ from tunetool.report.ladder import print_ladder
 from tunetool.report.page import (
     STYLES,
     WIDTH,
+    add_number_columns,
     line_of,
+    new_table,
     number,
     print_block,
     print_verdict_line,
@@ -62,9 +63,9 @@ _LEFT_OUT = {DEEPSPEED: "deepspeed: left out", GDS: "gds: not proven"}
 
 
 def print_verdict(record: Record, path: Path | None, console: Console) -> None:
-    """The record of one node, for people."""
-    place = f"`{record.target}`" if record.target else "nothing measured"
-    console.print(line_of(f"{record.node.host}: {place}"))
+    """Print the record of one node. ``path``: where the record is."""
+    target = f"`{record.target}`" if record.target else "nothing measured"
+    console.print(line_of(f"{record.node.host}: {target}"))
     figures = [m for m in record.measurements if m.name in NAMES.values()]
     figures += [m for m in record.measurements if m.name.startswith((_DEEPSPEED, _GDS))]
     if figures:
@@ -77,7 +78,7 @@ def print_verdict(record: Record, path: Path | None, console: Console) -> None:
 
 
 def _figures_table(record: Record, figures: Sequence[Measurement]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     for title in ("sequential", "GB/s", "GiB/s", "from", "to", "expected", "evidence", "medium", "verdict"):
         right = title in ("GB/s", "GiB/s", "from", "to", "expected")
         # Wide enough for `md RAID0 (8 x nvme)` on one line.
@@ -95,7 +96,7 @@ def _figures_table(record: Record, figures: Sequence[Measurement]) -> Table:
 
 
 def _share(measurement: Measurement, figures: Sequence[Measurement]) -> str | None:
-    """What DeepSpeed's handle reaches of what fio reaches."""
+    """The measurement as a share of fio's bandwidth in the same direction; None where fio did not run."""
     direction = measurement.parameters["direction"]
     fio = next((m.value for m in figures if m.name in NAMES.values() and m.parameters["direction"] == direction), 0.0)
     return f"{measurement.value / fio:.0%} of fio" if fio else None
@@ -126,13 +127,13 @@ def _footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
         if measurement.name == CEILING:
             drives = measurement.parameters.get("drives")
             exceeded = any(figure.value > measurement.value for figure in figures)
-            note = "; exceeded, so these links are not what the drives sit on (virtual drives?)" if exceeded else ""
+            note = "; exceeded, so the drives do not use these links (virtual drives?)" if exceeded else ""
             lines.append(f"ceiling of the {drives} drives' links: {format_bandwidth(measurement.value)}{note}")
     if figures and record.target and not any(m.name == CEILING for m in record.measurements):
         lines.append("ceiling: unknown, the links of these drives are not visible")
     for expectation in record.expectations:
-        spoken, wanted = expectation.name.replace(".", " "), format_figure(expectation.value, expectation.unit)
-        lines.append(f"expectation ({expectation.source}): {spoken} of at least {wanted}")
+        name, wanted = expectation.name.replace(".", " "), format_figure(expectation.value, expectation.unit)
+        lines.append(f"expectation ({expectation.source}): {name} of at least {wanted}")
     if record.tolerance:
         lines.append(f"tolerance: {record.tolerance * 100:g} % of an expectation may be missing")
     for measurement in figures:
@@ -141,7 +142,7 @@ def _footnotes(record: Record, figures: Sequence[Measurement]) -> list[str]:
 
 
 def _how(measurement: Measurement) -> str:
-    """How a figure came about, and whether it drifts."""
+    """How a figure was measured, and whether it drifts."""
     direction, interval, trend = measurement.parameters.get("direction"), measurement.confidence, measurement.trend
     if measurement.name.startswith((_DEEPSPEED, _GDS)):
         direction = f"{direction}, {_HANDLES[str(measurement.parameters['device'])]}"
@@ -168,8 +169,8 @@ def _print_checks(record: Record, console: Console) -> None:
         console.print(line_of(f"checks: {summary}"))
     for check in record.checks:
         if check.id in _LEFT_OUT and check.status == "skip":
-            told = f"{_LEFT_OUT[check.id]}, {check.found}" + (f"; {check.remedy}" if check.remedy else "")
-            print_block(console, told, 2)
+            line = f"{_LEFT_OUT[check.id]}, {check.found}" + (f"; {check.remedy}" if check.remedy else "")
+            print_block(console, line, 2)
         if check.status in ("fail", "unknown"):
             print_block(console, f"{check.status.upper():8}{check.id}: {check.found}", 8)
             print_block(console, f"        expected: {check.expected}", 10)
@@ -178,12 +179,11 @@ def _print_checks(record: Record, console: Console) -> None:
 
 
 def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Console) -> None:
-    """One line for each host, the slowest named."""
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    """Print one line for each host, then the slowest host and the outliers."""
+    table = new_table()
     table.add_column("host", overflow="fold")
     table.add_column("verdict")
-    for title in ("read GB/s", "write GB/s"):
-        table.add_column(title, justify="right")
+    add_number_columns(table, "read GB/s", "write GB/s")
     table.add_column("reason", ratio=1, overflow="fold")
     for host, record in hosts:
         read, write = (median_of(record, direction) for direction in ("read", "write"))
@@ -200,7 +200,7 @@ def print_fleet(hosts: Sequence[tuple[FleetHost, Record | None]], console: Conso
 
 
 def print_hosts(record: Record, console: Console) -> None:
-    """The hosts of a fleet's record, which holds their figures, though not their own records."""
+    """Print the hosts of a fleet's record, which has their figures but not their own records."""
     print_fleet([(host, _part(record, host)) for host in record.hosts or []], console)
 
 
@@ -209,7 +209,7 @@ def _part(record: Record, host: FleetHost) -> Record:
 
 
 def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> None:
-    """The last lines: where the record lies, and the word."""
+    """Print the record's path and the verdict."""
     if path is not None:
         console.print(line_of(f"record: {path}"))
     if record.verdict is not None:
@@ -217,7 +217,7 @@ def print_fleet_verdict(record: Record, path: Path | None, console: Console) -> 
 
 
 def print_provision(result: ProvisionResult, console: Console) -> None:
-    """The drives of every host that was planned, then the table that Ansible's callback prints too."""
+    """Print the drives of every planned host, then the same table of hosts as Ansible's callback."""
     for host, drives in result.tables.items():
         console.print(line_of(f"{host}:"))
         for row in drives.splitlines():
@@ -232,7 +232,7 @@ def print_provision(result: ProvisionResult, console: Console) -> None:
 
 
 def slowest(hosts: Sequence[tuple[FleetHost, Record | None]]) -> str | None:
-    """The node with the lowest read of those that were measured."""
+    """A line that names the host with the lowest sequential read; None where no host was measured."""
     reads = [(median_of(record, "read"), host.host) for host, record in hosts]
     measured = [(speed, name) for speed, name in reads if speed is not None]
     if not measured:
@@ -242,7 +242,7 @@ def slowest(hosts: Sequence[tuple[FleetHost, Record | None]]) -> str | None:
 
 
 def median_of(record: Record | None, direction: str) -> float | None:
-    """The sequential figure of one direction, None where it was not measured."""
+    """The sequential bandwidth in one direction (bytes per second); None where it was not measured."""
     for measurement in record.measurements if record else []:
         if measurement.name == f"sequential.{direction}":
             return measurement.value
@@ -250,5 +250,5 @@ def median_of(record: Record | None, direction: str) -> float | None:
 
 
 def speed(value: float | None) -> str:
-    """GB/s, or a dash."""
+    """A bandwidth in bytes per second as a number in GB/s; a dash for None."""
     return "-" if value is None else number(value / 1e9)

@@ -1,4 +1,4 @@
-"""What `tune` says while it runs, on a terminal and elsewhere, and its result for people."""
+"""The progress of `tune`, on a terminal and elsewhere, and its result for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from tunetool.node.units import format_bandwidth
 from tunetool.record import Measurement, Record
-from tunetool.report.page import WIDTH, print_block
+from tunetool.report.page import new_table, print_block
 from tunetool.report.table import print_verdict_line
 from tunetool.tune.outcome import GAIN
 from tunetool.tune.request import View
@@ -24,12 +23,12 @@ from tunetool.tune.search import Progressing
 from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
 
 _PLAIN_SECONDS = 10.0
-"""Between two lines where nobody watches."""
+"""Seconds between two lines where stderr is no terminal."""
 _REDRAW_SECONDS = 0.2
 
 
 def lines_of(seen: Progressing) -> list[str]:
-    """The state of a search: settings tried, best so far, time left."""
+    """The state of a search: settings tried, best settings so far, seconds left."""
     head = f"{seen.phase}: {seen.tried} of {seen.settings} settings tried, {seen.left:.0f} s left"
     return [
         head,
@@ -38,27 +37,27 @@ def lines_of(seen: Progressing) -> list[str]:
 
 
 class PlainView(View):
-    """Lines for logs and pipes."""
+    """Progress as lines, for logs and pipes."""
 
     def __init__(self) -> None:
-        self._told = 0.0
+        self._last_line = 0.0
         self._phase = ""
 
     def say(self, line: str) -> None:
-        """One line."""
+        """Print one line."""
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
     def update(self, seen: Progressing) -> None:
-        """A line now and then, and at each new phase."""
+        """Print a line every ten seconds, and at each new phase."""
         now = time.monotonic()
-        if seen.phase != self._phase or now - self._told >= _PLAIN_SECONDS:
-            self._told, self._phase = now, seen.phase
+        if seen.phase != self._phase or now - self._last_line >= _PLAIN_SECONDS:
+            self._last_line, self._phase = now, seen.phase
             head, *best = lines_of(seen)
             self.say("; ".join([head, *(line.strip() for line in best)]))
 
 
 class LiveView(View):
-    """A few lines that are redrawn in place. By the search's own calls: fio is started by fork, so no thread."""
+    """Progress as lines that are redrawn in place, by the search's own calls: a thread would disturb fio's fork."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -66,11 +65,11 @@ class LiveView(View):
         self._drawn = 0.0
 
     def say(self, line: str) -> None:
-        """One line above the others."""
+        """Print one line above the progress."""
         self._console.print(Text(line), soft_wrap=True)
 
     def update(self, seen: Progressing) -> None:
-        """Redraw, a few times a second."""
+        """Redraw the lines, at most five times a second."""
         now = time.monotonic()
         if self._live is not None and now - self._drawn >= _REDRAW_SECONDS:
             self._drawn = now
@@ -78,7 +77,7 @@ class LiveView(View):
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """The lines are gone afterwards: the table says more."""
+        """Show the progress until the context ends, and then remove it: the result's table replaces it."""
         with Live(console=self._console, auto_refresh=False, transient=True) as live:
             self._live = live
             try:
@@ -88,12 +87,15 @@ class LiveView(View):
 
 
 def best_view() -> View:
-    """Redrawn lines where a person watches."""
+    """``LiveView`` where stderr is a terminal, ``PlainView`` elsewhere."""
     return LiveView() if sys.stderr.isatty() else PlainView()
 
 
 def print_tune(record: Record, path: Path | None, written: Path | None, console: Console) -> None:
-    """What was found for each goal, what the block is, and where it lies."""
+    """Print the result for each goal, the checks, and the verdict.
+
+    ``path``: where the record is; ``written``: the file with the aio block, where one was written.
+    """
     console.print(Text(f"{record.node.host}: `{record.target}`"), soft_wrap=True)
     gains = [measurement for measurement in record.measurements if measurement.name.startswith(GAIN)]
     if gains:
@@ -108,19 +110,19 @@ def print_tune(record: Record, path: Path | None, written: Path | None, console:
 
 
 def _table(gains: list[Measurement]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     for title in ("goal", "block x depth x threads", "GB/s", "default", "ratio", "from", "to", "result"):
         right = title in ("GB/s", "default", "ratio", "from", "to")
         table.add_column(title, justify="right" if right else "left", overflow="fold")
     for gain in gains:
-        told = gain.parameters
-        better = bool(told["significant"])
+        parameters = gain.parameters
+        better = bool(parameters["significant"])
         interval = gain.confidence
         table.add_row(
-            str(told["goal"]),
+            str(parameters["goal"]),
             str(_settings(gain)) if better else "DeepSpeed's default",
-            f"{float(told['rate']) / 1e9:.3f}",
-            f"{float(told['default_rate']) / 1e9:.3f}",
+            f"{float(parameters['rate']) / 1e9:.3f}",
+            f"{float(parameters['default_rate']) / 1e9:.3f}",
             f"{gain.value:.3f}",
             f"{interval.low:.3f}" if interval else "",
             f"{interval.high:.3f}" if interval else "",
@@ -142,7 +144,7 @@ def _footnotes(record: Record, gains: list[Measurement]) -> list[str]:
     return [
         f"{gains[0].engine}; mix {mix}; ratio: median over pairs with DeepSpeed's default, 99% interval",
         f"evidence: block {counted / claimed:.4f} over {sum(len(each.samples or []) for each in figures)} samples, "
-        f"{thrown} thrown away (other I/O)"
+        f"{thrown} discarded (other I/O)"
         if claimed
         else "evidence: none",
     ]
