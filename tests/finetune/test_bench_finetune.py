@@ -139,7 +139,7 @@ def test_it_learns_and_its_curves_lie_beside_the_record(whole: tuple[Record, Pat
     shown = subprocess.run(
         [*TUNETOOL, "report", "show", str(kept)], capture_output=True, text=True, timeout=PATIENCE, check=True
     ).stdout
-    assert "what binds: " in shown
+    assert "bottleneck: " in shown
     assert f"tensorboard --logdir {kept}" in shown
     assert shown.endswith("PASS\n")
 
@@ -228,7 +228,7 @@ def test_calls_that_cannot_be_done_do_nothing(target: Path, tmp_path: Path) -> N
     runs = tmp_path / "runs"
     for code, arguments, said in (
         (2, ("--model", str(model), "--dataset", data), shard.name),
-        (2, ("--model", "tiny"), "must be made somewhere"),
+        (2, ("--model", "tiny"), "must be made, but there is no `--target`"),
         (2, ("--model", "tiny", "--target", str(target), "--steps", "1", "--epochs", "2"), "`--epochs`"),
         (2, ("--model", "tiny", "--target", str(target), "--learning-rate", "0"), "`learning_rate`"),
         (3, ("--model", "tiny", "--target", str(target), "--device", "cuda"), "no GPU"),

@@ -54,4 +54,4 @@ def test_model_and_data_are_made_on_the_nodes_and_one_run_spans_them(cluster: Cl
 def test_a_node_that_cannot_make_its_model_is_quoted(cluster: Cluster, tmp_path: Path) -> None:
     done = bench(cluster, tmp_path / "runs", "--target", "/proc/nowhere")
     assert done.returncode == 2, done.stderr + done.stdout
-    assert "rank 0 on `node1`: `/proc/nowhere` cannot be made" in done.stderr
+    assert "rank 0 on `node1`: `/proc/nowhere` cannot be created" in done.stderr

@@ -153,7 +153,7 @@ def test_a_place_that_cannot_be_written_ends_no_run(tmp_path: Path, capsys: pyte
     (tmp_path / "file").write_text("")
     with Curves(tmp_path / "file/rank-0", INTERVAL, rank=0, local_rank=0, device="cpu") as curves:
         curves.scalar("loss", 1.0, 0)
-    assert "rank 0: curve `all` ends, the run goes on: " in capsys.readouterr().err
+    assert "rank 0: curve `all` ends, the run continues: " in capsys.readouterr().err
 
 
 FULL = textwrap.dedent("""
@@ -194,7 +194,7 @@ def test_a_disk_that_fills_up_ends_the_curves_and_not_the_run(tmp_path: Path) ->
     command = ["unshare", *USER, "--mount", "sh", "-ec", script, "sh", str(tmp_path), sys.executable, FULL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (0, "the run went on 1999\n"), done.stderr
-    assert "rank 0: curve `loss` ends, the run goes on: No space left on device\n" in done.stderr
+    assert "rank 0: curve `loss` ends, the run continues: No space left on device\n" in done.stderr
     # What was written before is whole, in both forms, and the reason is kept beside it.
     assert (tmp_path / "rank-0/series/loss.csv").read_bytes().endswith(b"\n")
     loss = curve(tmp_path / "rank-0", "loss")

@@ -197,7 +197,7 @@ def test_memory_that_is_too_small_is_said_before_anything_is_done(tmp_path: Path
 def test_memory_is_memory_and_bulk_is_said(tmp_path: Path) -> None:
     for arguments, message in (
         (("--memory-target", tmp_path, "--target", tmp_path), "not in memory"),
-        ((), "must be made somewhere"),
+        ((), "must be made, but there is no `--target`"),
         (("--target", tmp_path, "--scenarios", "two"), "`two` is not a scenario"),
         (("--target", tmp_path, "--device", "cuda"), "has no GPU"),
     ):

@@ -60,7 +60,7 @@ def test_lightning_stops_on_a_machine_without_a_gpu(material: Path, tmp_path: Pa
     done = one_rank(workload(material, trainer="lightning"), tmp_path)
     assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[-2:] == [
-        "error: Lightning's DeepSpeed strategy runs on CUDA alone, and this rank has no GPU",
+        "error: Lightning's DeepSpeed strategy runs on CUDA only, but this rank has no GPU",
         "hint: `--trainer deepspeed` runs without it, on CPUs too",
     ]
 
@@ -97,8 +97,8 @@ def test_without_llamafactory_its_files_are_left_for_the_user(material: Path, tm
     (script,) = (tmp_path / "cache/tunetool/llamafactory").glob("*/llamafactory.sh")
     assert done.stderr.splitlines()[-2:] == [
         "error: `llamafactory-cli` is not installed",
-        "hint: `pip install llamafactory` into a virtual environment of its own, and name that in "
-        f"TUNETOOL_LLAMAFACTORY; what it would be told is in `{script.parent}`",
+        "hint: `pip install llamafactory` into its own virtual environment, and set "
+        f"TUNETOOL_LLAMAFACTORY to that; its configuration is in `{script.parent}`",
     ]
     settings = yaml.safe_load((script.parent / "llamafactory.yaml").read_text())
     assert (settings["num_train_epochs"], settings["dataset"]) == (10, "tunetool_colours")

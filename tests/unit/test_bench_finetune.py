@@ -124,7 +124,7 @@ def test_a_result_goes_through_its_file_and_a_missing_one_names_its_rank(tmp_pat
     with pytest.raises(CannotJudge, match="rank 4 left no result"):
         read_result(tmp_path, 4)
     (own / "result.json").write_text("{}")
-    with pytest.raises(CannotJudge, match="is no result"):
+    with pytest.raises(CannotJudge, match="is not a valid result"):
         read_result(tmp_path, 3)
 
 
@@ -207,9 +207,9 @@ def test_a_picture_too_few_is_said_and_a_full_dev_shm_seen_before_it_kills() -> 
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_made(tmp_path: Path) -> None:
-    need_memory(10**9, full=False, ranks=2, left=(10 * 10**9, "RAM"))
+    need_memory(10**9, full=False, ranks=2, available=(10 * 10**9, "RAM"))
     with pytest.raises(CannotJudge, match="/docker/x has 10 GB left"):
-        need_memory(10**9, full=True, ranks=2, left=(10 * 10**9, "/docker/x"))
+        need_memory(10**9, full=True, ranks=2, available=(10 * 10**9, "/docker/x"))
     found = bench("--model", "7b", "--target", str(tmp_path), "--device", "cpu", "--ranks-per-node", "1000")
     assert isinstance(found.exception, CannotJudge)
     assert "1000 rank(s) take" in found.exception.message
@@ -318,10 +318,10 @@ def test_ranks_that_made_different_steps_fail_and_a_dead_one_is_an_error() -> No
 
 def test_what_binds() -> None:
     start = {"rendezvous": 1.0, "imports": 2.0, "communicator": 0.0, "model_load": 30.0, "engine": 1.0}
-    assert "what binds: the start. 34.00 of 44.00 s" in binds(Shares(start, 1.0, 9.0))
+    assert "bottleneck: the start. 34.00 of 44.00 s" in binds(Shares(start, 1.0, 9.0))
     assert "model load (30.00 s)" in binds(Shares(start, 1.0, 9.0))
-    assert "what binds: data. Waiting for batches takes 40%" in binds(Shares(start, 40.0, 60.0))
-    assert "what binds: the step. Waiting for batches takes 10.0%" in binds(Shares(start, 10.0, 90.0))
+    assert "bottleneck: data. Waiting for batches takes 40%" in binds(Shares(start, 40.0, 60.0))
+    assert "bottleneck: the step. Waiting for batches takes 10.0%" in binds(Shares(start, 10.0, 90.0))
 
 
 def test_the_slowest_rank_says_what_binds() -> None:
@@ -341,7 +341,7 @@ def test_what_people_see() -> None:
     text = " ".join(shown(run(result(0), result(1, seconds={**result().seconds, "model_load": 16.0}))).split())
     assert "8,000 million parameters, 20 million trained" in text
     assert "each of 2 ranks reads all 16 GB from md RAID0 (8 x nvme), the slowest at 1 GB/s" in text
-    assert "of it from drives: 16 GB, 16 GB" in text
+    assert "drives read 16 GB, 16 GB" in text
     assert "model load 12.00 8.00 16.00 rank 1" in text
     assert "loss: from 4.8 to 1.6" in text
     assert text.endswith("PASS")
@@ -356,8 +356,8 @@ def bench(*arguments: str) -> Result:
     ("arguments", "said"),
     [
         ((), "nothing to train"),
-        (("--model", "tiny"), "the model and pictures must be made somewhere"),
-        (("--model", "/m"), "pictures must be made somewhere"),
+        (("--model", "tiny"), "the model and pictures must be made, but there is no `--target`"),
+        (("--model", "/m"), "pictures must be made, but there is no `--target`"),
         (("--model", "tiny", "--target", "/t", "--dataset", "/d", "--images", "3"), "`--images`"),
         (("--model", "tiny", "--target", "/t", "--limit", "a"), "`--limit` needs an inventory"),
         (("--model", "tiny", "--target", "t", "-i", "hosts"), "`--target t` is not absolute"),

@@ -189,7 +189,7 @@ SECOND = "model-00002-of-00004.safetensors"
                 d / safetensors_files.INDEX,
                 lambda i: i.update(weight_map={k: v for k, v in i["weight_map"].items() if v != SECOND}),
             ),
-            "no file holds the tensor `",
+            "no file has the tensor `",
         ),
         (lambda d: (d / "config.json").unlink(), "has no `config.json`"),
         (lambda d: (d / "config.json").write_text("{"), "/config.json` cannot be read"),
@@ -197,7 +197,7 @@ SECOND = "model-00002-of-00004.safetensors"
         (lambda d: _change(d / "config.json", lambda c: c.pop("hidden_size")), "'hidden_size' is missing"),
         (
             lambda d: _change(d / "config.json", lambda c: c.update(vocab_size=321)),
-            "shape [320, 256], config.json says",
+            "shape [320, 256], config.json has",
         ),
         (lambda d: (d / "tokenizer.json").unlink(), "/tokenizer.json` is missing"),
         (shutil.rmtree, "is no directory"),
@@ -292,7 +292,7 @@ def test_what_was_prepared_is_used_again_and_only_for_what_it_is(tmp_path: Path)
     assert (found.model / MANIFEST).stat().st_ino == before
     assert told.lines == lines
 
-    with pytest.raises(UsageProblem, match="was made with seed 3, asked for is 4") as caught:
+    with pytest.raises(UsageProblem, match="was made with seed 3, needed is 4") as caught:
         prepare("tiny", data, 0, target, 4, told)
     assert caught.value.hint == f"remove `{found.model}`, or name another `--target`"
 

@@ -15,7 +15,7 @@ import yaml
 from tunetool.errors import CannotJudge
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.trainers.lightning import configuration
-from tunetool.training.trainers.llamafactory_files import DEEPSPEED, SETTINGS, Place, real, render, write
+from tunetool.training.trainers.llamafactory_files import DEEPSPEED, SETTINGS, RunFiles, real, render, write
 from tunetool.training.trainers.llamafactory_results import last_error, outcome
 from tunetool.training.workload import Workload
 
@@ -26,9 +26,9 @@ def workload(**more: Any) -> Workload:
     return Workload(**{"model": "/models/7b", "dataset": "/data/qa", **more})
 
 
-def place(**more: Any) -> Place:
+def place(**more: Any) -> RunFiles:
     told = {"directory": Path("/run/lf"), "nodes": 1, "ranks": 8, "cuda": True, "dataset_name": "qa", "pixels": 589824}
-    return Place(**{**told, **more})
+    return RunFiles(**{**told, **more})
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -53,7 +53,7 @@ def test_lightning_saves_what_was_trained(full: bool) -> None:
     assert configuration(workload(full=full), 1, 1, 1).strategy["exclude_frozen_parameters"] is not full
 
 
-def settings(told: Workload, where: Place) -> Mapping[str, Any]:
+def settings(told: Workload, where: RunFiles) -> Mapping[str, Any]:
     found = yaml.safe_load(render(told, where)[SETTINGS])
     assert isinstance(found, dict)
     return found
@@ -192,7 +192,7 @@ subprocess.CalledProcessError: Command '['torchrun', '--nnodes', '1']' returned 
         (FAILED, "ValueError: Video processor was not found, please check and update your model file."),
         ("a\nFileNotFoundError: [Errno 2] No such file or directory: 'torchrun'\n", "FileNotFoundError: [Errno 2] No such file or directory: 'torchrun'"),
         ("llamafactory-cli: not found\n\n", "llamafactory-cli: not found"),
-        ("", "it said nothing"),
+        ("", "the log is empty"),
     ],
 )  # fmt: skip
 def test_the_error_is_the_rank_s_and_not_that_of_who_started_it(log: str, found: str) -> None:

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL by its configuration: which tensors it has. Pure.
+"""The configurations of Qwen2.5-VL, and the tensors that a configuration defines. Pure.
 
 The sizes are those of the published checkpoints (config.json of Qwen/Qwen2.5-VL-7B-Instruct and -3B-Instruct), and so
 are the names of the tensors, which every version of transformers reads; version 5 renames them in memory.
@@ -16,8 +16,8 @@ from tunetool.errors import UsageProblem
 
 MODEL_TYPE = "qwen2_5_vl"
 LORA_TARGETS = r".*\.layers\.\d+\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj"
-"""Every linear layer of the language model; the vision tower stays as it is, as LLaMA-Factory's `lora_target: all` has
-it for this family."""
+"""Every linear layer of the language model, not of the vision tower, as LLaMA-Factory's `lora_target: all` for this
+family."""
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -34,13 +34,13 @@ SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-"""Qwen2.5's own, in the order of their numbers, the first of which is ``bos_token_id``."""
+"""Qwen2.5's special tokens in the order of their numbers; the first one's is ``bos_token_id``."""
 
 
 def _configuration(
     text: Mapping[str, int], vision: Mapping[str, Any], tied: bool, first_special: int, mrope: tuple[int, int, int]
 ) -> dict[str, Any]:
-    number = {name: first_special + place for place, name in enumerate(SPECIAL_TOKENS)}
+    number = {name: first_special + index for index, name in enumerate(SPECIAL_TOKENS)}
     return {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": MODEL_TYPE,
@@ -114,11 +114,11 @@ CONFIGURATIONS: Mapping[str, dict[str, Any]] = {
     ),
     "tiny": _configuration(_text(256, 4, 8, 2, 768, 320), _vision(2, 64, 128, 4, 256, [1]), False, 256, (4, 6, 6)),
 }
-"""config.json by size, as published: the language model's sizes lie flat beside ``vision_config``."""
+"""config.json by size, as published: the language model's sizes are at the top level, beside ``vision_config``."""
 
 
 def read_configuration(directory: Path) -> dict[str, Any]:
-    """config.json. Raises ``UsageProblem`` where there is none, or it is of another kind of model."""
+    """Read config.json. Raises ``UsageProblem`` where it is missing, unreadable, or of another type of model."""
     path = directory / "config.json"
     hint = "name a directory with config.json and the weights of a Qwen2.5-VL, or one of `7b`, `3b`, `tiny`"
     try:
@@ -128,25 +128,30 @@ def read_configuration(directory: Path) -> dict[str, Any]:
         raise UsageProblem(f"`{directory}` {what}", hint) from None
     except (OSError, ValueError) as error:
         raise UsageProblem(f"`{path}` cannot be read: {error}", hint) from None
-    found = document.get("model_type") if isinstance(document, dict) else None
-    if found != MODEL_TYPE:
-        raise UsageProblem(f"`{path}` is of a model of type `{found}`, not `{MODEL_TYPE}`", hint)
+    model_type = document.get("model_type") if isinstance(document, dict) else None
+    if model_type != MODEL_TYPE:
+        raise UsageProblem(f"`{path}` is of a model of type `{model_type}`, not `{MODEL_TYPE}`", hint)
     return dict(document)
 
 
 def is_tied(configuration: Mapping[str, Any]) -> bool:
-    """Whether the output layer is the embedding: one tensor."""
+    """Whether the output layer and the embedding share one tensor."""
     text = configuration.get("text_config") or {}
     return bool(configuration.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
 
 
 def tensors(configuration: Mapping[str, Any], path: str) -> tuple[Tensor, ...]:
-    """The parameters that are stored, by their published names, vision first. Raises ``UsageProblem``."""
+    """The stored parameters under their published names, those of the vision tower first.
+
+    Raises ``UsageProblem`` where a size is missing from the configuration; ``path`` names it in the message.
+    """
     try:
         # transformers 5 writes the language model's sizes into a block of their own.
         return (*_tower(configuration["vision_config"]), *_decoder(configuration).tensors())
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UsageProblem(f"`{path}`: {error} is missing or no number", "is it a Qwen2.5-VL's config.json?") from None
+        raise UsageProblem(
+            f"`{path}`: {error} is missing or not a number", "is it a Qwen2.5-VL's config.json?"
+        ) from None
 
 
 def _decoder(configuration: Mapping[str, Any]) -> Decoder:
@@ -170,28 +175,28 @@ def _tower(vision: Mapping[str, Any]) -> list[Tensor]:
     channels = int(vision.get("in_channels") or vision.get("in_chans") or 3)
     patch, frames = int(vision.get("patch_size", 14)), int(vision.get("temporal_patch_size", 2))
     merged = hidden * int(vision.get("spatial_merge_size", 2)) ** 2
-    found = [Tensor("visual.patch_embed.proj.weight", (hidden, channels, frames, patch, patch))]
+    tensors = [Tensor("visual.patch_embed.proj.weight", (hidden, channels, frames, patch, patch))]
 
     def linear(name: str, rows: int, columns: int) -> None:
-        found.append(Tensor(f"{name}.weight", (rows, columns)))
-        found.append(Tensor(f"{name}.bias", (rows,)))
+        tensors.append(Tensor(f"{name}.weight", (rows, columns)))
+        tensors.append(Tensor(f"{name}.bias", (rows,)))
 
     for number in range(int(vision["depth"])):
         block = f"visual.blocks.{number}."
-        found += [Tensor(f"{block}{name}.weight", (hidden,)) for name in ("norm1", "norm2")]
+        tensors += [Tensor(f"{block}{name}.weight", (hidden,)) for name in ("norm1", "norm2")]
         linear(f"{block}attn.qkv", 3 * hidden, hidden)
         linear(f"{block}attn.proj", hidden, hidden)
         linear(f"{block}mlp.gate_proj", wide, hidden)
         linear(f"{block}mlp.up_proj", wide, hidden)
         linear(f"{block}mlp.down_proj", hidden, wide)
-    found.append(Tensor("visual.merger.ln_q.weight", (hidden,)))
+    tensors.append(Tensor("visual.merger.ln_q.weight", (hidden,)))
     linear("visual.merger.mlp.0", merged, merged)
     linear("visual.merger.mlp.2", int(vision["out_hidden_size"]), merged)
-    return found
+    return tensors
 
 
 def published_name(name: str) -> str:
-    """The published name of a tensor that may be called as transformers 5 calls it in memory."""
+    """The published name of a tensor; ``name`` is that or the name that transformers 5 uses in memory."""
     for now, before in (("model.visual.", "visual."), ("model.language_model.", "model.")):
         if name.startswith(now):
             return before + name.removeprefix(now)

@@ -1,4 +1,4 @@
-"""The ranks of a fine-tune: on which hosts, how many on each, started by what."""
+"""The ranks of a fine-tune: their hosts, their number per host, and the launcher that starts them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from tunetool.training.preparation import Ready, gpus, prepare_here, prepare_on_
 from tunetool.training.settings import Cluster, Material
 
 _TIMEOUT = 7 * 86400.0
-"""No limit of ours: the watchdog ends what hangs."""
+"""Seconds; practically no limit, since the watchdog ends a run that hangs."""
 _STALL, _SLOWEST = 300.0, 20e6
-"""Seconds without a step that no rank needs, and longer while it may read its model at so many bytes per second."""
+"""The watchdog's limit in seconds without a step, and the slowest reading of the model (bytes per second) that it
+allows on top."""
 _MAKING = 200e6
-"""Bytes per second at which a progress bar expects model and images to be made."""
+"""Estimated speed of making model and images, bytes per second, for the progress bar."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """No hosts: this machine alone."""
+    """Where the ranks run: the launcher, its hosts (none: this machine), and the hosts' interpreter."""
 
     launcher: Launcher
     hosts: tuple[Host, ...]
@@ -35,11 +36,11 @@ class Place:
 
     @property
     def nodes(self) -> int:
-        """How many."""
+        """Number of nodes, at least 1."""
         return max(1, len(self.hosts))
 
     def job(self, ranks_per_host: int, directory: Path, model_bytes: int = 0) -> Job:
-        """For ``run_workload``. ``directory`` is on this machine."""
+        """A job for ``run_workload``. ``directory``: where results go on this machine; ``model_bytes``: its size."""
         return Job(
             program=(),
             ranks_per_host=ranks_per_host,
@@ -53,7 +54,7 @@ class Place:
 
 
 def find_place(cluster: Cluster, progress: Progress) -> Place:
-    """Raises ``UsageProblem``."""
+    """The hosts and the launcher that the settings choose. Raises ``UsageProblem`` where none fits."""
     hosts = () if cluster.inventory is None else tuple(from_inventory(cluster.inventory, cluster.limit))
     chosen = choose(cluster.launcher, cluster.inventory, cluster.limit, progress, cluster.slurm)
     return Place(chosen, hosts, cluster.python)
@@ -62,9 +63,9 @@ def find_place(cluster: Cluster, progress: Progress) -> Place:
 def prepare_nodes(
     material: Material, place: Place, directory: Path, progress: MovingProgress, look: bool
 ) -> list[Ready]:
-    """Model and data on every node, and nobody else at work there. ``directory``: for what launched ranks leave.
+    """Prepare model and data on every node, and refuse nodes with other work. ``directory``: output of launched ranks.
 
-    ``look``: whether anybody looks. Raises ``TunetoolError``.
+    ``look``: watch the devices for other work. Raises ``TunetoolError``.
     """
     if place.hosts:
         size = reference_model.describe(material.model).bytes if material.model in reference_model.SIZES else 0
@@ -77,36 +78,39 @@ def prepare_nodes(
 
 
 def need_gpus(cluster: Cluster, environment: Mapping[str, str]) -> None:
-    """Before any work on this machine. Raises ``CannotJudge`` where GPUs are asked for that it has not."""
+    """Raise ``CannotJudge`` where the settings need GPUs that this machine does not have."""
     if cluster.inventory is None and cluster.device == "cuda":
         _enough("this machine", gpus(environment), cluster.ranks_per_node or 1)
 
 
 def ranks_here(cluster: Cluster, environment: Mapping[str, str]) -> tuple[int, bool]:
-    """How many ranks this machine gets, and whether they compute on its CPUs."""
-    there = gpus(environment)
-    on_cpu = cluster.device == "cpu" or (cluster.device == "auto" and there == 0)
-    return cluster.ranks_per_node or (1 if on_cpu else there), on_cpu
+    """The number of ranks on this machine, and whether they compute on its CPUs."""
+    available = gpus(environment)
+    on_cpu = cluster.device == "cpu" or (cluster.device == "auto" and available == 0)
+    return cluster.ranks_per_node or (1 if on_cpu else available), on_cpu
 
 
 def ranks_per_host(cluster: Cluster, hosts: Sequence[Host], ready: Sequence[Ready]) -> int:
-    """As asked for, else what the inventory allows and the poorest node has. Raises ``CannotJudge``."""
-    there = min(each.gpus for each in ready)
+    """The number of ranks per host: the setting, or else the least of the inventory's slots and the nodes' GPUs.
+
+    Raises ``CannotJudge`` where a node lacks GPUs that the settings need.
+    """
+    fewest_gpus = min(node.gpus for node in ready)
     if cluster.device == "cuda":
-        for each in ready:
-            _enough(f"`{each.host}`", each.gpus, cluster.ranks_per_node or 1)
+        for node in ready:
+            _enough(f"`{node.host}`", node.gpus, cluster.ranks_per_node or 1)
     if cluster.ranks_per_node is not None:
         return cluster.ranks_per_node
     slots = [host.slots for host in hosts if host.slots is not None]
-    if cluster.device == "cpu" or there == 0:
+    if cluster.device == "cpu" or fewest_gpus == 0:
         return min(slots, default=1)
-    return min([there, *slots])
+    return min([fewest_gpus, *slots])
 
 
-def _enough(where: str, there: int, needed: int) -> None:
-    if there < needed:
-        has = "no GPU" if there == 0 else f"{there} GPU(s), and {needed} ranks need one each"
+def _enough(where: str, available: int, needed: int) -> None:
+    if available < needed:
+        has = "no GPU" if available == 0 else f"{available} GPU(s), and {needed} ranks need one each"
         raise CannotJudge(
             f"{where} has {has}",
-            "train on `--device cpu`; where a GPU should be, see `nvidia-smi` and CUDA_VISIBLE_DEVICES",
+            "train on `--device cpu`; if there should be a GPU, see `nvidia-smi` and CUDA_VISIBLE_DEVICES",
         )

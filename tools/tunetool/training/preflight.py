@@ -1,4 +1,4 @@
-"""What would go wrong later, said before anything is made. Nothing is written here."""
+"""Checks before a run that would otherwise fail late. Nothing is written here."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from tunetool.node.units import format_size
 
 _FLOAT = 4
 _FULL = 4
-"""Copies of the parameters where all are trained: they, their gradients, and Adam's two averages."""
+"""Copies of the parameters in full fine-tuning: parameters, gradients, and Adam's two moments."""
 _LIBRARIES = 700 * 2**20
-"""What a rank takes with torch, DeepSpeed and transformers loaded, before any model."""
+"""Bytes of a rank with torch, DeepSpeed and transformers loaded, without a model."""
 
 
 def memory_needed(parameters: int, full: bool, ranks: int) -> int:
-    """Bytes that ``ranks`` on CPUs take at least: each loads all parameters as fp32, whatever ZeRO shards later."""
+    """Least bytes that ``ranks`` on CPUs need: each loads all parameters in fp32 before ZeRO partitions them."""
     return ranks * (parameters * _FLOAT * (_FULL if full else 1) + _LIBRARIES)
 
 
-def need_memory(parameters: int, full: bool, ranks: int, left: tuple[int, str] | None = None) -> None:
-    """Raises ``CannotJudge`` where the kernel would kill a rank instead. For ranks on CPUs."""
-    left = memory_left() if left is None else left
+def need_memory(parameters: int, full: bool, ranks: int, available: tuple[int, str] | None = None) -> None:
+    """Raise ``CannotJudge`` where ranks on CPUs need more memory than is available.
+
+    ``available``: bytes and the name of what limits them; None: read them.
+    """
+    available = memory_left() if available is None else available
     needed = memory_needed(parameters, full, ranks)
-    if left is None or needed <= left[0]:
+    if available is None or needed <= available[0]:
         return
     raise CannotJudge(
-        f"{ranks} rank(s) take {format_size(needed)} for {parameters / 1e9:.3g} billion parameters, and {left[1]} has "
-        f"{format_size(left[0])} left",
+        f"{ranks} rank(s) need {format_size(needed)} for {parameters / 1e9:.3g} billion parameters, and {available[1]} has "
+        f"{format_size(available[0])} left",
         "train a smaller `--model`, such as `tiny`, on fewer ranks, or on GPUs",
     )
 
 
 def need_absent(checkpoint: Path) -> None:
-    """Raises ``UsageProblem``: nothing is overwritten."""
+    """Raise ``UsageProblem`` where ``checkpoint`` exists, since nothing is overwritten."""
     if checkpoint.exists():
-        raise UsageProblem(f"`{checkpoint}` exists", "name a directory that the checkpoint can be")
+        raise UsageProblem(f"`{checkpoint}` exists", "name a directory that does not exist yet")

@@ -1,6 +1,6 @@
-"""Model and data on every node of a fine-tune: made below ``--target`` where missing, reused where whole.
+"""Prepare model and data on every node of a fine-tune: make them below ``--target``, or reuse complete ones.
 
-``prepare_here`` does it on this machine; ``prepare_on_hosts`` starts one rank on each node, which is
+``prepare_here`` does it on this machine; ``prepare_on_hosts`` starts one rank on each node, which runs
 ``-m tunetool.training.preparation --material JSON``.
 """
 
@@ -35,16 +35,16 @@ from tunetool.training.settings import Material
 from tunetool.training.workload import rank_directory
 
 MANIFEST = "tunetool.json"
-"""Inside of what was made, so that it is there if and only if all of it is."""
+"""Name of the manifest in each directory that was made; it exists only in a complete one."""
 SCHEMA = "tunetool.prepared/1"
 WIDTH, HEIGHT = 1928, 1208
 TINY = (448, 280)
-"""Pictures for the model ``tiny``: larger ones would be all that its training does."""
+"""Width and height of pictures for the model ``tiny``, whose training larger ones would dominate."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Directories that a rank can be given."""
+    """The directories of model and dataset, ready for the ranks."""
 
     model: Path
     dataset: Path
@@ -52,7 +52,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Part:
-    """One directory to make: ``wanted`` is what its manifest must say."""
+    """One directory to make. ``wanted``: what its manifest must contain; ``room``: the bytes that it needs."""
 
     directory: Path
     what: str
@@ -60,7 +60,7 @@ class Part:
     room: int
     write: Callable[[Path, Callable[[int], None]], None]
     whole: Callable[[Path, Mapping[str, Any]], None]
-    """Raises ``UsageProblem`` where something of it is gone. Is given the manifest."""
+    """Takes the directory and its manifest; raises ``UsageProblem`` where files are missing."""
 
 
 def prepare(
@@ -73,10 +73,10 @@ def prepare(
     size: tuple[int, int] | None = None,
     dry_run: bool = False,
 ) -> Prepared:
-    """Model (a size or a directory) and dataset (None: ``images`` synthetic ones), ready to be used.
+    """Prepare the model (a size or a directory) and the dataset (None: ``images`` synthetic pictures).
 
-    A directory of the user's is only checked. ``size``: width and height of the pictures. ``dry_run``: says what would
-    be made and makes nothing. Raises ``UsageProblem`` for a directory that is not whole, or was made with another seed;
+    A directory of the user is only checked. ``size``: width and height of the pictures. ``dry_run``: report what would
+    be made, but make nothing. Raises ``UsageProblem`` for a directory that is incomplete or was made with another seed;
     ``CannotJudge`` where there is no room, before anything is written.
     """
     parts = []
@@ -101,11 +101,11 @@ def prepare(
             target.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageProblem(
-                f"`{target}` cannot be made: {error.strerror}", "name a `--target` you may write"
+                f"`{target}` cannot be created: {error.strerror}", "name a writable `--target`"
             ) from None
-    missing = [part for part in parts if not _made(part)]
+    missing = [part for part in parts if not _is_complete(part)]
     if missing:
-        _say(missing, target, progress)
+        _announce(missing, target, progress)
     if missing and not dry_run:
         _need_libraries()
         for part in missing:
@@ -121,7 +121,7 @@ def _need_libraries() -> None:
             )
 
 
-def _say(missing: list[Part], target: Path, progress: MovingProgress) -> None:
+def _announce(missing: list[Part], target: Path, progress: MovingProgress) -> None:
     room = sum(part.room for part in missing)
     progress.say(f"makes {' and '.join(part.what for part in missing)}: {format_size(room)} in `{target}`")
     existing = target
@@ -130,35 +130,35 @@ def _say(missing: list[Part], target: Path, progress: MovingProgress) -> None:
     need_room(existing.resolve(), room, " and ".join(part.what for part in missing))
 
 
-def _made(part: Part) -> bool:
-    """Whether it is there. Raises ``UsageProblem`` where it is, and is not that or not whole."""
+def _is_complete(part: Part) -> bool:
+    """Whether the directory exists. Raises ``UsageProblem`` where it is incomplete or was made differently."""
     directory = part.directory
     if inode_of(directory) is None:
         return False
     hint = f"remove `{directory}`, or name another `--target`"
     try:
-        found = json.loads((directory / MANIFEST).read_text())
+        manifest = json.loads((directory / MANIFEST).read_text())
     except (OSError, ValueError):
         raise UsageProblem(f"`{directory}` was not made by tunetool: it has no `{MANIFEST}`", hint) from None
-    different = {key for key, value in part.wanted.items() if found.get(key) != value}
+    different = {key for key, value in part.wanted.items() if manifest.get(key) != value}
     if different:
         key = min(different)
-        raise UsageProblem(f"`{directory}` was made with {key} {found.get(key)}, asked for is {part.wanted[key]}", hint)
+        raise UsageProblem(f"`{directory}` was made with {key} {manifest.get(key)}, needed is {part.wanted[key]}", hint)
     try:
-        part.whole(directory, found)
+        part.whole(directory, manifest)
     except UsageProblem as error:
         raise UsageProblem(error.message, hint) from None
     return True
 
 
 def _make(part: Part, progress: MovingProgress) -> None:
-    with alone(part.directory, progress.say) as place:
-        if not _made(part):  # another run may have made it while this one waited
-            _build(part, place, progress)
+    with alone(part.directory, progress.say) as destination:
+        if not _is_complete(part):  # another run may have made it while this one waited
+            _build(part, destination, progress)
 
 
-def _build(part: Part, place: Place, progress: MovingProgress) -> None:
-    with building(place) as built, progress.moving(f"making {part.what}", part.room) as tick:
+def _build(part: Part, destination: Place, progress: MovingProgress) -> None:
+    with building(destination) as built, progress.moving(f"making {part.what}", part.room) as tick:
         part.write(built, tick)
         files = [path for path in built.rglob("*") if path.is_file()]
         sizes = {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
@@ -172,11 +172,11 @@ def _model_part(size: str, directory: Path, seed: int) -> Part:
         wanted={"schema": SCHEMA, "model": size, "seed": seed},
         room=reference_model.room(size),
         write=lambda built, tick: reference_model.write(size, built, seed, tick=tick),
-        whole=_whole_model,
+        whole=_require_whole_model,
     )
 
 
-def _whole_model(directory: Path, _: Mapping[str, Any]) -> None:
+def _require_whole_model(directory: Path, _: Mapping[str, Any]) -> None:
     reference_model.check(directory)
 
 
@@ -187,16 +187,16 @@ def _dataset_part(directory: Path, images: int, width: int, height: int, seed: i
         wanted={"schema": SCHEMA, "images": images, "width": width, "height": height, "seed": seed},
         room=pictures.room(images, width, height),
         write=lambda built, tick: pictures.write(built, images, width, height, seed, tick),
-        whole=_all_pictures,
+        whole=_require_all_pictures,
     )
 
 
-def _all_pictures(directory: Path, manifest: Mapping[str, Any]) -> None:
+def _require_all_pictures(directory: Path, manifest: Mapping[str, Any]) -> None:
     files = [path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST]
     size = sum(path.stat().st_size for path in files)
     if (len(files), size) != (manifest.get("files"), manifest.get("bytes")):
         raise UsageProblem(
-            f"`{directory}` holds {len(files)} files with {size} bytes, and was made with "
+            f"`{directory}` has {len(files)} files with {size} bytes, but was made with "
             f"{manifest.get('files')} files with {manifest.get('bytes')} bytes"
         )
 
@@ -207,7 +207,7 @@ _PREPARED = "prepared.json"
 
 @dataclass(frozen=True)
 class Ready:
-    """What a node has for the ranks on it."""
+    """The model, data and GPUs that a node has for its ranks."""
 
     host: str
     model: str
@@ -216,32 +216,35 @@ class Ready:
     model_medium: str
     dataset_medium: str
     in_memory: bool
-    """What the model lies on."""
+    """Whether the model is on a file system in memory."""
     gpus: int
     busy: Sequence[str] = ()
-    """Who is at work there."""
+    """Lines that name other work on the devices of model and data."""
 
 
 def gpus(environment: Mapping[str, str], root: str = "/") -> int:
-    """GPUs that a process may use here, by the device nodes and CUDA_VISIBLE_DEVICES; torch is not asked."""
-    there = len(device_nodes("nvidia[0-9]*", root))
+    """Number of GPUs that a process may use here, by the device nodes and CUDA_VISIBLE_DEVICES, without torch."""
+    present = len(device_nodes("nvidia[0-9]*", root))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return there
+        return present
     chosen = [each for each in visible.split(",") if each.strip() and each.strip() != "-1"]
-    return min(there, len(chosen))
+    return min(present, len(chosen))
 
 
 def prepare_here(material: Material, host: str, progress: MovingProgress, look: bool) -> Ready:
-    """Make what is missing. ``look``: also for a second at who else is at work. Raises ``TunetoolError``."""
+    """Make what is missing on this machine. ``look``: also watch its devices for other work for a second.
+
+    Raises ``TunetoolError`` as ``prepare`` does.
+    """
     made = prepare(
         material.model, material.dataset, material.images, material.target or Path(), material.seed, progress
     )
     stacks = [read_stack(str(path.resolve())) for path in (made.model, made.dataset)]
-    found: list[str] = []
+    other_work: list[str] = []
     if look:
         with progress.step("looking for other work", busy.LOOK_SECONDS) as tick:
-            found = list(dict.fromkeys(line for stack in stacks for line in busy.look(stack, tick)))
+            other_work = list(dict.fromkeys(line for stack in stacks for line in busy.look(stack, tick)))
     return Ready(
         host=host,
         model=str(made.model),
@@ -251,35 +254,35 @@ def prepare_here(material: Material, host: str, progress: MovingProgress, look: 
         dataset_medium=stacks[1].medium,
         in_memory=stacks[0].in_memory,
         gpus=gpus(os.environ),
-        busy=found,
+        busy=other_work,
     )
 
 
 def prepare_on_hosts(
     material: Material, launcher: Launcher, job: Job, progress: Progress, look: bool, seconds: float = 0.0
 ) -> list[Ready]:
-    """The same on each of the job's hosts, one rank for each. Raises as ``train.run_workload`` does."""
-    told = json.dumps({**asdict(material), "look": look}, default=str)
-    job = replace(job, program=("-m", _MODULE, "--material", told), ranks_per_host=1)
+    """As ``prepare_here``, on each of the job's hosts with one rank each. Raises as ``run_workload`` does."""
+    material_json = json.dumps({**asdict(material), "look": look}, default=str)
+    job = replace(job, program=("-m", _MODULE, "--material", material_json), ranks_per_host=1)
     with progress.step(f"model and data on {len(job.hosts)} hosts", seconds) as tick:
         try:
             launcher.run(job, tick)
         except RankFailed as error:
             raise explained(error, job) from error
-    found = []
+    ready = []
     for number, host in enumerate(job.hosts):
         file = rank_directory(job.directory, number) / _PREPARED
         try:
-            found.append(Ready(**{**json.loads(file.read_text()), "host": host.name}))
+            ready.append(Ready(**{**json.loads(file.read_text()), "host": host.name}))
         except (OSError, ValueError, TypeError) as error:
-            raise CannotJudge(f"`{host.name}` did not say what it has: {error}") from None
-    if len({(each.model, each.dataset) for each in found}) != 1:
-        raise UsageProblem("model and data have different paths on the hosts", "give absolute ones")
-    return found
+            raise CannotJudge(f"`{host.name}` left no result of its preparation: {error}") from None
+    if len({(each.model, each.dataset) for each in ready}) != 1:
+        raise UsageProblem("model and data have different paths on the hosts", "use absolute paths")
+    return ready
 
 
-class _Beating:
-    """Progress of a rank: lines in its log, and a sign of life at each tick."""
+class _RankProgress:
+    """Progress of a rank: lines in its log, and a heartbeat for the watchdog at each tick."""
 
     def say(self, line: str) -> None:
         sys.stderr.write(line + "\n")
@@ -296,23 +299,23 @@ class _Beating:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status as tunetool's own."""
-    own = launched.out()
+    """Prepare this node as one rank; returns tunetool's exit status."""
+    directory = launched.out()
     try:
-        told = json.loads(arguments[1])
-        look = bool(told.pop("look"))
-        paths = {name: Path(told[name]) if told[name] is not None else None for name in ("dataset", "target")}
-        ready = prepare_here(Material(**{**told, **paths}), "", _Beating(), look)
+        settings = json.loads(arguments[1])
+        look = bool(settings.pop("look"))
+        paths = {name: Path(settings[name]) if settings[name] is not None else None for name in ("dataset", "target")}
+        ready = prepare_here(Material(**{**settings, **paths}), "", _RankProgress(), look)
     except TunetoolError as error:
-        keep_error(own, error)
+        keep_error(directory, error)
         sys.stderr.write(f"error: {error.message}\n")
         return int(error.exit_code)
-    (own / _PREPARED).write_text(json.dumps(asdict(ready)))
+    (directory / _PREPARED).write_text(json.dumps(asdict(ready)))
     return 0
 
 
 def stacks_of(ready: Ready) -> list[BlockStack]:
-    """What model and data lie on, on this machine."""
+    """The block devices below model and data on this machine."""
     return [read_stack(str(Path(path).resolve())) for path in (ready.model, ready.dataset)]
 
 

@@ -1,4 +1,4 @@
-"""A fine-tune on whatever ranks a launcher starts: told to each, run to its end, their results brought together."""
+"""Run a fine-tune on the ranks that a launcher starts, and collect their results."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _ILLEGAL = (
 def run_workload(
     workload: Workload, launcher: Launcher, job: Job, progress: Progress, what: str, seconds: float = 0.0
 ) -> list[RankResult]:
-    """What each rank did, sorted by rank. ``what`` names the run on the progress line, ``seconds`` is a guess.
+    """Run ``workload`` and return the results of all ranks, sorted by rank.
 
-    ``job`` says where and how many; its program is set here. Raises ``RankFailed`` when a rank dies, with the reason
-    that it gave itself where it gave one, ``UsageProblem`` when that is the caller's, ``CannotJudge`` without results.
+    ``job``: hosts and number of ranks; its program is set here. ``what``: the run's name on the progress line;
+    ``seconds``: its estimated duration. Raises ``RankFailed`` when a rank fails, with the rank's own reason if it left
+    one, ``UsageProblem`` if that is an error of the caller, ``CannotJudge`` where a result is missing.
     """
     job = replace(
         job,
@@ -42,17 +43,17 @@ def run_workload(
 
 
 def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the caller's environment tells the ranks of every host: where LLaMA-Factory is."""
+    """The variables of the caller's environment that every rank gets: the location of LLaMA-Factory."""
     return {name: environment[name] for name in ("TUNETOOL_LLAMAFACTORY",) if name in environment}
 
 
 def explained(error: RankFailed, job: Job) -> CannotJudge | UsageProblem:
-    """The same with what the rank that failed first, or else any rank, said of it."""
+    """The error with the reason that the first failed rank left, or else any rank; unchanged where none left one."""
     first = [] if error.rank is None else [error.rank]
     for rank in [*first, *range(world_of(job))]:
         try:
-            told = json.loads((rank_directory(job.directory, rank) / ERROR).read_text())
-            message, hint, usage = str(told["message"]), told["hint"], bool(told["usage"])
+            report = json.loads((rank_directory(job.directory, rank) / ERROR).read_text())
+            message, hint, usage = str(report["message"]), report["hint"], bool(report["usage"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
         host = job.hosts[rank // job.ranks_per_host].name if job.hosts else None
@@ -64,5 +65,5 @@ def explained(error: RankFailed, job: Job) -> CannotJudge | UsageProblem:
 
 
 def world_of(job: Job) -> int:
-    """All ranks of a job."""
+    """Number of all ranks of a job."""
     return job.ranks_per_host * max(1, len(job.hosts))

@@ -1,4 +1,4 @@
-"""What a fine-tune is asked: which model and data, on which ranks, with which settings."""
+"""The settings of a fine-tune: model and data, ranks, and training."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ BATCH_SIZE = 2
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the ranks run."""
+    """The settings that decide where the ranks run."""
 
     launcher: str = "auto"
     inventory: Path | None = None
     limit: str | None = None
     slurm: Sequence[str] = ()
-    """Each ``KEY=VALUE`` for its batch script."""
+    """``KEY=VALUE`` options for Slurm's batch script."""
     python: str | None = None
-    """The interpreter on the hosts; None: as ``launch.job.Job`` says."""
+    """The interpreter on the hosts; None: the default of ``launch.job.Job``."""
     ranks_per_node: int | None = None
-    """None: as many as a node has GPUs, one without any."""
+    """None: one per GPU of a node, or one on a node without GPUs."""
     device: Device = "auto"
 
 
 @dataclass(frozen=True)
 class Material:
-    """What is trained, and on what."""
+    """The model and the data of the training."""
 
     model: str
     """7b, 3b, tiny, or a directory on the nodes."""
@@ -41,7 +41,7 @@ class Material:
     """A directory on the nodes; None: synthetic pictures."""
     images: int = IMAGES
     target: Path | None = None
-    """Where what is made lies; None where nothing has to be made."""
+    """Directory for a model or dataset that must be made; None where neither must."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,14 +50,14 @@ class Material:
         made = ["the model"] * (self.model in SIZES) + ["pictures"] * (self.dataset is None)
         if made and self.target is None:
             raise UsageProblem(
-                f"{' and '.join(made)} must be made somewhere",
-                "give `--target DIR` on the storage that is to be read; `--model DIR --dataset DIR` need none",
+                f"{' and '.join(made)} must be made, but there is no `--target`",
+                "give `--target DIR` on the storage to measure; `--model DIR --dataset DIR` need none",
             )
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of the training; as in ``Workload``."""
+    """The settings of the training; the fields are those of ``Workload``."""
 
     trainer: Trainer = "deepspeed"
     zero_stage: int = 2
@@ -74,7 +74,7 @@ class Settings:
     workers: int = 2
 
     def workload(self, model: str, dataset: str, device: Device, seed: int) -> Workload:
-        """What the ranks are told. Raises ``UsageProblem``."""
+        """The workload for the ranks. Raises ``UsageProblem`` for an invalid setting."""
         return Workload(
             model=model,
             dataset=dataset,

@@ -1,4 +1,4 @@
-"""What every rank of a fine-tune is told, and what it tells back. Pure data; JSON at both ends."""
+"""The workload that every rank of a fine-tune gets, and the result that it leaves. Pure data, passed as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from tunetool.errors import CannotJudge, UsageProblem
 
 RESULT, ERROR = "result.json", "error.json"
-"""In a rank's own directory."""
+"""Names of files in a rank's directory."""
 
 Trainer = Literal["deepspeed", "lightning", "llamafactory"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -21,36 +21,36 @@ Loader = Literal["parallel", "transformers"]
 
 @dataclass(frozen=True)
 class Workload:
-    """The fine-tune. Two runs with the same one, on as many ranks, see the same samples in the same order."""
+    """The fine-tune. Two runs of it on the same number of ranks use the same samples in the same order."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     model: str
     """A directory on the node: config, tokenizer, safetensors."""
     dataset: str
-    """A directory on the node, as LLaMA-Factory has it: dataset_info.json beside what it names."""
+    """A directory on the node in LLaMA-Factory's format: dataset_info.json and the files that it names."""
     trainer: Trainer = "deepspeed"
     zero_stage: int = 2
     epochs: int = 1
     steps: int | None = None
-    """Exactly so many optimizer steps, however many epochs that is; None: as ``epochs`` says."""
+    """Number of optimizer steps, instead of ``epochs``; None: as many as ``epochs`` have."""
     batch_size: int = 2
-    """Samples of one rank in one step."""
+    """Samples per rank and step."""
     learning_rate: float = 1e-4
     lora_rank: int = 8
     full: bool = False
-    """Train all parameters, without LoRA: what ZeRO must then move is the whole model."""
+    """Train all parameters instead of LoRA's, so that ZeRO's traffic is that of the whole model."""
     device: Device = "auto"
     seed: int = 0
     loader: Loader = "parallel"
     cold: bool = False
     """Drop model and data from the page cache of each node first."""
     checkpoint: str | None = None
-    """A directory to save to at the end; it must not exist. None: nothing is saved."""
+    """Directory of a checkpoint at the end, which must not exist; None: no checkpoint."""
     curves: float | None = 1.0
     """Seconds between two samples of the node's and GPUs' counters; None: no curves."""
     workers: int = 2
-    """Processes that read and decode images for each rank; 0: the rank itself, between its steps."""
+    """Processes per rank that read and decode images; 0: the rank does it itself, between its steps."""
 
     def __post_init__(self) -> None:
         if self.zero_stage not in (0, 1, 2, 3):
@@ -69,13 +69,13 @@ class Workload:
             raise UsageProblem(f"`curves` is {self.curves:g} seconds", "it must be more than 0")
 
     def to_json(self) -> str:
-        """For a rank's command line."""
+        """The workload as JSON, for a rank's command line."""
         return _WORKLOAD.dump_json(self).decode()
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank did. Seconds are of its own monotonic clock."""
+    """The figures of one rank. Seconds are of its own monotonic clock."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -85,30 +85,32 @@ class RankResult:
     device: str
     """``cpu``, or the GPU's name."""
     seconds: dict[str, float]
-    """rendezvous, imports, communicator, model_load, engine, first_batch, checkpoint, end_to_end; what was done."""
+    """rendezvous, imports, communicator, model_load, engine, first_batch, checkpoint, end_to_end, as far as they
+    happened."""
     data_seconds: list[float]
-    """Of each step: how long it waited for its batch."""
+    """Wait for the batch, for each step."""
     step_seconds: list[float]
-    """Of each step: forward, backward and optimizer, until the device had done them."""
+    """Forward, backward and optimizer until the device has finished them, for each step."""
     losses: list[float]
     learning_rates: list[float]
     tokens: int
     images: int
     model_bytes: int
-    """What the files of the model hold."""
+    """Size of the model's stored tensors."""
     read_bytes: dict[str, dict[str, int]]
-    """``model`` and ``data``: ``storage`` is what the kernel fetched from a block device for this rank, ``logical``
-    what its read calls returned (/proc/self/io: read_bytes, rchar). Mapped pages count in ``storage`` alone."""
+    """For ``model`` and ``data``: ``storage`` are the bytes that the kernel fetched from a block device for this rank,
+    ``logical`` those that its read calls returned (/proc/self/io: read_bytes, rchar). Mapped pages count in ``storage``
+    only."""
     parameters: int
     trainable: int
     versions: dict[str, str]
     load_seconds: list[float] = field(default_factory=list)
-    """Of each step's batch: reading, decoding and tokenizing it, by whoever did, waited for or not."""
+    """Reading, decoding and tokenizing of each step's batch, in whichever process, waited for or not."""
     notes: list[str] = field(default_factory=list)
-    """What went otherwise than asked, for people."""
+    """Deviations from the workload, for people."""
 
     def document(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The result as JSON values."""
         return asdict(self)
 
 
@@ -117,38 +119,38 @@ _RESULT: TypeAdapter[RankResult] = TypeAdapter(RankResult)
 
 
 def workload_from_json(text: str) -> Workload:
-    """Raises ``UsageProblem``."""
+    """The workload of a rank's command line. Raises ``UsageProblem`` for an invalid one."""
     try:
         return _WORKLOAD.validate_json(text)
     except ValidationError as error:
-        raise UsageProblem(f"`--workload` is none: {_first(error)}") from None
+        raise UsageProblem(f"`--workload` is not valid: {_first(error)}") from None
 
 
 def read_result(directory: Path, rank: int) -> RankResult:
-    """What rank ``rank`` left in ``directory``. Raises ``CannotJudge``."""
+    """The result of a rank below ``directory``. Raises ``CannotJudge`` where it is missing or invalid."""
     file = rank_directory(directory, rank) / RESULT
     try:
         return _RESULT.validate_json(file.read_bytes())
     except OSError as error:
         raise CannotJudge(f"rank {rank} left no result: `{file}`: {error.strerror}") from None
     except ValidationError as error:
-        raise CannotJudge(f"`{file}` is no result: {_first(error)}") from None
+        raise CannotJudge(f"`{file}` is not a valid result: {_first(error)}") from None
 
 
 def rank_directory(directory: Path, rank: int) -> Path:
-    """Where a rank's outputs lie."""
+    """The directory with a rank's outputs."""
     return directory / f"rank-{rank}"
 
 
 def as_environment(workload: Workload, environment: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks need beside their command line."""
-    told = dict(environment)
-    # DeepSpeed's and transformers' own reporting and look-ups would need a network that nodes may not have.
-    told |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """``environment`` with the variables that the ranks need besides their command line."""
+    result = dict(environment)
+    # Look-ups of transformers would need a network, which nodes may not have.
+    result |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if workload.device != "cuda":
         # Some virtual machines advertise AMX and trap on it: a matrix product ends the rank with SIGILL.
-        told.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
-    return told
+        result.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    return result
 
 
 def _first(error: ValidationError) -> str:

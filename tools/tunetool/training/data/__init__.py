@@ -1,1 +1,1 @@
-"""What the fine-tune is fed: synthetic pictures, datasets in LLaMA-Factory's form, batches."""
+"""The data of the fine-tune: synthetic pictures, datasets in LLaMA-Factory's format, batches."""

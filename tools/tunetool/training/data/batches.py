@@ -1,4 +1,4 @@
-"""Batches as a rank gets them: its share of the samples, in an order that the seed fixes, each with what it cost."""
+"""The batches of a rank: its share of the samples, in an order that the seed determines, each with its cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunetool.node.units import format_size
 from tunetool.training.rank.recorder import Read, reads
 
 PREFETCH = 2
-"""Batches that each loading process keeps ready, torch's default."""
+"""Batches that each loading process keeps ready; torch's default."""
 _SHM = "/dev/shm"
 
 Batch = dict[str, Any]
@@ -21,7 +21,7 @@ Collate = Callable[[Sequence[Mapping[str, Any]]], Batch]
 
 
 class Samples(Protocol):
-    """What `tunetool.training.data.dataset` reads."""
+    """The interface of a dataset, such as that of `tunetool.training.data.dataset`."""
 
     def __len__(self) -> int: ...
 
@@ -30,14 +30,14 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """Of making one batch, wherever that was done."""
+    """The cost of preparing one batch, in whichever process: seconds, and bytes read."""
 
     seconds: float
     read: Read
 
 
 class Metered:
-    """A dataset for torch's DataLoader whose items are whole batches with their cost."""
+    """A dataset for torch's DataLoader whose items are whole batches with their costs."""
 
     def __init__(self, samples: Samples, collate: Collate) -> None:
         self._samples, self._collate = samples, collate
@@ -49,7 +49,7 @@ class Metered:
         return self.__getitems__([index])
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Batch, Cost] | TunetoolError:
-        """An error is an item too: one that is raised in a loading process arrives as its traceback's text."""
+        """A batch, or the error as an item: an exception in a loading process would arrive as text of a traceback."""
         began, before = time.monotonic(), reads()
         try:
             batch = self._collate([self._samples[index] for index in indices])
@@ -58,26 +58,30 @@ class Metered:
         return batch, Cost(time.monotonic() - began, reads().since(before))
 
 
-def as_it_is(fetched: Any) -> Any:
-    """For the DataLoader: a batch is one already."""
+def keep_batch(fetched: Any) -> Any:
+    """The DataLoader's ``collate_fn``: the items are batches already, so that it returns them unchanged."""
     return fetched
 
 
 def steps_per_epoch(samples: int, batch_size: int, world: int) -> int:
-    """Whole batches for every rank; what is left over is not seen. Raises ``UsageProblem`` for none."""
+    """Steps of an epoch in which every rank has a whole batch; remaining samples are skipped.
+
+    Raises ``UsageProblem`` where there is not one step.
+    """
     steps = samples // (batch_size * world)
     if steps == 0:
         raise UsageProblem(
             f"{samples} samples are too few for {world} ranks with {batch_size} each",
-            "give more images, or fewer samples for each rank with `--micro-batch`",
+            "use more images, or fewer samples per rank with `--micro-batch`",
         )
     return steps
 
 
 def order(samples: int, epoch: int, rank: int, world: int, batch_size: int, seed: int) -> list[list[int]]:
-    """The batches of one rank in one epoch: torch's DistributedSampler, cut into whole batches.
+    """Sample numbers of each batch of one rank in one epoch, as torch's DistributedSampler assigns them.
 
-    Together the ranks see each sample at most once; another ``world`` deals the same order out differently.
+    Together the ranks see each sample at most once. The seed and the epoch determine the order of samples; ``world``
+    determines how it is distributed.
     """
     import torch
 
@@ -89,25 +93,25 @@ def order(samples: int, epoch: int, rank: int, world: int, batch_size: int, seed
 
 
 def enough_memory(workers: int, batch_bytes: int, ranks: int, free: int | None = None) -> str | None:
-    """Why loading processes cannot hand over batches here, None when they can: they do it through /dev/shm.
+    """The reason why /dev/shm is too small for the loading processes to pass batches through; None if it is not.
 
-    Without room there they die of SIGBUS, which names nothing.
+    Without room there they would die of SIGBUS without a message. ``free``: free bytes of /dev/shm; None: read them.
     """
     if workers == 0:
         return None
     free = shutil.disk_usage(_SHM).free if free is None else free
-    # Those kept ready, one in the making for each process, and one that the rank holds.
+    # The prefetched batches and one in preparation per process, and one that the rank uses.
     needed = ranks * (workers * (PREFETCH + 1) + 1) * batch_bytes
     if needed <= free:
         return None
     return (
         f"`{_SHM}` has {format_size(free)} free, and {workers} loading processes for each of {ranks} ranks need "
-        f"{format_size(needed)} there: each rank reads its images by itself"
+        f"{format_size(needed)}: each rank reads its images itself instead"
     )
 
 
 def batch_bytes(batch: Mapping[str, Any]) -> int:
-    """What the tensors of a batch hold."""
+    """Bytes of the tensors of a batch."""
     return sum(int(tensor.numel() * tensor.element_size()) for tensor in batch.values() if hasattr(tensor, "numel"))
 
 
@@ -120,10 +124,10 @@ def batches(
     ranks: int,
     tell: Callable[[str], None],
 ) -> Generator[tuple[Batch, Cost], None, None]:
-    """The batches of ``plan`` in its order, made ahead by ``workers`` processes for each of the node's ``ranks``.
+    """The batches of ``plan`` in order, prepared ahead by ``workers`` processes for each of the node's ``ranks``.
 
-    The first is made here, while those start: its size says whether /dev/shm has room for what they hand over, and
-    ``tell`` hears when it has not.
+    The first is prepared in this process: its size shows whether /dev/shm has room for those of the processes. Where it
+    has not, ``tell`` gets the reason and all batches are prepared in this process.
     """
     from torch.utils.data import DataLoader
 
@@ -134,13 +138,13 @@ def batches(
         tell(why_not)
         workers = 0
     loader: Any = DataLoader(
-        cast(Any, metered),  # torch asks for no base class, only for its methods
+        cast(Any, metered),  # torch needs only the methods, no base class
         batch_sampler=cast(Any, plan[1:]),
-        collate_fn=as_it_is,
+        collate_fn=keep_batch,
         num_workers=min(workers, len(plan) - 1),
         pin_memory=pin,
         prefetch_factor=PREFETCH if min(workers, len(plan) - 1) else None,
-        # Processes that start anew would import torch and the tokenizer again.
+        # Spawned processes would import torch and the tokenizer again.
         multiprocessing_context="fork" if min(workers, len(plan) - 1) else None,
     )
     rest = iter(loader)

@@ -1,7 +1,8 @@
-"""A dataset in LLaMA-Factory's form as the tensors that Qwen2.5-VL is trained on.
+"""A dataset in LLaMA-Factory's format, as the tensors that Qwen2.5-VL is trained on.
 
-``dataset_info.json`` names the file with the conversations, in sharegpt's form; ``<image>`` in a message stands for the
-next of the sample's pictures, whose paths begin at the dataset's directory. ``pictures.make`` makes such a dataset.
+``dataset_info.json`` names the file with the conversations, in sharegpt's format; ``<image>`` in a message marks the
+next of the sample's pictures, whose paths are relative to the dataset's directory. ``pictures.make`` makes such a
+dataset.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ __all__ = ["Samples", "collate", "make"]
 
 INFO = "dataset_info.json"
 IGNORED = -100
-"""The label of a token that is not learned."""
+"""The label of a token that is not part of the loss."""
 _SYSTEM = "You are a helpful assistant."
-_HINT = "a dataset has `dataset_info.json` and conversations in sharegpt's form, as LLaMA-Factory reads them"
+_HINT = "a dataset has `dataset_info.json` and conversations in sharegpt's format, as LLaMA-Factory reads them"
 
 
 @dataclass(frozen=True)
 class Message:
-    """``role`` is system, user or assistant."""
+    """One message of a conversation; ``role`` is system, user or assistant."""
 
     role: str
     content: str
@@ -41,7 +42,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """One sample as the dataset has it."""
+    """One sample of the dataset."""
 
     messages: tuple[Message, ...]
     images: tuple[Path, ...]
@@ -50,7 +51,7 @@ class Conversation:
 def read_conversations(directory: Path, name: str | None = None) -> list[Conversation]:
     """All samples of the dataset called ``name``, by default the first that ``dataset_info.json`` lists.
 
-    Raises ``UsageProblem`` naming the file and the sample that is not as it should be, or the picture that is missing.
+    Raises ``UsageProblem`` that names the file and the invalid sample, or the picture that is missing.
     """
     info = _json(directory / INFO)
     entry = info.get(name or next(iter(info), "")) if isinstance(info, dict) else None
@@ -64,7 +65,7 @@ def read_conversations(directory: Path, name: str | None = None) -> list[Convers
 
 
 _LARGEST = 8 << 30
-"""Bytes of a file of samples, which is held whole."""
+"""Largest file of samples in bytes; it is read into memory whole."""
 
 
 def _json(path: Path) -> Any:
@@ -106,13 +107,14 @@ def _conversation(document: Any, entry: Mapping[str, Any], directory: Path, wher
 
 
 class Samples:
-    """The samples of a dataset, read and decoded when they are asked for; for a ``torch.utils.data.DataLoader``."""
+    """The samples of a dataset, which are read and decoded on access; for a ``torch.utils.data.DataLoader``."""
 
     def __init__(self, directory: Path, model: Path, max_pixels: int | None = None, limit: int | None = None) -> None:
-        """``model``: the directory whose tokenizer and image processor are taken.
+        """``model``: the directory with the tokenizer and the image processor's settings.
 
-        ``max_pixels`` a picture is scaled down to, by default what the model's ``preprocessor_config.json`` says,
-        but at most ``models.PIXELS``. ``limit``: only the first so many. Raises ``UsageProblem``.
+        ``max_pixels``: pictures are scaled down to this; by default the limit in the model's
+        ``preprocessor_config.json``, at most ``reference_model.PIXELS``. ``limit``: use only this many samples. Raises
+        ``UsageProblem`` for an invalid dataset or model.
         """
         self.conversations = read_conversations(directory)[:limit]
         self._tokenizer = Tokenizer(model)
@@ -124,17 +126,17 @@ class Samples:
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
         """``input_ids``, ``labels`` and ``mm_token_type_ids``: (tokens,), int64; ``pixel_values``: (patches, 1176),
-        float32; ``image_grid_thw``: (pictures, 3), in patches. Raises ``CannotJudge`` naming a
-        picture that cannot be read."""
+        float32; ``image_grid_thw``: (pictures, 3), in patches. Raises ``CannotJudge`` that
+        names a picture that cannot be read."""
         conversation = self.conversations[number]
         pictures = [_open(path) for path in conversation.images]
-        found: dict[str, torch.Tensor] = {}
+        images: dict[str, torch.Tensor] = {}
         counts: list[int] = []
         if pictures:
             processed = self._processor(images=pictures, return_tensors="pt")
-            found = {"pixel_values": processed["pixel_values"], "image_grid_thw": processed["image_grid_thw"]}
+            images = {"pixel_values": processed["pixel_values"], "image_grid_thw": processed["image_grid_thw"]}
             merged = int(self._processor.merge_size) ** 2
-            counts = [int(grid.prod()) // merged for grid in found["image_grid_thw"]]
+            counts = [int(grid.prod()) // merged for grid in images["image_grid_thw"]]
         ids: list[int] = []
         labels: list[int] = []
         for text, learned in _parts(conversation.messages, iter(counts)):
@@ -146,12 +148,12 @@ class Samples:
             "input_ids": input_ids,
             "labels": torch.tensor(labels),
             "mm_token_type_ids": (input_ids == self._pad).long(),
-            **found,
+            **images,
         }
 
 
 def _parts(messages: Sequence[Message], counts: Iterator[int]) -> Iterator[tuple[str, bool]]:
-    """Qwen's form of a conversation, in parts (text, whether it is learned): answers and their ends are."""
+    """A conversation in Qwen's chat format, as parts (text, whether it is part of the loss): only answers are."""
     if messages[0].role != "system":
         yield f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n", False
     for message in messages:
@@ -172,12 +174,12 @@ def _open(path: Path) -> Any:
     except (OSError, ValueError, SyntaxError) as error:
         raise CannotJudge(
             f"`{path}`: the picture cannot be read: {str(error).partition(chr(10))[0]}",
-            "copy the dataset again, or take the picture out of it",
+            "copy the dataset again, or remove the picture from it",
         ) from None
 
 
 def _image_processor(model: Path, max_pixels: int | None) -> Any:
-    """The one that needs no torchvision; its place differs between versions of transformers."""
+    """The image processor that needs no torchvision; its module differs between versions of transformers."""
     path = model / "preprocessor_config.json"
     settings = _json(path) if path.is_file() else {}
     size = settings.get("size") or {}
@@ -193,15 +195,15 @@ def _image_processor(model: Path, max_pixels: int | None) -> Any:
 
 
 def collate(batch: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Samples as one batch, filled up at the end: ``input_ids``, ``labels``, ``mm_token_type_ids``, ``attention_mask``:
-    (samples, longest), and the pictures of all one after another."""
+    """Samples as one batch, padded at the end: ``input_ids``, ``labels``, ``mm_token_type_ids``, ``attention_mask``:
+    (samples, longest), and the pictures of all samples concatenated."""
     longest = max(len(sample["input_ids"]) for sample in batch)
 
     def padded(name: str, value: int) -> torch.Tensor:
         rows = [sample[name] for sample in batch]
         return torch.stack([torch.nn.functional.pad(row, (0, longest - len(row)), value=value) for row in rows])
 
-    found = {
+    tensors = {
         "input_ids": padded("input_ids", 0),
         "labels": padded("labels", IGNORED),
         "mm_token_type_ids": padded("mm_token_type_ids", 0),
@@ -210,5 +212,5 @@ def collate(batch: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tens
     for name in ("pixel_values", "image_grid_thw"):
         parts = [sample[name] for sample in batch if name in sample]
         if parts:
-            found[name] = torch.cat(parts)
-    return found
+            tensors[name] = torch.cat(parts)
+    return tensors

@@ -1,4 +1,4 @@
-"""Pictures that nobody has to download, with a question whose answer only the picture tells: its colour."""
+"""Synthetic pictures with a question that only the picture answers: its colour. No download is needed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COLOURS = {
     "orange": (190, 100, 20),
     "white": (195, 195, 195),
 }
-"""Each begins with another letter, so that its first token gives it away; every part leaves room for the noise."""
+"""Colours with distinct initial letters, which the first token identifies; each channel leaves room for noise."""
 QUESTIONS = ("What colour is this picture?", "Which colour do you see?", "Name the colour of the picture.")
 _NOISE = 60
 _QUALITY = 95
 BYTES_PER_PIXEL = 1.45
-"""Of a JPEG of such noise, without subsampling of its colours: 3.2 MB at 1928x1208, rather more than it is."""
+"""Upper estimate for a JPEG of such noise without chroma subsampling: 3.2 MB at 1928x1208."""
 
 
 def make(
@@ -40,11 +40,11 @@ def make(
     seed: int = 0,
     tick: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Make ``directory``: a dataset in LLaMA-Factory's form (dataset_info.json, sharegpt) with ``images`` samples.
+    """Make ``directory``: a dataset in LLaMA-Factory's format (dataset_info.json, sharegpt) with ``images`` samples.
 
-    A JPEG of 1928x1208 is about 3 MB, so that a batch of 2 is 6 MB. Picture and question of a number depend on
-    ``seed`` and the number alone. ``tick`` is told the bytes written so far. Raises ``UsageProblem`` where the
-    directory is there, ``CannotJudge`` where it does not fit.
+    A JPEG of 1928x1208 is about 3 MB, so that a batch of 2 is 6 MB. The picture and question of a sample depend only on
+    ``seed`` and the sample's number. ``tick`` gets the bytes written so far. Raises ``UsageProblem`` where the
+    directory exists, ``CannotJudge`` where the dataset does not fit.
     """
     with making(directory, "the pictures") as built:
         need_room(built, room(images, width, height), f"{images} pictures of {width}x{height}")
@@ -52,14 +52,14 @@ def make(
 
 
 def room(images: int, width: int, height: int) -> int:
-    """Bytes that ``make`` takes at most: whole pages for every file."""
+    """Upper limit in bytes of the space that ``make`` needs, with every file rounded up to whole pages."""
     return images * (int(width * height * BYTES_PER_PIXEL) + 8192) + (1 << 20)
 
 
 def write(
     directory: Path, images: int, width: int, height: int, seed: int, tick: Callable[[int], None] = lambda _: None
 ) -> None:
-    """``make`` into a directory that is there and empty; as it goes."""
+    """As ``make``, into an existing empty directory; on an error, what is written remains."""
     if images < 1 or width < 28 or height < 28:
         raise UsageProblem(f"`{images}` pictures of {width}x{height}", "at least 1, of 28x28 pixels or more")
     import numpy as np
@@ -67,9 +67,9 @@ def write(
     (directory / "images").mkdir()
     noise = np.random.default_rng(seed).integers(0, _NOISE, (height, width, 3), dtype=np.uint8)
     written, samples = 0, []
-    # Encoding a JPEG lets other threads run.
+    # Pillow releases the GIL while it encodes a JPEG.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "tunetool-pictures") as threads:
-        asked = [threads.submit(_one, directory, number, seed, noise) for number in range(images)]
+        asked = [threads.submit(_write_sample, directory, number, seed, noise) for number in range(images)]
         try:
             for future in asked:
                 sample, size = future.result()
@@ -89,7 +89,7 @@ def write(
     (directory / "dataset_info.json").write_text(json.dumps({NAME: entry}, indent=2) + "\n")
 
 
-def _one(directory: Path, number: int, seed: int, noise: Any) -> tuple[dict[str, object], int]:
+def _write_sample(directory: Path, number: int, seed: int, noise: Any) -> tuple[dict[str, object], int]:
     import numpy as np
     from PIL import Image
 

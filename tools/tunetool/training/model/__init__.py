@@ -1,1 +1,1 @@
-"""Qwen2.5-VL: its tensors, its tokenizer, and a whole model built at random in its true sizes."""
+"""Qwen2.5-VL: its tensors, its tokenizer, and a whole model of the published sizes with random weights."""

@@ -1,4 +1,4 @@
-"""A model from its directory onto its device: as transformers does it, or by parallel reads straight to its place."""
+"""Load a model from its directory to its device: with transformers, or with parallel reads into the tensors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Loader = Literal["parallel", "transformers"]
 
 @dataclass
 class Loaded:
-    """``model`` is in evaluation mode, on its device. ``bytes``: of its tensors as they are stored.
+    """A loaded model, in evaluation mode on its device. ``bytes``: size of its stored tensors.
 
-    ``seconds``: from the call until every byte was on the device; transformers was imported and the device set up
-    before. ``how``: for people.
+    ``seconds``: from the start of loading until every byte was on the device, without the import of transformers and
+    the set-up of the device. ``how``: a description for people.
     """
 
     model: Any
@@ -33,30 +33,30 @@ class Loaded:
 
 
 def load(directory: Path, device: str, loader: Loader, dtype: str | None = None) -> Loaded:
-    """The model in ``directory`` on ``device`` ("cpu", "cuda", "cuda:1").
+    """Load the model in ``directory`` to ``device`` ("cpu", "cuda", "cuda:1").
 
-    ``dtype``: torch's name, by default bfloat16, on a CPU float32. Raises ``UsageProblem`` for what ``check`` finds
-    wrong, ``CannotJudge`` naming file and tensor where reading fails.
+    ``dtype``: torch's name of a type, by default bfloat16, on a CPU float32. Raises ``UsageProblem`` where ``check``
+    refuses the directory, ``CannotJudge`` where the model does not fit or a file cannot be read.
     """
     facts = check(directory)
-    place = torch.device(device)
-    if place.type == "cuda":
+    target = torch.device(device)
+    if target.type == "cuda":
         if not torch.cuda.is_available():
-            raise UsageProblem(f"`{device}`: torch sees no GPU", "`--device cpu`, or look at `nvidia-smi`")
-        place = torch.device("cuda", torch.cuda.current_device() if place.index is None else place.index)
-    kept = getattr(torch, dtype or ("bfloat16" if place.type == "cuda" else "float32"))
-    # Imports, and what a process does once for its device, are no part of reading a model.
+            raise UsageProblem(f"`{device}`: torch sees no GPU", "use `--device cpu`, or see `nvidia-smi`")
+        target = torch.device("cuda", torch.cuda.current_device() if target.index is None else target.index)
+    kept = getattr(torch, dtype or ("bfloat16" if target.type == "cuda" else "float32"))
+    # Imports and the set-up of the device are not part of the time.
     from transformers import Qwen2_5_VLForConditionalGeneration as Model
 
-    _finish(place)
-    _need_memory(place, facts.parameters * kept.itemsize)
+    _finish(target)
+    _need_memory(target, facts.parameters * kept.itemsize)
     started = time.perf_counter()
     if loader == "transformers":
-        model = Model.from_pretrained(directory, dtype=kept).to(place)
+        model = Model.from_pretrained(directory, dtype=kept).to(target)
         how = "transformers' from_pretrained, then .to(device)"
     else:
-        model, how = load_parallel(Model, directory, place, kept, published_name)
-    _finish(place)
+        model, how = load_parallel(Model, directory, target, kept, published_name)
+    _finish(target)
     return Loaded(model, time.perf_counter() - started, facts.bytes, how)
 
 
@@ -66,7 +66,7 @@ def _need_memory(device: torch.device, count: int) -> None:
         if count > free:
             raise CannotJudge(
                 f"the model takes {format_size(count)}, and `{device}` has {format_size(free)} free",
-                "see `nvidia-smi` for who holds the rest, or take a smaller `--model`",
+                "see `nvidia-smi` for the processes that use the rest, or use a smaller `--model`",
             )
 
 

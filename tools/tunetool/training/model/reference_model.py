@@ -1,4 +1,4 @@
-"""Qwen2.5-VL in its true sizes: what a model is made of, built at random, and whether a directory holds all of one."""
+"""Qwen2.5-VL in its published sizes: describe a model, build one with random weights, check that one is complete."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tunetool.training.model import tokenizer
 SIZES = frozenset(CONFIGURATIONS)
 _SHARD_BYTES = {"tiny": 2 << 20}
 SHARD_BYTES = 4 * 10**9
-"""Of one file, as the published models have it."""
+"""Bytes of one file of weights, as in the published models."""
 MAX_PIXELS = {"tiny": 112 * 112}
 PIXELS = 768 * 768
-"""That a picture is scaled down to, LLaMA-Factory's ``image_max_pixels``: one of 1928x1208 becomes 714 tokens."""
+"""Pictures are scaled down to this, LLaMA-Factory's ``image_max_pixels``: one of 1928x1208 becomes 714 tokens."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model by its configuration; ``bytes`` are those of its tensors where they are stored (bfloat16 by default)."""
+    """The sizes of a model by its configuration; ``bytes``: size of its stored tensors (bfloat16 by default)."""
 
     name: str
     parameters: int
@@ -37,11 +37,11 @@ class ModelFacts:
     layers: int
     tied: bool
     files: tuple[str, ...] = ()
-    """With the weights; empty for a size that was not built."""
+    """The files with the weights; empty for a size that was not built."""
 
 
 def describe(name_or_path: str | Path) -> ModelFacts:
-    """From one of ``SIZES``, or the config.json of a directory; its weights are not looked at.
+    """The facts of one of ``SIZES``, or of the config.json in a directory, whose weights are not read.
 
     Raises ``UsageProblem`` where it is neither.
     """
@@ -52,9 +52,9 @@ def describe(name_or_path: str | Path) -> ModelFacts:
 
 
 def _facts(name: str, configuration: Mapping[str, Any], path: str) -> ModelFacts:
-    found = tensors(configuration, path)
-    parameters = sum(tensor.numel for tensor in found)
-    vision = sum(tensor.numel for tensor in found if tensor.name.startswith("visual."))
+    all_tensors = tensors(configuration, path)
+    parameters = sum(tensor.numel for tensor in all_tensors)
+    vision = sum(tensor.numel for tensor in all_tensors if tensor.name.startswith("visual."))
     text = configuration.get("text_config") or configuration
     return ModelFacts(
         name=name,
@@ -69,39 +69,41 @@ def _facts(name: str, configuration: Mapping[str, Any], path: str) -> ModelFacts
 
 
 def check(directory: Path) -> ModelFacts:
-    """The facts of a directory that holds a whole model, one of ours or of Hugging Face's.
+    """The facts of a directory that holds a complete model, one built by ``build`` or one from Hugging Face.
 
-    Reads config.json and the headers of the files, not the weights. Raises ``UsageProblem`` naming what is missing, cut
-    short, or of another shape than config.json says.
+    Reads config.json and the headers of the files, not the weights. Raises ``UsageProblem`` that names what is missing,
+    truncated, or of another shape than in config.json.
     """
     configuration = read_configuration(directory)
     facts = describe(directory)
-    found = safetensors_files.stored(directory)
-    _all_there(directory, tensors(configuration, str(directory / "config.json")), found)
+    stored = safetensors_files.stored(directory)
+    _require_all_tensors(directory, tensors(configuration, str(directory / "config.json")), stored)
     tokenizer_file = directory / tokenizer.FILE
     if not tokenizer_file.is_file():
         raise UsageProblem(f"`{tokenizer_file}` is missing", "copy or download the model again")
     return ModelFacts(
         **{
             **facts.__dict__,
-            "bytes": sum(tensor.length for tensor in found),
-            "files": tuple(dict.fromkeys(tensor.file for tensor in found)),
+            "bytes": sum(tensor.length for tensor in stored),
+            "files": tuple(dict.fromkeys(tensor.file for tensor in stored)),
         }
     )
 
 
-def _all_there(directory: Path, expected: Iterable[Tensor], found: Iterable[safetensors_files.Stored]) -> None:
-    shapes = {published_name(tensor.name): (tensor.shape, tensor.file) for tensor in found}
+def _require_all_tensors(
+    directory: Path, expected: Iterable[Tensor], stored: Iterable[safetensors_files.Stored]
+) -> None:
+    shapes = {published_name(tensor.name): (tensor.shape, tensor.file) for tensor in stored}
     for tensor in expected:
         if tensor.name not in shapes:
             raise UsageProblem(
-                f"`{directory}`: no file holds the tensor `{tensor.name}`",
+                f"`{directory}`: no file has the tensor `{tensor.name}`",
                 "config.json and weights are of different models, or a file is missing from the index",
             )
         shape, file = shapes[tensor.name]
         if shape != tensor.shape:
             raise UsageProblem(
-                f"`{directory / file}` holds `{tensor.name}` with shape {list(shape)}, config.json says "
+                f"`{directory / file}` has `{tensor.name}` with shape {list(shape)}, config.json has "
                 f"{list(tensor.shape)}",
                 "config.json and weights are of different models",
             )
@@ -116,25 +118,25 @@ def build(
 ) -> None:
     """Make ``directory``: config.json, random weights in bfloat16, tokenizer and image processor's settings.
 
-    Depends on ``size`` and ``seed`` alone. ``tick`` is told the bytes written so far. Raises ``UsageProblem`` where the
-    directory is there, ``CannotJudge`` where it does not fit.
+    The content depends only on ``size`` and ``seed``. ``tick`` gets the bytes written so far. Raises ``UsageProblem``
+    where the directory exists, ``CannotJudge`` where the model does not fit.
     """
     if size not in SIZES:
-        raise UsageProblem(f"`{size}` is no size of the reference model", "one of `7b`, `3b`, `tiny`")
+        raise UsageProblem(f"`{size}` is no size of the reference model", "use one of `7b`, `3b`, `tiny`")
     with making(directory, "the model") as built:
         need_room(built, room(size), f"the model `{size}`")
         write(size, built, seed, shard_bytes, tick)
 
 
 def room(size: str) -> int:
-    """Bytes that ``build`` takes: the weights, and 8 MiB for tokenizer and headers."""
+    """Bytes that ``build`` needs: the weights, and 8 MiB for tokenizer and headers."""
     return describe(size).bytes + (8 << 20)
 
 
 def write(
     size: str, directory: Path, seed: int, shard_bytes: int | None = None, tick: Callable[[int], None] = lambda _: None
 ) -> None:
-    """``build`` into a directory that is there and empty; as it goes."""
+    """As ``build``, into an existing empty directory; on an error, what is written remains."""
     write_configured(CONFIGURATIONS[size], directory, seed, shard_bytes or _SHARD_BYTES.get(size, SHARD_BYTES), tick)
     pixels = MAX_PIXELS.get(size, PIXELS)
     settings = {
@@ -153,7 +155,7 @@ def write(
 def write_configured(
     configuration: Mapping[str, Any], directory: Path, seed: int, shard_bytes: int, tick: Callable[[int], None]
 ) -> None:
-    """Configuration, tokenizer and random weights of any sizes."""
+    """Write config.json, tokenizer and random weights for any configuration."""
     from tunetool.loading import random_weights
 
     (directory / "config.json").write_text(json.dumps(configuration, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""A tokenizer that needs no download: one token per byte, and Qwen2.5's special tokens at the model's own numbers."""
+"""A tokenizer that needs no download: one token per byte, and Qwen2.5's special tokens with the model's numbers."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Qwen2.5-VL's form of a conversation, pictures and text only."""
+"""Qwen2.5-VL's chat template, for pictures and text only."""
 
 
 def _byte_letters() -> list[str]:
-    """The printable letter that stands for each byte in a byte-level vocabulary (GPT-2's bytes_to_unicode)."""
+    """The printable letter for each byte in a byte-level vocabulary (GPT-2's bytes_to_unicode)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _vocabulary(first_special: int, size: int) -> dict[str, int]:
-    """Every number has a token, since a tokenizer with holes is complained about; fillers stand for no text."""
-    special = {first_special + place: name for place, name in enumerate(SPECIAL_TOKENS)}
+    """The numbers of all tokens. Unused numbers get filler tokens, since libraries warn about gaps."""
+    special = {first_special + index: name for index, name in enumerate(SPECIAL_TOKENS)}
     named = {number: f"<|unused_{number}|>" for number in range(256, size)}
     letters = dict(enumerate(_byte_letters()))
     return {name: number for number, name in sorted({**named, **letters, **special}.items())}
 
 
 def write(directory: Path, configuration: Mapping[str, Any]) -> None:
-    """tokenizer.json, its configuration for transformers, and that of the image processor."""
+    """Write tokenizer.json and tokenizer_config.json to ``directory``."""
     first = int(configuration["bos_token_id"])
-    # The numbers behind the special tokens only fill up the matrix, as in the published models.
+    # The numbers after the special tokens only pad the embedding matrix, as in the published models.
     vocabulary = _vocabulary(first, first + len(SPECIAL_TOKENS))
     added = [
         {
-            "id": first + place,
+            "id": first + index,
             "content": name,
             "single_word": False,
             "lstrip": False,
@@ -53,7 +53,7 @@ def write(directory: Path, configuration: Mapping[str, Any]) -> None:
             "normalized": False,
             "special": True,
         }
-        for place, name in enumerate(SPECIAL_TOKENS)
+        for index, name in enumerate(SPECIAL_TOKENS)
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     document: dict[str, Any] = {
@@ -90,30 +90,30 @@ def write(directory: Path, configuration: Mapping[str, Any]) -> None:
 
 
 class Tokenizer:
-    """Text into the numbers of its tokens. ``special``: numbers of the special tokens by name."""
+    """Converts text to token numbers. ``special``: the numbers of the special tokens by name."""
 
     def __init__(self, directory: Path) -> None:
-        """The ``tokenizer.json`` of a model's directory. Raises ``UsageProblem``."""
+        """Read ``tokenizer.json`` in a model's directory. Raises ``UsageProblem`` where it is missing or not Qwen's."""
         from tokenizers import Tokenizer as Fast
 
         path = directory / FILE
-        hint = "a Qwen2.5-VL's directory holds it; copy or download the model again"
+        hint = "the directory of a Qwen2.5-VL has one; copy or download the model again"
         if not path.is_file():
             raise UsageProblem(f"`{path}` is missing", hint)
         try:
             self._fast = Fast.from_file(str(path))
         except Exception as error:  # the library raises a bare Exception
             raise UsageProblem(f"`{path}` is no tokenizer: {error}", hint) from None
-        found = {name: self._fast.token_to_id(name) for name in SPECIAL_TOKENS}
-        missing = [name for name in ("<|im_start|>", "<|im_end|>", "<|image_pad|>") if found[name] is None]
+        numbers = {name: self._fast.token_to_id(name) for name in SPECIAL_TOKENS}
+        missing = [name for name in ("<|im_start|>", "<|im_end|>", "<|image_pad|>") if numbers[name] is None]
         if missing:
             raise UsageProblem(f"`{path}` has no token `{missing[0]}`: it is not a Qwen2.5-VL's", hint)
-        self.special = {name: int(number) for name, number in found.items() if number is not None}
+        self.special = {name: int(number) for name, number in numbers.items() if number is not None}
 
     def encode(self, text: str) -> list[int]:
-        """Special tokens in the text become their one number."""
+        """The token numbers of ``text``; each special token becomes its one number."""
         return list(self._fast.encode(text, add_special_tokens=False).ids)
 
     def decode(self, numbers: list[int]) -> str:
-        """Special tokens included."""
+        """The text of token numbers, with special tokens."""
         return str(self._fast.decode(numbers, skip_special_tokens=False))

@@ -1,1 +1,1 @@
-"""What one rank runs and notes: the worker, its results, and curves of its node, its process and its GPU."""
+"""The program of one rank and its records: the worker, its results, and curves of its node, process and GPU."""

@@ -1,7 +1,7 @@
 """Curves as files: written by a rank while it runs, read back, and kept beside the record.
 
-``<name>.csv``: its first line names the columns, the unit with the second (``seconds,value (B/s)``, ``,step`` where
-points belong to steps); then one line for each point, seconds since the run began first.
+``<name>.csv``: the first line names the columns with the unit of the values (``seconds,value (B/s)``, and ``,step``
+where points belong to steps); each further line is one point, with seconds since the start of the run first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Curve:
 
 
 class CurveFile:
-    """One curve on its way to disk: each point is there once ``add`` returned. Raises ``OSError``."""
+    """A file of one curve that is being written: each point is in the file when ``add`` returns. Raises ``OSError``."""
 
     def __init__(self, path: Path, unit: str, stepped: bool) -> None:
         self._stepped = stepped
@@ -46,7 +46,7 @@ class CurveFile:
             raise
 
     def add(self, seconds: float, value: float, step: int) -> None:
-        """One point."""
+        """Append one point."""
         tail = f",{step}" if self._stepped else ""
         self._file.write(f"{seconds:.3f},{value:.10g}{tail}\n".encode())
 
@@ -56,7 +56,7 @@ class CurveFile:
 
 
 def read_curve(path: Path) -> Curve | None:
-    """The curve at ``path``; None where it is none. A line that was cut off with its rank's life is left out."""
+    """The curve in the file; None where it is no curve. An incomplete last line of a killed rank is ignored."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError):
@@ -80,16 +80,16 @@ def read_curve(path: Path) -> Curve | None:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The curves of a run. ``raw`` goes to ``record.write``, which puts it beside record.json."""
+    """The curves of a run. ``raw`` is for ``record.write``, which puts the files beside record.json."""
 
     series: list[Series] = field(default_factory=list)
     checks: list[CheckResult] = field(default_factory=list)
-    """`skip` for curves that are not there, with the reason."""
+    """A `skip` with the reason for each missing curve."""
     raw: dict[str, str | bytes] = field(default_factory=dict)
 
 
 def gather(results: Path, prefix: str = "") -> Gathered:
-    """What the ranks wrote under ``results``/rank-*.
+    """Collect the curves that the ranks wrote under ``results``/rank-*.
 
     ``prefix`` (such as ``1x8-z2/``) keeps the runs of one record apart: in file names, in TensorBoard and in the
     names of checks and series.
@@ -121,27 +121,27 @@ def gather(results: Path, prefix: str = "") -> Gathered:
 
 def opening_line(run_dir: Path) -> str | None:
     """The command that shows the curves kept in ``run_dir``; None where no event files were written."""
-    place = run_dir / EVENTS
-    return f"tensorboard --logdir {place}" if place.is_dir() else None
+    directory = run_dir / EVENTS
+    return f"tensorboard --logdir {directory}" if directory.is_dir() else None
 
 
 def read_about(directory: Path) -> dict[str, Any]:
-    """What the sampler of a rank said of itself: host, interval, left_out, ended, samples, cpu_seconds."""
+    """A rank's ``about.json``: host, interval, left_out, ended, samples, cpu_seconds; empty where it is missing."""
     try:
-        found = json.loads((directory / FOLDER / ABOUT).read_text())
+        about = json.loads((directory / FOLDER / ABOUT).read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return about if isinstance(about, dict) else {}
 
 
 def ranks_in(results: Path) -> list[tuple[int, Path]]:
-    """The folders of ranks in ``results``, by rank."""
-    found = [(int(match[1]), path) for path in results.glob("rank-*") if (match := _RANK.match(path.name))]
-    return sorted(found)
+    """Ranks and their folders in ``results``, sorted by rank."""
+    folders = [(int(match[1]), path) for path in results.glob("rank-*") if (match := _RANK.match(path.name))]
+    return sorted(folders)
 
 
 def finite(curve: Curve) -> list[tuple[float, float]]:
-    """Points (seconds, value) that can be drawn; a loss may be no number."""
+    """The points (seconds, value) with a finite value; a loss may be NaN."""
     return [(x, y) for x, y in zip(curve.seconds, curve.values, strict=True) if math.isfinite(y)]
 
 

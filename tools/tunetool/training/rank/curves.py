@@ -1,6 +1,6 @@
-"""Curves of a rank while it trains: its node, its process, its GPU, and what the trainer says, as CSV and TensorBoard.
+"""Curves of a rank while it trains: its node, its process, its GPU and its steps, as CSV and TensorBoard events.
 
-Nothing here may end a run: a curve that cannot go on ends, and ``about.json`` beside it says why.
+Nothing here may end a run: a curve that cannot be continued ends, and ``about.json`` beside it has the reason.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from tunetool.training.rank.events import Events, NoTensorBoard
 _UNITS = {**kernel_counters.UNITS, **nvml.UNITS}
 _NAME = re.compile(r"^[a-z][a-z0-9_.]*$")
 _ABOUT_BYTES = 4096
-"""Written full of blanks at the start, so that the reason of an end finds room on a full disk."""
+"""Size of ``about.json``, which is padded with blanks so that the reason of an end also fits on a full disk."""
 _PATIENCE = 5.0
-"""Seconds for the thread to end: NVML may hang with its GPU."""
+"""Seconds to wait for the thread to end, since NVML may hang with its GPU."""
 
 
 class Curves:
-    """A context. ``directory`` is the rank's own (``.../rank-<RANK>``): ``series/`` and ``tensorboard/`` appear there.
+    """A context manager that writes the curves of one rank.
 
-    ``interval``: seconds between two samples; None makes no curve at all. ``device``: where the rank computes, such as
-    ``cpu``, ``cuda`` or ``cuda:1``. ``started``: wall clock at which all curves of the run are 0. ``root`` is for
-    recorded machines. The rank with local rank 0 samples its node as well.
+    ``directory``: the rank's directory (``.../rank-<RANK>``), which gets ``series/`` and ``tensorboard/``.
+    ``interval``: seconds between two samples; None writes no curves. ``device``: where the rank computes, such as
+    ``cpu``, ``cuda`` or ``cuda:1``. ``started``: wall clock of second 0 of all curves of the run. ``root``: root
+    directory of a recorded machine. The rank with local rank 0 also samples its node.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Curves:
         self.ended: dict[str, str] = {}
         self.samples = 0
         self.cpu_seconds = 0.0
-        """What the sampling thread took."""
+        """CPU time of the sampling thread."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -99,10 +100,10 @@ class Curves:
         self._stop.set()
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
-            self._end("all", f"the sampling thread hangs since it was asked to end {_PATIENCE:.0f} s ago")
+            self._end("all", f"the sampling thread did not end within {_PATIENCE:.0f} s")
             return
         with self._lock:
-            # A figure that comes later must not reach a file handle that is somebody else's by then.
+            # A later figure must not be written to a file descriptor that is reused by then.
             self._interval = None
             for file in self._files.values():
                 file.close()
@@ -114,10 +115,11 @@ class Curves:
             self._tell()
 
     def scalar(self, name: str, value: float, step: int, unit: str = "1", at: float | None = None) -> None:
-        """A figure of a step: ``loss``, ``learning_rate``, ``step_seconds`` (unit ``s``); in TensorBoard train/NAME.
+        """Add a figure of a step, such as ``loss``, ``learning_rate``, ``step_time`` (unit ``s``); the TensorBoard tag
+        is train/NAME.
 
-        ``at``: the wall clock it belongs to, by default now. Raises ``ValueError`` for a name that no file should have;
-        never for the disk.
+        ``at``: its wall clock, by default now. Raises ``ValueError`` for a name that is not valid as a file name, but
+        never for an error of the disk.
         """
         if not _NAME.match(name):
             raise ValueError(f"`{name}` is no name of a curve")
@@ -129,10 +131,10 @@ class Curves:
         try:
             while True:
                 due += interval
-                # A sample that came late moves the next ones: catching up would only measure itself.
+                # A late sample delays the next ones: catching up would only measure the sampler itself.
                 due = max(due, time.monotonic())
                 stopped = self._stop.wait(due - time.monotonic())
-                # The last stretch counts unless it is so short that rates over it would be noise.
+                # The last interval counts unless it is so short that its rates would be noise.
                 if not stopped or not self.samples or time.monotonic() > due - interval / 2:
                     self._sample()
                 self.cpu_seconds = time.thread_time() - began
@@ -144,21 +146,21 @@ class Curves:
     def _sample(self) -> None:
         at, counters = time.monotonic(), self._counters()
         before, old = self._last
-        found = kernel_counters.rates(old, counters, at - before)
+        figures = kernel_counters.rates(old, counters, at - before)
         self._last = (at, counters)
-        found.update(kernel_counters.process_gauges(self._root))
+        figures.update(kernel_counters.process_gauges(self._root))
         if self._local_rank == 0:
-            found.update(kernel_counters.node_gauges(self._root))
+            figures.update(kernel_counters.node_gauges(self._root))
         if self._gpu is not None:
-            found.update(self._gpu.read())
+            figures.update(self._gpu.read())
         self.samples += 1
         now = time.time()
-        for name, value in found.items():
+        for name, value in figures.items():
             self._put(name, value, self.samples, now)
 
     def _counters(self) -> dict[str, float]:
-        found = kernel_counters.process_counters(self._root)
-        return {**found, **kernel_counters.node_counters(self._root)} if self._local_rank == 0 else found
+        counters = kernel_counters.process_counters(self._root)
+        return {**counters, **kernel_counters.node_counters(self._root)} if self._local_rank == 0 else counters
 
     def _put(self, name: str, value: float, step: int, now: float, unit: str | None = None) -> None:
         with self._lock:
@@ -181,7 +183,7 @@ class Curves:
 
     def _end(self, name: str, reason: str) -> None:
         self.ended[name] = reason
-        sys.stderr.write(f"rank {self._rank}: curve `{name}` ends, the run goes on: {reason}\n")
+        sys.stderr.write(f"rank {self._rank}: curve `{name}` ends, the run continues: {reason}\n")
         with contextlib.suppress(OSError):
             self._tell()
 

@@ -1,6 +1,6 @@
-"""TensorBoard event files, written by the record writer of the package `tensorboard`: neither TensorFlow nor torch.
+"""TensorBoard event files, written with the record writer of the package `tensorboard`, without TensorFlow or torch.
 
-Its own ``EventFileWriter`` is not used: on a full disk its thread dies with a traceback and its queue may block.
+The package's ``EventFileWriter`` is not used: on a full disk its thread dies with a traceback and its queue may block.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 
 class NoTensorBoard(Exception):
-    """Events cannot be written; the text says why."""
+    """Events cannot be written or read; the text has the reason."""
 
 
 class WholeRecords:
-    """A file that grows by whole records: one that does not fit is taken back, and the error raised (``OSError``)."""
+    """A file that grows by whole records: a record that does not fit is removed again and ``OSError`` is raised."""
 
     def __init__(self, path: Path) -> None:
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         self._size = 0
 
     def write(self, data: bytes) -> None:
-        """Append all of it, or nothing."""
+        """Append all of ``data``, or nothing. Raises ``OSError``."""
         try:
             done = 0
             while done < len(data):
@@ -36,10 +36,10 @@ class WholeRecords:
         self._size += len(data)
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing, since nothing is buffered; the record writer calls it."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._handle)
 
 
@@ -60,7 +60,7 @@ class Events:
         self._writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def scalar(self, tag: str, value: float, step: int, wall_time: float) -> None:
-        """One point. Raises ``OSError``."""
+        """Append one point. Raises ``OSError``."""
         event = self._event(wall_time=wall_time, step=step)
         event.summary.value.add(tag=tag, simple_value=value)
         self._writer.write(event.SerializeToString())
@@ -71,21 +71,21 @@ class Events:
 
 
 def read_scalars(directory: Path) -> tuple[float, dict[str, list[tuple[int, float, float]]]]:
-    """When the first event file in ``directory`` was opened, and for each tag its points: step, wall clock, value.
+    """The time when the first event file in ``directory`` was opened, and the points (step, wall clock, value) by tag.
 
-    Raises ``NoTensorBoard`` without the package; nothing is found where there are no files.
+    Raises ``NoTensorBoard`` without the package. Without files the result is (0, {}).
     """
     try:
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
     except ImportError:
         raise NoTensorBoard("TensorBoard is not installed (`pip install tensorboard`)") from None
     began = 0.0
-    found: dict[str, list[tuple[int, float, float]]] = {}
+    points: dict[str, list[tuple[int, float, float]]] = {}
     for path in sorted(directory.rglob("events.out.tfevents.*")):
         for event in LegacyEventFileLoader(str(path)).Load():
             began = began or event.wall_time
             for value in event.summary.value:
                 if value.HasField("simple_value"):
                     point = (event.step, event.wall_time, value.simple_value)
-                    found.setdefault(value.tag, []).append(point)
-    return began, found
+                    points.setdefault(value.tag, []).append(point)
+    return began, points

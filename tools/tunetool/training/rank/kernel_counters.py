@@ -1,6 +1,6 @@
-"""What a node and a process do, by the kernel's own counters. Every reader takes a root path.
+"""The activity of a node and a process, by the kernel's counters. Every reader takes a root path.
 
-Counters only grow: ``rates`` makes two readings of them a rate. Gauges are what they are.
+Counters only grow: ``rates`` turns two readings of them into rates. Gauges are used as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tunetool.node.machine.block_stack import CountersChanged, read_counters
 from tunetool.node.machine.memory_left import groups_usage
 
 Counters = Mapping[str, float]
-"""By name. What is missing could not be read."""
+"""Counters by name; a missing one could not be read."""
 
 UNITS = {
     "node.cpu": "%",
@@ -31,7 +31,7 @@ UNITS = {
     "rank.cpu": "%",
     "rank.memory": "B",
 }
-"""Of every curve that is made here. 100 % of `node.cpu` is all cores, 100 % of `rank.cpu` is one."""
+"""The unit of every curve of this module. 100 % of `node.cpu` is all cores, 100 % of `rank.cpu` is one core."""
 
 _BUSY, _ALL = "cpu_busy", "cpu_all"
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -43,29 +43,32 @@ _HIDDEN_PATH = re.compile(r"^(nvme\d+)c\d+(n\d+)$")
 
 
 def node_counters(root: str = "/") -> dict[str, float]:
-    """What the node has done: CPU time in ticks, bytes of its drives, its network ports and its RDMA ports."""
+    """The node's counters: CPU time in ticks, bytes of its drives, network ports and RDMA ports."""
     return {**_cpu(root), **_disk(root), **_network(root), **_rdma(root)}
 
 
 def node_gauges(root: str = "/") -> dict[str, float]:
-    """Bytes of memory in use: of the node, of it in tmpfs and shared memory, and of this control group."""
+    """Bytes of memory in use: of the node, of tmpfs and shared memory within it, and of this control group."""
     fields = {}
     for line in (read_text(f"{root}/proc/meminfo") or "").splitlines():
         name, _, value = line.partition(":")
         fields[name] = int(value.split()[0]) * 1024
-    found: dict[str, float] = {}
+    gauges: dict[str, float] = {}
     if "MemTotal" in fields and "MemAvailable" in fields:
-        found["node.memory"] = fields["MemTotal"] - fields["MemAvailable"]
+        gauges["node.memory"] = fields["MemTotal"] - fields["MemAvailable"]
     if "Shmem" in fields:
-        found["node.shared_memory"] = fields["Shmem"]
+        gauges["node.shared_memory"] = fields["Shmem"]
     usage = groups_usage(root)
     if usage:
-        found["node.memory_group"] = usage[-1][1]
-    return found
+        gauges["node.memory_group"] = usage[-1][1]
+    return gauges
 
 
 def process_counters(root: str = "/") -> dict[str, float]:
-    """CPU seconds of this process with all its threads; the data loader's worker processes are not in it."""
+    """CPU time of this process with all its threads, in percent-seconds of one core (100 per second of CPU time).
+
+    The data loader's worker processes are not included.
+    """
     text = read_text(f"{root}/proc/self/stat") or ""
     # The name in field 2 may hold blanks and parentheses; utime and stime are fields 14 and 15.
     fields = text.rpartition(")")[2].split()
@@ -73,19 +76,21 @@ def process_counters(root: str = "/") -> dict[str, float]:
 
 
 def process_gauges(root: str = "/") -> dict[str, float]:
-    """Resident bytes of this process, shared memory that it maps included."""
+    """Resident memory of this process in bytes, with the shared memory that it maps."""
     fields = (read_text(f"{root}/proc/self/statm") or "").split()
     return {"rank.memory": int(fields[1]) * _PAGE} if len(fields) > 1 else {}
 
 
 def rates(before: Counters, after: Counters, seconds: float) -> dict[str, float]:
-    """Per second, for each counter that both readings have and that did not run backwards; CPU time becomes a share."""
+    """The rates per second of the counters that are in both readings and did not decrease. The node's CPU time becomes
+    a percentage of all cores.
+    """
     grown = {name: after[name] - before[name] for name in after if name in before and after[name] >= before[name]}
     busy, whole = grown.pop(_BUSY, None), grown.pop(_ALL, None)
-    found = {name: change / seconds for name, change in grown.items()} if seconds > 0 else {}
+    per_second = {name: change / seconds for name, change in grown.items()} if seconds > 0 else {}
     if busy is not None and whole:
-        found["node.cpu"] = 100.0 * busy / whole
-    return found
+        per_second["node.cpu"] = 100.0 * busy / whole
+    return per_second
 
 
 def _cpu(root: str) -> dict[str, float]:
@@ -98,28 +103,28 @@ def _cpu(root: str) -> dict[str, float]:
 
 
 def _disk(root: str) -> dict[str, float]:
-    found = []
+    readings = []
     for name in drives(root):
         try:
-            found.append(read_counters(name, root))
-        except CountersChanged:  # it went away just now: the sum runs backwards, and that sample is left out
+            readings.append(read_counters(name, root))
+        except CountersChanged:  # the drive has just disappeared: the sum decreases, and that sample is left out
             continue
-    if not found:
+    if not readings:
         return {}
     return {
-        f"node.disk_{direction}": sum(counters.moved_bytes(direction) for counters in found)
+        f"node.disk_{direction}": sum(counters.moved_bytes(direction) for counters in readings)
         for direction in ("read", "write")
     }
 
 
 def drives(root: str = "/") -> list[str]:
-    """Kernel names whose bytes together are the node's: no array or partition beside what lies beneath it."""
+    """Kernel names of the drives whose bytes add up to the node's: without devices that are built on other devices."""
     base = Path(root, "sys/block")
     try:
         names = sorted(path.name for path in base.iterdir() if not _NO_DRIVE.match(path.name))
     except OSError:
         return []
-    # Of a multipath NVMe namespace the paths count, its head does only since Linux 6.4.
+    # For a multipath NVMe namespace the paths are counted: its head has counters only since Linux 6.4.
     heads = {"".join(match.groups()) for name in names if (match := _HIDDEN_PATH.match(name))}
     return [name for name in names if name not in heads and not _holds(base / name / "slaves")]
 
@@ -131,7 +136,7 @@ def _network(root: str) -> dict[str, float]:
         fields = numbers.split()
         if len(fields) >= 9 and name.strip() != "lo":
             ports[name.strip()] = (int(fields[0]), int(fields[8]))
-    # A bond, a bridge or a VLAN counts again what its ports counted. A container may have no port but virtual ones.
+    # A bond, a bridge or a VLAN counts its ports' bytes again. A container may have virtual ports only.
     real = {name for name in ports if Path(root, "sys/class/net", name, "device").exists()}
     counted = [ports[name] for name in (real or ports)]
     if not counted:
@@ -143,14 +148,14 @@ def _network(root: str) -> dict[str, float]:
 
 
 def _rdma(root: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    # What bypasses the kernel is in none of the network's counters.
+    moved: dict[str, float] = {}
+    # RDMA bypasses the kernel and is in none of the network counters.
     for port in sorted(Path(root, "sys/class/infiniband").glob("*/ports/*/counters")):
         for name, file in (("node.rdma_in", "port_rcv_data"), ("node.rdma_out", "port_xmit_data")):
             lanes = read_int(str(port / file))
             if lanes is not None:
-                found[name] = found.get(name, 0) + lanes * _IB_LANES
-    return found
+                moved[name] = moved.get(name, 0) + lanes * _IB_LANES
+    return moved
 
 
 def _holds(directory: Path) -> bool:

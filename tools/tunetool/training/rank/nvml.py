@@ -1,4 +1,4 @@
-"""One rank's GPU by NVML, without a process of nvidia-smi: how busy it is, its memory, its clocks."""
+"""Utilisation, memory and clocks of one rank's GPU, read with NVML instead of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ UNITS = {"gpu.utilisation": "%", "gpu.memory": "B", "gpu.sm_clock": "MHz", "gpu.
 
 
 class NoGpu(Exception):
-    """There is nothing to watch; the text says why."""
+    """There is no GPU to read; the text has the reason."""
 
 
 class Gpu:
-    """A GPU that answers. What it does not support (MIG: utilisation) is left out of every reading."""
+    """An open GPU. Figures that it does not support (MIG: utilisation) are missing from every reading."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle
@@ -27,21 +27,21 @@ class Gpu:
         }
 
     def read(self) -> dict[str, float]:
-        """The figures of this moment, by the names of ``UNITS``; utilisation is NVML's own mean (1/6 to 1 s)."""
-        found = {}
+        """The current figures by the names of ``UNITS``; utilisation is NVML's mean over 1/6 to 1 s."""
+        figures = {}
         for name, reader in self._readers.items():
             with contextlib.suppress(self._library.NVMLError):
-                found[name] = float(reader())
-        return found
+                figures[name] = float(reader())
+        return figures
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Shut NVML down."""
         with contextlib.suppress(self._library.NVMLError):
             self._library.nvmlShutdown()
 
 
 def open_gpu(device: str, local_rank: int, environment: Mapping[str, str]) -> Gpu:
-    """The GPU on which this rank computes. Raises ``NoGpu``."""
+    """The GPU on which this rank computes. Raises ``NoGpu`` where there is none, or NVML cannot read it."""
     if not device.startswith("cuda"):
         raise NoGpu(f"this rank computes on `{device}`")
     try:
@@ -64,10 +64,10 @@ def open_gpu(device: str, local_rank: int, environment: Mapping[str, str]) -> Gp
 
 
 def choose(visible: str | None, index: int) -> int | str:
-    """NVML's index or the UUID of CUDA's device ``index``: CUDA counts what it is shown, NVML counts all of them.
+    """NVML's index or the UUID of CUDA's device ``index``: CUDA numbers the visible GPUs, NVML numbers all GPUs.
 
-    ``visible`` is CUDA_VISIBLE_DEVICES. Both count in the same order where a node's GPUs are of one kind.
-    Raises ``NoGpu`` when fewer are shown.
+    ``visible``: CUDA_VISIBLE_DEVICES. Both use the same order where all GPUs of a node are of one model. Raises
+    ``NoGpu`` where fewer are visible.
     """
     if visible is None:
         return index

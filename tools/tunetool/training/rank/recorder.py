@@ -1,4 +1,4 @@
-"""What a rank notes while it trains. Every trainer fills one, so that their figures mean the same."""
+"""The recorder of a rank's times, bytes and losses. Every trainer fills one, so that their figures are comparable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunetool.training.workload import ERROR, RESULT, RankResult
 
 _LIBRARIES = ("torch", "deepspeed", "transformers", "peft", "lightning", "llamafactory")
 Scalars = Callable[[str, float, int, str, float | None], None]
-"""Name, value, step, unit, and when (wall clock; None: now): where curves go."""
+"""Receives a point of a curve: name, value, step, unit, and wall clock (None: now)."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Read:
     """Returned by read calls, wherever they came from."""
 
     def since(self, before: Read) -> Read:
-        """What was read after ``before``."""
+        """The bytes that were read after ``before``."""
         return Read(self.storage - before.storage, self.logical - before.logical)
 
     def plus(self, other: Read) -> Read:
-        """Both."""
+        """The sum of both."""
         return Read(self.storage + other.storage, self.logical + other.logical)
 
 
 def reads(proc: str = "/proc/self/io") -> Read:
-    """All that this process and its threads read so far (proc(5)); nothing where the kernel does not count."""
+    """The bytes that this process with its threads has read so far (proc(5)); zero where the kernel does not count."""
     try:
         lines = dict(line.split(": ") for line in Path(proc).read_text().splitlines())
         return Read(int(lines["read_bytes"]), int(lines["rchar"]))
@@ -49,13 +49,13 @@ def reads(proc: str = "/proc/self/io") -> Read:
 
 @dataclass
 class Recorder:
-    """One rank's notes, from its first line of Python on."""
+    """One rank's figures, from its first line of Python on."""
 
     rank: int
     local_rank: int
     world: int
     launched: float | None = None
-    """Wall clock of the launcher when it began; the clocks of two nodes may differ."""
+    """Wall clock of the launcher at the start; the clocks of two nodes may differ."""
     device: str = "cpu"
     model_bytes: int = 0
     parameters: int = 0
@@ -67,10 +67,10 @@ class Recorder:
     notes: list[str] = field(default_factory=list)
     scalars: Scalars = lambda _name, _value, _step, _unit, _at: None
     beat: Callable[[], None] = lambda: None
-    """Told at each step: the watchdog's sign of life."""
+    """Called at each step as a heartbeat for the watchdog."""
     _began: float = field(default_factory=time.monotonic)
     libraries: dict[str, str] | None = None
-    """Versions, of a trainer that runs in an environment of its own."""
+    """Versions of the libraries, set by a trainer that runs in its own environment."""
     _steps: list[tuple[float | None, float | None, float, float]] = field(default_factory=list)
     _read: dict[str, Read] = field(default_factory=dict)
 
@@ -80,7 +80,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time it; whoever uses a GPU synchronizes inside."""
+        """Add the time of the block to the phase; code on a GPU must synchronize inside the block."""
         began = time.monotonic()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
@@ -88,13 +88,13 @@ class Recorder:
 
     @contextlib.contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Count what this process reads meanwhile as ``model`` or ``data``."""
+        """Count the bytes that this process reads in the block as ``model`` or ``data``."""
         before = reads()
         yield
         self.count(what, reads().since(before))
 
     def count(self, what: str, read: Read) -> None:
-        """What was read for ``what``, by this process or another."""
+        """Add bytes that this or another process read for ``what``."""
         self._read[what] = self._read.get(what, Read()).plus(read)
 
     def step(
@@ -108,10 +108,10 @@ class Recorder:
         images: int,
         at: float | None = None,
     ) -> None:
-        """One step: seconds waited for its batch, seconds in which the batch was made, and of the step itself.
+        """Add one step: ``waited`` seconds for its batch, ``loaded`` seconds to prepare the batch, ``took`` seconds.
 
-        None: the trainer does not say; a wait that nobody knows is part of ``took``. ``at``: wall clock of its end,
-        where it is noted later.
+        None: unknown to the trainer; an unknown wait is part of ``took``. ``at``: wall clock of the step's end, where
+        the step is added later.
         """
         number = len(self._steps)
         if number == 0 and waited is not None:
@@ -131,7 +131,7 @@ class Recorder:
         self.beat()
 
     def result(self) -> RankResult:
-        """All of it; the rank's work ends now."""
+        """All figures as the rank's result; the time end to end is until now."""
         self.seconds["end_to_end"] = self.seconds.get("rendezvous", 0.0) + time.monotonic() - self._began
         return RankResult(
             rank=self.rank,
@@ -156,23 +156,23 @@ class Recorder:
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that are installed here."""
-    found = {}
+    """Versions of the libraries that are installed here."""
+    installed = {}
     for name in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
-def keep_result(own: Path, result: RankResult) -> None:
-    """In the rank's own directory, whole or not at all: a launcher may fetch it at any time."""
-    _keep(own / RESULT, json.dumps(result.document(), allow_nan=False))
+def keep_result(directory: Path, result: RankResult) -> None:
+    """Write the result to the rank's directory by rename, since a launcher may fetch it at any time."""
+    _keep(directory / RESULT, json.dumps(result.document(), allow_nan=False))
 
 
-def keep_error(own: Path, error: TunetoolError) -> None:
-    """Why a rank ends, for the one who started it."""
-    told = {"message": error.message, "hint": error.hint, "usage": error.exit_code == ExitCode.USAGE}
-    _keep(own / ERROR, json.dumps(told))
+def keep_error(directory: Path, error: TunetoolError) -> None:
+    """Write the reason why a rank fails to its directory, for the process that started it."""
+    document = {"message": error.message, "hint": error.hint, "usage": error.exit_code == ExitCode.USAGE}
+    _keep(directory / ERROR, json.dumps(document))
 
 
 def _keep(file: Path, text: str) -> None:

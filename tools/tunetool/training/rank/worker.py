@@ -21,12 +21,12 @@ _TRAINERS = {
     "lightning": "tunetool.training.trainers.lightning",
     "llamafactory": "tunetool.training.trainers.llamafactory",
 }
-"""Modules with ``train(workload, recorder)``."""
+"""The module of each trainer, which has ``train(workload, recorder)``."""
 Train = Callable[[Workload, Recorder], None]
 
 
-def run(workload: Workload, own: Path) -> None:
-    """Train, and leave result and curves in the rank's ``own`` directory. Raises ``TunetoolError``, told there too."""
+def run(workload: Workload, directory: Path) -> None:
+    """Train, and write result and curves to the rank's ``directory``; a ``TunetoolError`` too, before it is raised."""
     recorder = Recorder(
         rank=int(os.environ["RANK"]),
         local_rank=int(os.environ["LOCAL_RANK"]),
@@ -34,34 +34,34 @@ def run(workload: Workload, own: Path) -> None:
         launched=launched.started_at,
         beat=launched.beat,
     )
-    place = (recorder.rank, recorder.local_rank, "cpu" if workload.device == "cpu" else "cuda")
+    identity = (recorder.rank, recorder.local_rank, "cpu" if workload.device == "cpu" else "cuda")
     try:
-        with Curves(own, workload.curves, *place, started=launched.started_at) as curves:
+        with Curves(directory, workload.curves, *identity, started=launched.started_at) as curves:
             recorder.scalars = curves.scalar
             with recorder.phase("imports"):
                 train: Train = importlib.import_module(_TRAINERS[workload.trainer]).train
             train(workload, recorder)
-        keep_result(own, recorder.result())
+        keep_result(directory, recorder.result())
     except TunetoolError as error:
-        keep_error(own, error)
+        keep_error(directory, error)
         raise
     except ImportError as error:
         missing = UsageProblem(
             f"`{error.name or error}` is not installed in `{sys.executable}`", "`pip install 'tunetool[finetune]'`"
         )
-        keep_error(own, missing)
+        keep_error(directory, missing)
         raise missing from error
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status 0; 2 and 3 as tunetool's own, with the reason on stderr."""
+    """Run one rank; returns 0, or tunetool's exit status 2 or 3 with the reason on stderr."""
     try:
         if len(arguments) != 2 or arguments[0] != "--workload":
-            raise UsageProblem("a rank is told one thing", "`--workload JSON`")
+            raise UsageProblem("a rank needs exactly one option", "`--workload JSON`")
         workload = workload_from_json(arguments[1])
         os.environ.update(as_environment(workload, os.environ))
         if launched.NODE in os.environ:
-            # What loading processes keep in temporary directories outlives a rank that is killed; this goes with it.
+            # Temporary files of loading processes outlive a killed rank; in this directory they are removed with it.
             os.environ["TMPDIR"] = tempfile.tempdir = os.environ[launched.NODE]
         run(workload, launched.out())
     except TunetoolError as error:

@@ -1,1 +1,1 @@
-"""Trainers of others that run the same fine-tune."""
+"""The trainers that run the same fine-tune: DeepSpeed, PyTorch Lightning and LLaMA-Factory."""

@@ -1,4 +1,4 @@
-"""The fine-tune on DeepSpeed itself: communicator, model, LoRA, engine, steps, checkpoint."""
+"""The fine-tune with DeepSpeed: communicator, model, LoRA, engine, steps, checkpoint."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload
 
 ALPHA = 2
-"""lora_alpha for each rank of LoRA, LLaMA-Factory's default."""
+"""lora_alpha divided by LoRA's rank; LLaMA-Factory's default."""
 WARM_UP = 0.1
-"""Of the steps, in which the learning rate rises; a cosine brings it down to 0 afterwards."""
+"""Share of the steps in which the learning rate rises; afterwards it falls to 0 along a cosine."""
 
 Made = Generator[tuple[batches.Batch, batches.Cost], None, None]
 
 
 @dataclass
 class Trainer:
-    """One rank."""
+    """The training of one rank with DeepSpeed."""
 
     workload: Workload
     recorder: Recorder
@@ -38,7 +38,7 @@ class Trainer:
     cuda: bool = False
 
     def run(self) -> None:
-        """Train, from imports to checkpoint. Raises ``CannotJudge`` and ``UsageProblem`` naming what is wrong."""
+        """Train, from imports to checkpoint. Raises ``CannotJudge`` or ``UsageProblem`` where it cannot."""
         with self.recorder.phase("imports"):
             self._import()
         self._check()
@@ -58,7 +58,7 @@ class Trainer:
             self._save(engine, Path(self.workload.checkpoint))
 
     def _import(self) -> None:
-        """What takes seconds, before anything is measured that it would hide in."""
+        """Import the libraries, which takes seconds, so that no other phase includes it."""
         import deepspeed
         import peft  # noqa: F401  (imported here, used later)
         import torch
@@ -70,8 +70,8 @@ class Trainer:
         transformers.utils.logging.set_verbosity_error()
         self.cuda = self._wants_cuda(torch)
         if not self.cuda:
-            # DeepSpeed would compile this op in the middle of the job, and wait for ever for another's lock on it; it
-            # only speeds up all-reduces between ranks that its own launcher started, which no other launcher has.
+            # DeepSpeed would compile this op during the job, and wait for ever for another process's lock on it. It
+            # only speeds up all-reduces between ranks that DeepSpeed's launcher started, which no other launcher has.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         torch.manual_seed(self.workload.seed)
 
@@ -84,20 +84,20 @@ class Trainer:
             return False
         if seen <= self.recorder.local_rank:
             raise CannotJudge(
-                f"rank {self.recorder.rank} needs GPU {self.recorder.local_rank}, and torch sees {seen}",
+                f"rank {self.recorder.rank} needs GPU {self.recorder.local_rank}, but torch sees {seen} GPU(s)",
                 "start as many ranks as there are GPUs (`--ranks-per-node`), or train on `--device cpu`",
             )
         return True
 
     def _check(self) -> None:
-        """What this node would only find out hours later, or by being killed."""
+        """Raise for an existing checkpoint and for too little memory, which would otherwise end the run late."""
         if self.workload.checkpoint is not None:
             need_absent(Path(self.workload.checkpoint))
         if not self.cuda and self.recorder.local_rank == 0:
             need_memory(describe(self.workload.model).parameters, self.workload.full, self.local_world)
 
     def _communicator(self) -> None:
-        """The group and its first collective, which connects the ranks."""
+        """Create the process group and run its first collective, which connects the ranks."""
         import deepspeed
         import torch
 
@@ -105,19 +105,19 @@ class Trainer:
             torch.cuda.set_device(self.recorder.local_rank)
             self.recorder.device = torch.cuda.get_device_name()
         deepspeed.init_distributed(dist_backend="nccl" if self.cuda else "gloo", verbose=False)
-        one = torch.ones(1, device=self._device)
-        torch.distributed.all_reduce(one)
+        count = torch.ones(1, device=self._device)
+        torch.distributed.all_reduce(count)
         self._synchronize()
-        if int(one.item()) != self.recorder.world:
-            raise CannotJudge(f"{int(one.item())} of {self.recorder.world} ranks answered the first collective")
+        if int(count.item()) != self.recorder.world:
+            raise CannotJudge(f"{int(count.item())} of {self.recorder.world} ranks answered the first collective")
 
     def drop(self) -> None:
-        """One rank of each node, while the others wait."""
+        """Drop model and data from the page cache, on one rank of each node while the others wait."""
         import torch
 
         if self.recorder.local_rank == 0:
             for directory in (self.workload.model, self.workload.dataset):
-                # Links too: Hugging Face's caches have nothing else.
+                # Symbolic links too: Hugging Face's caches consist of them.
                 for path in Path(directory).rglob("*"):
                     if path.is_file():
                         page_cache.drop_file(path)
@@ -141,22 +141,22 @@ class Trainer:
         return model
 
     def _plan(self, samples: int) -> list[list[int]]:
-        """This rank's batches, one for each step."""
+        """Sample numbers of this rank's batches, one list for each step."""
         workload, recorder = self.workload, self.recorder
-        each = batches.steps_per_epoch(samples, workload.batch_size, recorder.world)
-        wanted = workload.steps if workload.steps is not None else workload.epochs * each
+        per_epoch = batches.steps_per_epoch(samples, workload.batch_size, recorder.world)
+        wanted = workload.steps if workload.steps is not None else workload.epochs * per_epoch
         plan: list[list[int]] = []
-        for epoch in range(-(-wanted // each)):
+        for epoch in range(-(-wanted // per_epoch)):
             plan += batches.order(samples, epoch, recorder.rank, recorder.world, workload.batch_size, workload.seed)
         return plan[:wanted]
 
     def _optimizer(self, model: Any, steps: int) -> tuple[Any, Any]:
-        """And its schedule, stepped once for each step."""
+        """The optimizer and its learning-rate schedule, which is advanced once per step."""
         import torch
         from transformers import get_cosine_schedule_with_warmup
 
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        # torch's own: DeepSpeed's would compile an op first.
+        # torch's AdamW, since DeepSpeed would compile an op for its own.
         optimizer = torch.optim.AdamW(trained, lr=self.workload.learning_rate, weight_decay=0.0)
         return optimizer, get_cosine_schedule_with_warmup(optimizer, round(WARM_UP * steps), steps)
 
@@ -200,7 +200,7 @@ class Trainer:
         return batches.batches(samples, collate, plan, workers, self.cuda, self.local_world, tell)
 
     def _step(self, engine: Any, batch: batches.Batch) -> float:
-        """Until the device has done it; the rank's own loss."""
+        """Run one step until the device has finished it; returns this rank's loss."""
         moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
         loss = engine(**moved).loss
         engine.backward(loss)
@@ -209,7 +209,7 @@ class Trainer:
         return float(loss.item())
 
     def _save(self, engine: Any, directory: Path) -> None:
-        """By DeepSpeed, every rank its part; durable before the time is taken."""
+        """Save a checkpoint with DeepSpeed, each rank its part. The time includes making it durable (fsync)."""
         import torch
 
         torch.distributed.barrier()
@@ -243,11 +243,11 @@ def _with_lora(model: Any, workload: Workload) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        # In the model's own type: DeepSpeed's engine wants one for all.
+        # Adapters keep the model's type: DeepSpeed's engine needs one type for all parameters.
         return peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
     except ValueError as error:
         raise UsageProblem(
-            f"`{workload.model}` takes no LoRA: {error}", "is it a Qwen2.5-VL? `--model 7b` builds one"
+            f"LoRA does not fit `{workload.model}`: {error}", "is it a Qwen2.5-VL? `--model 7b` builds one"
         ) from None
 
 
@@ -260,5 +260,5 @@ def _sync(path: Path) -> None:
 
 
 def train(workload: Workload, recorder: Recorder) -> None:
-    """What the worker calls, here as in the other trainers' modules."""
+    """Train one rank with DeepSpeed; the worker's entry point, as in the other trainers' modules."""
     Trainer(workload, recorder, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))).run()

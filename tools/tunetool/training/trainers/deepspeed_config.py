@@ -7,14 +7,14 @@ from typing import Any
 from tunetool.training.workload import Workload
 
 BUCKET = 50_000_000
-"""Elements that are reduced or gathered at once: 100 MB in bf16, DeepSpeed's default is ten times that."""
+"""Elements that are reduced or gathered at once: 100 MB in bf16; DeepSpeed's default is ten times that."""
 CLIP = 1.0
 
 
 def ds_config(workload: Workload, world: int, cuda: bool) -> dict[str, Any]:
-    """For ``deepspeed.initialize``. bf16 on GPUs; fp32 on CPUs, whose bf16 may be emulated.
+    """The ds_config for ``deepspeed.initialize``: bf16 on GPUs, fp32 on CPUs, where bf16 may be emulated.
 
-    Partitioning is all that differs between stages, so that what a stage costs is what its traffic costs.
+    Stages differ in nothing but partitioning, so that the difference in their times is that of their traffic.
     """
     zero: dict[str, Any] = {
         "stage": workload.zero_stage,
@@ -27,7 +27,7 @@ def ds_config(workload: Workload, world: int, cuda: bool) -> dict[str, Any]:
     if workload.zero_stage == 3:
         zero |= {
             "stage3_prefetch_bucket_size": BUCKET,
-            # Small tensors stay whole on every rank: gathering norms and LoRA's factors would be all latency.
+            # Small tensors stay replicated: gathering norms and LoRA's factors would cost latency only.
             "stage3_param_persistence_threshold": 100_000,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
@@ -38,7 +38,7 @@ def ds_config(workload: Workload, world: int, cuda: bool) -> dict[str, Any]:
         "gradient_clipping": CLIP,
         "bf16": {"enabled": cuda},
         "zero_optimization": zero,
-        # Its own lines would be printed by every rank; losses and times are ours.
+        # Every rank would print DeepSpeed's lines; the recorder has losses and times.
         "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
     }

@@ -1,4 +1,4 @@
-"""Ranks that only wait together: a few words over gloo, no GPU."""
+"""Small collectives over gloo for ranks that only coordinate, without a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class Group:
-    """All ranks of the run. Collective: every rank calls the same methods in the same order."""
+    """All ranks of the run. The methods are collective: every rank must call them in the same order."""
 
     def __init__(self, rank: int, world: int) -> None:
         import torch
@@ -25,13 +25,13 @@ class Group:
         return self.first(_free_port)
 
     def total(self, *counts: int | bool) -> list[int]:
-        """The sum over all ranks of each."""
+        """The sum of each count over all ranks."""
         tensor = self._torch.tensor([int(count) for count in counts], dtype=self._torch.int64)
         self._torch.distributed.all_reduce(tensor)
         return [int(count) for count in tensor.tolist()]
 
     def first(self, ask: Callable[[], _T]) -> _T:
-        """What ``ask`` returns on the first rank, where alone it is called, or the ``TunetoolError`` that it raises."""
+        """Call ``ask`` on the first rank only, and return its result, or raise its ``TunetoolError``, on all ranks."""
         box: list[Any] = [None]
         if self._rank == 0:
             try:
@@ -41,11 +41,11 @@ class Group:
         self._torch.distributed.broadcast_object_list(box, src=0)
         if isinstance(box[0], TunetoolError):
             raise box[0]
-        found: _T = box[0]
-        return found
+        result: _T = box[0]
+        return result
 
     def all(self, mine: _T) -> list[_T]:
-        """What every rank has, by rank."""
+        """The values ``mine`` of all ranks, by rank."""
         box: list[Any] = [None] * self._world
         self._torch.distributed.all_gather_object(box, mine)
         return box

@@ -1,7 +1,7 @@
-"""The same fine-tune by PyTorch Lightning with its DeepSpeed strategy: model, data, optimizer and figures are ours.
+"""The same fine-tune with PyTorch Lightning's DeepSpeed strategy; model, data, optimizer and figures are tunetool's.
 
-The strategy runs on CUDA alone. Its extra asks for deepspeed < 0.17, which Lightning itself never checks; both versions
-are in every result.
+The strategy runs on CUDA only. Lightning's extra requires deepspeed < 0.17, but Lightning does not check it; both
+versions are in every result.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tunetool.training.trainers.deepspeed import Made, Trainer
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload
 
-_WITHOUT = "`--trainer deepspeed` runs without it, on CPUs too"
+_WITHOUT = "`--trainer deepspeed` needs neither Lightning nor a GPU"
 
 
 @dataclass
 class LightningTrainer(Trainer):
-    """One rank."""
+    """The training of one rank with Lightning."""
 
     began: float = 0.0
 
     def run(self) -> None:
-        """As ``Trainer.run``; raises ``CannotJudge`` where Lightning or a GPU is missing, too."""
+        """As ``Trainer.run``; also raises ``CannotJudge`` where Lightning or a GPU is missing."""
         self._need()
         with self.recorder.phase("imports"):
             self._import()
@@ -47,12 +47,12 @@ class LightningTrainer(Trainer):
         samples = Samples(Path(self.workload.dataset), Path(self.workload.model))
         plan = self._plan(len(samples))
         settings = configuration(self.workload, self.recorder.world, self.local_world, len(plan))
-        # Every launcher sets torchrun's variables; left to itself Lightning would ask Slurm's for another answer.
+        # Every launcher sets torchrun's variables; by default Lightning would use Slurm's, which differ.
         strategy = DeepSpeedStrategy(cluster_environment=TorchElasticEnvironment(), **settings.strategy)
         self.fit(pl.Trainer(strategy=strategy, **settings.trainer), as_module(self, len(plan)), samples, plan)
 
     def fit(self, trainer: Any, module: Any, samples: Any, plan: Sequence[Sequence[int]]) -> None:
-        """``trainer.fit``, whose hooks in ``module`` call the methods below."""
+        """Run ``trainer.fit``; the hooks of ``module`` call the methods below."""
         import torch
 
         if self.cuda:
@@ -69,7 +69,7 @@ class LightningTrainer(Trainer):
             raise CannotJudge(f"rank {self.recorder.rank} made {delivery.count} of {len(plan)} steps")
 
     def model(self) -> Any:
-        """Once Lightning has made the group: the first collective, and the model on this rank's device."""
+        """Run the first collective and load the model to this rank's device; called when the process group exists."""
         import torch
 
         torch.distributed.all_reduce(torch.ones(1, device=self._device))
@@ -82,26 +82,26 @@ class LightningTrainer(Trainer):
         return model
 
     def optimizer(self, model: Any, steps: int) -> dict[str, Any]:
-        """As Lightning wants it."""
+        """The optimizer and its schedule in Lightning's format."""
         optimizer, schedule = self._optimizer(model, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def starts(self) -> None:
-        """Lightning and DeepSpeed have their engine; what follows are steps."""
+        """Record the end of the engine's start-up; called before the first step."""
         self._synchronize()
         self._mark("engine")
 
     def stepped(self, delivery: Delivery, batch: Batch, loss: Any, rate: float) -> None:
-        """Lightning is done with a batch."""
+        """Record a step; called when Lightning has finished a batch."""
         self._synchronize()
         took = time.monotonic() - delivery.at
         self.recorder.count("data", delivery.cost.read)
         tokens, images = int(batch["attention_mask"].sum()), len(batch.get("image_grid_thw", ()))
-        own = float(loss.item())
-        self.recorder.step(delivery.waited, delivery.cost.seconds, took, own, rate, tokens, images)
+        rank_loss = float(loss.item())
+        self.recorder.step(delivery.waited, delivery.cost.seconds, took, rank_loss, rate, tokens, images)
 
     def ends(self, trainer: Any) -> None:
-        """After the last step, while the engine is still there."""
+        """Save the checkpoint; called after the last step, while the engine still exists."""
         if self.workload.checkpoint is not None:
             by_lightning = SimpleNamespace(save_checkpoint=lambda path, **_: trainer.save_checkpoint(path))
             self._save(by_lightning, Path(self.workload.checkpoint))
@@ -126,17 +126,17 @@ class LightningTrainer(Trainer):
 
 
 class Delivery:
-    """The batches as Lightning fetches them: tensors alone, what each cost beside them."""
+    """An iterator over the batches for Lightning, without their costs, which it keeps as attributes."""
 
     def __init__(self, made: Made, steps: int) -> None:
         self._made, self._steps = made, steps
         self.count = 0
         self.waited = self.at = 0.0
-        """Seconds that the last one was waited for, and when it came."""
+        """Seconds of the wait for the last batch, and the monotonic time when it arrived."""
         self.cost: Cost
 
     def __len__(self) -> int:
-        # With a length Lightning fetches no batch ahead, and a wait is that of the batch that follows.
+        # With a length Lightning prefetches no batch, so that a wait belongs to the batch that follows.
         return self._steps
 
     def __iter__(self) -> Delivery:
@@ -156,26 +156,26 @@ class Delivery:
 
 
 def _no_gpu() -> CannotJudge:
-    return CannotJudge("Lightning's DeepSpeed strategy runs on CUDA alone, and this rank has no GPU", _WITHOUT)
+    return CannotJudge("Lightning's DeepSpeed strategy runs on CUDA only, but this rank has no GPU", _WITHOUT)
 
 
 def train(workload: Workload, recorder: Recorder) -> None:
-    """What the worker calls."""
+    """Train one rank with Lightning; the worker's entry point."""
     LightningTrainer(workload, recorder, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))).run()
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Keyword arguments."""
+    """Keyword arguments for Lightning's classes."""
 
     trainer: dict[str, Any]
-    """Of ``lightning.pytorch.Trainer``, without the strategy."""
+    """Arguments of ``lightning.pytorch.Trainer``, without the strategy."""
     strategy: dict[str, Any]
-    """Of ``lightning.pytorch.strategies.DeepSpeedStrategy``, without the environment."""
+    """Arguments of ``lightning.pytorch.strategies.DeepSpeedStrategy``, without the environment."""
 
 
 def configuration(workload: Workload, world: int, local_world: int, steps: int) -> Configuration:
-    """What Lightning is told, so that it does what our own loop does and nothing beside it. Pure."""
+    """The configuration with which Lightning does the same as ``Trainer`` and nothing else. Pure."""
     config = ds_config(workload, world, cuda=True)
     # Lightning refuses the key and sets it itself, from accumulate_grad_batches.
     accumulate = config.pop("gradient_accumulation_steps")
@@ -185,13 +185,13 @@ def configuration(workload: Workload, world: int, local_world: int, steps: int) 
             "devices": local_world,
             "num_nodes": world // local_world,
             "precision": "bf16-true",
-            # The plan holds every epoch's batches, dealt out already: for Lightning it is one long epoch.
+            # The plan has the batches of all epochs, already distributed: for Lightning it is one long epoch.
             "max_epochs": 1,
             "max_steps": steps,
             "accumulate_grad_batches": accumulate,
             "use_distributed_sampler": False,
             "num_sanity_val_steps": 0,
-            # Each of these would take time of its own inside the steps.
+            # Each of these would take time within the steps.
             "logger": False,
             "enable_checkpointing": False,
             "enable_progress_bar": False,
@@ -202,16 +202,16 @@ def configuration(workload: Workload, world: int, local_world: int, steps: int) 
 
 
 def as_module(rank: LightningTrainer, steps: int) -> Any:
-    """The fine-tune as Lightning's module, whose hooks hand on to the rank. Imports Lightning."""
+    """The fine-tune as a LightningModule, whose hooks call the methods of ``rank``. Imports Lightning."""
     import lightning.pytorch as pl
 
     class FineTune(pl.LightningModule):  # type: ignore[misc]  # the checker does not follow Lightning
-        """``rank`` does the work and takes the times; ``delivery`` is set before the fit."""
+        """``rank`` does the work and records the times; ``delivery`` must be set before the fit."""
 
         delivery: Delivery
 
         def setup(self, stage: str) -> None:
-            """The group is there, ``deepspeed.zero.Init`` not yet: the model is loaded whole, then partitioned."""
+            """Load the whole model: the process group exists, but ``deepspeed.zero.Init`` is not active yet."""
             self.model = rank.model()
 
         def configure_optimizers(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def as_module(rank: LightningTrainer, steps: int) -> Any:
             rank.starts()
 
         def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-            # Before the step: afterwards the schedule has moved on.
+            # Before the step, since the step advances the schedule.
             self._rate = float(self.trainer.lr_scheduler_configs[0].scheduler.get_last_lr()[0])
 
         def training_step(self, batch: Batch, batch_idx: int) -> Any:

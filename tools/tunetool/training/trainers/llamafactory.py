@@ -1,8 +1,8 @@
-"""The same fine-tune by LLaMA-Factory, as people run it: rendered files, `llamafactory-cli train`, its own results.
+"""The same fine-tune with LLaMA-Factory, as users run it: rendered files, `llamafactory-cli train`, its results.
 
-It needs a virtual environment of its own (it pins older transformers). The first rank of each node starts it there and
-the others wait, so every launcher works as it is; the ranks that compute are its own, and `rank.*` curves show those
-that wait.
+LLaMA-Factory needs its own virtual environment, since it pins an older transformers. The first rank of each node starts
+it there and the other ranks wait, so that every launcher works unchanged. LLaMA-Factory starts its own ranks to
+compute; the `rank.*` curves show the waiting ranks.
 """
 
 from __future__ import annotations
@@ -31,49 +31,54 @@ from tunetool.training.workload import Workload
 
 PROGRAM = "llamafactory-cli"
 VARIABLE = "TUNETOOL_LLAMAFACTORY"
-"""Names the directory of its virtual environment, or the program itself, on each node."""
+"""Environment variable with the directory of LLaMA-Factory's virtual environment, or the program, on each node."""
 _LOG = "llamafactory.log"
 _LOOK = 0.5
 _PATIENCE = 30.0
 _OURS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_", "MASTER_", "PYTHONPATH", "OMP_NUM_THREADS")
-"""What torchrun gave this rank, and where our own packages are: its own ranks need their own."""
+"""Prefixes of variables that LLaMA-Factory must not inherit: torchrun's for this rank, and our module path."""
 _LIBRARIES = ("llamafactory", "torch", "deepspeed", "transformers", "peft")
 
 
 def find_program(environment: Mapping[str, str]) -> Path | None:
-    """Where `llamafactory-cli` is: as told, beside this Python, or on PATH."""
-    told = environment.get(VARIABLE)
-    if told:
-        for place in (Path(told), Path(told) / "bin" / PROGRAM):
-            if place.is_file() and os.access(place, os.X_OK):
-                return place.absolute()
-        raise UsageProblem(f"`{told}` has no `{PROGRAM}` ({VARIABLE})", "name the virtual environment that it is in")
+    """Path of `llamafactory-cli`: as ``VARIABLE`` says, or beside this Python, or on PATH; None where there is none.
+
+    Raises ``UsageProblem`` where ``VARIABLE`` is wrong.
+    """
+    configured = environment.get(VARIABLE)
+    if configured:
+        for program in (Path(configured), Path(configured) / "bin" / PROGRAM):
+            if program.is_file() and os.access(program, os.X_OK):
+                return program.absolute()
+        raise UsageProblem(
+            f"`{configured}` has no `{PROGRAM}` ({VARIABLE})", "set it to LLaMA-Factory's virtual environment"
+        )
     beside = Path(sys.executable).with_name(PROGRAM)
-    found = str(beside) if beside.is_file() else shutil.which(PROGRAM, path=environment.get("PATH"))
-    return Path(found) if found else None
+    located = str(beside) if beside.is_file() else shutil.which(PROGRAM, path=environment.get("PATH"))
+    return Path(located) if located else None
 
 
 @dataclass
 class LlamaFactory:
-    """One rank; the first of its node starts the program."""
+    """One rank of the run; the first rank of each node starts LLaMA-Factory."""
 
     workload: Workload
     recorder: Recorder
     local_world: int
-    own: Path
+    directory: Path
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def run(self) -> None:
-        """All of it. Raises ``CannotJudge`` where LLaMA-Factory is missing or fails, ``UsageProblem`` for its input."""
+        """Train. Raises ``CannotJudge`` where LLaMA-Factory is missing or fails, ``UsageProblem`` for invalid input."""
         if self.workload.checkpoint is not None:
             raise UsageProblem(
-                "LLaMA-Factory takes no `--checkpoint`: it saves what it trained into its own output",
-                "leave it out, or use `--trainer deepspeed`",
+                "LLaMA-Factory does not support `--checkpoint`: it saves to its own output directory",
+                "omit the option, or use `--trainer deepspeed`",
             )
         program = find_program(os.environ)
-        place = self._place(program)
+        run_files = self._run_files(program)
         if program is None:
-            raise self._missing(place)
+            raise self._missing(run_files)
         with self.recorder.phase("communicator"):
             group = Group(self.recorder.rank, self.recorder.world)
             port = group.share_port()
@@ -82,19 +87,19 @@ class LlamaFactory:
         began = time.monotonic()
         try:
             if self.recorder.local_rank == 0:
-                self._start(files.write(self.workload, place), port)
+                self._start(files.write(self.workload, run_files), port)
             self._wait(group)
         finally:
             self._end()
-            _drop_weights(place.directory / files.OUTPUT)
+            _drop_weights(run_files.directory / files.OUTPUT)
         self.recorder.seconds["llamafactory"] = time.monotonic() - began
-        self._note(*group.first(lambda: (read_outcome(place.directory, self._said()), versions(program))))
+        self._note(*group.first(lambda: (read_outcome(run_files.directory, self._log_text()), versions(program))))
 
-    def _place(self, program: Path | None) -> files.Place:
+    def _run_files(self, program: Path | None) -> files.RunFiles:
         facts = reference_model.check(Path(self.workload.model))
         self.recorder.model_bytes = facts.bytes
-        return files.Place(
-            directory=self.own / "llamafactory",
+        return files.RunFiles(
+            directory=self.directory / "llamafactory",
             nodes=max(1, self.recorder.world // self.local_world),
             ranks=self.local_world,
             cuda=self._cuda(),
@@ -104,18 +109,18 @@ class LlamaFactory:
         )
 
     def _cuda(self) -> bool:
-        """Asked of NVML's files, not of CUDA: a context here would take memory from the ranks that compute."""
+        """Whether to use GPUs, decided without CUDA: a context here would take memory from the computing ranks."""
         if self.workload.device != "auto":
             return self.workload.device == "cuda"
         return Path("/proc/driver/nvidia/gpus").is_dir() and any(Path("/proc/driver/nvidia/gpus").iterdir())
 
-    def _missing(self, place: files.Place) -> CannotJudge:
-        hint = f"`pip install llamafactory` into a virtual environment of its own, and name that in {VARIABLE}"
+    def _missing(self, run_files: files.RunFiles) -> CannotJudge:
+        hint = f"`pip install llamafactory` into its own virtual environment, and set {VARIABLE} to that"
         try:
-            script = files.write(self.workload, _kept(self.workload, place))
+            script = files.write(self.workload, _kept(self.workload, run_files))
         except OSError as error:
             return CannotJudge(f"`{PROGRAM}` is not installed", f"{hint}; nothing was rendered: {error.strerror}")
-        return CannotJudge(f"`{PROGRAM}` is not installed", f"{hint}; what it would be told is in `{script.parent}`")
+        return CannotJudge(f"`{PROGRAM}` is not installed", f"{hint}; its configuration is in `{script.parent}`")
 
     def _start(self, script: Path, port: int) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
@@ -124,33 +129,33 @@ class LlamaFactory:
             "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
             "MASTER_PORT": str(port),
         }
-        with (self.own / _LOG).open("wb") as log:
+        with (self.directory / _LOG).open("wb") as log:
             self._process = subprocess.Popen(
                 ["sh", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
             )
 
     def _wait(self, group: Group) -> None:
-        """Until it ended on every node. Raises ``CannotJudge`` when it failed on one."""
+        """Wait until LLaMA-Factory has ended on every node. Raises ``CannotJudge`` when it failed on one."""
         written = -1
         while True:
             status = self._process.poll() if self._process is not None else 0
             size = self._size()
-            # Any rank's progress is everybody's: those that wait have nothing else to show a watchdog.
+            # Progress of any rank counts for all: waiting ranks have no other sign of life for the watchdog.
             running, failed, moved = group.total(status is None, bool(status), size != written)
             written = size
             if moved:
                 self.recorder.beat()
             if failed:
-                said = self._said()
-                mine = (f"LLaMA-Factory ended with status {status}: {last_error(said)}", _hint(said))
-                # Which rank dies first is chance: each says the same.
-                raise CannotJudge(*next(each for each in group.all(mine if status else None) if each))
+                log = self._log_text()
+                failure = (f"LLaMA-Factory ended with status {status}: {last_error(log)}", _hint(log))
+                # Which rank ends first is random: all report the same failure.
+                raise CannotJudge(*next(each for each in group.all(failure if status else None) if each))
             if not running:
                 return
             time.sleep(_LOOK)
 
     def _end(self) -> None:
-        """torchrun hands SIGTERM on to its ranks."""
+        """End LLaMA-Factory if it runs; torchrun forwards SIGTERM to its ranks."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -161,12 +166,12 @@ class LlamaFactory:
             self._process.wait(_PATIENCE)
 
     def _size(self) -> int:
-        # Its progress bar is in the log as well: a step that is done changes it.
-        path = self.own / _LOG
+        # The log includes the progress bar, so that each step changes its size.
+        path = self.directory / _LOG
         return path.stat().st_size if path.is_file() else 0
 
-    def _said(self) -> str:
-        path = self.own / _LOG
+    def _log_text(self) -> str:
+        path = self.directory / _LOG
         return path.read_text(errors="replace") if path.is_file() else ""
 
     def _note(self, outcome: Outcome, libraries: Mapping[str, str]) -> None:
@@ -181,12 +186,12 @@ class LlamaFactory:
             last = step == len(outcome.losses) - 1
             recorder.step(None, None, took, loss, rate, tokens if last else 0, images if last else 0, end)
         recorder.notes.append(
-            "LLaMA-Factory: a step's time has its wait for data in it; losses are means over the ranks"
+            "LLaMA-Factory: the time of a step includes the wait for data; losses are means over the ranks"
         )
 
 
 def versions(program: Path) -> dict[str, str]:
-    """Of the libraries in LLaMA-Factory's own environment; none where that does not answer."""
+    """Versions of the libraries in LLaMA-Factory's environment; empty where its Python fails."""
     code = (
         "import importlib.metadata as m, json\nfound = {}\n"
         f"for name in {_LIBRARIES!r}:\n"
@@ -204,15 +209,17 @@ def versions(program: Path) -> dict[str, str]:
         return {}
 
 
-def _kept(workload: Workload, place: files.Place) -> files.Place:
-    """A place that outlives the run, the same for the same run."""
-    told = f"{workload.to_json()} {place.nodes} {place.ranks} {place.cuda}"
+def _kept(workload: Workload, run_files: files.RunFiles) -> files.RunFiles:
+    """The same files in a cache directory that remains after the run; equal runs get the same directory."""
+    identity = f"{workload.to_json()} {run_files.nodes} {run_files.ranks} {run_files.cuda}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return replace(place, directory=cache / "tunetool/llamafactory" / hashlib.sha256(told.encode()).hexdigest()[:12])
+    return replace(
+        run_files, directory=cache / "tunetool/llamafactory" / hashlib.sha256(identity.encode()).hexdigest()[:12]
+    )
 
 
 def _drop_weights(output: Path) -> None:
-    """LLaMA-Factory always saves what it trained, and this folder is brought to the control machine."""
+    """Remove the weights that LLaMA-Factory always saves, since this folder is copied to the control machine."""
     for pattern in ("*.safetensors", "*.bin", "*.pt"):
         for path in output.rglob(pattern):
             path.unlink(missing_ok=True)
@@ -223,12 +230,13 @@ def _dataset_name(directory: Path) -> str:
         return str(next(iter(json.loads((directory / "dataset_info.json").read_text()))))
     except (OSError, ValueError, StopIteration, TypeError) as error:
         raise UsageProblem(
-            f"`{directory}` is no dataset of LLaMA-Factory: dataset_info.json: {error}", "it names the datasets there"
+            f"`{directory}` is no dataset of LLaMA-Factory: dataset_info.json: {error}",
+            "that file must list the datasets",
         ) from None
 
 
 def _pixels(model: Path) -> int:
-    """As our own loop scales pictures: what the model says, and not more than is usual."""
+    """Pixels that pictures are scaled down to, as with the other trainers: the model's limit, at most ``PIXELS``."""
     try:
         size: Any = json.loads((model / "preprocessor_config.json").read_text())
         return min(int(size["size"]["longest_edge"]), reference_model.PIXELS)
@@ -236,12 +244,12 @@ def _pixels(model: Path) -> int:
         return reference_model.PIXELS
 
 
-def _hint(said: str) -> str:
-    if "No module named" in said or "ImportError" in said:
+def _hint(log: str) -> str:
+    if "No module named" in log or "ImportError" in log:
         return f"a package is missing in LLaMA-Factory's environment ({VARIABLE})"
-    return f"its whole log is `{_LOG}` in the rank's folder"
+    return f"the whole log is `{_LOG}` in the rank's directory"
 
 
 def train(workload: Workload, recorder: Recorder) -> None:
-    """What the worker calls."""
+    """Train one rank with LLaMA-Factory; the worker's entry point."""
     LlamaFactory(workload, recorder, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), launched.out()).run()

@@ -1,4 +1,4 @@
-"""What LLaMA-Factory is told: its YAML, DeepSpeed's configuration and a script that starts it."""
+"""The files for LLaMA-Factory: its YAML, DeepSpeed's configuration, and a script that starts it."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "templates/launch"
 SETTINGS, DEEPSPEED, SCRIPT = "llamafactory.yaml", "llamafactory.ds.json", "llamafactory.sh"
 OUTPUT, EVENTS = "output", "events"
 _CUTOFF = 8192
-"""Tokens: more than any sample has, for nothing must be cut off that our own loop sees."""
+"""Limit in tokens, above the length of any sample, so that no sample is truncated."""
 _ALPHA = 2
 _WARM_UP = 0.1
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where it is to run, and with what."""
+class RunFiles:
+    """The directory of one LLaMA-Factory run, and the values that its files need besides the workload."""
 
     directory: Path
-    """The files lie here, and LLaMA-Factory writes here."""
+    """Directory of the files and of LLaMA-Factory's output."""
     nodes: int
     ranks: int
-    """Of each node."""
+    """Ranks per node."""
     cuda: bool
     dataset_name: str
-    """Of those in dataset_info.json."""
+    """A name in dataset_info.json."""
     pixels: int
-    """A picture is scaled down to so many."""
+    """Pictures are scaled down to this."""
     programs: Path | None = None
-    """The folder of `llamafactory-cli`; None: PATH has it."""
+    """The directory of `llamafactory-cli`; None: it is on PATH."""
 
 
-def render(workload: Workload, place: Place) -> dict[str, str]:
-    """The three files, by name."""
+def render(workload: Workload, run_files: RunFiles) -> dict[str, str]:
+    """The texts of the three files, by name."""
     environment = jinja2.Environment(  # noqa: S701  (YAML and a shell script: each value has its own filter)
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
-    # JSON is YAML, whatever characters a path has.
+    # A JSON string is valid YAML, whatever characters a path has.
     environment.filters |= {"json": json.dumps, "sh": lambda value: shlex.quote(str(value)), "real": real}
-    directory = place.directory
+    directory = run_files.directory
     settings = environment.get_template(f"{SETTINGS}.j2").render(
         model=workload.model,
-        pixels=place.pixels,
+        pixels=run_files.pixels,
         zero_stage=workload.zero_stage,
         full=workload.full,
         lora_rank=workload.lora_rank,
         lora_alpha=_ALPHA * workload.lora_rank,
         deepspeed=str(directory / DEEPSPEED),
-        dataset_name=place.dataset_name,
+        dataset_name=run_files.dataset_name,
         dataset_dir=workload.dataset,
         cutoff_len=_CUTOFF,
         workers=workload.workers,
@@ -66,43 +66,43 @@ def render(workload: Workload, place: Place) -> dict[str, str]:
         epochs=workload.epochs,
         clip=CLIP,
         warm_up=_WARM_UP,
-        cuda=place.cuda,
+        cuda=run_files.cuda,
         seed=workload.seed,
     )
     script = environment.get_template(f"{SCRIPT}.j2").render(
-        nodes=place.nodes,
-        ranks=place.ranks,
-        programs=place.programs,
+        nodes=run_files.nodes,
+        ranks=run_files.ranks,
+        programs=run_files.programs,
         events=directory / EVENTS,
         settings=directory / SETTINGS,
     )
-    return {SETTINGS: settings, DEEPSPEED: json.dumps(deepspeed(workload, place), indent=2) + "\n", SCRIPT: script}
+    return {SETTINGS: settings, DEEPSPEED: json.dumps(deepspeed(workload, run_files), indent=2) + "\n", SCRIPT: script}
 
 
 def real(value: float) -> str:
-    """As YAML 1.1 reads a float: `1e-05`, without a point, would be a text to it."""
+    """A float as YAML 1.1 reads it, with a point: `1e-05` would be a string."""
     mantissa, exponent, power = repr(float(value)).partition("e")
     return f"{mantissa}{'' if '.' in mantissa else '.0'}{exponent}{power}"
 
 
-def deepspeed(workload: Workload, place: Place) -> dict[str, object]:
-    """DeepSpeed's configuration, with `auto` for what the YAML says already: transformers refuses a contradiction."""
-    found: dict[str, object] = ds_config(workload, place.nodes * place.ranks, place.cuda)
+def deepspeed(workload: Workload, run_files: RunFiles) -> dict[str, object]:
+    """DeepSpeed's configuration, with `auto` for the values in the YAML: transformers refuses a mismatch."""
+    config: dict[str, object] = ds_config(workload, run_files.nodes * run_files.ranks, run_files.cuda)
     for name in (
         "train_micro_batch_size_per_gpu",
         "gradient_accumulation_steps",
         "train_batch_size",
         "gradient_clipping",
     ):
-        found[name] = "auto"
-    return found | {"bf16": {"enabled": "auto"}}
+        config[name] = "auto"
+    return config | {"bf16": {"enabled": "auto"}}
 
 
-def write(workload: Workload, place: Place) -> Path:
-    """Render into the place's directory; the script's path. Raises ``OSError``."""
-    place.directory.mkdir(parents=True, exist_ok=True)
-    for name, text in render(workload, place).items():
-        (place.directory / name).write_text(text)
-    script = place.directory / SCRIPT
+def write(workload: Workload, run_files: RunFiles) -> Path:
+    """Write the files to ``run_files.directory`` and return the script's path. Raises ``OSError``."""
+    run_files.directory.mkdir(parents=True, exist_ok=True)
+    for name, text in render(workload, run_files).items():
+        (run_files.directory / name).write_text(text)
+    script = run_files.directory / SCRIPT
     script.chmod(0o755)
     return script

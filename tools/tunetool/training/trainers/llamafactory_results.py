@@ -1,4 +1,4 @@
-"""What LLaMA-Factory left behind, as figures. Its own files alone: no figure is guessed that it does not give."""
+"""The figures of a LLaMA-Factory run, from the files that it wrote; a figure that it does not write is not guessed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tunetool.training.trainers.llamafactory_files import EVENTS, OUTPUT
 
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b:.*)$", re.MULTILINE)
 _REPORTS = ("ChildFailedError", "CalledProcessError")
-"""What those say who started the process that failed."""
+"""Errors of the parents of the process that failed."""
 _PARAMETERS = re.compile(r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of all ranks together."""
+    """The figures of all ranks together."""
 
     seconds: float
-    """From the first batch to the last step (train_runtime)."""
+    """Seconds from the first batch to the last step (train_runtime)."""
     losses: list[float]
-    """Of each step; mean over the ranks."""
+    """The loss of each step, as the mean over the ranks."""
     learning_rates: list[float]
     step_seconds: list[float]
-    """From one step's end to the next one's, its wait for data included."""
+    """Seconds from one step's end to the next one's, with its wait for data."""
     ends: list[float]
-    """Of the steps, by the wall clock of the first node."""
+    """The end of each step by the wall clock of the first node."""
     tokens: int
     samples: int
     parameters: int
@@ -40,7 +40,7 @@ class Outcome:
 
 
 def read_outcome(directory: Path, log: str) -> Outcome:
-    """From ``directory``, where its files were rendered, and what it printed. Raises ``CannotJudge``."""
+    """Read the figures from the run's ``directory`` and its ``log``. Raises ``CannotJudge`` where some are missing."""
     state = _json(directory / OUTPUT / "trainer_state.json")
     results = _json(directory / OUTPUT / "all_results.json")
     try:
@@ -57,7 +57,8 @@ def outcome(
     points: Sequence[tuple[int, float, float]],
     log: str,
 ) -> Outcome:
-    """``points`` are TensorBoard's of the loss: step, wall clock, value. ``began``: when its file was opened.
+    """Combine the figures. ``points``: the loss in TensorBoard (step, wall clock, value); ``began``: when its file was
+    opened.
 
     Raises ``CannotJudge`` where something is missing. Pure.
     """
@@ -73,7 +74,7 @@ def outcome(
     if not losses or len(points) != len(losses):
         raise CannotJudge(
             f"LLaMA-Factory logged {len(losses)} steps and wrote {len(points)} of them to TensorBoard",
-            "is `tensorboard` installed beside it?",
+            "is `tensorboard` installed in its environment?",
         )
     ends = [began, *(at for _, at, _ in points)]
     counted = _PARAMETERS.findall(log)
@@ -92,15 +93,15 @@ def outcome(
 
 
 def last_error(log: str) -> str:
-    """Why it failed, in one line."""
+    """The reason of the failure in one line: the last error in the log, or else its last line."""
     errors = [line for line in _ERROR.findall(log) if not line.partition(":")[0].endswith(_REPORTS)]
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return str((errors or lines or ["it said nothing"])[-1])
+    return str((errors or lines or ["the log is empty"])[-1])
 
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise CannotJudge(f"LLaMA-Factory left no results: `{path}`: {error}", "see its log") from None
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
