@@ -63,49 +63,49 @@ def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[st
     if kind not in KINDS:
         raise UsageProblem(f"`{kind}` is not a fault", f"choose one of {', '.join(KINDS)}")
     with lab.locked():
-        found = lab.read(name)
+        state = lab.read(name)
         if kind == "extra-drive" and serial:
             raise UsageProblem("`extra-drive` adds a drive of its own", "leave `--drive` out")
-        drive = extra_drive(found) if kind == "extra-drive" else found.drive(serial or default_serial(found))
-        if drive.serial == found.system_serial:
+        drive = extra_drive(state) if kind == "extra-drive" else state.drive(serial or default_serial(state))
+        if drive.serial == state.system_serial:
             raise UsageProblem(
                 f"`{drive.serial}` is the drive that is not for us", "choose a data drive: tunetool lab status"
             )
-        other = replacement(found, drive, kind)
+        other = replacement(state, drive, kind)
         if not node.alive(lab, name):
             raise CannotJudge(f"`{name}` does not run", f"tunetool lab reset {name}")
         say(f"{name}: {drive.serial}: {KINDS[kind]}")
         if kind in GUEST_SCRIPTS:
-            ssh.run(lab, found, GUEST_SCRIPTS[kind](drive.serial))
+            ssh.run(lab, state, GUEST_SCRIPTS[kind](drive.serial))
         elif kind == "slow-drive":
-            _slow(lab, found, drive)
+            _slow(lab, state, drive)
         elif kind == "io-errors":
-            _go_bad(lab, found, drive)
+            _go_bad(lab, state, drive)
         else:
             if kind != "extra-drive":
-                _pull(lab, found, drive)
+                _pull(lab, state, drive)
             if other:
-                _plug(lab, found, other)
+                _plug(lab, state, other)
         fault = Fault(kind, drive.serial)
-        found.faults.append(fault)
-        lab.write(found)
+        state.faults.append(fault)
+        lab.write(state)
     return fault
 
 
-def extra_drive(found: NodeState) -> Drive:
+def extra_drive(state: NodeState) -> Drive:
     """A ninth data drive of the same size for the first slot that is free."""
-    taken = {drive.port for drive in found.drives}
-    free = [port for port in range(found.ports) if port not in taken]
-    names = {drive.serial for drive in found.drives}
-    number = next(n for n in range(found.drive_count + 1, found.ports + 2) if data_serial(found.index, n) not in names)
+    taken = {drive.port for drive in state.drives}
+    free = [port for port in range(state.ports) if port not in taken]
+    names = {drive.serial for drive in state.drives}
+    number = next(n for n in range(state.drive_count + 1, state.ports + 2) if data_serial(state.index, n) not in names)
     if not free:
-        raise UsageProblem(f"`{found.name}` has no free slot", f"tunetool lab reset {found.name}")
-    serial = data_serial(found.index, number)
-    path = found.drives[0].path.with_name(f"{serial}.img")
-    return Drive(serial, path, found.drive_size, free[0])
+        raise UsageProblem(f"`{state.name}` has no free slot", f"tunetool lab reset {state.name}")
+    serial = data_serial(state.index, number)
+    path = state.drives[0].path.with_name(f"{serial}.img")
+    return Drive(serial, path, state.drive_size, free[0])
 
 
-def replacement(found: NodeState, drive: Drive, kind: str) -> Drive | None:
+def replacement(state: NodeState, drive: Drive, kind: str) -> Drive | None:
     """The drive that takes this one's slot, where the fault is about what a drive is."""
     serial = drive.serial + "R"
     drive = replace(drive, bad_sectors=False)
@@ -119,9 +119,9 @@ def replacement(found: NodeState, drive: Drive, kind: str) -> Drive | None:
     }
     if kind != "duplicate-serial":
         return known.get(kind)
-    not_these = (drive.serial, found.system_serial)
-    others = [other for other in found.drives if other.serial not in not_these and other.says is None]
-    if not others or any(other.says for other in found.drives):
+    not_these = (drive.serial, state.system_serial)
+    others = [other for other in state.drives if other.serial not in not_these and other.says is None]
+    if not others or any(other.says for other in state.drives):
         raise UsageProblem(
             f"`{drive.serial}` cannot show another's serial",
             "one drive of a node with at least two data drives can",
@@ -129,54 +129,54 @@ def replacement(found: NodeState, drive: Drive, kind: str) -> Drive | None:
     return replace(drive, says=others[0].serial)
 
 
-def after_reboot(found: NodeState) -> None:
+def after_reboot(state: NodeState) -> None:
     """What is left of the faults after a boot: a limit ends with its QEMU, a mount with its kernel."""
-    after_save(found)
-    found.faults = [replace(fault, kind=_AFTER_BOOT.get(fault.kind, fault.kind)) for fault in found.faults]
+    after_save(state)
+    state.faults = [replace(fault, kind=_AFTER_BOOT.get(fault.kind, fault.kind)) for fault in state.faults]
 
 
-def after_save(found: NodeState) -> None:
+def after_save(state: NodeState) -> None:
     """What is left of the faults in a saved state: all but what ends with its QEMU."""
-    found.faults = [fault for fault in found.faults if fault.kind not in _END_WITH_QEMU]
+    state.faults = [fault for fault in state.faults if fault.kind not in _END_WITH_QEMU]
 
 
-def default_serial(found: NodeState) -> str:
+def default_serial(state: NodeState) -> str:
     """The third data drive, or the last one of a node with fewer."""
-    first = data_serial(found.index, min(3, found.drive_count))
+    first = data_serial(state.index, min(3, state.drive_count))
     # A drive that came back as another one has another letter and the same number.
-    same = re.compile(f"^LAB{found.index}N[A-Z]{first.rpartition('V')[2]}$")
-    return next((drive.serial for drive in found.drives if same.match(drive.serial)), first)
+    same = re.compile(f"^LAB{state.index}N[A-Z]{first.rpartition('V')[2]}$")
+    return next((drive.serial for drive in state.drives if same.match(drive.serial)), first)
 
 
-def _slow(lab: Lab, found: NodeState, drive: Drive) -> None:
+def _slow(lab: Lab, state: NodeState, drive: Drive) -> None:
     limits = dict.fromkeys(("bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr"), 0)
-    with Qmp(lab.qmp_socket(found.name)) as qmp:
+    with Qmp(lab.qmp_socket(state.name)) as qmp:
         qmp.command("block_set_io_throttle", {"id": drive.device_id, "bps": SLOW_BYTES_PER_SECOND, **limits})
 
 
-def _go_bad(lab: Lab, found: NodeState, drive: Drive) -> None:
+def _go_bad(lab: Lab, state: NodeState, drive: Drive) -> None:
     if drive.bad_sectors:
         raise UsageProblem(f"`{drive.serial}` has bad sectors already", "choose another drive: tunetool lab status")
     layer, reopened = drive.going_bad()
-    with Qmp(lab.qmp_socket(found.name)) as qmp:
+    with Qmp(lab.qmp_socket(state.name)) as qmp:
         qmp.command("blockdev-add", layer)
         qmp.command("blockdev-reopen", {"options": [reopened]})
-    found.drives[found.drives.index(drive)] = replace(drive, bad_sectors=True)
+    state.drives[state.drives.index(drive)] = replace(drive, bad_sectors=True)
 
 
-def _pull(lab: Lab, found: NodeState, drive: Drive) -> None:
-    with Qmp(lab.qmp_socket(found.name)) as qmp:
-        node.detach(lab, found, qmp, [drive])
+def _pull(lab: Lab, state: NodeState, drive: Drive) -> None:
+    with Qmp(lab.qmp_socket(state.name)) as qmp:
+        node.detach(lab, state, qmp, [drive])
     drive.path.unlink()
-    found.drives.remove(drive)
-    lab.write(found)
+    state.drives.remove(drive)
+    lab.write(state)
 
 
-def _plug(lab: Lab, found: NodeState, drive: Drive) -> None:
+def _plug(lab: Lab, state: NodeState, drive: Drive) -> None:
     node.create_drive(drive)
-    with Qmp(lab.qmp_socket(found.name)) as qmp:
+    with Qmp(lab.qmp_socket(state.name)) as qmp:
         node.attach(qmp, drive)
-    found.drives.append(drive)
-    found.drives.sort(key=lambda each: each.port)
-    lab.write(found)
-    ssh.run(lab, found, guest.wait_for_drives(len(found.drives)))
+    state.drives.append(drive)
+    state.drives.sort(key=lambda each: each.port)
+    lab.write(state)
+    ssh.run(lab, state, guest.wait_for_drives(len(state.drives)))

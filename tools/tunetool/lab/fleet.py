@@ -61,17 +61,17 @@ def up(lab: Lab, settings: Settings, say: Say) -> list[Started]:
             _say_difference(lab.read(name), settings, say)
         for name in sorted(set(missing) & set(lab.names())):
             say(f"{name}: found dead, starting it anew")
-        found = _start(lab, _snapshot(lab, settings, say), missing, say, begun) if missing else []
-        found += [Started(lab.read(name), None) for name in running]
+        started_nodes = _start(lab, _snapshot(lab, settings, say), missing, say, begun) if missing else []
+        started_nodes += [Started(lab.read(name), None) for name in running]
         inventory.refresh(lab)
-    return sorted(found, key=lambda started: started.node.index)
+    return sorted(started_nodes, key=lambda started: started.node.index)
 
 
 def reset(lab: Lab, name: str, say: Say, *, to: str | None = None) -> Started:
     """Bring a node back to its snapshot, with blank drives and without faults, or to a state saved as ``to``."""
     with lab.locked():
         begun = time.monotonic()
-        old = next((found for found in lab.nodes() if found.name == name), None)
+        old = next((state for state in lab.nodes() if state.name == name), None)
         kept = saved.find(lab, name, to) if to is not None else None
         template = kept.node if kept else lab.read(name)
         # What is wrong with the call itself comes first.
@@ -89,16 +89,16 @@ def reset(lab: Lab, name: str, say: Say, *, to: str | None = None) -> Started:
 def save(lab: Lab, name: str, wanted: str, say: Say) -> Started:
     """Save a running node under a name that ``reset`` can bring back. The node goes on from there."""
     with lab.locked():
-        found = lab.read(name)
+        state = lab.read(name)
         saved.check_name(lab, name, wanted)
         programs.require("qemu-system-x86_64", "qemu-img", "ssh")
         if not node.alive(lab, name):
             raise CannotJudge(f"`{name}` does not run", f"tunetool lab reset {name}")
         begun = time.monotonic()
-        faults.after_save(found)
-        kept = saved.take(lab, found, wanted, say)
+        faults.after_save(state)
+        kept = saved.take(lab, state, wanted, say)
         # Going on from what was saved shows at once that it can be restored.
-        started = _start(lab, Source(kept.snapshot, kept.node, kept), [name], say, begun, port=found.ssh_port)
+        started = _start(lab, Source(kept.snapshot, kept.node, kept), [name], say, begun, port=state.ssh_port)
         inventory.refresh(lab)
     return started[0]
 
@@ -108,8 +108,8 @@ def reboot(
 ) -> Started:
     """Boot a node from its own disk, after a clean shutdown or after taking its power away."""
     with lab.locked():
-        found = lab.read(name)
-        renewal.check(found, change)
+        state = lab.read(name)
+        renewal.check(state, change)
         programs.require("qemu-system-x86_64", "qemu-img", "e2fsck", "debugfs", "ssh")
         begun = time.monotonic()
         ssh.end_masters(lab, name)
@@ -117,17 +117,17 @@ def reboot(
             cut = power_loss and attempt == 0
             if node.alive(lab, name):
                 say(f"{name}: {'taking the power away' if cut else 'shutting down'}")
-                (node.power_loss if cut else node.shut_down)(lab, found)
+                (node.power_loss if cut else node.shut_down)(lab, state)
             if attempt == 0:
-                faults.after_reboot(found)
-                renewal.apply(lab, found, change, say)
-            say(f"{name}: booting what its disk holds ({found.accel})")
-            node.start_booted(lab, found)
-            if node.finish_preparing(found, node.start_preparing(lab, found)) == SYSTEM_DEVICE:
+                faults.after_reboot(state)
+                renewal.apply(lab, state, change, say)
+            say(f"{name}: booting what its disk holds ({state.accel})")
+            node.start_booted(lab, state)
+            if node.finish_preparing(state, node.start_preparing(lab, state)) == SYSTEM_DEVICE:
                 break
             say(f"{name}: its drives were numbered in another order than by slot")
         inventory.refresh(lab)
-        return Started(found, time.monotonic() - begun)
+        return Started(state, time.monotonic() - begun)
 
 
 def down(lab: Lab, name: str | None = None) -> list[str]:
@@ -176,10 +176,10 @@ def _start(
         for name in names:
             restores.begin(name, port or process.pick_port(taken))
             taken.add(restores.nodes[name].ssh_port)
-        found = []
+        started = []
         for name in names:
             restores.finish(name)
-            found.append(Started(restores.nodes[name], time.monotonic() - begun))
+            started.append(Started(restores.nodes[name], time.monotonic() - begun))
     except BaseException:
         # Half a node helps nobody: whatever stopped us, what was begun here is gone when we leave.
         with process.undisturbed():
@@ -188,7 +188,7 @@ def _start(
                 inventory.remove(lab)
                 _forget(lab)
         raise
-    return found
+    return started
 
 
 def _snapshot(lab: Lab, settings: Settings, say: Say) -> Source:
@@ -196,10 +196,10 @@ def _snapshot(lab: Lab, settings: Settings, say: Say) -> Source:
     cache.mkdir(parents=True, exist_ok=True)
     try:
         with file_lock(cache / "lock", lambda: say("waiting for another lab that builds its image")):
-            in_use = {found.image for found in [*lab.nodes(), *(kept.node for kept in saved.every(lab))]}
-            found = image.ensure_image(settings.os_name, cache, say, fresh=settings.fresh)
-            image.prune(cache, settings.os_name, {found.directory, *in_use})
-            accel = kvm.accelerator(found.kernel, cache, say)
+            in_use = {node_image.image for node_image in [*lab.nodes(), *(kept.node for kept in saved.every(lab))]}
+            node_image = image.ensure_image(settings.os_name, cache, say, fresh=settings.fresh)
+            image.prune(cache, settings.os_name, {node_image.directory, *in_use})
+            accel = kvm.accelerator(node_image.kernel, cache, say)
             ports = settings.drives + 1 + SPARE_PORTS
             shape = Machine(
                 name="",
@@ -213,7 +213,7 @@ def _snapshot(lab: Lab, settings: Settings, say: Say) -> Source:
                 pid_file=_NOWHERE,
                 serial_log=_NOWHERE,
             )
-            taken = snapshot.ensure_snapshot(lab, found, shape, say)
+            taken = snapshot.ensure_snapshot(lab, node_image, shape, say)
     except BaseException:
         if not lab.names():
             _forget(lab)
@@ -222,7 +222,7 @@ def _snapshot(lab: Lab, settings: Settings, say: Say) -> Source:
         name="",
         index=0,
         os_name=settings.os_name,
-        image=found.directory,
+        image=node_image.directory,
         memory=settings.memory,
         accel=accel,
         ports=ports,

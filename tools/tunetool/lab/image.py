@@ -230,5 +230,5 @@ def _last_error(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     # mmdebstrap ends with `E:` lines that only say that something failed; what failed spoke just before.
     first = next((number for number, line in enumerate(lines) if line.startswith("E:")), len(lines))
-    told = [line for line in lines[:first] if not line.startswith(("I:", "W:", "Get:", "Fetched", "+"))]
-    return (told or lines or ["no output"])[-1]
+    messages = [line for line in lines[:first] if not line.startswith(("I:", "W:", "Get:", "Fetched", "+"))]
+    return (messages or lines or ["no output"])[-1]

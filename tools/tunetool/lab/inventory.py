@@ -70,10 +70,10 @@ def _is_ours(lab: Lab, path: Path) -> bool:
 def generated(lab: Lab) -> list[str]:
     """The inventories that were written."""
     try:
-        found = json.loads(lab.generated_file.read_text())
+        document = json.loads(lab.generated_file.read_text())
     except (OSError, ValueError):
         return []
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    return [name for name in document if isinstance(name, str)] if isinstance(document, list) else []
 
 
 def _variables(lab: Lab, node: NodeState) -> dict[str, object]:

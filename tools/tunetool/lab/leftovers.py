@@ -83,10 +83,10 @@ def metadata(serial: str) -> str:
 _PARTITION = _WIPE + 'printf "label: gpt\\n,,L\\n" | sfdisk -q "$drive"\nudevadm settle\n'
 
 
-def _mounted(device: str, place: str) -> str:
+def _mounted(device: str, directory: str) -> str:
     return (
-        f'mkdir -p {place}\nmount "{device}" {place}\necho "somebody works here" > {place}/NOTES\n'
-        f"mount -o remount,ro {place}\nsync\n"
+        f'mkdir -p {directory}\nmount "{device}" {directory}\necho "somebody works here" > {directory}/NOTES\n'
+        f"mount -o remount,ro {directory}\nsync\n"
     )
 
 

@@ -68,13 +68,13 @@ def start_booted(lab: Lab, node: NodeState) -> None:
         if not drive.path.exists():
             raise CannotJudge(f"`{drive.path}` is gone", f"tunetool lab reset {node.name}")
     log = directory / "serial.log"
-    said = log.stat().st_size
+    log_text = log.stat().st_size
     _launch(lab, node, restored=False)
     node.booted_from = "disk"
     lab.write(node)
 
     def boots() -> bool:
-        _stop_when_stuck(node, log, said)
+        _stop_when_stuck(node, log, log_text)
         return alive(lab, node.name)
 
     ssh.wait_for_server(node, BOOT_SECONDS, boots)
@@ -173,7 +173,8 @@ def detach(lab: Lab, node: NodeState, qmp: Qmp, drives: Sequence[Drive]) -> None
 
 
 def _is_there(qmp: Qmp, node_name: str) -> bool:
-    return any(found["node-name"] == node_name for found in qmp.command("query-named-block-nodes", {"flat": True}))
+    block_nodes = qmp.command("query-named-block-nodes", {"flat": True})
+    return any(block_node["node-name"] == node_name for block_node in block_nodes)
 
 
 def _wait_enumerated(node: NodeState, qmp: Qmp, drive: Drive) -> None:

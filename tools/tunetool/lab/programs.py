@@ -24,10 +24,10 @@ _SBIN = ("/usr/sbin", "/sbin")
 
 def find(program: str) -> str | None:
     """The path of a program, also where Debian hides the administrator's ones."""
-    found = shutil.which(program)
+    path = shutil.which(program)
     for directory in _SBIN:
-        found = found or shutil.which(program, path=directory)
-    return found
+        path = path or shutil.which(program, path=directory)
+    return path
 
 
 def require(*programs: str) -> None:

@@ -56,10 +56,10 @@ class Qmp:
         deadline = time.monotonic() + timeout
         while True:
             for event in self._events:
-                found: dict[str, Any] = event.get("data", {})
-                if event["event"] == name and all(found.get(key) == value for key, value in data.items()):
+                values: dict[str, Any] = event.get("data", {})
+                if event["event"] == name and all(values.get(key) == value for key, value in data.items()):
                     self._events.remove(event)
-                    return found
+                    return values
             message = self._receive(deadline)
             if "event" in message:
                 self._events.append(message)
@@ -90,10 +90,10 @@ class Qmp:
 
     def _receive(self, deadline: float) -> dict[str, Any]:
         while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0:
                 raise CannotJudge(f"QEMU did not answer on `{self._path}`", "tunetool lab status")
-            self._socket.settimeout(left)
+            self._socket.settimeout(seconds_left)
             try:
                 chunk = self._socket.recv(65536)
             except TimeoutError:

@@ -28,43 +28,43 @@ class Change:
 NONE = Change()
 
 
-def check(found: NodeState, change: Change) -> None:
+def check(state: NodeState, change: Change) -> None:
     """Refuse what cannot be done, before the node is shut down."""
     if change.new_serials and not change.blank:
         raise UsageProblem("`--new-serials` means other drives, which are blank", "add `--blank-drives`")
-    if change.shuffle and len(_data(found)) < 2:
-        raise UsageProblem(f"`{found.name}` has no two data drives to shuffle", "tunetool lab status")
+    if change.shuffle and len(_data(state)) < 2:
+        raise UsageProblem(f"`{state.name}` has no two data drives to shuffle", "tunetool lab status")
 
 
-def apply(lab: Lab, found: NodeState, change: Change, say: Callable[[str], None]) -> None:
+def apply(lab: Lab, state: NodeState, change: Change, say: Callable[[str], None]) -> None:
     """Change the drives of a node that is off, and record it."""
     if change.shuffle:
-        say(f"{found.name}: moving every data drive to another slot")
-        data = _data(found)
+        say(f"{state.name}: moving every data drive to another slot")
+        data = _data(state)
         # Each to the next one's, the same way every time: what a test finds can be found again.
         ports = [drive.port for drive in data]
         moved = [replace(drive, port=port) for drive, port in zip(data, ports[1:] + ports[:1], strict=True)]
-        found.drives = sorted([*_others(found), *moved], key=lambda drive: drive.port)
+        state.drives = sorted([*_others(state), *moved], key=lambda drive: drive.port)
     if change.blank:
-        say(f"{found.name}: blank data drives{', with new serial numbers' if change.new_serials else ''}")
+        say(f"{state.name}: blank data drives{', with new serial numbers' if change.new_serials else ''}")
         fresh = []
-        for drive in _data(found):
+        for drive in _data(state):
             drive.path.unlink(missing_ok=True)
             serial = _next_serial(drive.serial) if change.new_serials else drive.serial
             path = drive.path.with_name(f"{serial}.img")
             fresh.append(replace(drive, serial=serial, path=path, bad_sectors=False))
             node.create_drive(fresh[-1])
-            found.faults = [_renewed(fault, drive, serial) for fault in found.faults if _stays(fault, drive)]
-        found.drives = [*_others(found), *fresh]
-    lab.write(found)
+            state.faults = [_renewed(fault, drive, serial) for fault in state.faults if _stays(fault, drive)]
+        state.drives = [*_others(state), *fresh]
+    lab.write(state)
 
 
-def _data(found: NodeState) -> list[Drive]:
-    return [drive for drive in found.drives if drive.serial != found.system_serial]
+def _data(state: NodeState) -> list[Drive]:
+    return [drive for drive in state.drives if drive.serial != state.system_serial]
 
 
-def _others(found: NodeState) -> list[Drive]:
-    return [drive for drive in found.drives if drive.serial == found.system_serial]
+def _others(state: NodeState) -> list[Drive]:
+    return [drive for drive in state.drives if drive.serial == state.system_serial]
 
 
 def _next_serial(serial: str) -> str:

@@ -51,8 +51,8 @@ def names(lab: Lab, name: str) -> list[str]:
 
 def every(lab: Lab) -> list[Saved]:
     """Every saved state of the lab."""
-    found = sorted(lab.saved_dir("").glob("*/*/saved.json"))
-    return [_read(path) for path in found if _NAME.match(path.parent.name)]
+    files = sorted(lab.saved_dir("").glob("*/*/saved.json"))
+    return [_read(path) for path in files if _NAME.match(path.parent.name)]
 
 
 def find(lab: Lab, name: str, wanted: str) -> Saved:
@@ -76,46 +76,46 @@ def check_name(lab: Lab, name: str, wanted: str) -> None:
         raise UsageProblem(f"`{name}` has a saved state `{wanted}` already", "choose another name")
 
 
-def take(lab: Lab, found: NodeState, wanted: str, say: Callable[[str], None]) -> Saved:
+def take(lab: Lab, state: NodeState, wanted: str, say: Callable[[str], None]) -> Saved:
     """Save a running node. It has ended afterwards, and comes back by restoring what was saved."""
-    programs.require_space(lab.directory, found.memory, "the node's memory")
-    look = standing.parse(ssh.run(lab, found, standing.LOOK).stdout, found.name)
-    ssh.end_masters(lab, found.name)
+    programs.require_space(lab.directory, state.memory, "the node's memory")
+    look = standing.parse(ssh.run(lab, state, standing.LOOK).stdout, state.name)
+    ssh.end_masters(lab, state.name)
     try:
-        ssh.run(lab, found, standing.take_down(look))
+        ssh.run(lab, state, standing.take_down(look))
     except CannotJudge:
         # What stopped us is worth more than what its clean-up has to say.
         with contextlib.suppress(CannotJudge):
-            ssh.run(lab, found, standing.bring_back(look))
+            ssh.run(lab, state, standing.bring_back(look))
         raise
-    say(f"{found.name}: pulling its drives and saving its memory")
-    target = lab.saved_dir(found.name) / wanted
+    say(f"{state.name}: pulling its drives and saving its memory")
+    target = lab.saved_dir(state.name) / wanted
     work = target.with_name(f".{wanted}")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        with Qmp(lab.qmp_socket(found.name)) as qmp:
-            node.detach(lab, found, qmp, found.drives)
+        with Qmp(lab.qmp_socket(state.name)) as qmp:
+            node.detach(lab, state, qmp, state.drives)
             qmp.command("stop")
             snapshot.store(qmp, Snapshot(work).memory)
         with process.undisturbed():
-            for pid in process.all_under(lab.node_dir(found.name)):
+            for pid in process.all_under(lab.node_dir(state.name)):
                 process.end(pid)
-            return _keep(lab, found, look, work, target)
+            return _keep(lab, state, look, work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _keep(lab: Lab, found: NodeState, look: Standing, work: Path, target: Path) -> Saved:
-    directory = lab.node_dir(found.name)
+def _keep(lab: Lab, state: NodeState, look: Standing, work: Path, target: Path) -> Saved:
+    directory = lab.node_dir(state.name)
     (directory / "disk.qcow2").rename(Snapshot(work).disk)
     (work / "drives").mkdir()
-    for drive in found.drives:
+    for drive in state.drives:
         drive.path.rename(work / "drives" / drive.path.name)
-    kept = {"node": asdict(found), "standing": asdict(look)}
+    kept = {"node": asdict(state), "standing": asdict(look)}
     (work / "saved.json").write_text(json.dumps(kept, default=str, indent=2) + "\n")
     work.rename(target)
-    return Saved(target, found, look)
+    return Saved(target, state, look)
 
 
 def remove(lab: Lab, name: str) -> None:

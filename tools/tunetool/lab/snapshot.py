@@ -155,13 +155,13 @@ def _take(lab: Lab, image: Image, shape: Machine, target: Snapshot) -> None:
 def _wait_migrated(qmp: Qmp) -> None:
     deadline = time.monotonic() + MIGRATE_SECONDS
     while time.monotonic() < deadline:
-        found = qmp.command("query-migrate")
-        status = found.get("status")
+        reply = qmp.command("query-migrate")
+        status = reply.get("status")
         if status == "completed":
             return
         if status in ("failed", "cancelled"):
             raise CannotJudge(
-                f"QEMU could not move the machine's state: {found.get('error-desc', status)}",
+                f"QEMU could not move the machine's state: {reply.get('error-desc', status)}",
                 "is the file system full? otherwise: tunetool lab up --fresh",
             )
         time.sleep(0.03)

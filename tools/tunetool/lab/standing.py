@@ -90,12 +90,12 @@ def parse(text: str, node: str) -> Standing:
 
 def _mount(line: str, node: str) -> Mount | None:
     pairs = (pair.partition("=") for pair in shlex.split(line.replace("\\", "\\\\")))
-    found = {key: _ESCAPE.sub(lambda match: chr(int(match[1], 16)), value) for key, _, value in pairs}
-    if not _ON_DRIVES.match(found["SOURCE"]):
+    fields = {key: _ESCAPE.sub(lambda match: chr(int(match[1], 16)), value) for key, _, value in pairs}
+    if not _ON_DRIVES.match(fields["SOURCE"]):
         return None
-    if found["FSROOT"] != "/":
-        raise CannotJudge(f"`{node}`: `{found['TARGET']}` is a bind mount of a drive", f"umount {found['TARGET']}")
-    return Mount(found["UUID"], found["FSTYPE"], found["OPTIONS"], found["TARGET"])
+    if fields["FSROOT"] != "/":
+        raise CannotJudge(f"`{node}`: `{fields['TARGET']}` is a bind mount of a drive", f"umount {fields['TARGET']}")
+    return Mount(fields["UUID"], fields["FSTYPE"], fields["OPTIONS"], fields["TARGET"])
 
 
 def take_down(standing: Standing) -> str:
@@ -111,9 +111,9 @@ def bring_back(standing: Standing) -> str:
     """Wait for the arrays, which udev assembles as it does at a boot, and mount what was mounted."""
     lines = ["tries=0"]
     for name in standing.names:
-        place = shlex.quote(f"/dev/md/{name}")
+        mount_path = shlex.quote(f"/dev/md/{name}")
         lines += [
-            f"until [ -e {place} ]; do",
+            f"until [ -e {mount_path} ]; do",
             "    tries=$((tries + 1))",
             f'    [ "$tries" -lt {_TRIES} ] || {{ echo "array {name} is not assembled again" >&2; exit 1; }}',
             "    sleep 0.1",

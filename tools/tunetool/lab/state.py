@@ -142,8 +142,8 @@ class Lab:
             self.sockets.mkdir(mode=0o700, exist_ok=True)
         except FileExistsError:
             raise CannotJudge(f"`{self.sockets}` is in the way", "remove it") from None
-        found = self.sockets.lstat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        status = self.sockets.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise CannotJudge(f"`{self.sockets}` belongs to somebody else", "remove it, or set TMPDIR")
 
     @contextlib.contextmanager
@@ -157,8 +157,8 @@ class Lab:
         """The nodes that have a directory, complete or not, by number."""
         if not self.directory.is_dir():
             return []
-        found = [path.name for path in self.directory.iterdir() if _NODE_NAME.match(path.name)]
-        return sorted(found, key=lambda name: int(name[4:]))
+        names = [path.name for path in self.directory.iterdir() if _NODE_NAME.match(path.name)]
+        return sorted(names, key=lambda name: int(name[4:]))
 
     def nodes(self) -> list[NodeState]:
         """Every node whose state can be read."""

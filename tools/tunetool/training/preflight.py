@@ -30,8 +30,8 @@ def need_memory(parameters: int, full: bool, ranks: int, available: tuple[int, s
     if available is None or needed <= available[0]:
         return
     raise CannotJudge(
-        f"{ranks} rank(s) need {format_size(needed)} for {parameters / 1e9:.3g} billion parameters, and {available[1]} has "
-        f"{format_size(available[0])} left",
+        f"{ranks} rank(s) need {format_size(needed)} for {parameters / 1e9:.3g} billion parameters, but "
+        f"{available[1]} has {format_size(available[0])} left",
         "train a smaller `--model`, such as `tiny`, on fewer ranks, or on GPUs",
     )
 
