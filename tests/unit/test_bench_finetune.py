@@ -212,7 +212,7 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_made(tmp_
         need_memory(10**9, full=True, ranks=2, available=(10 * 10**9, "/docker/x"))
     found = bench("--model", "7b", "--target", str(tmp_path), "--device", "cpu", "--ranks-per-node", "1000")
     assert isinstance(found.exception, CannotJudge)
-    assert "1000 rank(s) take" in found.exception.message
+    assert "1000 rank(s) need" in found.exception.message
     assert list(tmp_path.iterdir()) == []
 
 
