@@ -203,14 +203,14 @@ def test_swapped_data_files_are_found(tmp_path: Path) -> None:
     # Of another save, under this one's name.
     (mine,), (theirs,) = first.glob("*.distcp"), second.glob("*.distcp")
     shutil.copy(theirs, mine)
-    assert "holds another tensor, or that of another save, where `" in refusal(first, state)
+    assert "holds another tensor, or one of another save, where `" in refusal(first, state)
     # Another tensor of this save: the metadata's places are exchanged.
     described = metadata.read(second)
     at_a, at_b = described.storage_data
     stored = described.storage_data
     stored[at_a], stored[at_b] = stored[at_b], stored[at_a]
     (second / ".metadata").write_bytes(metadata.dumps(described, second / ".metadata"))
-    assert "holds another tensor, or that of another save, where `" in refusal(second, state)
+    assert "holds another tensor, or one of another save, where `" in refusal(second, state)
 
 
 def test_a_fifo_in_place_of_a_data_file_is_not_waited_for(copied: Path) -> None:

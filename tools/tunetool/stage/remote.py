@@ -33,7 +33,7 @@ def need_rclone() -> str:
     program = shutil.which("rclone")
     if program is None:
         raise CannotJudge(
-            "`rclone`, which fetches remote sources, is not installed", "install it, or stage a directory"
+            "`rclone` is not installed: it fetches remote sources", "install it, or stage a directory"
         )
     return program
 
