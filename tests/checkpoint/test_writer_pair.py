@@ -64,7 +64,7 @@ def test_a_process_saves_what_torch_staged_and_our_stager_says_that_it_is_for_a_
     )
     assert found.stdout.splitlines() == [
         "saved",
-        "UsageProblem the stager of DirectWriter supports `AsyncCheckpointerType.THREAD`",
+        "UsageProblem the stager of DirectWriter supports `AsyncCheckpointerType.THREAD` only",
     ]
     like = {"x": torch.zeros(300_000), "n": {"y": torch.zeros(5, 3)}}
     dcp.load(like, storage_reader=dcp.FileSystemReader(tmp_path / "step"))

@@ -32,9 +32,7 @@ def need_rclone() -> str:
     """The path of rclone. Raises ``CannotJudge`` if it is not installed."""
     program = shutil.which("rclone")
     if program is None:
-        raise CannotJudge(
-            "`rclone` is not installed: it fetches remote sources", "install it, or stage a directory"
-        )
+        raise CannotJudge("`rclone` is not installed: it fetches remote sources", "install it, or stage a directory")
     return program
 
 
