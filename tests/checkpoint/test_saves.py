@@ -167,7 +167,9 @@ def test_a_copied_ticket_of_another_save_is_refused_by_name(tmp_path: Path) -> N
 
     plainly(Mine(), DirectWriter(tmp_path), 0)
     before = names(tmp_path)
-    with pytest.raises(CheckpointException, match=r"belongs to the save `[0-9a-f]{16}`, which has already written its files"):
+    with pytest.raises(
+        CheckpointException, match=r"belongs to the save `[0-9a-f]{16}`, which has already written its files"
+    ):
         plainly(Mine(), DirectWriter(tmp_path), 1)
     assert holds(tmp_path, 0)
     DirectWriter(tmp_path)
