@@ -107,7 +107,7 @@ def test_from_a_slow_disk_the_bulk_path_reads_all_and_the_staged_path_nothing(
 ) -> None:
     with slow_disk(photos) as group:
         process = call(
-            *("--memory", memory),
+            *("--memory-target", memory),
             *("--model", "tiny", "--dataset", photos, "--target", photos.parent, "--scenarios", "single,nodes"),
             # With this seed path B goes first: it finds the files in the cache of who wrote them, and path A in its own.
             *(
@@ -162,7 +162,7 @@ def checks_of_memory(record: Record, size: int) -> None:
 
 def test_ctrl_c_gives_the_memory_back(photos: Path, memory: Path, tmp_path: Path) -> None:
     process = call(
-        *("--memory", memory),
+        *("--memory-target", memory),
         *("--model", "tiny", "--dataset", photos, "--target", tmp_path / "bulk", "--scenarios", "single"),
         *("--device", "cpu", "--allow-busy", "--seed", 0, "--rounds", 9, "--runs-dir", tmp_path),
     )
@@ -246,7 +246,7 @@ def test_a_rank_that_fails_leaves_the_others_and_gives_the_memory_back(
     victim = sorted((dataset / "images").iterdir())[3]
     victim.write_bytes(b"no picture")
     process = call(
-        *("--memory", memory),
+        *("--memory-target", memory),
         *("--model", "tiny", "--dataset", dataset, "--target", tmp_path, "--scenarios", "single", "--rounds", 2),
         *("--device", "cpu", "--allow-busy", "--runs-dir", tmp_path / "runs"),
     )
