@@ -113,7 +113,7 @@ def test_a_host_reads_what_was_asked_for() -> None:
     request = FleetRequest(Path("inv"), expect={"read": 50e9, "write": 2.0**30 * 46.6}, target="/mnt/x", duration=1.5)
     read = params(request)
     assert parse_expectations(read["expect"]) == {"read": 50e9, "write": pytest.approx(2.0**30 * 46.6)}
-    assert (read["duration"], read["target"], read["level"]) == ("1.5s", "/mnt/x", "quick")
+    assert (read["duration"], read["target"], read["level"]) == (1.5, "/mnt/x", "quick")
     bare = params(FleetRequest(Path("inv")))
     assert (bare["expect"], bare["python"], bare["require"], bare["allow_busy"]) == ((), None, (), False)
     read = params(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -84,7 +83,6 @@ def _unhexed(text: bytes) -> bytes:
     return re.sub(rb"\\x([0-9a-f]{2})", lambda match: bytes([int(match.group(1), 16)]), text)
 
 
-@pytest.mark.skipif(shutil.which("findmnt") is None, reason="findmnt is part of util-linux, which is not here")
 @FEW
 @given(text=FILES)
 @example(text="LABEL=other /mnt/nvme_raid0/ ext4 nofail 0 0\nLABEL=o //mnt/x ext4\n/dev/c /d\n")

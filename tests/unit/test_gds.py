@@ -490,7 +490,7 @@ def test_somebody_elses_override_is_left_or_refused(machine: Machine) -> None:
     machine.put(RULE.lstrip("/"), RULE_TEXT.replace(" --no-devices", ""))
     assert wanted_override(str(machine.root)).after == RULE_TEXT.replace(" --no-devices", "")
     machine.put(RULE.lstrip("/"), RULE_TEXT)
-    with pytest.raises(Refusal, match="somebody else's"):
+    with pytest.raises(Refusal, match="is not tunetool's"):
         wanted_override(str(machine.root))
     assert wanted_override(str(machine.root), asked=False).after == RULE_TEXT
 

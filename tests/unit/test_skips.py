@@ -86,6 +86,8 @@ def test_skips_for_reasons_of_the_list_pass(tmp_path: Path, processes: str) -> N
 def test_a_reason_counts_only_where_it_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(skips.BARE_PYTHON, raising=False)
     monkeypatch.setattr(skips, "LEFT_OUT", tmp_path / "left-out")
+    monkeypatch.setattr(skips, "DEEPSPEED", tmp_path / "installed")
+    (tmp_path / "installed").touch()
     for reason in ("Ansible's control side needs Python 3.11", "DeepSpeed is not installed"):
         assert not skips.allowed(reason)
     monkeypatch.setenv(skips.BARE_PYTHON, "1")

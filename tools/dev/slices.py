@@ -34,7 +34,8 @@ class Slice:
 
     name: str
     paths: tuple[str, ...]
-    seconds: float
+    seconds: float | None
+    """What they took; None where nobody has timed them yet."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class Ran:
 def read(path: Path) -> list[Slice]:
     """The slices in the file's order."""
     table = tomllib.loads(path.read_text())
-    return [Slice(name, tuple(row["paths"]), float(row["seconds"])) for name, row in table.items()]
+    return [
+        Slice(name, tuple(row["paths"]), float(row["seconds"]) if "seconds" in row else None)
+        for name, row in table.items()
+    ]
 
 
 def in_turn(slices: Sequence[Slice], commit: str) -> list[Slice]:
@@ -60,8 +64,8 @@ def in_turn(slices: Sequence[Slice], commit: str) -> list[Slice]:
 
 
 def next_of(waiting: Sequence[Slice], elapsed: float, limit: float) -> Slice | None:
-    """The first that surely ends within the limit; None where none does."""
-    return next((one for one in waiting if elapsed + SLOWER * one.seconds <= limit), None)
+    """The first that surely ends within the limit, and so was timed once; None where none does."""
+    return next((one for one in waiting if one.seconds is not None and elapsed + SLOWER * one.seconds <= limit), None)
 
 
 def run(command: Sequence[str], seconds: float) -> str:
@@ -109,7 +113,13 @@ def work(slices: Sequence[Slice], commit: str, limit: float, stop: float) -> lis
         waiting.remove(one)
         pytest = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-v", "--durations=0", *one.paths, "-m", "slow"]
         step(f"slice {one.name}", pytest, one.seconds)
-    return [*ran, *(Ran(f"slice {one.name}", 0, one.seconds, "not run") for one in waiting)]
+    return [
+        *ran,
+        *(
+            Ran(f"slice {one.name}", 0, one.seconds, "not run" if one.seconds else "not run: never timed")
+            for one in waiting
+        ),
+    ]
 
 
 def main() -> int:
@@ -123,11 +133,11 @@ def main() -> int:
     ran = work(slices, options.commit or head(), options.limit, options.stop)
     print(f"\n{'step':<32} {'used':>7} {'recorded':>9}  status")
     for one in ran:
-        used = f"{one.seconds:.0f}s" if one.status != "not run" else "-"
+        used = f"{one.seconds:.0f}s" if not one.status.startswith("not run") else "-"
         expected = f"{one.expected:.0f}s" if one.expected else "-"
         print(f"{one.name:<32} {used:>7} {expected:>9}  {one.status}")
     counts = [
-        sum(one.status in statuses for one in ran) for statuses in (["passed"], ["FAILED", "stopped"], ["not run"])
+        sum(one.status.startswith(statuses) for one in ran) for statuses in ("passed", ("FAILED", "stopped"), "not run")
     ]
     print("steps: {} passed, {} failed, {} not run".format(*counts), flush=True)
     return 1 if counts[1] else 0
