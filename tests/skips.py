@@ -133,6 +133,7 @@ ALLOWED = (
         "another Python",
         bare_python,
     ),
+    Allowed(r"^DeepSpeed is an extra of the package|could not import 'safetensors'", "another Python", bare_python),
     Allowed(r"tools/dev needs Python 3.11", "another Python", lambda: sys.version_info < (3, 11)),
     Allowed(r"tunetool is not installed as a program here", "another Python", bare_python),
     Allowed(r"there is no wheel for this machine", "another Python, without NVIDIA's libraries", bare_python),

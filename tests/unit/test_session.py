@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("numpy")  # what the ranks of the fine-tune need
+
 from test_bench_finetune import result as rank_result
 from test_verify import Drives, stack_on
 
