@@ -52,7 +52,7 @@ from tunetool.launch.local import RankFailed
 from tunetool.launch.this_machine import LocalLauncher
 from tunetool.measure import aio, busy, rundir, sampling, sequential
 from tunetool.measure.aio import driver as aio_driver
-from tunetool.measure.fio_result import Outcome
+from tunetool.measure.fio_result import Fio, Outcome
 from tunetool.measure.session import Run
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.record import Record
@@ -68,6 +68,8 @@ from tunetool.tune.settings import DEFAULTS
 from tunetool.verify import request as verification
 from tunetool.verify import run as verify_run
 
+FIO = Fio("/nowhere/fio", "3.33")
+"""No fio is needed: what runs it is replaced."""
 GB = 10**9
 MIB = 2**20
 
@@ -130,6 +132,7 @@ def fake_fio_of_verify(scene: Scene, seam: Seam) -> None:
             runs.write("x")
         return Outcome(2 * GB, 1.0, {}, "{}")
 
+    scene.patch.setattr(verify_run, "find_fio", lambda _: FIO)
     scene.patch.setattr(verify_run, "read_stack", stack_on)
     scene.patch.setattr(sampling, "snapshot", drives.snapshot)
     scene.patch.setattr(verify_run, "MANIFEST_PATH", str(scene.folder / "no-manifest"))
@@ -145,6 +148,7 @@ def tune(scene: Scene) -> Any:
         seam.call()
         return Outcome(driver.io_bytes, 1.0, {}, "{}")
 
+    scene.patch.setattr(tune_run, "find_fio", lambda _: FIO)
     scene.patch.setattr(tune_run, "obstacles", lambda stack: [])
     scene.patch.setattr(fio_driver.FioDriver, "_run", fio)
     scene.patch.setattr(fio_driver, "incomplete", lambda *_: [])
