@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tunetool.bench.put_back import STATE
 
+from put_back import STATE
 from tunetool.node.machine.block_stack import read_stack
 from waiting import PATIENCE, until
 

@@ -26,7 +26,8 @@ from tunetool.measure.session import Run
 from tunetool.measure.worker import Failed
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.report.progress import PlainProgress
-from tunetool.verify import Request, verify
+from tunetool.verify.request import Request
+from tunetool.verify.run import verify
 from waiting import PATIENCE
 
 
