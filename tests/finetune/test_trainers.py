@@ -61,7 +61,7 @@ def test_lightning_stops_on_a_machine_without_a_gpu(material: Path, tmp_path: Pa
     assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[-2:] == [
         "error: Lightning's DeepSpeed strategy runs on CUDA only, but this rank has no GPU",
-        "hint: `--trainer deepspeed` runs without it, on CPUs too",
+        "hint: `--trainer deepspeed` needs neither Lightning nor a GPU",
     ]
 
 
