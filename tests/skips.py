@@ -20,6 +20,8 @@ import pytest
 
 BARE_PYTHON = "TUNETOOL_TESTS_BARE_PYTHON"
 """Set by tools/dev/other_python.py: a Python with what a node needs, and nothing of a control machine's."""
+SKIPPED_LIST = "TUNETOOL_TESTS_SKIPPED_LIST"
+"""Set by tools/dev/fresh.py: a file to which the node id of every skipped test is added, so that they can run elsewhere."""
 DEEPSPEED = Path(__file__).parents[1] / ".venv/.stamp-deepspeed"
 """Written by tools/dev/setup.sh once torch and DeepSpeed are installed."""
 LEFT_OUT = Path(__file__).parents[1] / ".venv/.deepspeed-left-out"
@@ -163,6 +165,10 @@ def _judge(report: pytest.TestReport | pytest.CollectReport) -> None:
             f"`{report.nodeid}` was skipped, and its reason is none of tests/skips.py: {reason}\n"
             "hint: let setup.sh install what it needs (tests/programs.txt), or add the reason with why it is no fault"
         )
+    elif SKIPPED_LIST in os.environ:
+        # One write a line: several processes add to it.
+        with Path(os.environ[SKIPPED_LIST]).open("a") as listed:
+            listed.write(f"{report.nodeid}\n")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -83,6 +83,21 @@ def test_skips_for_reasons_of_the_list_pass(tmp_path: Path, processes: str) -> N
     assert "1 passed, 2 skipped" in done.stdout
 
 
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_skipped_tests_are_listed_for_another_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: str
+) -> None:
+    reason = "it compresses: the tensor's bytes"
+    (tmp_path / "test_whole.py").write_text(
+        f'import pytest\npytest.skip("{reason}", allow_module_level=True)\ndef test_one(): ...\n'
+    )
+    (tmp_path / "test_some.py").write_text(MODULE)
+    monkeypatch.setenv(skips.SKIPPED_LIST, str(tmp_path / "skipped"))
+    pytest_on(tmp_path, "-n", processes)
+    listed = (tmp_path / "skipped").read_text().splitlines()
+    assert set(listed) == {"test_some.py::test_allowed", "test_whole.py"}
+
+
 def test_a_reason_counts_only_where_it_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(skips.BARE_PYTHON, raising=False)
     monkeypatch.setattr(skips, "LEFT_OUT", tmp_path / "left-out")

@@ -1,6 +1,7 @@
 """Shows that a clone works on a machine that has nothing: `make setup && make check` of what is committed.
 
-    fresh.py             in a Debian 12 container with nothing but git, make, python3, python3-venv and ca-certificates
+    fresh.py             in a Debian 12 container with nothing but git, make, python3, python3-venv and ca-certificates;
+                         --skipped FILE: list there which tests a container cannot run
     fresh.py --node      in a virtual node of the lab, which gets git, make and python3-venv and nothing else
 
 Package clients there are set up as they are here: pip's settings and the folders that they name, apt's proxies and
@@ -86,8 +87,8 @@ def only_one() -> Iterator[None]:
         yield
 
 
-def in_a_container() -> int:
-    """Exit status of `make setup && make check` there."""
+def in_a_container(skipped: Path | None) -> int:
+    """Exit status of `make setup && make check` there; the node ids of the tests that were skipped go to a file."""
     runtime = container.find_runtime(os.environ.get("TUNETOOL_CONTAINER_RUNTIME", ""))
     image = container.made_image(runtime, SYSTEM, "fresh", PACKAGES)
     before, after = way_to_run(runtime, image)
@@ -95,10 +96,12 @@ def in_a_container() -> int:
     with only_one(), tempfile.TemporaryDirectory(prefix="tunetool-fresh-") as folder:
         place, cache = Path(folder), home_cache()
         clone(place)
+        (place / "skipped").mkdir()
         settings.write(place / "settings", container.SUITES[SYSTEM])
         mounts = [
             f"{place / 'clone'}:/mnt/clone:ro",
             f"{place / 'settings'}:/mnt/settings:ro",
+            f"{place / 'skipped'}:/mnt/skipped",
             f"{cache / 'cache'}:/root/.cache",
             f"{cache / 'apt'}:/var/cache/apt/archives",
             *(f"{path}:{there}:ro" for path, there in settings.mounts()),
@@ -108,10 +111,16 @@ def in_a_container() -> int:
             f"--name={name}",
             *(f"--volume={mount}" for mount in mounts),
             *(f"--env={key}={value}" for key, value in settings.environment().items()),
+            "--env=TUNETOOL_TESTS_SKIPPED_LIST=/mnt/skipped/tests",
             *(image, "bash", "-s"),
         ]
         try:
-            return subprocess.run(command, input=PREPARE + STEPS, text=True, check=False).returncode
+            status = subprocess.run(command, input=PREPARE + STEPS, text=True, check=False).returncode
+            if skipped and status == 0:
+                tests = place / "skipped/tests"
+                lines = tests.read_text().splitlines() if tests.exists() else []
+                skipped.write_text("".join(f"{test}\n" for test in sorted(set(lines))))
+            return status
         finally:
             container.down(runtime, name)
 
@@ -119,11 +128,12 @@ def in_a_container() -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--node", action="store_true", help="in a virtual node of the lab")
+    parser.add_argument("--skipped", type=Path, metavar="FILE", help="where to list the tests that a container skips")
     options = parser.parse_args()
     # SIGTERM, from a time box, must clean up as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     if not options.node:
-        return in_a_container()
+        return in_a_container(options.skipped)
     with tempfile.TemporaryDirectory(prefix="tunetool-fresh-") as folder:
         clone(Path(folder))
         return fresh_node.in_a_node(Path(folder), container.SUITES[SYSTEM])

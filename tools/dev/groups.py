@@ -1,6 +1,8 @@
 """Run groups of tests inside their time boxes (tests/timeboxes.toml), and print used against allowed.
 
-Every group runs even after one failed, so that one run tells all that is wrong.
+Every group runs even after one failed, so that one run shows all that is wrong. Where all is committed, the group
+`fresh` checks the very same files, so it runs first, and of `lint` and `unit` there remains only what it cannot show:
+other Pythons, and the tests that a container skips.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ ON_A_DISK = {
     "finetune": ["tests/finetune"],
 }
 """Groups whose tests measure or fill the disk under the temporary directory: one after another."""
+SKIPPED_IN_FRESH = ROOT / ".venv/.skipped-in-fresh"
+"""Node ids of the unit tests that the container skipped, once it has passed."""
 NO_TESTS = 5
 """pytest's exit status when it collected nothing: a fault here, since every group has tests."""
 
@@ -114,20 +118,36 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def commands_of(group: str, slow: bool, pythons: bool) -> list[list[str]]:
+def all_is_committed() -> bool:
+    """Whether a clone of HEAD has the same files as this checkout."""
+    status = ["git", "-C", str(ROOT), "status", "--porcelain"]
+    return not subprocess.run(status, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def unit_tests(slow: bool, fresh_passed: bool) -> list[list[str]]:
+    """All of them; after `fresh` passed only those that it left out."""
+    if not fresh_passed:
+        return [pytest("-q", *PARALLEL, "tests/unit", *([] if slow else ["-m", "not slow"]))]
+    skipped = SKIPPED_IN_FRESH.read_text().splitlines()
+    commands = [pytest("-q", *skipped, "-m", "not slow")] if skipped else []
+    return [*commands, pytest("-q", *PARALLEL, "tests/unit", "-m", "slow")] if slow else commands
+
+
+def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = False) -> list[list[str]]:
     marks = [] if slow else ["-m", "not slow"]
     if group == "lint":
-        return lint_commands()
+        return [] if fresh_passed else lint_commands()
     if group == "unit":
         everywhere = other_pythons(slow) if pythons else []
-        return [pytest("-q", *PARALLEL, "tests/unit", *marks), *compiled_by_the_oldest(), *everywhere]
+        return [*unit_tests(slow, fresh_passed), *compiled_by_the_oldest(), *everywhere]
     if group == "containers":
         systems = ["debian12", "debian13"] if slow else ["debian12"]
         program = [str(VENV / "python"), "tools/dev/container.py", "test"]
         return [["env", f"TUNETOOL_CONTAINER_OS={system}", *program] for system in systems]
     if group == "fresh":
         program = [str(VENV / "python"), "tools/dev/fresh.py"]
-        return [program, [*program, "--node"]] if slow else [program]
+        container = [*program, "--skipped", str(SKIPPED_IN_FRESH)]
+        return [container, [*program, "--node"]] if slow else [container]
     if group in ON_A_DISK:
         return [pytest("-q", "--durations=5", *ON_A_DISK[group], *marks)]
     if group == "node":
@@ -181,12 +201,12 @@ def statuses(group: str, commands: list[list[str]], limit: float) -> Iterator[tu
             yield command, code.result()
 
 
-def run_group(group: str, allowed: float, slow: bool, pythons: bool) -> Outcome:
+def run_group(group: str, allowed: float, slow: bool, pythons: bool, fresh_passed: bool) -> Outcome:
     print(f"--- {group}", flush=True)
     started, status = time.monotonic(), "passed"
     # Beside other work all takes longer: only what hangs is stopped.
     limit = allowed * (10 if slow else 4)
-    for command, code in statuses(group, commands_of(group, slow, pythons), limit):
+    for command, code in statuses(group, commands_of(group, slow, pythons, fresh_passed), limit):
         if code == NO_TESTS and "pytest" in command:
             print("error: no tests were collected", flush=True)
         if code:
@@ -212,8 +232,11 @@ def main() -> int:
     if options.setup_timed:
         used = float((ROOT / ".venv/.setup-seconds").read_text())
         outcomes.append(Outcome("setup", used, boxes["setup"]["seconds"], "passed"))
-    for group in options.groups:
-        outcomes.append(run_group(group, boxes[group]["seconds"], options.slow, options.pythons))
+    SKIPPED_IN_FRESH.unlink(missing_ok=True)
+    fresh_first, fresh_passed = "fresh" in options.groups and all_is_committed(), False
+    for group in sorted(options.groups, key=lambda group: fresh_first and group != "fresh"):
+        outcomes.append(run_group(group, boxes[group]["seconds"], options.slow, options.pythons, fresh_passed))
+        fresh_passed |= fresh_first and group == "fresh" and outcomes[-1].status == "passed"
     print(f"\n{'group':<12} {'used':>7} {'allowed':>8}  status")
     for outcome in outcomes:
         over = "  over its box" if outcome.used > outcome.allowed and not options.slow else ""
