@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tunetool.cli.lab import MIN_DRIVE, Size, command
+from tunetool.cli.lab import MIN_DRIVE, command, size_not_below
 from tunetool.errors import ExitCode, TunetoolError
 from tunetool.lab import programs
 
@@ -90,12 +90,12 @@ def test_an_empty_lab_has_a_status_and_can_be_ended(call, tmp_path: Path):
     [("4G", 2**32), ("4GiB", 2**32), ("512M", 2**29), ("0.5G", 2**29), ("1T", 2**40), ("4194304000B", 4000 * 2**20)],
 )
 def test_sizes_are_read_as_qemu_and_as_tunetool_write_them(text: str, size: int):
-    assert Size(MIN_DRIVE).convert(text, None, None) == size
+    assert size_not_below(MIN_DRIVE).convert(text, None, None) == size
 
 
 def test_a_size_that_is_none_says_what_to_write():
     with pytest.raises(click.BadParameter, match="`4G` or `4GiB`"):
-        Size(MIN_DRIVE).convert("4g", None, None)
+        size_not_below(MIN_DRIVE).convert("4g", None, None)
 
 
 def test_every_command_of_the_issue_is_there():

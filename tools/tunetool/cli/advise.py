@@ -11,7 +11,7 @@ import click
 from tunetool.cli import options
 from tunetool.cli.finish import write_text
 from tunetool.cli.groups import Group
-from tunetool.cli.options import AsJson, option, takes
+from tunetool.cli.options import AsJson, number, option, takes
 from tunetool.cli.values import BANDWIDTH, SIZE, TEXT, TIME, TIME_ABOVE_ZERO
 from tunetool.errors import UsageProblem
 
@@ -31,11 +31,11 @@ class CheckpointOptions(AsJson):
     """What `advise checkpoint` takes."""
 
     model_size: int | None = option(
-        "--model-size", type=SIZE, metavar="SIZE", help="Size of the weights in bf16, 2 bytes for each parameter."
+        "--model-size", type=SIZE, help="Size of the weights in bf16, 2 bytes for each parameter."
     )
     model: str | None = options.model("Model, instead of --model-size")
     bandwidth: float | None = option(
-        "--bandwidth", type=BANDWIDTH, metavar="RATE", help="Speed of writing a checkpoint, such as 10GBps."
+        "--bandwidth", type=BANDWIDTH, help="Speed of writing a checkpoint, such as 10GBps."
     )
     record: str | None = option(
         "--record",
@@ -46,44 +46,22 @@ class CheckpointOptions(AsJson):
     engine: str | None = option(
         "--engine", metavar="NAME", help="With --record: engine whose speed counts. Default: the fastest one."
     )
-    writers: int = option(
-        "--writers",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        metavar="N",
-        help="Number of nodes that write their parts at the same time.",
-    )
+    writers: int = number("--writers", default=1, help="Number of nodes that write their parts at the same time.")
     samples_per_second: float = option(
         "--samples-per-second", type=float, required=True, metavar="N", help="Training speed of the whole job."
     )
     rework: float = option(
-        "--rework",
-        type=TIME_ABOVE_ZERO,
-        default="0.5h",
-        show_default=True,
-        metavar="TIME",
-        help="Training time that a failure may cost.",
+        "--rework", type=TIME_ABOVE_ZERO, default="0.5h", help="Training time that a failure may cost."
     )
     mtbf: float | None = option(
-        "--mtbf", type=TIME_ABOVE_ZERO, metavar="TIME", help="Mean time between failures of one node, such as 50000h."
+        "--mtbf", type=TIME_ABOVE_ZERO, help="Mean time between failures of one node, such as 50000h."
     )
-    nodes: int | None = option(
-        "--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes that must all be alive. Default: 1."
-    )
+    nodes: int | None = number("--nodes", help="Nodes that must all be alive. Default: 1.")
     restart: float = option(
-        "--restart",
-        type=TIME,
-        default="0s",
-        show_default=True,
-        metavar="TIME",
-        help="Time from a failure until the checkpoint is read.",
+        "--restart", type=TIME, default="0s", help="Time from a failure until the checkpoint is read."
     )
-    batch: int | None = option(
-        "--batch",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Samples of one step of the whole job: the answer is given in steps too.",
+    batch: int | None = number(
+        "--batch", help="Samples of one step of the whole job: the answer is given in steps too."
     )
 
 

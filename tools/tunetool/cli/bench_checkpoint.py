@@ -10,8 +10,8 @@ import click
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS
 from tunetool.cli import options
 from tunetool.cli.finish import finish
-from tunetool.cli.options import Measuring, option, takes
-from tunetool.cli.values import DURATION, NAMES, SIZE
+from tunetool.cli.options import Measuring, number, option, takes
+from tunetool.cli.values import DURATION, NAMES
 
 
 @dataclass(frozen=True)
@@ -25,27 +25,18 @@ class Options(Measuring):
     memory_target: Path | None = options.memory_target(
         "Directory in memory, such as /dev/shm: a stand-in for a medium of that speed, and marked as such."
     )
-    state_bytes: int | None = options.state_bytes(type=SIZE)
+    state_bytes: int | None = options.state_bytes()
     device: str = option(
         "--device",
         type=click.Choice(["auto", "cpu", "cuda"]),
         default="auto",
-        show_default=True,
         help="Device that holds the state. auto: the GPU, where torch has one.",
     )
-    ranks: int = option(
-        "--ranks",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        metavar="N",
-        help="Number of processes that share the state.",
-    )
+    ranks: int = number("--ranks", default=1, help="Number of processes that share the state.")
     engines: tuple[str, ...] = option(
         "--engines",
         type=NAMES,
         default="*",
-        show_default=True,
         metavar="GLOB,...",
         help="Engines by name, such as `direct*,torch-save-zip`.",
     )
@@ -53,40 +44,23 @@ class Options(Measuring):
     budget: float | None = option(
         "--budget",
         type=DURATION,
-        metavar="TIME",
         help="Time for all rounds, such as `10m`: no round begins that would end later, and the first is cut there.",
     )
     against_fio: bool = option("--against-fio", is_flag=True, help="Measure fio's best write too, in every round.")
     train: bool = option(
         "--train", is_flag=True, help="Run a small training loop with each engine too: time lost per checkpoint."
     )
-    steps: int = option(
-        "--steps",
-        type=click.IntRange(min=2),
-        default=24,
-        show_default=True,
-        metavar="N",
-        help="With --train: number of steps of the loop.",
+    steps: int = number("--steps", least=2, default=24, help="With --train: number of steps of the loop.")
+    sharded_every: int = number(
+        "--sharded-every", least=0, default=6, help="With --train: steps between two saves; 0: no saves."
     )
-    sharded_every: int = option(
-        "--sharded-every",
-        type=click.IntRange(min=0),
-        default=6,
-        show_default=True,
-        metavar="N",
-        help="With --train: steps between two saves; 0: no saves.",
-    )
-    consolidated_every: int = option(
+    consolidated_every: int = number(
         "--consolidated-every",
-        type=click.IntRange(min=0),
+        least=0,
         default=12,
-        show_default=True,
-        metavar="N",
         help="With --train: the same for engines that gather the whole state on one rank.",
     )
-    seed: int = option(
-        "--seed", type=int, default=0, show_default=True, help="Seed of the state and of the order of engines."
-    )
+    seed: int = options.seed("the state and of the order of engines")
 
 
 @click.command("checkpoint")

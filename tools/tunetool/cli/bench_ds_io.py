@@ -11,7 +11,7 @@ import click
 from tunetool.cli import options
 from tunetool.cli.finish import finish
 from tunetool.cli.options import Measuring, option, takes
-from tunetool.cli.values import PATH, Value
+from tunetool.cli.values import DIRECTORY, Value
 
 
 def _io_size(name: str, text: str) -> int:
@@ -32,22 +32,15 @@ class Options(Measuring):
         "--folder",
         "--target",
         required=True,
-        type=PATH,
-        metavar="DIR",
+        type=DIRECTORY,
         help="Directory of the file, which is removed at the end.",
     )
-    io_size: int = option(
-        "--io_size", required=True, type=IO_SIZE, metavar="SIZE", help="Bytes to move: `1G` and `1GiB` are 2^30."
-    )
-    block_size: int = option(
-        "--block_size", type=IO_SIZE, default="1M", show_default=True, metavar="SIZE", help="Bytes of one request."
-    )
+    io_size: int = option("--io_size", required=True, type=IO_SIZE, help="Bytes to move: `1G` and `1GiB` are 2^30.")
+    block_size: int = option("--block_size", type=IO_SIZE, default="1M", help="Bytes of one request.")
     queue_depth: int = option(
-        "--queue_depth", type=int, default=32, show_default=True, help="Number of requests in flight for each thread."
+        "--queue_depth", type=int, default=32, help="Number of requests in flight for each thread."
     )
-    io_parallel: int = option(
-        "--io_parallel", type=int, default=1, show_default=True, help="Number of threads of one operation."
-    )
+    io_parallel: int = option("--io_parallel", type=int, default=1, help="Number of threads of one operation.")
     single_submit: bool = option("--single_submit", is_flag=True, help="Submit requests one by one.")
     sequential_requests: bool = option(
         "--sequential_requests", is_flag=True, help="Do not overlap submission with completion."
@@ -58,13 +51,9 @@ class Options(Measuring):
     use_accelerator_pin_memory: bool = option(
         "--use_accelerator_pin_memory", is_flag=True, help="With --gpu: a bounce buffer pinned by CUDA."
     )
-    loops: int = option("--loops", type=int, default=3, show_default=True, help="Number of operations that count.")
+    loops: int = option("--loops", type=int, default=3, help="Number of operations that count.")
     warmup_loops: int = option(
-        "--warmup_loops",
-        type=click.IntRange(min=0),
-        default=1,
-        show_default=True,
-        help="Number of operations before those.",
+        "--warmup_loops", type=click.IntRange(min=0), default=1, help="Number of operations before those."
     )
     python: str | None = options.python()
 

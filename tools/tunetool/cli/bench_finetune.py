@@ -13,7 +13,7 @@ from tunetool.cli import training_options
 from tunetool.cli.finish import finish
 from tunetool.cli.options import option, takes
 from tunetool.cli.training_options import TrainingOptions
-from tunetool.cli.values import PATH, Value, parse_duration
+from tunetool.cli.values import DIRECTORY, Value, parse_duration
 from tunetool.errors import UsageProblem
 
 _CURVES: Any = Value("time", lambda name, text: "off" if text == "off" else parse_duration(text))
@@ -30,28 +30,20 @@ class Options(TrainingOptions):
         "--trainer",
         type=click.Choice(["deepspeed", "lightning", "llamafactory"]),
         default="deepspeed",
-        show_default=True,
         help="Training loop. deepspeed: tunetool's own loop on DeepSpeed.",
     )
     zero: int = training_options.zero()
     lora_rank: int = training_options.lora_rank()
     full: bool = training_options.full()
     learning_rate: float = option(
-        "--learning-rate", type=float, default=1e-4, show_default=True, help="Highest learning rate of the schedule."
+        "--learning-rate", type=float, default=1e-4, help="Highest learning rate of the schedule."
     )
     loader: str = training_options.loader()
     workers: int = training_options.workers()
     cold: bool = option("--cold", is_flag=True, help="Drop model and images from each node's page cache first.")
-    checkpoint: Path | None = option(
-        "--checkpoint", type=PATH, metavar="DIR", help="New directory for a checkpoint at the end."
-    )
+    checkpoint: Path | None = option("--checkpoint", type=DIRECTORY, help="New directory for a checkpoint at the end.")
     curves: float | str = option(
-        "--curves",
-        type=_CURVES,
-        default="1s",
-        show_default=True,
-        metavar="TIME",
-        help="Time between two samples of the curves; `off`: no curves.",
+        "--curves", type=_CURVES, default="1s", help="Time between two samples of the curves; `off`: no curves."
     )
     prepare: bool = option("--prepare", is_flag=True, help="Only make model and images, or check that they are whole.")
 

@@ -12,7 +12,7 @@ from tunetool.cli import options
 from tunetool.cli.finish import finish
 from tunetool.cli.options import option, takes
 from tunetool.cli.training_options import TrainingOptions
-from tunetool.cli.values import SIZE, TEXT, parse_expectations
+from tunetool.cli.values import TEXT, parse_expectations
 from tunetool.errors import UsageProblem
 
 
@@ -30,18 +30,17 @@ class Options(TrainingOptions):
         help="Part to leave out: verify, checkpoint, staging or strategies. Repeatable.",
     )
     memory_target: Path = options.memory_target(
-        "Directory in memory on each node, to which files are staged.", default=SHM, show_default=True
+        "Directory in memory on each node, to which files are staged.", default=SHM
     )
     rounds: int = options.rounds(STAGING_ROUNDS)
     checkpoint_model: str = option(
         "--checkpoint-model",
         type=TEXT,
         default=CHECKPOINT_MODEL,
-        show_default=True,
         metavar="NAME",
         help="Model whose state is saved, as `bench checkpoint --model` takes it.",
     )
-    state_bytes: int = options.state_bytes(type=SIZE, default=STATE_BYTES, show_default=True)
+    state_bytes: int = options.state_bytes(default=STATE_BYTES)
     matrix: str = options.matrix(MATRIX)
 
 

@@ -19,12 +19,11 @@ class Options(TrainingOptions):
     """What the call says."""
 
     memory_target: Path = options.memory_target(
-        "Directory in memory on each node, to which path A stages.", default=SHM, show_default=True
+        "Directory in memory on each node, to which path A stages.", default=SHM
     )
     scenarios: str = option(
         "--scenarios",
         default="single,node,nodes",
-        show_default=True,
         metavar="NAME,...",
         help="Scenarios: one GPU, all GPUs of one node, all nodes. One that this machine cannot run is left out, with "
         "the reason.",

@@ -27,8 +27,6 @@ class Options(TrainingOptions):
         "--network-time",
         type=DURATION,
         default=f"{NETWORK_SECONDS}s",
-        show_default=True,
-        metavar="TIME",
         help="Time for measuring the network of each layout, about.",
     )
 

@@ -13,7 +13,7 @@ from tunetool.cli import options
 from tunetool.cli.finish import finish
 from tunetool.cli.options import argument, option, takes
 from tunetool.cli.tune import SearchOptions
-from tunetool.cli.values import PATH, SIZE, local_python
+from tunetool.cli.values import FILE, SIZE, local_python
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -33,20 +33,16 @@ class Options(SearchOptions):
         "-o",
         "--output",
         required=True,
-        type=PATH,
-        metavar="FILE",
+        type=FILE,
         help="File for the configuration; an explanation in Markdown goes beside it.",
     )
     aio: Path | None = option(
         "--aio",
-        type=PATH,
-        metavar="FILE",
+        type=FILE,
         help="JSON file with the `aio` block, such as `tunetool tune -o` writes. Default: it is measured first.",
     )
-    world_size: int = option(
-        "--world-size", type=int, default=8, show_default=True, metavar="N", help="Number of ranks on all nodes."
-    )
-    nodes: int = option("--nodes", type=int, default=1, show_default=True, metavar="N", help="Number of nodes.")
+    world_size: int = option("--world-size", type=int, default=8, metavar="N", help="Number of ranks on all nodes.")
+    nodes: int = option("--nodes", type=int, default=1, metavar="N", help="Number of nodes.")
     micro_batch: int | None = option(
         "--micro-batch", type=int, metavar="N", help="Samples of one rank in one pass. Default: 1."
     )
@@ -54,10 +50,10 @@ class Options(SearchOptions):
         "--batch", type=int, metavar="N", help="Samples of one step of the whole job. Default: micro batch x ranks."
     )
     memory: int | None = option(
-        "--memory", type=SIZE, metavar="SIZE", help="Memory of a node, where the job runs. Default: this node's."
+        "--memory", type=SIZE, help="Memory of a node, where the job runs. Default: this node's."
     )
     nvme_space: int | None = option(
-        "--nvme-space", type=SIZE, metavar="SIZE", help="Free space on the drives there. Default: free in --target."
+        "--nvme-space", type=SIZE, help="Free space on the drives there. Default: free in --target."
     )
 
     def config(self) -> Request:

@@ -23,10 +23,10 @@ class Options(AsJson):
 
     gds: bool = option("--gds", is_flag=True, help="Show GPUDirect Storage alone: each path, obstacle and remedy.")
     root: Path | None = option(
-        "--root", type=PATH, metavar="PATH", help="Recording to inspect instead of this node: a directory or *.json."
+        "--root", type=PATH, help="Recording to inspect instead of this node: a directory or *.json."
     )
     capture: Path | None = option(
-        "--capture", type=PATH, metavar="PATH", help="New directory or new *.json file for a recording of this node."
+        "--capture", type=PATH, help="New directory or new *.json file for a recording of this node."
     )
     anonymous: bool = option(
         "--anonymous", is_flag=True, help="With --capture: replace serial numbers, host name and addresses."

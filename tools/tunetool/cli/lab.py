@@ -6,21 +6,19 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tunetool.cli.groups import Group
+from tunetool.cli.options import option, takes
+from tunetool.cli.values import Value
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
     from tunetool.lab.fleet import Started
-
-    _IntType = click.ParamType[int]
-else:
-    # click before 8.5 has no type argument there.
-    _IntType = click.ParamType
 
 _SHORT_UNITS = {"K": "KiB", "M": "MiB", "G": "GiB", "T": "TiB"}
 MIN_DRIVE = 64 * 2**20
@@ -29,30 +27,23 @@ MAX_DRIVES = 24
 MAX_NODES = 16
 
 
-class Size(_IntType):
+def size_not_below(least: int) -> Any:
     """A size as QEMU's users write it (``4G`` is 4 GiB) or as the rest of tunetool does (``4GiB``)."""
 
-    name = "size"
-
-    def __init__(self, least: int) -> None:
-        self.least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes from what was written."""
+    def read(name: str, text: str) -> int:
         from tunetool.node.units import UnitError, parse_size
 
-        if isinstance(value, int):
-            return value
-        text = str(value)
         try:
             size = parse_size(text[:-1] + _SHORT_UNITS[text[-1]] if text[-1:] in _SHORT_UNITS else text)
         except UnitError:
-            self.fail(f"`{text}` is not a size; write `4G` or `4GiB`", param, ctx)
-        if size < self.least:
-            self.fail(f"`{text}` is less than {self.least // 2**20}MiB", param, ctx)
+            raise click.BadParameter(f"`{text}` is not a size; write `4G` or `4GiB`") from None
+        if size < least:
+            raise click.BadParameter(f"`{text}` is less than {least // 2**20}MiB")
         if size % 2**20:
-            self.fail(f"`{text}` is not a whole number of MiB", param, ctx)
+            raise click.BadParameter(f"`{text}` is not a whole number of MiB")
         return size
+
+    return Value("size", read)
 
 
 @click.group("lab", cls=Group)
@@ -67,39 +58,29 @@ def command() -> None:
     """
 
 
+@dataclass(frozen=True)
+class UpOptions:
+    """What `lab up` takes."""
+
+    nodes: int = option("--nodes", default=1, type=click.IntRange(1, MAX_NODES), help="Number of nodes.")
+    drives: int = option(
+        "--drives", default=8, type=click.IntRange(1, MAX_DRIVES), help="Number of data drives of each node."
+    )
+    drive_size: int = option(
+        "--drive-size", default="4G", type=size_not_below(MIN_DRIVE), help="Size of each drive, such as `4G` or `4GiB`."
+    )
+    memory: int = option(
+        "--memory", default="2G", type=size_not_below(MIN_MEMORY), help="Memory of each node, such as `2G` or `2GiB`."
+    )
+    os_name: str = option(
+        "--os", default="debian12", type=click.Choice(["debian12", "debian13"]), help="Operating system of the nodes."
+    )
+    fresh: bool = option("--fresh", is_flag=True, help="Build the image again.")
+
+
 @command.command()
-@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1, MAX_NODES), help="Number of nodes.")
-@click.option(
-    "--drives",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1, MAX_DRIVES),
-    help="Number of data drives of each node.",
-)
-@click.option(
-    "--drive-size",
-    default="4G",
-    show_default=True,
-    type=Size(MIN_DRIVE),
-    help="Size of each drive, such as `4G` or `4GiB`.",
-)
-@click.option(
-    "--memory",
-    default="2G",
-    show_default=True,
-    type=Size(MIN_MEMORY),
-    help="Memory of each node, such as `2G` or `2GiB`.",
-)
-@click.option(
-    "--os",
-    "os_name",
-    default="debian12",
-    show_default=True,
-    type=click.Choice(["debian12", "debian13"]),
-    help="Operating system of the nodes.",
-)
-@click.option("--fresh", is_flag=True, help="Build the image again.")
-def up(nodes: int, drives: int, drive_size: int, memory: int, os_name: str, fresh: bool) -> None:
+@takes(UpOptions)
+def up(given: UpOptions) -> int:
     """Start nodes, and leave those alone that run already.
 
     The first call builds an image and a snapshot, in minutes; later calls restore the snapshot, in seconds. Writes
@@ -109,7 +90,7 @@ def up(nodes: int, drives: int, drive_size: int, memory: int, os_name: str, fres
     from tunetool.lab.state import Lab
 
     lab = Lab()
-    settings = fleet.Settings(nodes, drives, drive_size, memory, os_name, fresh)
+    settings = fleet.Settings(given.nodes, given.drives, given.drive_size, given.memory, given.os_name, given.fresh)
     with _progress() as say:
         found = fleet.up(lab, settings, say)
         # A lab of one's own (TUNETOOL_LAB_DIR) must not take the inventory away from the one beside it.
@@ -117,6 +98,7 @@ def up(nodes: int, drives: int, drive_size: int, memory: int, os_name: str, fres
             inventory.write(lab, inventory.DEFAULT_PATH)
     for started in found:
         click.echo(_line(started))
+    return 0
 
 
 @command.command()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tunetool.cli.values import JSON_FILE, PATH, TEXT
+from tunetool.cli.values import DIRECTORY, DURATION, JSON_FILE, PATH, SIZE, TEXT
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ _KEY = "click"
 
 
 def option(*names: str, **settings: Any) -> Any:
-    """A field that is an option; ``settings`` are those of ``click.option``."""
+    """A field that is an option; ``settings`` are those of ``click.option``. ``--help`` shows a default."""
+    if "default" in settings:
+        settings["show_default"] = True
     return field(metadata={_KEY: functools.partial(click.option, *names, **settings)})
 
 
@@ -65,26 +67,33 @@ def _in_order(options: type[Any]) -> list[Any]:
     return [by_name[name] for name in dict.fromkeys(names) if name in by_name]
 
 
+def number(*names: str, least: int = 1, **settings: Any) -> Any:
+    """A field that is an option with a whole number, not below ``least``."""
+    return option(*names, type=click.IntRange(min=least), metavar="N", **settings)
+
+
+def seed(of: str) -> Any:
+    """``--seed``."""
+    return option("--seed", type=int, default=0, help=f"Seed of {of}.")
+
+
 def target(text: str, **settings: Any) -> Any:
     """``--target``, a directory on the storage in question."""
-    return option("--target", metavar="DIR", help=text, **{"type": PATH, **settings})
+    return option("--target", metavar="DIR", help=text, **{"type": DIRECTORY, **settings})
 
 
 def rounds(default: int) -> Any:
     """``--rounds``: how often everything that is compared is measured, in turns."""
-    return option(
+    return number(
         "--rounds",
-        type=click.IntRange(min=1),
         default=default,
-        show_default=True,
-        metavar="N",
         help="Number of rounds; each round measures everything that is compared once. 95 % confidence needs 6.",
     )
 
 
 def memory_target(text: str, **settings: Any) -> Any:
     """``--memory-target``, a directory in memory."""
-    return option("--memory-target", type=PATH, metavar="DIR", help=text, **settings)
+    return option("--memory-target", type=DIRECTORY, help=text, **settings)
 
 
 def python() -> Any:
@@ -116,7 +125,7 @@ def state_bytes(**settings: Any) -> Any:
     """``--state-bytes``, the bound of a checkpoint."""
     return option(
         "--state-bytes",
-        metavar="SIZE",
+        type=SIZE,
         help="Upper bound of the state, such as `2GB`; whole layers are left out until it fits.",
         **settings,
     )
@@ -127,7 +136,6 @@ def matrix(default: str) -> Any:
     return option(
         "--matrix",
         default=default,
-        show_default=True,
         metavar="CELL,...",
         help="Strategies as NODESxGPUS:zSTAGE; GPUS are those of one node. Scaled down to the machines that there are.",
     )
@@ -135,16 +143,7 @@ def matrix(default: str) -> Any:
 
 def duration_of_sample() -> Any:
     """``--duration`` of one sample of ``verify``."""
-    from tunetool.cli.values import DURATION
-
-    return option(
-        "--duration",
-        type=DURATION,
-        default="4s",
-        show_default=True,
-        metavar="TIME",
-        help="Duration of one sample, such as `10s` or `1m`.",
-    )
+    return option("--duration", type=DURATION, default="4s", help="Duration of one sample, such as `10s` or `1m`.")
 
 
 def expect() -> Any:
@@ -164,8 +163,7 @@ class InRuns:
 
     runs_dir: Path | None = option(
         "--runs-dir",
-        type=PATH,
-        metavar="DIR",
+        type=DIRECTORY,
         help="Directory of the records. Default: /var/lib/tunetool/runs as root, else tunetool/runs in the user's "
         "state directory.",
     )
@@ -217,12 +215,7 @@ class OnHosts:
 class OnManyHosts(OnHosts):
     """The hosts of an inventory, several at the same time."""
 
-    forks: int | None = option(
-        "--forks",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="With -i: number of hosts at the same time. Default: all, up to 100.",
-    )
+    forks: int | None = number("--forks", help="With -i: number of hosts at the same time. Default: all, up to 100.")
 
 
 def need_inventory(inventory: Path | None, **given: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from tunetool.cli.finish import write_text
-from tunetool.cli.options import AsJson, OnManyHosts, option, takes
-from tunetool.cli.values import PATH, Value
+from tunetool.cli.options import AsJson, OnManyHosts, number, option, takes
+from tunetool.cli.values import FILE, PATH, Value
 from tunetool.errors import UsageProblem
 
 _SIZE = re.compile(r"([1-9]\d*|([1-9]\d?|100)%)")
@@ -38,16 +38,10 @@ class Options(AsJson, OnManyHosts):
         "-i", "--inventory", required=True, type=PATH, metavar="INVENTORY", help="Ansible inventory of the hosts."
     )
     limit: str | None = option("--limit", metavar="PATTERN", help="Only the hosts that match.")
-    forks: int | None = option(
-        "--forks",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Number of hosts at the same time. Default: all, up to 100.",
-    )
+    forks: int | None = number("--forks", help="Number of hosts at the same time. Default: all, up to 100.")
     hosts_per_batch: tuple[str, ...] | None = option(
         "--hosts-per-batch",
         type=_HOSTS,
-        metavar="SIZE",
         help="Number of hosts that are built to the end before the next ones begin: 10, a share such as 25%, or a list "
         "such as 1,10,25%. Default: all hosts.",
     )
@@ -58,11 +52,9 @@ class Options(AsJson, OnManyHosts):
         help="Share of a batch that may fail before the run ends. Default: 100, so that no host stops another.",
     )
     plan: Path | None = option(
-        "--plan", type=PATH, metavar="FILE", help="File for a plan: what would happen to every drive. Changes nothing."
+        "--plan", type=FILE, help="File for a plan: what would happen to every drive. Changes nothing."
     )
-    apply: Path | None = option(
-        "--apply", type=PATH, metavar="FILE", help="Plan to apply: the drives in it may lose what they hold."
-    )
+    apply: Path | None = option("--apply", type=FILE, help="Plan to apply: the drives in it may lose what they hold.")
     dry_run: bool = option(
         "--dry-run", "--check", is_flag=True, help="Go through every step and say what it would do. Changes nothing."
     )

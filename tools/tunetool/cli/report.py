@@ -12,7 +12,7 @@ import click
 from tunetool.cli.finish import write_text
 from tunetool.cli.groups import Group
 from tunetool.cli.options import AsJson, InRuns, argument, option, takes
-from tunetool.cli.values import PATH
+from tunetool.cli.values import FILE
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -36,12 +36,8 @@ class ShowOptions(InRuns):
     """What `report show` takes."""
 
     record: str = argument("RECORD")
-    form: str = option(
-        "--format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of the output."
-    )
-    output: Path | None = option(
-        "-o", "--output", type=PATH, metavar="FILE", help="File for the output, written whole or not at all."
-    )
+    form: str = option("--format", type=click.Choice(FORMATS), default="text", help="Format of the output.")
+    output: Path | None = option("-o", "--output", type=FILE, help="File for the output, written whole or not at all.")
 
 
 @command.command()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunetool.cli.options import Measuring, OnHosts, need_inventory, option, target
-from tunetool.cli.values import PATH, TEXT
+from tunetool.cli.options import Measuring, OnHosts, need_inventory, number, option, seed, target
+from tunetool.cli.values import DIRECTORY, TEXT
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ def loader() -> Any:
         "--loader",
         type=click.Choice(LOADERS),
         default="parallel",
-        show_default=True,
         help="How ranks load the model. parallel: parallel reads straight to the device; transformers: its "
         "from_pretrained.",
     )
@@ -33,28 +32,17 @@ def loader() -> Any:
 
 def workers() -> Any:
     """``--workers`` of the data."""
-    return option(
-        "--workers",
-        type=click.IntRange(min=0),
-        default=2,
-        show_default=True,
-        metavar="N",
-        help="Number of processes per rank that load data.",
-    )
+    return number("--workers", least=0, default=2, help="Number of processes per rank that load data.")
 
 
 def zero() -> Any:
     """``--zero``, the stage."""
-    return option(
-        "--zero", type=click.IntRange(0, 3), default=2, show_default=True, metavar="STAGE", help="ZeRO stage."
-    )
+    return option("--zero", type=click.IntRange(0, 3), default=2, metavar="STAGE", help="ZeRO stage.")
 
 
 def lora_rank() -> Any:
     """``--lora-rank``."""
-    return option(
-        "--lora-rank", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="Rank of LoRA."
-    )
+    return number("--lora-rank", default=8, help="Rank of LoRA.")
 
 
 def full() -> Any:
@@ -73,17 +61,14 @@ class TrainingOptions(Measuring, OnHosts):
         help="Qwen2.5-VL of that size with random weights, or a directory that holds one.",
     )
     dataset: Path | None = option(
-        "--dataset", type=PATH, metavar="DIR", help="Data as LLaMA-Factory has it. Default: synthetic images."
+        "--dataset", type=DIRECTORY, help="Data as LLaMA-Factory has it. Default: synthetic images."
     )
-    images: int | None = option(
-        "--images", type=click.IntRange(min=1), metavar="N", help="Number of synthetic images. Default: 200."
-    )
+    images: int | None = number("--images", help="Number of synthetic images. Default: 200.")
     target: Path | None = target("Directory on bulk storage: model and images are made there once and read from there.")
     launcher: str = option(
         "--launcher",
         type=click.Choice(LAUNCHERS),
         default="auto",
-        show_default=True,
         help="What starts the ranks. auto: torchrun, over ssh with -i.",
     )
     slurm: tuple[str, ...] = option(
@@ -99,31 +84,19 @@ class TrainingOptions(Measuring, OnHosts):
         help="Python interpreter of the ranks, with tunetool, torch and DeepSpeed. Default: the one that runs "
         "tunetool; with -i, /opt/tunetool/bin/python.",
     )
-    ranks_per_node: int | None = option(
-        "--ranks-per-node",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Number of ranks on each node. Default: its number of GPUs, or 1.",
+    ranks_per_node: int | None = number(
+        "--ranks-per-node", help="Number of ranks on each node. Default: its number of GPUs, or 1."
     )
     device: str = option(
         "--device",
         type=click.Choice(["auto", "cpu", "cuda"]),
         default="auto",
-        show_default=True,
         help="Device of the ranks. auto: GPUs where there are any.",
     )
-    steps: int | None = option(
-        "--steps", type=click.IntRange(min=1), metavar="N", help="Number of steps, instead of --epochs."
-    )
-    epochs: int | None = option(
-        "--epochs", type=click.IntRange(min=1), metavar="N", help="Number of passes over the data. Default: 1."
-    )
-    micro_batch: int | None = option(
-        "--micro-batch", type=click.IntRange(min=1), metavar="N", help="Samples of one rank in one pass. Default: 2."
-    )
-    seed: int = option(
-        "--seed", type=int, default=0, show_default=True, help="Seed of the model, the images and their order."
-    )
+    steps: int | None = number("--steps", help="Number of steps, instead of --epochs.")
+    epochs: int | None = number("--epochs", help="Number of passes over the data. Default: 1.")
+    micro_batch: int | None = number("--micro-batch", help="Samples of one rank in one pass. Default: 2.")
+    seed: int = seed("the model, the images and their order")
 
     def check(self) -> None:
         """Raises ``UsageProblem`` for what contradicts itself, before anything is looked at."""

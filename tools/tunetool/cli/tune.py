@@ -11,8 +11,8 @@ import click
 from tunetool.cli import options
 from tunetool.cli.bench_ds_io import IO_SIZE
 from tunetool.cli.finish import finish
-from tunetool.cli.options import Measuring, option, takes
-from tunetool.cli.values import DURATION, PATH
+from tunetool.cli.options import Measuring, number, option, takes
+from tunetool.cli.values import DIRECTORY, DURATION, FILE
 
 if TYPE_CHECKING:
     from tunetool.tune.request import Request
@@ -24,23 +24,14 @@ class SearchOptions(Measuring):
 
     target: Path = options.target("Directory on the storage to which DeepSpeed will offload.", required=True)
     budget: float = option(
-        "--budget",
-        type=DURATION,
-        default="60s",
-        show_default=True,
-        metavar="TIME",
-        help="Time for the whole search, such as `60s` or `5m`.",
+        "--budget", type=DURATION, default="60s", help="Time for the whole search, such as `60s` or `5m`."
     )
     space: Path | None = option(
-        "--space",
-        type=PATH,
-        metavar="FILE",
-        help="JSON file with the values to try for each key. Default: those of ds_nvme_tune.",
+        "--space", type=FILE, help="JSON file with the values to try for each key. Default: those of ds_nvme_tune."
     )
     mix: str = option(
         "--mix",
         default="read=1,write=1",
-        show_default=True,
         metavar="MIX",
         help="Bytes that the job reads and writes, as a ratio: `write=1` for checkpoints.",
     )
@@ -51,34 +42,22 @@ class SearchOptions(Measuring):
         "--driver",
         type=click.Choice(["deepspeed", "fio"]),
         default="deepspeed",
-        show_default=True,
         help="Program that does the I/O. fio: the same requests, where torch cannot start.",
     )
     device: str = option(
         "--device",
         type=click.Choice(["cpu", "cuda"]),
         default="cpu",
-        show_default=True,
         help="Where the data is. cpu: host memory; cuda: GPU memory, through a buffer that CUDA pinned.",
     )
-    processes: int = option(
-        "--processes",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        metavar="N",
-        help="Number of processes that do I/O at the same time, as the ranks of a node do.",
+    processes: int = number(
+        "--processes", default=1, help="Number of processes that do I/O at the same time, as the ranks of a node do."
     )
     io_size: int | None = option(
-        "--io-size",
-        type=IO_SIZE,
-        metavar="SIZE",
-        help="Bytes of one transfer: `1G` is 2^30. Default: chosen from the storage's speed.",
+        "--io-size", type=IO_SIZE, help="Bytes of one transfer: `1G` is 2^30. Default: chosen from the storage's speed."
     )
     python: str | None = options.python()
-    seed: int = option(
-        "--seed", type=int, default=0, show_default=True, help="Seed of the order in which settings are tried."
-    )
+    seed: int = options.seed("the order in which settings are tried")
 
     def request(self, output: Path | None) -> Request:
         """The search; ``output`` is where its `aio` block goes. Raises ``UsageProblem``."""
@@ -109,23 +88,15 @@ class Options(SearchOptions):
     """What the call says."""
 
     output: Path | None = option(
-        "-o",
-        "--output",
-        type=PATH,
-        metavar="FILE",
-        help="File for the `aio` block, written once DeepSpeed has read it.",
+        "-o", "--output", type=FILE, help="File for the `aio` block, written once DeepSpeed has read it."
     )
     explain: Path | None = option(
         "--explain",
-        type=PATH,
-        metavar="DIR",
+        type=DIRECTORY,
         help="Directory for an explanation of each parameter, with the curves measured here.",
     )
     store_vars: Path | None = option(
-        "--store-vars",
-        type=PATH,
-        metavar="DIR",
-        help="Directory for the result as Ansible variables, such as `group_vars/all`.",
+        "--store-vars", type=DIRECTORY, help="Directory for the result as Ansible variables, such as `group_vars/all`."
     )
 
 

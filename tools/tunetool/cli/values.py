@@ -162,6 +162,8 @@ def local_python(path: str | None) -> Path:
 TEXT = Value("text", _text)
 """A name or a path, not empty."""
 PATH = Value("path", _path)
+DIRECTORY = Value("dir", _path)
+FILE = Value("file", _path)
 JSON_FILE = Value("file", _json)
 SIZE = Value("size", _size)
 BANDWIDTH = Value("rate", _bandwidth)

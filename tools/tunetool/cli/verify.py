@@ -32,20 +32,17 @@ class Options(Measuring, OnManyHosts):
         "--tolerance",
         type=TOLERANCE,
         default="0%",
-        show_default=True,
-        metavar="PERCENT",
         help="Part of an expectation that may be missing; printed beside the verdict.",
     )
     level: str = option(
         "--level",
         type=click.Choice(["config", "quick", "full"]),
         default="quick",
-        show_default=True,
         help="What is measured. config: nothing, only the checks; quick: sequential read and write; full: everything "
         "from each drive alone to a checkpoint.",
     )
     manifest: Path | None = option(
-        "--manifest", type=PATH, metavar="PATH", help="Manifest of the node. Default: /etc/tunetool/node.json."
+        "--manifest", type=PATH, help="Manifest of the node. Default: /etc/tunetool/node.json."
     )
     python: str | None = options.python()
     require: tuple[str, ...] = option(
