@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel
 
 from tunetool import __version__
 from tunetool.inspect import model
@@ -33,6 +35,8 @@ from tunetool.node.machine.nvme_admin import NotOffered, Refused, Silent
 from tunetool.node.machine.pci_tree import read_pci
 from tunetool.node.volume.xfs_geometry import geometry_of_mount
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
 
 def inspect(source: Source) -> model.Inspection:
     """Read everything that the source shows; what it does not show is absent from the result."""
@@ -43,7 +47,7 @@ def inspect(source: Source) -> model.Inspection:
     drives = [drive.model_copy(update={"data": _is_data(drive, drives)}) for drive in drives]
     devices = read_pci(root)
     gpus = [
-        model.Gpu(index=index, address=gpu.address, model=gpu.model, numa_node=gpu.numa_node, link=link_of(gpu.link))
+        _shown(model.Gpu, gpu, index=index, link=link_of(gpu.link))
         for index, gpu in enumerate(read_gpus(devices, root))
     ]
     nodes = tree(devices, drives, gpus)
@@ -69,7 +73,7 @@ def inspect(source: Source) -> model.Inspection:
         arrays=[_array(array, drives) for array in arrays],
         filesystems=mounted,
         memory=memory,
-        gds=_gds(decision),
+        gds=model.Gds.model_validate(decision, from_attributes=True),
         ceilings=limits,
         findings=[],
     )
@@ -85,6 +89,12 @@ def inspect(source: Source) -> model.Inspection:
         nvidia_fs=Path(root, "proc/driver/nvidia-fs/version").exists(),
     )
     return inspection.model_copy(update={"findings": findings(facts)})
+
+
+def _shown(kind: type[ModelT], read: object, **more: Any) -> ModelT:
+    """What was read, in the document's form: its fields of the same name, and ``more`` for the others."""
+    same = {name: getattr(read, name) for name in kind.model_fields if name not in more and hasattr(read, name)}
+    return kind.model_validate({**same, **more})
 
 
 def _manifest(root: str) -> dict[str, Any] | None:
@@ -138,22 +148,8 @@ def _from(answers: dict[str, Answer]) -> Reader:
 def _drive(drive: Drive, arrays: Sequence[Array], answer: Answer | None) -> model.Drive:
     member = next((array for array in arrays if drive.name in array.members), None)
     use = (member.name or member.device) if member else _use(drive)
-    return model.Drive(
-        name=drive.name,
-        serial=drive.serial,
-        model=drive.model,
-        firmware=drive.firmware,
-        size_bytes=drive.size_bytes,
-        lba_bytes=drive.lba_bytes,
-        metadata_bytes=drive.metadata_bytes,
-        transport=drive.transport,
-        pci_address=drive.pci_address,
-        numa_node=drive.numa_node,
-        link=link_of(drive.link),
-        health=_health(drive, answer),
-        use=use,
-        data=member is not None,
-    )
+    health = _health(drive, answer)
+    return _shown(model.Drive, drive, link=link_of(drive.link), health=health, use=use, data=member is not None)
 
 
 def _use(drive: Drive) -> str:
@@ -174,12 +170,7 @@ def _health(drive: Drive, answer: Answer | None) -> model.Health | None:
         return None
     failed = {check.id for check in judge_health([drive], lambda _controller: answer) if check.status == FAIL}
     status: Literal["ok", "warning", "failing"] = "failing" if failed & set(_GRAVE) else "warning" if failed else "ok"
-    return model.Health(
-        status=status,
-        temperature=answer.temperature,
-        used_percent=answer.used_percent,
-        media_errors=answer.media_errors,
-    )
+    return _shown(model.Health, answer, status=status)
 
 
 def _is_data(drive: model.Drive, drives: Sequence[model.Drive]) -> bool:
@@ -190,16 +181,8 @@ def _is_data(drive: model.Drive, drives: Sequence[model.Drive]) -> bool:
 
 def _array(array: Array, drives: Sequence[model.Drive]) -> model.Array:
     serials = {drive.name: drive.serial for drive in drives}
-    return model.Array(
-        device=array.device,
-        name=array.name,
-        uuid=array.uuid,
-        level=array.level,
-        chunk_bytes=array.chunk_bytes,
-        state=array.state,
-        serves=array.serves,
-        members=[serials.get(member, member) if member else None for member in array.members],
-    )
+    members = [serials.get(member, member) if member else None for member in array.members]
+    return _shown(model.Array, array, members=members)
 
 
 def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
@@ -233,53 +216,17 @@ def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
 
 def _memory(root: str) -> model.Memory:
     memory = read_memory(root)
-    return model.Memory(
-        total=memory.total,
-        available=memory.available,
-        cgroup_limit=memory.cgroup_limit,
-        shm=memory.shm,
-        memlock=memory.memlock,
-        hugepages=[
-            model.HugePages(
-                size_kib=pool.pages.size_kib, count=pool.pages.count, free=pool.free, numa_node=pool.pages.numa_node
-            )
-            for pool in memory.pools
-        ],
+    return _shown(
+        model.Memory, memory, hugepages=[_shown(model.HugePages, pool.pages, free=pool.free) for pool in memory.pools]
     )
 
 
 def _host(root: str, container: Container | None) -> model.Host:
     host = read_host(root)
-    return model.Host(
-        name=host.name,
-        kernel=host.kernel,
-        distribution=host.distribution,
-        machine=host.machine,
-        cpu=host.cpu,
-        sockets=host.sockets,
-        cpus=host.cpus,
+    return _shown(
+        model.Host,
+        host,
         numa=[model.NumaNode(node=node, cpus=cpus) for node, cpus in host.numa],
-        virtual=host.virtual,
         container=container.runtime if container else None,
         container_evidence=container.evidence if container else None,
-    )
-
-
-def _gds(decision: path_choice.Decision) -> model.Gds:
-    return model.Gds.model_validate(
-        {
-            "mode": decision.mode,
-            "reasons": list(decision.reasons),
-            "paths": [
-                {
-                    "mode": path.mode,
-                    "blockers": [
-                        {"id": blocker.id, "found": blocker.found, "remedy": blocker.remedy, "curable": blocker.curable}
-                        for blocker in path.blockers
-                    ],
-                    "notes": list(path.notes),
-                }
-                for path in decision.paths
-            ],
-        }
     )
