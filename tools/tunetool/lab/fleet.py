@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.lab import faults, image, inventory, kvm, node, process, programs, renewal, saved, snapshot, ssh
-from tunetool.lab.machine import SPARE_PORTS, Machine
+from tunetool.lab.machine import SPARE_PORTS
 from tunetool.lab.restoring import Restores, Say, Source
 from tunetool.lab.state import Lab, NodeState, cache_dir, file_lock
 
@@ -19,8 +18,6 @@ BOOT_ATTEMPTS = 3
 
 STATE_BYTES = 2**30
 """Free space below which no node starts: the drives are sparse, and a full disk stops a node dead."""
-
-_NOWHERE = Path("/")
 
 
 @dataclass(frozen=True)
@@ -200,36 +197,23 @@ def _snapshot(lab: Lab, settings: Settings, say: Say) -> Source:
             node_image = image.ensure_image(settings.os_name, cache, say, fresh=settings.fresh)
             image.prune(cache, settings.os_name, {node_image.directory, *in_use})
             accel = kvm.accelerator(node_image.kernel, cache, say)
-            ports = settings.drives + 1 + SPARE_PORTS
-            shape = Machine(
+            template = NodeState(
                 name="",
+                index=0,
+                os_name=settings.os_name,
+                image=node_image.directory,
                 memory=settings.memory,
                 accel=accel,
-                ports=ports,
-                disk=_NOWHERE,
-                disk_format="qcow2",
+                ports=settings.drives + 1 + SPARE_PORTS,
+                drive_count=settings.drives,
+                drive_size=settings.drive_size,
                 ssh_port=0,
-                qmp_socket=_NOWHERE,
-                pid_file=_NOWHERE,
-                serial_log=_NOWHERE,
             )
-            taken = snapshot.ensure_snapshot(lab, node_image, shape, say)
+            taken = snapshot.ensure_snapshot(lab, node_image, template, say)
     except BaseException:
         if not lab.names():
             _forget(lab)
         raise
-    template = NodeState(
-        name="",
-        index=0,
-        os_name=settings.os_name,
-        image=node_image.directory,
-        memory=settings.memory,
-        accel=accel,
-        ports=ports,
-        drive_count=settings.drives,
-        drive_size=settings.drive_size,
-        ssh_port=0,
-    )
     return Source(taken, template)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 from tunetool.errors import CannotJudge
 from tunetool.lab import guest, process, snapshot, ssh
 from tunetool.lab.image import Image
-from tunetool.lab.machine import Boot, Drive, Machine
-from tunetool.lab.programs import find
+from tunetool.lab.machine import Boot, Drive
+from tunetool.lab.programs import FULL, failure_of, find
 from tunetool.lab.qmp import Qmp
 from tunetool.lab.recipe import SYSTEM_LABEL
 from tunetool.lab.snapshot import Snapshot
@@ -217,52 +218,26 @@ def _create_drives(lab: Lab, node: NodeState) -> None:
 def _copy_drives(source: Path, node: NodeState) -> None:
     for drive in node.drives:
         drive.path.parent.mkdir(parents=True, exist_ok=True)
-        result = subprocess.run(
-            ["cp", "--sparse=always", "--reflink=auto", str(source / drive.path.name), str(drive.path)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if result.returncode != 0:
-            raise CannotJudge(f"`{drive.path}`: {result.stderr.strip()}", "is the file system full?")
+        error = failure_of(["cp", "--sparse=always", "--reflink=auto", str(source / drive.path.name), str(drive.path)])
+        if error is not None:
+            raise CannotJudge(f"`{drive.path}`: {error}", FULL)
 
 
 def _fill_system_drive(drive: Drive) -> None:
     with TemporaryDirectory(prefix="tunetool-lab-") as content:
         Path(content, "MARKER").write_bytes(guest.marker(drive.serial))
-        result = subprocess.run(
-            [find("mke2fs") or "mke2fs", *_MKE2FS, "-L", SYSTEM_LABEL, "-d", content, str(drive.path)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if result.returncode != 0:
-        reason = (result.stderr.strip() or "no output").splitlines()[-1]
-        raise CannotJudge(f"`mke2fs`: {reason.removeprefix('mke2fs: ')}", "is the file system full?")
+        error = failure_of([find("mke2fs") or "mke2fs", *_MKE2FS, "-L", SYSTEM_LABEL, "-d", content, str(drive.path)])
+    if error is not None:
+        reason = (error or "no output").splitlines()[-1]
+        raise CannotJudge(f"`mke2fs`: {reason.removeprefix('mke2fs: ')}", FULL)
 
 
 def _launch(lab: Lab, node: NodeState, *, restored: bool) -> None:
     directory = lab.node_dir(node.name)
     for attempt in range(_PORT_ATTEMPTS):
-        machine = Machine(
-            name=f"tunetool-lab-{node.name}",
-            memory=node.memory,
-            accel=node.accel,
-            ports=node.ports,
-            disk=directory / "disk.qcow2",
-            disk_format="qcow2",
-            ssh_port=node.ssh_port,
-            qmp_socket=lab.qmp_socket(node.name),
-            pid_file=lab.pid_file(node.name),
-            serial_log=directory / "serial.log",
-            boot=Boot(Image(node.os_name, node.image).loader),
-            restored=restored,
-            drives=() if restored else tuple(node.drives),
-        )
+        machine = lab.machine(node, directory / "disk.qcow2", Boot(Image(node.os_name, node.image).loader))
         try:
-            process.start(machine)
+            process.start(replace(machine, restored=restored, drives=() if restored else tuple(node.drives)))
             return
         except CannotJudge as error:
             # Somebody took the port between our look and QEMU's.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
@@ -20,6 +22,8 @@ _PACKAGES = {
 }
 # Debian keeps these out of an ordinary user's PATH.
 _SBIN = ("/usr/sbin", "/sbin")
+FULL = "is the file system full?"
+"""The hint for a program that fails while it writes to a disk."""
 
 
 def find(program: str) -> str | None:
@@ -49,3 +53,9 @@ def require_space(directory: Path, needed: int, purpose: str) -> None:
             f"`{directory}` has {free / 2**30:.1f} GiB free, and {purpose} may take {needed / 2**30:.1f} GiB",
             "make room, or choose another place with XDG_CACHE_HOME, TUNETOOL_LAB_DIR or TMPDIR",
         )
+
+
+def failure_of(command: Sequence[str]) -> str | None:
+    """What the program said that failed, perhaps nothing; None where it succeeded."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return done.stderr.strip() if done.returncode != 0 else None

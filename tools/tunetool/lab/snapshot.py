@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.lab import guest, process, recipe, ssh
 from tunetool.lab.image import Image
 from tunetool.lab.machine import Boot, Machine
+from tunetool.lab.programs import FULL, failure_of
 from tunetool.lab.qmp import Qmp
 from tunetool.lab.state import Lab, NodeState
 
@@ -45,25 +45,25 @@ class Snapshot:
         return self.directory / "disk.qcow2"
 
 
-def snapshot_of(image: Image, machine: Machine) -> Snapshot:
-    """Where the snapshot of a machine like ``machine`` is or would be."""
-    key = [process.qemu_version(), recipe.KERNEL_CMDLINE, guest.SETTLE, *_shape(machine)]
-    if machine.accel == "kvm":
+def snapshot_of(image: Image, node: NodeState) -> Snapshot:
+    """Where the snapshot for nodes like ``node`` is or would be."""
+    key = [process.qemu_version(), recipe.KERNEL_CMDLINE, guest.SETTLE, *_shape(node)]
+    if node.accel == "kvm":
         # `-cpu host` means another CPU on another machine, and a home directory can be shared.
         key.append(_cpu_model())
     digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
     return Snapshot(image.directory / f"snapshot-{digest}")
 
 
-def ensure_snapshot(lab: Lab, image: Image, machine: Machine, say: Callable[[str], None]) -> Snapshot:
-    """The snapshot for machines like ``machine``; boots one when the cache has none."""
-    snapshot = snapshot_of(image, machine)
+def ensure_snapshot(lab: Lab, image: Image, template: NodeState, say: Callable[[str], None]) -> Snapshot:
+    """The snapshot for nodes like ``template``; boots one when the cache has none."""
+    snapshot = snapshot_of(image, template)
     if snapshot.memory.exists():
         return snapshot
-    say(f"booting {image.os_name} once to take the snapshot ({machine.accel})")
+    say(f"booting {image.os_name} once to take the snapshot ({template.accel})")
     work = Path(tempfile.mkdtemp(prefix=".building-", dir=image.directory))
     try:
-        _take(lab, image, machine, Snapshot(work))
+        _take(lab, image, template, Snapshot(work))
         work.rename(snapshot.directory)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -72,15 +72,9 @@ def ensure_snapshot(lab: Lab, image: Image, machine: Machine, say: Callable[[str
 
 def create_overlay(path: Path, base: Path, base_format: str) -> None:
     """A disk that reads through to ``base`` and keeps its own writes."""
-    result = subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(base), "-F", base_format, str(path)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode != 0:
-        raise CannotJudge(f"`{path}`: {result.stderr.strip()}", "is the file system full?")
+    error = failure_of(["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(base), "-F", base_format, str(path)])
+    if error is not None:
+        raise CannotJudge(f"`{path}`: {error}", FULL)
 
 
 def load(qmp: Qmp, snapshot: Snapshot) -> None:
@@ -107,38 +101,15 @@ def store(qmp: Qmp, path: Path) -> None:
     _wait_migrated(qmp)
 
 
-def _take(lab: Lab, image: Image, shape: Machine, target: Snapshot) -> None:
+def _take(lab: Lab, image: Image, template: NodeState, target: Snapshot) -> None:
     create_overlay(target.disk, image.root, "raw")
-    directory = lab.directory / "boot"
+    node = replace(template, name="boot", drive_count=0, drive_size=0, ssh_port=process.pick_port(set()))
+    directory = lab.node_dir(node.name)
     # Left by an `up` that was killed.
     for pid in process.all_under(directory):
         process.end(pid)
     directory.mkdir(exist_ok=True)
-    node = NodeState(
-        name="boot",
-        index=0,
-        os_name=image.os_name,
-        image=image.directory,
-        memory=shape.memory,
-        accel=shape.accel,
-        ports=shape.ports,
-        drive_count=0,
-        drive_size=0,
-        ssh_port=process.pick_port(set()),
-    )
-    machine = Machine(
-        name="tunetool-lab-boot",
-        memory=shape.memory,
-        accel=shape.accel,
-        ports=shape.ports,
-        disk=target.disk,
-        disk_format="qcow2",
-        ssh_port=node.ssh_port,
-        qmp_socket=lab.qmp_socket("boot"),
-        pid_file=lab.pid_file("boot"),
-        serial_log=directory / "serial.log",
-        boot=Boot(image.kernel, image.initrd, recipe.KERNEL_CMDLINE),
-    )
+    machine = lab.machine(node, target.disk, Boot(image.kernel, image.initrd, recipe.KERNEL_CMDLINE))
     try:
         process.start(machine)
         ssh.wait_for_server(node, BOOT_SECONDS, lambda: process.pid_of(machine.pid_file) is not None)
@@ -149,7 +120,7 @@ def _take(lab: Lab, image: Image, shape: Machine, target: Snapshot) -> None:
     finally:
         for pid in process.all_under(directory):
             process.end(pid)
-        lab.remove_node("boot")
+        lab.remove_node(node.name)
 
 
 def _wait_migrated(qmp: Qmp) -> None:
@@ -168,10 +139,10 @@ def _wait_migrated(qmp: Qmp) -> None:
     raise CannotJudge(f"QEMU did not move the machine's state within {MIGRATE_SECONDS:.0f} s")
 
 
-def _shape(machine: Machine) -> list[str]:
+def _shape(node: NodeState) -> list[str]:
     # Everything but where the files are and which port leads in: that may differ from node to node.
     nowhere = Path("/")
-    same = Machine("", machine.memory, machine.accel, machine.ports, nowhere, "qcow2", 0, nowhere, nowhere, nowhere)
+    same = Machine("", node.memory, node.accel, node.ports, nowhere, "qcow2", 0, nowhere, nowhere, nowhere)
     return same.arguments()
 
 

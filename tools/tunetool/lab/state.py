@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.lab.machine import Drive
+from tunetool.lab.machine import Boot, Drive, Machine
 
 _NODE_NAME = re.compile(r"^node[1-9][0-9]*$")
 
@@ -134,6 +134,22 @@ class Lab:
     def pid_file(self, name: str) -> Path:
         """Written by QEMU itself, so that it is there even when our own process was killed."""
         return self.node_dir(name) / "qemu.pid"
+
+    def machine(self, node: NodeState, disk: Path, boot: Boot) -> Machine:
+        """The node's QEMU, powered on, without its drives."""
+        return Machine(
+            name=f"tunetool-lab-{node.name}",
+            memory=node.memory,
+            accel=node.accel,
+            ports=node.ports,
+            disk=disk,
+            disk_format="qcow2",
+            ssh_port=node.ssh_port,
+            qmp_socket=self.qmp_socket(node.name),
+            pid_file=self.pid_file(node.name),
+            serial_log=self.node_dir(node.name) / "serial.log",
+            boot=boot,
+        )
 
     def prepare(self) -> None:
         """Create the directories, private to the user: whoever reaches a socket owns the node."""
