@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tunetool.errors import CannotJudge
@@ -30,9 +29,7 @@ class Qmp:
     def __enter__(self) -> Qmp:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

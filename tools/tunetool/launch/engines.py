@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from tunetool.launch.local import RankFailed, Ranks, tail
@@ -27,9 +26,7 @@ class Engine(Protocol):
     def __enter__(self) -> Engine:
         """Start the ranks, if this engine starts them."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the ranks."""
 
     def done(self) -> bool:
@@ -60,9 +57,7 @@ class Torchrun:
             self._failure = Failure(error.message, spec.host, error.hint)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._ranks is not None:
             for rank_file in started(self._directory).values():
                 self._ranks.register_pid(rank_file["pid"])
@@ -102,9 +97,7 @@ class Adopted:
     def __enter__(self) -> Adopted:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kill the ranks, which are found by their mark; give their starters a few seconds to end, then kill them."""
         deadline = time.monotonic() + _LEAVE_SECONDS
         end_marked(RUN, self._spec.run)

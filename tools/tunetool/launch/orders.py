@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tunetool.errors import CannotJudge
@@ -73,9 +72,7 @@ class Orders:
     def __enter__(self) -> Orders:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for line in self._lines.values():
             line.stream.close()
         self._server.close()

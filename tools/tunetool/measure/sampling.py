@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from tunetool.errors import CannotJudge
@@ -65,9 +64,7 @@ class Counting:
             raise self._changed(error) from None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             return
         try:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tunetool import record as records
@@ -63,10 +62,8 @@ class Classes:
     def __enter__(self) -> Classes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._child.__exit__(kind, value, trace)
+    def __exit__(self, *error: object) -> None:
+        self._child.__exit__(*error)
 
     def facts(self) -> Facts:
         """Asked of DeepSpeed's accelerator."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import lcm
-from types import TracebackType
 from typing import Any
 
 from tunetool.measure.aio.driver import START_SECONDS, memlock, read_back, sector_bytes
@@ -105,9 +104,7 @@ class Pool:
         need(self.found, "async_io")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def open(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from types import TracebackType
 
 from tunetool.node.machine.block_stack import BlockStack, CountersChanged, Leaf, read_counters
 from tunetool.record import CheckResult
@@ -36,9 +35,7 @@ class Watch:
         self._there = {leaf.name for leaf in self._stack.leaves if self._counts(leaf)}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 
 from tunetool.training.rank import kernel_counters, nvml
 from tunetool.training.rank.curve_files import ABOUT, EVENTS, FOLDER, CurveFile
@@ -92,9 +91,7 @@ class Curves:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread is None:
             return
         self._stop.set()
