@@ -33,6 +33,7 @@ POLITE = 2.0
 """Seconds that a program may take to clean up after SIGTERM."""
 STUCK_HINT = "look for stuck I/O: `dmesg | tail`"
 
+_CHILD_SERVER = Path(__file__).with_name("child_server.py")
 _PRELOADS = ("LD_PRELOAD", "LD_AUDIT")
 _PRELOAD_FILE = "etc/ld.so.preload"
 _PR_SET_PDEATHSIG = 1
@@ -192,6 +193,11 @@ def _has_ended(process: subprocess.Popen[bytes], patience: float) -> bool:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)
+
+
+def child_command(python: Path, program: Path) -> list[str]:
+    """For a ``Worker``: ``python`` runs ``program``, a file with a function ``answer`` (see ``child_server.py``)."""
+    return [str(python), str(_CHILD_SERVER), str(program)]
 
 
 class Worker:

@@ -19,7 +19,7 @@ from tunetool.measure import aio
 from tunetool.measure.aio.spec import granule
 from tunetool.measure.progress import Progress
 from tunetool.measure.rundir import remove_stale, run_directory, stale_directories
-from tunetool.measure.worker import Worker
+from tunetool.measure.worker import Worker, child_command
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.units import format_size_binary
 
@@ -57,7 +57,7 @@ class Classes:
 
     def __init__(self, python: Path, environment: Mapping[str, str]) -> None:
         program = Path(__file__).with_name("check_child.py")
-        self._child = Worker([str(python), str(program)], "DeepSpeed's configuration classes", environment)
+        self._child = Worker(child_command(python, program), "DeepSpeed's configuration classes", environment)
 
     def __enter__(self) -> Classes:
         return self

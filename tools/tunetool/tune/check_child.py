@@ -1,13 +1,11 @@
-"""What DeepSpeed makes of a configuration. Self-contained; ``check_child.py`` under the user's Python, from 3.8.
+"""What DeepSpeed makes of a configuration. Self-contained; runs under the user's Python, from 3.8.
 
-Orders come as JSON lines on stdin, one answer each goes out as a JSON line. Started by ``check.py``.
+``measure/child_server.py`` hands it the orders of ``check.py``.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from typing import Any
 
 # Keys of the file that end as they are in an attribute of DeepSpeedConfig of the same name.
@@ -44,27 +42,10 @@ def facts() -> dict[str, Any]:
     return {"accelerator": accelerator.device_name(), "bf16": bool(accelerator.is_bf16_supported())}
 
 
-def act(order: dict[str, Any]) -> dict[str, Any]:
+def answer(order: dict[str, Any]) -> dict[str, Any]:
     if order["do"] == "facts":
         return facts()
     try:
         return {"parsed": parse(order["path"], order["world"])}
     except Exception as error:
         return {"refused": " ".join(str(error).split()) or repr(error), "kind": type(error).__name__}
-
-
-def main() -> None:
-    # DeepSpeed prints to stdout: that goes where its errors go, and the answers keep a way of their own.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        try:
-            answer = act(json.loads(line))
-        except Exception as error:
-            answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main()

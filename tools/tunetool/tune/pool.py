@@ -25,7 +25,7 @@ from tunetool.measure.aio.spec import (
 from tunetool.measure.direction import Direction
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.stored import incomplete
-from tunetool.measure.worker import Failed, Worker
+from tunetool.measure.worker import Failed, Worker, child_command
 from tunetool.node.common.files import read_int
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.memory import memory_total
@@ -189,7 +189,7 @@ class Pool:
     def _start(self) -> None:
         what = "the process that runs DeepSpeed's `aio_handle`"
         for _ in range(self.processes):
-            child = Worker([str(self.spec.python), str(script("child.py"))], what, self.environment, self.tick)
+            child = Worker(child_command(self.spec.python, script("child.py")), what, self.environment, self.tick)
             self._children.append(self._held.enter_context(child))
         self._open_all()
 

@@ -22,7 +22,7 @@ from tunetool.measure.aio.ops import LOCK, Probe, builders, need_deepspeed, prob
 from tunetool.measure.aio.spec import script
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
-from tunetool.measure.worker import Worker, describe_end, without_preloads
+from tunetool.measure.worker import Worker, child_command, describe_end, without_preloads
 from tunetool.node.machine.memory import memory_total
 
 OPS = ("async_io", "gds", "utils", "cpu_adam")
@@ -265,7 +265,7 @@ def _lines(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterat
 def _try(python: Path, op: str, found: Probe, environment: Mapping[str, str]) -> None:
     """Load it once, in a process that may die of it. Raises ``Failed``."""
     files = [str(found.find(part)) for part in found.parts(op)]
-    with Worker([str(python), str(script("child.py"))], f"loading DeepSpeed's op `{op}`", environment) as child:
+    with Worker(child_command(python, script("child.py")), f"loading DeepSpeed's op `{op}`", environment) as child:
         child.ask({"do": "load", "files": files}, 120)
 
 

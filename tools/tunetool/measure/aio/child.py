@@ -1,7 +1,7 @@
 """DeepSpeed's own I/O handle, in a process that may die. Self-contained: any Python from 3.8 with torch can run it.
 
-Orders come as JSON lines on stdin, one answer each goes out as a JSON line. Started and watched by ``process.py``.
-It loads the compiled op from its file and never through DeepSpeed's builder, which would compile it.
+``measure/child_server.py`` hands it the orders. It loads the compiled op from its file and never through DeepSpeed's
+builder, which would compile it.
 """
 
 from __future__ import annotations
@@ -269,32 +269,26 @@ class Mover:
         return {"sha256": found.hexdigest()}
 
 
-def main() -> None:
-    # The op prints to stdout: that goes where its errors go, and the answers keep a way of their own.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    mover = None
-    for line in sys.stdin:
-        order = json.loads(line)
-        try:
-            if order["do"] == "probe":
-                answer = probe(order)
-            elif order["do"] == "load":
-                load_all(order["files"])
-                answer = {}
-            elif order["do"] == "open":
-                if mover is not None:
-                    mover.close()
-                mover = Mover(order)
-                answer = mover.facts()
-            elif mover is None:
-                raise ValueError("nothing is open")
-            else:
-                answer = act(mover, order)
-        except Exception as error:
-            answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+class Orders:
+    """Takes the orders, and keeps what is open between them."""
+
+    def __init__(self) -> None:
+        self.mover: Mover | None = None
+
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order["do"] == "probe":
+            return probe(order)
+        if order["do"] == "load":
+            load_all(order["files"])
+            return {}
+        if order["do"] == "open":
+            if self.mover is not None:
+                self.mover.close()
+            self.mover = Mover(order)
+            return self.mover.facts()
+        if self.mover is None:
+            raise ValueError("nothing is open")
+        return act(self.mover, order)
 
 
 def act(mover: Mover, order: dict[str, Any]) -> dict[str, Any]:
@@ -305,5 +299,4 @@ def act(mover: Mover, order: dict[str, Any]) -> dict[str, Any]:
     return mover.clear() if order["do"] == "clear" else mover.digest()
 
 
-if __name__ == "__main__":
-    main()
+answer = Orders().answer

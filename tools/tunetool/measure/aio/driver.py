@@ -21,7 +21,7 @@ from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.stored import incomplete
-from tunetool.measure.worker import Failed, Missing, Worker
+from tunetool.measure.worker import Failed, Missing, Worker, child_command
 from tunetool.node.common.files import read_int, read_text
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
@@ -80,7 +80,7 @@ def run(
     check_limits(spec, free_bytes(spec.directory), memlock(), _limit(resource.RLIMIT_FSIZE))
     outcome.engine = f"{spec.handle} (deepspeed {found.deepspeed}, torch {found.torch})"
     what = f"the process that runs DeepSpeed's `{spec.handle}`"
-    with Worker([str(spec.python), str(script("child.py"))], what, environment) as child:
+    with Worker(child_command(spec.python, script("child.py")), what, environment) as child:
         try:
             _Run(spec, stack, progress, outcome, child, sector).execute(found)
         finally:

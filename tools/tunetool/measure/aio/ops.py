@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.measure.aio.spec import script
-from tunetool.measure.worker import Failed, Missing, Worker
+from tunetool.measure.worker import Failed, Missing, Worker, child_command
 from tunetool.node.common.files import read_text
 
 LOCK = "lock"
@@ -75,7 +75,7 @@ class Probe:
 def probe(python: Path, environment: Mapping[str, str]) -> Probe:
     """Ask ``python`` what it has. Raises ``Missing`` when it cannot say."""
     what = f"`{python}`"
-    with Worker([str(python), str(script("child.py"))], what, environment) as child:
+    with Worker(child_command(python, script("child.py")), what, environment) as child:
         try:
             answer = child.ask({"do": "probe"}, PROBE_SECONDS)
         except Failed as error:

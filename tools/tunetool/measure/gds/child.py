@@ -1,8 +1,7 @@
 """cuFile and kvikio, in a process that may die or hang. Self-contained: any Python from 3.10 that has cuda-bindings.
 
-Orders come as JSON lines on stdin, one answer each goes out as a JSON line (see ``measure/worker.py``, which watches).
-kvikio moves the bytes; ``cuda.bindings.cufile`` opens the driver, reads the settings and the counters. Both use one
-libcufile, whose counters are those of this process.
+``measure/child_server.py`` hands it the orders. kvikio moves the bytes; ``cuda.bindings.cufile`` opens the driver,
+reads the settings and the counters. Both use one libcufile, whose counters are those of this process.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.metadata
-import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 PAGE = 4096
@@ -61,10 +60,12 @@ def failure(error: Exception) -> dict[str, Any]:
     return {"status": getattr(error, "status", None), "message": str(error)}
 
 
-def settings() -> dict[str, Any]:
+def settings(directory: str) -> dict[str, Any]:
     """Open the driver and read back everything that it says it took from cufile.json."""
     from cuda.bindings import cufile
 
+    # libcufile leaves its log where it stands.
+    os.chdir(directory)
     refused = None
     try:
         cufile.driver_open()
@@ -213,36 +214,32 @@ def count(first: bool) -> dict[str, Any]:
     return {"version": cufile.get_version(), "stats": buffer.raw[:8192].hex()}
 
 
-def main() -> None:
-    # Libraries print to stdout: that goes where their errors go, and the answers keep a way of their own.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    mover = None
-    for line in sys.stdin:
-        order = json.loads(line)
-        try:
-            if order["do"] == "probe":
-                answer = probe()
-            elif order["do"] == "settings":
-                # libcufile leaves its log where it stands.
-                os.chdir(order["directory"])
-                answer = settings()
-            elif order["do"] == "register":
-                answer = register(order["file"])
-            elif order["do"] == "count":
-                answer = count(order["first"])
-            elif order["do"] == "open":
-                mover = Mover(order)
-                answer = {}
-            elif mover is None:
-                raise ValueError("nothing is open")
-            else:
-                answer = mover.move(order) if order["do"] == "move" else getattr(mover, order["do"])()
-        except Exception as error:
-            answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+ASKED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "probe": lambda order: probe(),
+    "settings": lambda order: settings(order["directory"]),
+    "register": lambda order: register(order["file"]),
+    "count": lambda order: count(order["first"]),
+}
+"""Orders that need nothing to be open."""
 
 
-if __name__ == "__main__":
-    main()
+class Orders:
+    """Takes the orders, and keeps what is open between them."""
+
+    def __init__(self) -> None:
+        self.mover: Mover | None = None
+
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order["do"] in ASKED:
+            return ASKED[order["do"]](order)
+        if order["do"] == "open":
+            self.mover = Mover(order)
+            return {}
+        if self.mover is None:
+            raise ValueError("nothing is open")
+        if order["do"] == "move":
+            return self.mover.move(order)
+        return self.mover.clear() if order["do"] == "clear" else self.mover.digest()
+
+
+answer = Orders().answer

@@ -17,7 +17,7 @@ from tunetool.measure.gds.spec import Spec
 from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Repeats, collect, judgement
 from tunetool.measure.stored import incomplete
-from tunetool.measure.worker import Failed, Worker
+from tunetool.measure.worker import Failed, Worker, child_command
 from tunetool.node.machine.block_stack import BlockStack
 
 START_SECONDS = 60.0
@@ -39,8 +39,9 @@ class Outcome:
 
 def start(python: Path, environment: Mapping[str, str]) -> Worker:
     """The process that holds CUDA, cuFile and kvikio."""
-    argv = [str(python), str(Path(__file__).with_name("child.py"))]
-    return Worker(argv, "the process that runs cuFile", environment)
+    return Worker(
+        child_command(python, Path(__file__).with_name("child.py")), "the process that runs cuFile", environment
+    )
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tunetool.measure.ladder.figures import Found, Label, figure
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import Plan, Sample, free_bytes
-from tunetool.measure.worker import Failed, Missing, Worker
+from tunetool.measure.worker import Failed, Missing, Worker, child_command
 from tunetool.record import Scalar
 
 SAVE, LOAD = "checkpoint.save", "checkpoint.load"
@@ -56,7 +56,7 @@ class TorchCheckpoint:
             scene.shooter.progress.step(
                 f"{scene.stack.directory}: torch checkpoint", self.seconds(scene.shape, 1)
             ) as tick,
-            Worker([str(python), str(_CHILD)], "the checkpoint's process", scene.environment, tick) as child,
+            Worker(child_command(python, _CHILD), "the checkpoint's process", scene.environment, tick) as child,
         ):
             try:
                 told = child.ask({"do": "start", "path": str(path)}, _PATIENCE)

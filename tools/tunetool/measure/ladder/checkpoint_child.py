@@ -1,15 +1,13 @@
-"""Saves and loads a checkpoint with torch, one order (a line of JSON) at a time.
+"""Saves and loads a checkpoint with torch, one order at a time.
 
-Run by path under the user's own Python, so: standard library and torch, nothing of tunetool. It answers each order with
-a line of JSON. The parent reads the drives' counters between them.
+Runs under the user's own Python, so: standard library and torch, nothing of tunetool. ``measure/child_server.py`` hands
+it the orders. The parent reads the drives' counters between them.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import sys
 import time
 from typing import Any, Callable
 
@@ -78,23 +76,21 @@ def spent() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main() -> None:
-    checkpoints: list[Checkpoint] = []
-    for line in sys.stdin:
-        order = json.loads(line)
-        try:
-            if order["do"] == "start":
-                checkpoints.append(Checkpoint(order["path"]))
-                told = {"torch": checkpoints[0].torch.__version__, "device": checkpoints[0].device}
-            elif order["do"] == "make":
-                told = checkpoints[0].make(order["bytes"])
-            else:
-                told = {"save": checkpoints[0].save, "load": checkpoints[0].load}[order["do"]]()
-        except Exception as error:
-            told = {"kind": type(error).__name__, "error": str(error)[:500]}
-        sys.stdout.write(json.dumps(told) + "\n")
-        sys.stdout.flush()
+class Orders:
+    """Takes the orders, and keeps the checkpoint between them."""
+
+    def __init__(self) -> None:
+        self.checkpoint: Checkpoint | None = None
+
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order["do"] == "start":
+            self.checkpoint = Checkpoint(order["path"])
+            return {"torch": self.checkpoint.torch.__version__, "device": self.checkpoint.device}
+        if self.checkpoint is None:
+            raise ValueError("nothing is started")
+        if order["do"] == "make":
+            return self.checkpoint.make(order["bytes"])
+        return {"save": self.checkpoint.save, "load": self.checkpoint.load}[order["do"]]()
 
 
-if __name__ == "__main__":
-    main()
+answer = Orders().answer
