@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunetool.checkpoint.lock_handles import HELD
 from tunetool.checkpoint.saver_lock import NAME as SAVE_LOCK
 from tunetool.checkpoint.saver_lock import TOUCH_EVERY, Holder
 
@@ -31,19 +32,6 @@ _WHO_PROCESS, _CLASS_IDLE = 1, 3 << 13
 _NICE = 10
 """Leaves a tenth of a busy core. At 19 a drain makes no progress on a node whose data loaders use every core."""
 
-_held: set[int] = set()
-"""Open file handles of ``saving``."""
-
-
-def _forget_in_child() -> None:
-    # A forked data loader would hold the lock for as long as it lives, or release it while its parent still saves.
-    for handle in _held:
-        os.close(handle)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
-
 
 @contextlib.contextmanager
 def saving(scratch: Path, *, make: bool = True) -> Iterator[None]:
@@ -58,13 +46,13 @@ def saving(scratch: Path, *, make: bool = True) -> Iterator[None]:
     handle = None
     with contextlib.suppress(OSError):
         handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o666)
-        _held.add(handle)
+        HELD.add(handle)
         fcntl.flock(handle, fcntl.LOCK_SH)
     try:
         yield
     finally:
-        if handle is not None and handle in _held:
-            _held.discard(handle)
+        if handle is not None and handle in HELD:
+            HELD.discard(handle)
             # Unlock explicitly: a child that a library forked past Python shares the lock, and would keep it after a
             # mere close.
             with contextlib.suppress(OSError):

@@ -20,6 +20,7 @@ import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tunetool.checkpoint.lock_handles import HELD
 from tunetool.errors import CannotJudge
 from tunetool.measure.rundir import process_identity
 
@@ -27,17 +28,6 @@ NAME = ".tunetool-save.lock"
 TOUCH_EVERY = 20.0
 DEAD_AFTER = 120.0
 _NO_KERNEL_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_held: set[int] = set()
-
-
-def _forget_in_child() -> None:
-    # A forked data loader would hold the lock for as long as it lives, even after its parent's death.
-    for handle in _held:
-        os.close(handle)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @dataclass(frozen=True)
@@ -112,7 +102,7 @@ class Lock:
     def __init__(self, path: Path, handle: int, tokens: tuple[str, ...]) -> None:
         self.tokens = tokens
         stop, guard = threading.Event(), threading.RLock()
-        _held.add(handle)
+        HELD.add(handle)
         # Nobody is notified of a save that fails within torch's collectives: the lock ends with its object.
         self._end = weakref.finalize(self, _end, path, handle, stop, guard, os.getpid())
         threading.Thread(target=_touch, args=(handle, stop, guard), name="tunetool-save-lock", daemon=True).start()
@@ -226,9 +216,9 @@ def _end(path: Path, handle: int, stop: threading.Event, guard: threading.RLock,
         return
     with guard:
         stop.set()
-        if handle not in _held:
+        if handle not in HELD:
             return
-        _held.discard(handle)
+        HELD.discard(handle)
         # Remove it while still locked: a process that has opened it finds another file, or none, at this path and
         # retries.
         with contextlib.suppress(OSError):
