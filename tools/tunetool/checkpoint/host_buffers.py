@@ -1,4 +1,4 @@
-"""Host buffers between tensors and files, and the sources that fill them.
+"""Host buffers between tensors and files, how many and how large they are, and the sources that fill them.
 
 Buffers are allocated once and kept for the next save, since pinning memory takes longer than writing it: the pool of
 this process grows to the needs of its largest save. ``release_buffers`` returns the memory to the system.
@@ -16,8 +16,13 @@ from functools import cached_property
 
 import torch
 
+from tunetool.checkpoint import space
 from tunetool.checkpoint.direct import pages
+from tunetool.checkpoint.items import LARGE
 from tunetool.errors import CannotJudge
+
+MEMORY_SHARE = 0.9
+"""Fraction of the available host memory that a save may use if it copies everything before it writes."""
 
 # A foreign call releases the interpreter's lock; assigning to a slice of a memoryview does not.
 _memmove = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
@@ -102,6 +107,26 @@ class Pool:
 
 
 POOL = Pool()
+
+
+def size_of_buffers(asked: int, threads: int, total: int) -> int:
+    """Bytes of one buffer, ``asked`` at most: less for a state of ``total`` bytes that would not occupy all threads."""
+    size = asked
+    while size > LARGE and size * threads > total:
+        size //= 2
+    return size
+
+
+def number_of_buffers(everything: int, threads: int, size: int, *, pinned: bool, copy_first: bool) -> int:
+    """How many buffers of ``size`` bytes a save takes: at least one per thread, so that each thread can take any block.
+
+    ``everything``: how many would hold all that is not written without a copy. ``copy_first``: that many if the memory
+    suffices, as an asynchronous save needs them.
+    """
+    if not everything or not copy_first:
+        return 2 * threads if everything else 0
+    free_bytes = int(space.host_memory_left() * MEMORY_SHARE) + POOL.idle_bytes(size, pinned)
+    return max(threads, min(everything, max(2 * threads, free_bytes // size)))
 
 
 def release_buffers() -> None:

@@ -18,16 +18,14 @@ from tunetool.checkpoint import space
 from tunetool.checkpoint.checksums import seal
 from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.direct import DataFile, Target
-from tunetool.checkpoint.host_buffers import POOL, Source, is_plain, views
-from tunetool.checkpoint.items import LARGE, Archive, Placed, archive, place
+from tunetool.checkpoint.host_buffers import POOL, Source, is_plain, number_of_buffers, size_of_buffers, views
+from tunetool.checkpoint.items import Archive, Placed, archive, place
 from tunetool.checkpoint.layout import Block, Part, cut, share_out
 from tunetool.checkpoint.pipeline import Digest, Pipeline
 from tunetool.errors import CannotJudge
 
 FILE_BYTES = 32 << 20
 """Bytes. A small state is written to fewer files, each of at least this size, since each file costs an fsync."""
-MEMORY_SHARE = 0.9
-"""Fraction of the available host memory that a save may use if it copies everything before it writes."""
 
 
 @dataclass(frozen=True)
@@ -168,9 +166,7 @@ class Job:
         total = sum(item.length for item in items)
         space.need(directory, total)
         self.target = Target(directory)
-        self.buffer_bytes = settings.buffer_bytes
-        while self.buffer_bytes > LARGE and self.buffer_bytes * settings.threads > total:
-            self.buffer_bytes //= 2
+        self.buffer_bytes = size_of_buffers(settings.buffer_bytes, settings.threads, total)
         zero_copy = (lambda _: False) if copy_first else self._can_zero_copy
         files = max(1, min(settings.files_per_rank, -(-total // FILE_BYTES)))
         self.layout = lay_out(items, files, self.buffer_bytes, zero_copy)
@@ -190,16 +186,6 @@ class Job:
         address = part.content.address
         return address is not None and address % self.target.memory_alignment == 0
 
-    def _buffers(self, threads: int) -> int:
-        """Number of host buffers: at least one per thread, so that each thread can take any block."""
-        everything = self.layout.buffers
-        if not everything or not self.copy_first:
-            return 2 * threads if everything else 0
-        free_bytes = int(space.host_memory_left() * MEMORY_SHARE) + POOL.idle_bytes(
-            self.buffer_bytes, self.gpu is not None
-        )
-        return max(threads, min(everything, max(2 * threads, free_bytes // self.buffer_bytes)))
-
     def run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
         """Write all items. All files are synced on return; after an error, the files of this job are removed."""
         with torch.cuda.device(self.gpu) if self.gpu else contextlib.nullcontext():
@@ -207,7 +193,9 @@ class Job:
 
     def _run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
         threads = max(1, min(self.settings.threads, sum(map(len, self.layout.blocks))))
-        count = self._buffers(threads)
+        count = number_of_buffers(
+            self.layout.buffers, threads, self.buffer_bytes, pinned=self.gpu is not None, copy_first=self.copy_first
+        )
         buffers = POOL.take(count, self.buffer_bytes, self.gpu)
         files: list[DataFile] = []
 
