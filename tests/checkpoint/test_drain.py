@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 
-from tunetool.checkpoint import DirectWriter, Drain, drain, latest, saving, verify_drained
+from tunetool.checkpoint import DirectWriter, Drain, drain, latest, markers, saving, verify_drained
 from tunetool.checkpoint import bulk as on_bulk
 from tunetool.checkpoint.pace import SAVE_LOCK, is_saving
 from tunetool.errors import CannotJudge, UsageProblem
@@ -217,7 +217,7 @@ def test_a_drain_that_was_killed_is_taken_up(
     for name, inode in there.items():
         assert (bulk / "step_7" / name).stat().st_ino == inode, "what was there was not copied again"
     assert sorted(path.name for path in bulk.iterdir()) == ["step_7"]
-    assert sorted(path.name for path in (bulk / "step_7").iterdir()) == sorted([".metadata", on_bulk.MARKER, *names])
+    assert sorted(path.name for path in (bulk / "step_7").iterdir()) == sorted([".metadata", markers.MARKER, *names])
 
 
 def test_a_flipped_byte_is_named(
@@ -318,13 +318,13 @@ def test_each_tier_keeps_its_newest_steps(tmp_path: Path, drains: Callable[..., 
 def test_a_step_that_was_saved_again_replaces_the_drained_one(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     bulk = tmp_path / "bulk"
     drains(save(tmp_path / "first", 3), bulk).wait(PATIENCE)
-    old = on_bulk.marker_of(bulk / "step_3")
+    old = markers.marker_of(bulk / "step_3")
     again = tmp_path / "again" / "step_3"
     again.mkdir(parents=True)
     dcp.save(state(1, 3), storage_writer=dcp.FileSystemWriter(again))
     drains(again, bulk).wait(PATIENCE)
     assert_loads(bulk / "step_3", 3, 1)
-    new = on_bulk.marker_of(bulk / "step_3")
+    new = markers.marker_of(bulk / "step_3")
     assert old is not None
     assert new is not None
     assert old.digest != new.digest
@@ -335,7 +335,7 @@ def test_a_step_that_lacks_only_its_name_counts_and_gets_it(tmp_path: Path, drai
     step, bulk = save(tmp_path / "scratch", 3), tmp_path / "bulk"
     drains(step, bulk).wait(PATIENCE)
     # As it lies there when the coordinator dies between the marker and the rename.
-    marker = on_bulk.marker_of(bulk / "step_3")
+    marker = markers.marker_of(bulk / "step_3")
     assert marker is not None
     sealed = (bulk / "step_3").rename(on_bulk.partial_of(bulk, "step_3", marker.digest))
     found = latest([bulk])

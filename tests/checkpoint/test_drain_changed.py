@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the checkpoints are torch's own")
 
 from small_steps import PATIENCE, data_of, eventually, overwrite, save, values
 
-from tunetool.checkpoint import Drain, latest, saving, verify_drained
+from tunetool.checkpoint import Drain, latest, markers, saving, verify_drained
 from tunetool.checkpoint import bulk as on_bulk
 from tunetool.checkpoint.transfer import copy_file
 from tunetool.errors import CannotJudge, UsageProblem
@@ -50,7 +50,7 @@ def test_a_shard_that_is_overwritten_while_it_drains_is_named(
         held_at_its_first_byte(lambda: drains(step, bulk), scratch, bulk, harm).wait(PATIENCE)
     assert f"`{shard}` changed" in failed.value.message
     assert list(bulk.glob("step_*")) == []
-    assert [on_bulk.marker_of(path) for path in bulk.iterdir()] == [None]
+    assert [markers.marker_of(path) for path in bulk.iterdir()] == [None]
     with pytest.raises(CannotJudge):
         latest([bulk])
     # `.metadata` is that of the first save still, and half of the data is the second's: no later drain takes that.
@@ -167,11 +167,11 @@ def test_the_same_metadata_is_not_the_same_save(tmp_path: Path, drains: Callable
     same = pickle.dumps(found)
     (step / ".metadata").write_bytes(same)
     drains(step, bulk).wait(PATIENCE)
-    first = on_bulk.marker_of(bulk / "step_7")
+    first = markers.marker_of(bulk / "step_7")
     save(step, 2.0)
     (step / ".metadata").write_bytes(same)
     drains(step, bulk).wait(PATIENCE)
-    second = on_bulk.marker_of(bulk / "step_7")
+    second = markers.marker_of(bulk / "step_7")
     assert first is not None
     assert second is not None
     assert first.digest == second.digest, "else this shows nothing"
@@ -232,7 +232,7 @@ def test_two_names_of_one_step_are_refused(tmp_path: Path, drains: Callable[...,
         drains(first, bulk).wait(PATIENCE)
     elif kind == "on its way":
         drains(first, bulk).wait(PATIENCE)
-        marker = on_bulk.marker_of(bulk / "step_7")
+        marker = markers.marker_of(bulk / "step_7")
         assert marker is not None
         (bulk / "step_7").rename(on_bulk.partial_of(bulk, "step_7", marker.digest))
     else:

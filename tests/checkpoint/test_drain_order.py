@@ -14,8 +14,7 @@ pytest.importorskip("torch", reason="the checkpoints are torch's own")
 
 from small_steps import PATIENCE, data_of, names, overwrite, save, values
 
-from tunetool.checkpoint import Drain, latest
-from tunetool.checkpoint import bulk as on_bulk
+from tunetool.checkpoint import Drain, latest, markers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
@@ -123,7 +122,7 @@ def test_what_is_not_whole_on_shared_storage_is_neither_counted_nor_deleted(
     for number in (1, 2, 3):
         drains(save(scratch / f"step_{number}", number), bulk).wait(PATIENCE)
     data_of(bulk / "step_2")[0].unlink()
-    (bulk / "step_3" / on_bulk.MARKER).write_text("{")
+    (bulk / "step_3" / markers.MARKER).write_text("{")
     drains(save(scratch / "step_4", 4), bulk, max_to_keep=2, local_max_to_keep=1).wait(PATIENCE)
     assert names(bulk) == ["step_1", "step_2", "step_3", "step_4"]
     assert names(scratch) == ["step_2", "step_3", "step_4"], "what can be drained again stays, step_1 is whole"
@@ -148,7 +147,7 @@ def test_steps_that_an_earlier_version_drained_have_no_record(tmp_path: Path, dr
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     for number in (5, 4, 3):
         drains(save(scratch / f"step_{number}", number), bulk).wait(PATIENCE)
-        marker = bulk / f"step_{number}" / on_bulk.MARKER
+        marker = bulk / f"step_{number}" / markers.MARKER
         document = json.loads(marker.read_text())
         kept = {name: document[name] for name in ("schema", "step", "digest", "files", "hosts")}
         assert set(kept) < set(document), "else this shows nothing"

@@ -28,7 +28,7 @@ _MODULES = {
     "release_buffers": "host_buffers",
     "saving": "pace",
     "survey": "tiers",
-    "verify_drained": "bulk",
+    "verify_drained": "markers",
 }
 __all__ = sorted(_MODULES)  # noqa: PLE0605  names, known only to __getattr__
 

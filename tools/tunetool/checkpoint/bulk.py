@@ -21,12 +21,10 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-import xxhash
-
-from tunetool.checkpoint import identity
+from tunetool.checkpoint import identity, markers
 from tunetool.checkpoint.identity import Identity
+from tunetool.checkpoint.markers import MARKER, METADATA, Marker, copied_file, replaceable, sound_marker_of
 from tunetool.checkpoint.save_order import Stamp
 from tunetool.checkpoint.steps import (
     fsync_directory,
@@ -36,14 +34,9 @@ from tunetool.checkpoint.steps import (
     same_step_error,
     step_number,
 )
-from tunetool.checkpoint.transfer import PART, CopiedFile, Gone, digest_of, remove_parts
+from tunetool.checkpoint.transfer import PART, CopiedFile, Gone, remove_parts
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.node.common.files import replace_file
 
-METADATA = ".metadata"
-MARKER = ".tunetool-drained.json"
-SCHEMA = "tunetool.drained/1"
-OTHER_METADATA = "`.metadata` belongs to another save than the data"
 _PLAN = "plan.json"
 _METADATA_COPY = ".metadata-of-the-step"
 """`.metadata` under another name, so that readers do not take a partial step for a checkpoint."""
@@ -74,21 +67,6 @@ class Plan:
     saved: Stamp | None = None
     metadata: Identity | None = None
     """Identity of the `.metadata` that is drained."""
-
-
-@dataclass(frozen=True)
-class Marker:
-    """The record of a complete step."""
-
-    digest: str
-    files: Mapping[str, CopiedFile]
-    hosts: Mapping[str, str]
-    """The host from which it was drained, by file."""
-    sources: Mapping[str, Identity] = field(default_factory=dict)
-    """Its identity on that host, by file. Markers of earlier versions lack this and the next two fields."""
-    saved: Stamp | None = None
-    metadata: Identity | None = None
-    """Identity of the `.metadata` that was drained."""
 
 
 def writer_of(name: str) -> int | None:
@@ -236,14 +214,10 @@ def deliveries(partial: Path) -> list[Delivery]:
     for path in sorted((partial / _RANKS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             document = json.loads(path.read_text())
-            files = {name: _copied_file(row) if row else None for name, row in document["files"].items()}
+            files = {name: copied_file(row) if row else None for name, row in document["files"].items()}
             sources = identity.parsed(document.get("sources", {}))
             manifests.append(Delivery(int(document["rank"]), str(document["host"]), files, sources))
     return manifests
-
-
-def _copied_file(document: Mapping[str, Any]) -> CopiedFile:
-    return CopiedFile(int(document["size"]), str(document["xxh3_64"]))
 
 
 def delivered(partial: Path, brought: Iterable[Delivery]) -> dict[str, CopiedFile]:
@@ -305,107 +279,13 @@ def _write_marker(partial: Path, brought: list[Delivery]) -> None:
     plan = plan_of(partial)
     hosts = {file: delivery.host for delivery in brought for file in delivery.files}
     sources = {file: source for delivery in brought for file, source in delivery.sources.items()}
-    files = {file: asdict(filed) for file, filed in delivered(partial, brought).items()}
+    files = delivered(partial, brought)
     remove_parts(partial)
     for folder in {(partial / file).parent for file in files}:
         fsync_directory(folder)
     (partial / _METADATA_COPY).replace(partial / METADATA)
-    document = {
-        "schema": SCHEMA,
-        "step": name,
-        "digest": digest,
-        "files": files,
-        "hosts": hosts,
-        "sources": identity.rows(sources),
-        "saved": plan and plan.saved and plan.saved.row(),
-        "metadata": plan and plan.metadata and plan.metadata.row(),
-    }
-    # The directory is synced too, so `.metadata` and all file names survive a power cut.
-    replace_file(str(partial / MARKER), json.dumps(document, indent=1))
-
-
-def replaceable(final: Path) -> None:
-    """Raises ``UsageProblem`` for a step that was not drained, which must not be replaced."""
-    if not (final / MARKER).exists():
-        raise UsageProblem(f"`{final}` exists, and was not drained", "move it away, or drain to another directory")
-
-
-def marker_of(directory: Path) -> Marker | None:
-    """The marker of a complete step; None if there is none. Raises ``CannotJudge`` for a damaged marker."""
-    try:
-        document = json.loads((directory / MARKER).read_text())
-        files = {str(name): _copied_file(row) for name, row in document["files"].items()}
-        metadata = document.get("metadata")
-        return Marker(
-            str(document["digest"]),
-            files,
-            dict(document["hosts"]),
-            identity.parsed(document.get("sources", {})),
-            Stamp.parse(document.get("saved")),
-            metadata and Identity.parse(metadata),
-        )
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CannotJudge(f"`{directory / MARKER}` is damaged", "drain the step again, or load another step") from None
-
-
-def sound_marker_of(directory: Path) -> Marker | None:
-    """The marker of a complete step; None if there is none or it is damaged."""
-    try:
-        return marker_of(directory)
-    except CannotJudge:
-        return None
-
-
-def whole(directory: Path) -> Marker | None:
-    """The marker of a step whose files have their full size and whose `.metadata` matches; otherwise None."""
-    marker = sound_marker_of(directory)
-    try:
-        if marker is None or digest_of_metadata(directory) != marker.digest:
-            return None
-        sizes = all((directory / name).stat().st_size == filed.size for name, filed in marker.files.items())
-    except OSError:
-        return None
-    return marker if sizes else None
-
-
-def digest_of_metadata(directory: Path) -> str:
-    """The digest (xxh3_64) of `.metadata` in ``directory``. Raises ``OSError``."""
-    return xxhash.xxh3_64_hexdigest((directory / METADATA).read_bytes())
-
-
-def verify_drained(directory: str | Path) -> int:
-    """Read a drained step with O_DIRECT and verify its checksums; returns the number of bytes read.
-
-    Raises ``CannotJudge`` naming the files that changed, ``UsageProblem`` for a directory that is not a drained step.
-    """
-    step_dir = Path(directory)
-    marker = marker_of(step_dir)
-    if marker is None:
-        raise UsageProblem(f"`{step_dir}` was not drained: it has no checksums", "name a step on shared storage")
-    changed = []
-    try:
-        if digest_of_metadata(step_dir) != marker.digest:
-            changed.append(OTHER_METADATA)
-    except OSError as error:
-        changed.append(f"`{METADATA}` cannot be read: {error.strerror}")
-    for name, filed in sorted(marker.files.items()):
-        try:
-            read = digest_of(step_dir / name)
-        except OSError as error:
-            changed.append(f"`{name}` cannot be read: {error.strerror}")
-            continue
-        if read != filed:
-            difference = "has other bytes" if read.size == filed.size else f"has {read.size} of {filed.size} bytes"
-            changed.append(f"`{name}` {difference}")
-    if changed:
-        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise CannotJudge(
-            f"`{step_dir}` differs from what was drained: {changed[0]}{more}",
-            "load another step; if this one is still on its node, remove it here and drain it again",
-        )
-    return sum(filed.size for filed in marker.files.values())
+    marker = Marker(digest, files, hosts, sources, plan and plan.saved, plan and plan.metadata)
+    markers.write(partial, name, marker)
 
 
 def _cannot_write(path: Path, error: OSError) -> CannotJudge:

@@ -21,7 +21,7 @@ from pathlib import Path
 import xxhash
 
 from tunetool.checkpoint import bulk as on_bulk
-from tunetool.checkpoint import identity
+from tunetool.checkpoint import identity, markers
 from tunetool.checkpoint.bulk import Delivery, Plan
 from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.pace import Pace, saving, yield_to_training
@@ -91,7 +91,7 @@ class Worker:
         order, digest, needed, metadata = self.order, self.order.digest, self.order.needed, self.metadata
         if digest is None or needed is None or metadata is None:
             raise UsageProblem(f"`{self.step_dir}` has no `.metadata`", "drain after the save is done")
-        with _locked(self.step_dir / on_bulk.METADATA, fcntl.LOCK_EX):
+        with _locked(self.step_dir / markers.METADATA, fcntl.LOCK_EX):
             content = self._metadata(digest)
             with _naming_errors(self.bulk):
                 self.bulk.mkdir(parents=True, exist_ok=True)
@@ -100,11 +100,11 @@ class Worker:
             if problem is not None:
                 raise problem
             final, partial = self.bulk / self.name, on_bulk.partial_of(self.bulk, self.name, digest)
-            if on_bulk.sound_marker_of(partial) is not None:
+            if markers.sound_marker_of(partial) is not None:
                 on_bulk.publish(self.bulk, partial, ())  # it was complete except for its name
             if not self._has_this_save(final):
                 if final.exists():
-                    on_bulk.replaceable(final)
+                    markers.replaceable(final)
                 copied_bytes = sum(path.stat().st_size for path in partial.glob("*.distcp"))
                 need(self.bulk, max(0, sum(needed.values()) - copied_bytes))
                 saved = stamp_of(self.step_dir, self.bulk, metadata.mtime_ns, digest)
@@ -123,7 +123,7 @@ class Worker:
 
     def _metadata(self, digest: str) -> bytes:
         """The content of `.metadata`. Raises ``Changed`` if it changed since the drain was requested."""
-        path = self.step_dir / on_bulk.METADATA
+        path = self.step_dir / markers.METADATA
         with _naming_errors(path):
             content = path.read_bytes()
         if xxhash.xxh3_64_hexdigest(content) != digest:
@@ -203,12 +203,12 @@ class Worker:
         return plan is None or None in (plan.metadata, self.metadata) or plan.metadata == self.metadata
 
     def _is_complete(self, final: Path, digest: str) -> bool:
-        marker = on_bulk.whole(final)
+        marker = markers.whole(final)
         return marker is not None and marker.digest == digest
 
     def _has_this_save(self, final: Path) -> bool:
         """Whether ``final`` is this save, complete: another drain may have copied it."""
-        marker = on_bulk.whole(final)
+        marker = markers.whole(final)
         if marker is None or self.order.digest not in (None, marker.digest):
             return False
         # Another save can have the same `.metadata`, and a `.metadata` on another node cannot be compared.

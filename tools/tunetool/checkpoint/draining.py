@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import xxhash
 
-from tunetool.checkpoint.bulk import METADATA
 from tunetool.checkpoint.drain_worker import Order, order_text
 from tunetool.checkpoint.identity import Identity, look_at, rows
+from tunetool.checkpoint.markers import METADATA
 from tunetool.checkpoint.pace import savers
 from tunetool.checkpoint.steps import same_step, same_step_error, step_number
 from tunetool.errors import CannotJudge, UsageProblem

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.checkpoint import bulk as on_bulk
-from tunetool.checkpoint import identity, save_order
-from tunetool.checkpoint.bulk import METADATA, Marker
+from tunetool.checkpoint import identity, markers, save_order
 from tunetool.checkpoint.identity import Identity, look
+from tunetool.checkpoint.markers import METADATA, Marker
 from tunetool.checkpoint.save_order import Key, Stamp, stamp, stamps, surplus
 from tunetool.checkpoint.steps import remove_step, steps_in, sweep
 from tunetool.checkpoint.transfer import digest_of
@@ -47,10 +47,10 @@ def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str) -> Stamp:
     earlier = on_bulk.plan_of(on_bulk.partial_of(bulk, step_dir.name, digest))
     if earlier is not None and earlier.saved is not None and earlier.saved.time_ns == saved_ns:
         return earlier.saved
-    markers = [on_bulk.sound_marker_of(path) for path in steps_in(bulk, ambiguous=True).values()]
-    stamps_known = [marker.saved for marker in markers if marker is not None and marker.saved is not None]
+    drained = [markers.sound_marker_of(path) for path in steps_in(bulk, ambiguous=True).values()]
+    stamps_known = [marker.saved for marker in drained if marker is not None and marker.saved is not None]
     for partial in on_bulk.partials(bulk):
-        plan, marker = on_bulk.plan_of(partial), on_bulk.sound_marker_of(partial)
+        plan, marker = on_bulk.plan_of(partial), markers.sound_marker_of(partial)
         stamps_known += [
             document.saved for document in (plan, marker) if document is not None and document.saved is not None
         ]
@@ -81,7 +81,7 @@ def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
 
 def leave_note(step_dir: Path, bulk: Path, sources: Mapping[str, Identity], metadata: Identity | None) -> None:
     """Write a note into ``step_dir``: its files are complete on shared storage. Without it, the step is kept longer."""
-    marker = on_bulk.sound_marker_of(bulk / step_dir.name)
+    marker = markers.sound_marker_of(bulk / step_dir.name)
     if marker is None:
         return
     document = {
@@ -170,14 +170,14 @@ def _save_orders(
 
 def _complete_steps(steps: Mapping[int, Path]) -> dict[int, tuple[Path, Marker]]:
     """The drained steps that are complete, with their markers."""
-    markers = {number: (path, on_bulk.whole(path)) for number, path in steps.items()}
-    return {number: (path, marker) for number, (path, marker) in markers.items() if marker is not None}
+    found = {number: (path, markers.whole(path)) for number, path in steps.items()}
+    return {number: (path, marker) for number, (path, marker) in found.items() if marker is not None}
 
 
 def _has_metadata(path: Path, marker: Marker) -> bool:
     """Whether `.metadata` in ``path`` is the one that was drained; True if it is on another node."""
     try:
-        return on_bulk.digest_of_metadata(path) == marker.digest
+        return markers.digest_of_metadata(path) == marker.digest
     except FileNotFoundError:
         return True
     except OSError:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunetool.checkpoint import bulk
-from tunetool.checkpoint.bulk import Marker
+from tunetool.checkpoint import bulk, markers
 from tunetool.checkpoint.draining import launcher_ranks, named_by
 from tunetool.checkpoint.identity import look
+from tunetool.checkpoint.markers import Marker
 from tunetool.checkpoint.retention import note_in
 from tunetool.checkpoint.save_order import Stamp, now_ns, stamps
 from tunetool.checkpoint.steps import number_or_none, steps_in
@@ -128,7 +128,7 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
     drained = {}
     for root in roots:
         for path in [*steps[root].values(), *partials[root]]:
-            marker = bulk.sound_marker_of(path)
+            marker = markers.sound_marker_of(path)
             if marker is not None:
                 drained[marker.digest] = marker
     copies: list[StepCopy] = []
@@ -139,7 +139,7 @@ def survey(tiers: Sequence[str | Path], rank: int = 0) -> Survey:
             number = number_or_none(name)
             if number is None:
                 continue
-            if bulk.sound_marker_of(partial) is not None:
+            if markers.sound_marker_of(partial) is not None:
                 copies.append(_copy_at(number, partial, drained))
             elif number not in steps[root]:
                 plan = bulk.plan_of(partial)
@@ -159,17 +159,17 @@ def _mtime_ns(path: Path) -> int:
 
 def _copy_at(number: int, path: Path, drained: Mapping[str, Marker]) -> StepCopy:
     """The copy of step ``number`` in ``path``. ``drained``: the markers of all tiers by digest."""
-    metadata = path / bulk.METADATA
+    metadata = path / markers.METADATA
     try:
         content = metadata.read_bytes()
         digest, needed = named_by(content, metadata)
-        marker = bulk.marker_of(path)
+        marker = markers.marker_of(path)
     except OSError as error:
         return StepCopy(number, str(path), None, f"`{metadata}`: {error.strerror}", None, _mtime_ns(path))
     except TunetoolError as error:
         return StepCopy(number, str(path), None, error.message, None, _mtime_ns(path))
     if marker is not None and marker.digest != digest:
-        problem = f"{bulk.OTHER_METADATA} in `{path}`"
+        problem = f"{markers.OTHER_METADATA} in `{path}`"
         return StepCopy(number, str(path), None, problem, marker.saved, _mtime_ns(metadata))
     hosts = marker.hosts if marker else {}
     note = note_in(path)
@@ -195,7 +195,7 @@ def _overwritten(path: Path, name: str, drained: Marker) -> str | None:
     if source is None or drained.metadata is None:
         return None
     try:
-        same = look(path / bulk.METADATA) == drained.metadata
+        same = look(path / markers.METADATA) == drained.metadata
         return "was written to after it was drained" if same and not look(path / name).as_written(source) else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"

@@ -1,0 +1,143 @@
+"""The marker of a drained step: what is in the step, with every checksum, and whether it still is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from tunetool.checkpoint import identity
+from tunetool.checkpoint.identity import Identity
+from tunetool.checkpoint.save_order import Stamp
+from tunetool.checkpoint.transfer import CopiedFile, digest_of
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.common.files import replace_file
+
+METADATA = ".metadata"
+MARKER = ".tunetool-drained.json"
+SCHEMA = "tunetool.drained/1"
+OTHER_METADATA = "`.metadata` belongs to another save than the data"
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The record of a complete step."""
+
+    digest: str
+    files: Mapping[str, CopiedFile]
+    hosts: Mapping[str, str]
+    """The host from which it was drained, by file."""
+    sources: Mapping[str, Identity] = field(default_factory=dict)
+    """Its identity on that host, by file. Markers of earlier versions lack this and the next two fields."""
+    saved: Stamp | None = None
+    metadata: Identity | None = None
+    """Identity of the `.metadata` that was drained."""
+
+
+def copied_file(document: Mapping[str, Any]) -> CopiedFile:
+    """A file as a manifest or a marker has it. Raises ``KeyError``, ``TypeError``, ``ValueError``."""
+    return CopiedFile(int(document["size"]), str(document["xxh3_64"]))
+
+
+def write(directory: Path, step: str, marker: Marker) -> None:
+    """Write the marker, the last file of a step. Raises ``OSError``."""
+    document = {
+        "schema": SCHEMA,
+        "step": step,
+        "digest": marker.digest,
+        "files": {file: asdict(filed) for file, filed in marker.files.items()},
+        "hosts": dict(marker.hosts),
+        "sources": identity.rows(marker.sources),
+        "saved": marker.saved and marker.saved.row(),
+        "metadata": marker.metadata and marker.metadata.row(),
+    }
+    # The directory is synced too, so `.metadata` and all file names survive a power cut.
+    replace_file(str(directory / MARKER), json.dumps(document, indent=1))
+
+
+def replaceable(final: Path) -> None:
+    """Raises ``UsageProblem`` for a step that was not drained, which must not be replaced."""
+    if not (final / MARKER).exists():
+        raise UsageProblem(f"`{final}` exists, and was not drained", "move it away, or drain to another directory")
+
+
+def marker_of(directory: Path) -> Marker | None:
+    """The marker of a complete step; None if there is none. Raises ``CannotJudge`` for a damaged marker."""
+    try:
+        document = json.loads((directory / MARKER).read_text())
+        files = {str(name): copied_file(row) for name, row in document["files"].items()}
+        metadata = document.get("metadata")
+        return Marker(
+            str(document["digest"]),
+            files,
+            dict(document["hosts"]),
+            identity.parsed(document.get("sources", {})),
+            Stamp.parse(document.get("saved")),
+            metadata and Identity.parse(metadata),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CannotJudge(f"`{directory / MARKER}` is damaged", "drain the step again, or load another step") from None
+
+
+def sound_marker_of(directory: Path) -> Marker | None:
+    """The marker of a complete step; None if there is none or it is damaged."""
+    try:
+        return marker_of(directory)
+    except CannotJudge:
+        return None
+
+
+def whole(directory: Path) -> Marker | None:
+    """The marker of a step whose files have their full size and whose `.metadata` matches; otherwise None."""
+    marker = sound_marker_of(directory)
+    try:
+        if marker is None or digest_of_metadata(directory) != marker.digest:
+            return None
+        sizes = all((directory / name).stat().st_size == filed.size for name, filed in marker.files.items())
+    except OSError:
+        return None
+    return marker if sizes else None
+
+
+def digest_of_metadata(directory: Path) -> str:
+    """The digest (xxh3_64) of `.metadata` in ``directory``. Raises ``OSError``."""
+    return xxhash.xxh3_64_hexdigest((directory / METADATA).read_bytes())
+
+
+def verify_drained(directory: str | Path) -> int:
+    """Read a drained step with O_DIRECT and verify its checksums; returns the number of bytes read.
+
+    Raises ``CannotJudge`` naming the files that changed, ``UsageProblem`` for a directory that is not a drained step.
+    """
+    step_dir = Path(directory)
+    marker = marker_of(step_dir)
+    if marker is None:
+        raise UsageProblem(f"`{step_dir}` was not drained: it has no checksums", "name a step on shared storage")
+    changed = []
+    try:
+        if digest_of_metadata(step_dir) != marker.digest:
+            changed.append(OTHER_METADATA)
+    except OSError as error:
+        changed.append(f"`{METADATA}` cannot be read: {error.strerror}")
+    for name, filed in sorted(marker.files.items()):
+        try:
+            read = digest_of(step_dir / name)
+        except OSError as error:
+            changed.append(f"`{name}` cannot be read: {error.strerror}")
+            continue
+        if read != filed:
+            difference = "has other bytes" if read.size == filed.size else f"has {read.size} of {filed.size} bytes"
+            changed.append(f"`{name}` {difference}")
+    if changed:
+        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise CannotJudge(
+            f"`{step_dir}` differs from what was drained: {changed[0]}{more}",
+            "load another step; if this one is still on its node, remove it here and drain it again",
+        )
+    return sum(filed.size for filed in marker.files.values())
