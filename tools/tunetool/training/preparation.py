@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
+from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch import rank as launched
 from tunetool.launch.job import Job, Launcher
 from tunetool.launch.local import RankFailed
@@ -29,7 +29,7 @@ from tunetool.stage.destination import Place, inode_of
 from tunetool.stage.whole_directory import alone, building, need_room
 from tunetool.training.data import pictures
 from tunetool.training.model import reference_model
-from tunetool.training.rank.recorder import keep_error
+from tunetool.training.rank.recorder import leave_answer
 from tunetool.training.run_workload import explained
 from tunetool.training.settings import Material
 from tunetool.training.workload import rank_directory
@@ -281,11 +281,15 @@ def prepare_on_hosts(
     return ready
 
 
-class _RankProgress:
-    """Progress of a rank: lines in its log, and a heartbeat for the watchdog at each tick."""
+class RankProgress:
+    """Progress of a rank: lines in its log unless ``quiet``, and a heartbeat for the watchdog at each tick."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
 
     def say(self, line: str) -> None:
-        sys.stderr.write(line + "\n")
+        if not self._quiet:
+            sys.stderr.write(line + "\n")
 
     @contextlib.contextmanager
     def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
@@ -300,18 +304,9 @@ class _RankProgress:
 
 def main(arguments: Sequence[str]) -> int:
     """Prepare this node as one rank; returns tunetool's exit status."""
-    directory = launched.out()
-    try:
-        settings = json.loads(arguments[1])
-        look = bool(settings.pop("look"))
-        paths = {name: Path(settings[name]) if settings[name] is not None else None for name in ("dataset", "target")}
-        ready = prepare_here(Material(**{**settings, **paths}), "", _RankProgress(), look)
-    except TunetoolError as error:
-        keep_error(directory, error)
-        sys.stderr.write(f"error: {error.message}\n")
-        return int(error.exit_code)
-    (directory / _PREPARED).write_text(json.dumps(asdict(ready)))
-    return 0
+    order = json.loads(arguments[1])
+    look = bool(order.pop("look"))
+    return leave_answer(lambda: prepare_here(Material.parse(order), "", RankProgress(), look), _PREPARED)
 
 
 def stacks_of(ready: Ready) -> list[BlockStack]:

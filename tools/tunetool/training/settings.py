@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from tunetool.errors import UsageProblem
-from tunetool.training.workload import Device, Loader, Trainer, Workload
+from tunetool.training.workload import BATCH_SIZE, Device, Training, Workload
+
+__all__ = ["BATCH_SIZE", "IMAGES", "Cluster", "Material", "Settings"]
 
 IMAGES = 200
-
-
-BATCH_SIZE = 2
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ class Material:
     """Directory for a model or dataset that must be made; None where neither must."""
     seed: int = 0
 
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Material:
+        """From JSON, in which a path is a text."""
+        paths = {name: Path(document[name]) if document[name] is not None else None for name in ("dataset", "target")}
+        return cls(**{**document, **paths})
+
     def __post_init__(self) -> None:
         from tunetool.training.model.reference_model import SIZES
 
@@ -56,41 +62,18 @@ class Material:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of the training; the fields are those of ``Workload``."""
+class Settings(Training):
+    """The settings of the training."""
 
-    trainer: Trainer = "deepspeed"
-    zero_stage: int = 2
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int = BATCH_SIZE
-    learning_rate: float = 1e-4
-    lora_rank: int = 8
-    full: bool = False
-    loader: Loader = "parallel"
-    cold: bool = False
     checkpoint: Path | None = None
-    curves: float | None = 1.0
-    workers: int = 2
 
     def workload(self, model: str, dataset: str, device: Device, seed: int) -> Workload:
         """The workload for the ranks. Raises ``UsageProblem`` for an invalid setting."""
         return Workload(
             model=model,
             dataset=dataset,
-            trainer=self.trainer,
-            zero_stage=self.zero_stage,
-            epochs=self.epochs,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            lora_rank=self.lora_rank,
-            full=self.full,
             device=device,
             seed=seed,
-            loader=self.loader,
-            cold=self.cold,
             checkpoint=str(self.checkpoint) if self.checkpoint is not None else None,
-            curves=self.curves,
-            workers=self.workers,
+            **{each.name: getattr(self, each.name) for each in fields(Training)},
         )

@@ -19,8 +19,35 @@ Device = Literal["auto", "cpu", "cuda"]
 Loader = Literal["parallel", "transformers"]
 
 
+BATCH_SIZE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How it is trained: what a user asks for, and what every rank gets."""
+
+    trainer: Trainer = "deepspeed"
+    zero_stage: int = 2
+    epochs: int = 1
+    steps: int | None = None
+    """Number of optimizer steps, instead of ``epochs``; None: as many as ``epochs`` have."""
+    batch_size: int = BATCH_SIZE
+    """Samples per rank and step."""
+    learning_rate: float = 1e-4
+    lora_rank: int = 8
+    full: bool = False
+    """Train all parameters instead of LoRA's, so that ZeRO's traffic is that of the whole model."""
+    loader: Loader = "parallel"
+    cold: bool = False
+    """Drop model and data from the page cache of each node first."""
+    curves: float | None = 1.0
+    """Seconds between two samples of the node's and GPUs' counters; None: no curves."""
+    workers: int = 2
+    """Processes per rank that read and decode images; 0: the rank does it itself, between its steps."""
+
+
 @dataclass(frozen=True)
-class Workload:
+class Workload(Training):
     """The fine-tune. Two runs of it on the same number of ranks use the same samples in the same order."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -29,28 +56,10 @@ class Workload:
     """A directory on the node: config, tokenizer, safetensors."""
     dataset: str
     """A directory on the node in LLaMA-Factory's format: dataset_info.json and the files that it names."""
-    trainer: Trainer = "deepspeed"
-    zero_stage: int = 2
-    epochs: int = 1
-    steps: int | None = None
-    """Number of optimizer steps, instead of ``epochs``; None: as many as ``epochs`` have."""
-    batch_size: int = 2
-    """Samples per rank and step."""
-    learning_rate: float = 1e-4
-    lora_rank: int = 8
-    full: bool = False
-    """Train all parameters instead of LoRA's, so that ZeRO's traffic is that of the whole model."""
     device: Device = "auto"
     seed: int = 0
-    loader: Loader = "parallel"
-    cold: bool = False
-    """Drop model and data from the page cache of each node first."""
     checkpoint: str | None = None
     """Directory of a checkpoint at the end, which must not exist; None: no checkpoint."""
-    curves: float | None = 1.0
-    """Seconds between two samples of the node's and GPUs' counters; None: no curves."""
-    workers: int = 2
-    """Processes per rank that read and decode images; 0: the rank does it itself, between its steps."""
 
     def __post_init__(self) -> None:
         if self.zero_stage not in (0, 1, 2, 3):

@@ -14,14 +14,13 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tunetool.bench.staging.advice import Room, refusal
-from tunetool.errors import TunetoolError, UsageProblem
-from tunetool.launch import rank as launched
+from tunetool.errors import UsageProblem
 from tunetool.measure import page_cache
 from tunetool.measure.progress import MovingProgress
 from tunetool.node.machine.block_stack import read_stack
@@ -32,8 +31,8 @@ from tunetool.stage.run import Request as Stage
 from tunetool.stage.run import run as stage
 from tunetool.stage.tree import scan, total_bytes
 from tunetool.training.model import reference_model
-from tunetool.training.preparation import HEIGHT, TINY, WIDTH, Prepared, Ready, gpus, prepare
-from tunetool.training.rank.recorder import keep_error
+from tunetool.training.preparation import HEIGHT, TINY, WIDTH, Prepared, RankProgress, Ready, gpus, prepare
+from tunetool.training.rank.recorder import leave_answer
 from tunetool.training.settings import Material
 
 MODULE = "tunetool.bench.staging.node_task"
@@ -50,6 +49,11 @@ class Task:
     material: Material
     memory: str
     place: str = ""
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Task:
+        """From what ``to_json`` wrote. Raises ``UsageProblem``."""
+        return cls(**{**document, "material": Material.parse(document["material"])})
 
     def to_json(self) -> str:
         """For a command line."""
@@ -114,7 +118,9 @@ def look(task: Task) -> Answer:
     """Sizes (of what is not made yet: what it will be) and room. Raises ``UsageProblem`` where it does not fit."""
     asked, memory = task.material, Path(task.memory)
     target = asked.target or Path()
-    found = prepare(asked.model, asked.dataset, asked.images, target, asked.seed, _Beating(quiet=True), dry_run=True)
+    found = prepare(
+        asked.model, asked.dataset, asked.images, target, asked.seed, RankProgress(quiet=True), dry_run=True
+    )
     sizes = _sizes(asked, found)
     bulk = read_stack(nearest(found.model))
     told = Answer(
@@ -216,25 +222,6 @@ def give_back(place: Path) -> None:
         shutil.rmtree(place)
 
 
-class _Beating:
-    """Progress of a rank: lines in its log, and a sign of life at each tick."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self._quiet = quiet
-
-    def say(self, line: str) -> None:
-        if not self._quiet:
-            sys.stderr.write(line + "\n")
-
-    @contextlib.contextmanager
-    def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
-        yield launched.beat
-
-    @contextlib.contextmanager
-    def moving(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        yield lambda _: launched.beat()
-
-
 def parse(text: str) -> Answer:
     """What ``main`` wrote. Raises ``ValueError``, ``KeyError``, ``TypeError`` for anything else."""
     told: dict[str, Any] = json.loads(text)
@@ -244,18 +231,7 @@ def parse(text: str) -> Answer:
 
 def main(text: str) -> int:
     """A node's end: the answer, or why there is none, goes into the rank's own directory."""
-    own = launched.out()
-    try:
-        told: dict[str, Any] = json.loads(text)
-        material = told.pop("material")
-        paths = {name: Path(material[name]) if material[name] is not None else None for name in ("dataset", "target")}
-        found = answer(Task(**told, material=Material(**{**material, **paths})), _Beating())
-    except TunetoolError as error:
-        keep_error(own, error)
-        sys.stderr.write(f"error: {error.message}\n")
-        return int(error.exit_code)
-    (own / ANSWER).write_text(json.dumps(asdict(found)))
-    return 0
+    return leave_answer(lambda: answer(Task.parse(json.loads(text)), RankProgress()), ANSWER)
 
 
 if __name__ == "__main__":

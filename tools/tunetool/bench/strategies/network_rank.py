@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,9 +22,9 @@ import torch.distributed as dist
 from tunetool.advise.communication import KINDS, Kind
 from tunetool.bench.checkpoint.preflight import available_memory
 from tunetool.bench.strategies.network import FILE, Found, Order
-from tunetool.errors import CannotJudge, TunetoolError
+from tunetool.errors import CannotJudge
 from tunetool.launch import rank as launched
-from tunetool.training.rank.recorder import keep_error
+from tunetool.training.rank.recorder import leave_answer
 
 SIZES = tuple(4**power << 10 for power in range(1, 10))
 """Bytes of the whole vector: 4 KiB to 256 MiB."""
@@ -174,15 +173,7 @@ class Bench:
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status as tunetool's own, with the reason in the rank's directory."""
-    own = launched.out()
-    try:
-        found = Bench(Order(**json.loads(arguments[1])), int(os.environ["LOCAL_RANK"])).run()
-    except TunetoolError as error:
-        keep_error(own, error)
-        sys.stderr.write(f"error: {error.message}\n")
-        return int(error.exit_code)
-    (own / FILE).write_text(json.dumps(asdict(found)))
-    return 0
+    return leave_answer(lambda: Bench(Order(**json.loads(arguments[1])), int(os.environ["LOCAL_RANK"])).run(), FILE)
 
 
 if __name__ == "__main__":

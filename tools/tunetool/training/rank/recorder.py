@@ -7,12 +7,15 @@ import importlib.metadata
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tunetool.errors import ExitCode, TunetoolError
+from tunetool.launch import rank as launched
 from tunetool.training.workload import ERROR, RESULT, RankResult
 
 _LIBRARIES = ("torch", "deepspeed", "transformers", "peft", "lightning", "llamafactory")
@@ -173,6 +176,22 @@ def keep_error(directory: Path, error: TunetoolError) -> None:
     """Write the reason why a rank fails to its directory, for the process that started it."""
     document = {"message": error.message, "hint": error.hint, "usage": error.exit_code == ExitCode.USAGE}
     _keep(directory / ERROR, json.dumps(document))
+
+
+def leave_answer(work: Callable[[], Any], name: str) -> int:
+    """Do a rank's work. The dataclass that it returns goes to the file ``name`` in the rank's directory, as JSON.
+
+    Returns the exit status: 0, or tunetool's own with the reason in the directory and on stderr.
+    """
+    directory = launched.out()
+    try:
+        answer = work()
+    except TunetoolError as error:
+        keep_error(directory, error)
+        sys.stderr.write(f"error: {error.message}\n")
+        return int(error.exit_code)
+    (directory / name).write_text(json.dumps(asdict(answer)))
+    return 0
 
 
 def _keep(file: Path, text: str) -> None:
