@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.play.tunetool_command import MARK
+from tunetool.node.units import format_count
 
 MOST_FORKS = 100
 _CONTROL_HINT = "run `pip install 'tunetool[control]'` on this machine (Python 3.11 or newer)"
-_HOST_LIST_TIMEOUT = 300
+_READ_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -86,23 +87,44 @@ def find_playbook(name: str) -> Playbook:
     return Playbook(f"tunetool.node.{name}", {})
 
 
-def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[str]:
-    """The hosts that the inventory and ``--limit`` select. Raises ``UsageProblem`` when there is none."""
-    argv = ["ansible", "all", "-i", str(inventory.resolve()), "--list-hosts"]
-    argv += ["--limit", limit] if limit is not None else []
+def choose_hosts(name: str, inventory: Path, limit: str | None) -> tuple[Playbook, list[str]]:
+    """The playbook of that name, and the hosts that it would run on. Raises ``UsageProblem`` where it cannot run."""
+    need_ansible()
+    need_inventory(inventory)
+    playbook = find_playbook(name)
+    return playbook, list_hosts(inventory, limit, playbook)
+
+
+def announce(names: Sequence[str], forks: int | None, progress: Progress) -> int:
+    """Say which hosts it runs on, and return how many of them at the same time."""
+    forks = forks or min(len(names), MOST_FORKS)
+    shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
+    progress.say(f"{format_count(len(names), 'host')}, {forks} at once: {shown}")
+    return forks
+
+
+def ask_ansible(argv: Sequence[str], inventory: Path, playbook: Playbook) -> subprocess.CompletedProcess[str]:
+    """What a program of Ansible's says of an inventory. Raises ``CannotJudge`` where it takes too long."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             argv,
             env=ansible_environment(playbook),
             capture_output=True,
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=_HOST_LIST_TIMEOUT,
+            timeout=_READ_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise CannotJudge(f"`{inventory}` was not read within {_HOST_LIST_TIMEOUT} s") from None
+        raise CannotJudge(f"`{inventory}` was not read within {_READ_SECONDS} s") from None
+
+
+def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[str]:
+    """The hosts that the inventory and ``--limit`` select. Raises ``UsageProblem`` when there is none."""
+    argv = ["ansible", "all", "-i", str(inventory.resolve()), "--list-hosts"]
+    argv += ["--limit", limit] if limit is not None else []
+    done = ask_ansible(argv, inventory, playbook)
     header, *lines = done.stdout.splitlines() or [""]
     hosts = [line.strip() for line in lines if line.strip()]
     if done.returncode == 0 and header.strip().startswith("hosts (") and hosts:

@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import ExitCode, UsageProblem
-from tunetool.fleet.playbook import (
-    MOST_FORKS,
-    Run,
-    find_playbook,
-    list_hosts,
-    need_ansible,
-    need_inventory,
-    run_playbook,
-)
+from tunetool.fleet.playbook import Run, announce, choose_hosts, run_playbook
 from tunetool.measure.progress import Progress
 from tunetool.node.plan.plan_file import PlanError, load
 from tunetool.node.play.host_summary import BUILD, FAILED, NOT_REACHED, PLAN, REFUSED, UNREACHABLE, Host, Summary
@@ -64,20 +56,16 @@ class ProvisionResult:
 def provision(request: ProvisionRequest, progress: Progress) -> ProvisionResult:
     """Plan or build every host. Raises ``UsageProblem`` when the call is wrong, before a host is touched."""
     check_request(request)
-    need_ansible()
-    need_inventory(request.inventory)
-    playbook = find_playbook("plan" if request.plan is not None else "provision")
-    names = list_hosts(request.inventory, request.limit, playbook)
-    forks = request.forks or min(len(names), MOST_FORKS)
-    count = format_count(len(names), "host")
-    progress.say(f"{count}, {forks} at once: {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}")
+    name = "plan" if request.plan is not None else "provision"
+    playbook, names = choose_hosts(name, request.inventory, request.limit)
+    forks = announce(names, request.forks, progress)
     listener = Listener(names, request, progress)
     seconds = _SECONDS_TO_PLAN if request.plan is not None else _SECONDS_TO_BUILD
     with tempfile.TemporaryDirectory(prefix="tunetool-summary-") as directory:
         counted = Path(directory) / "summary.json"
         playbook = replace(playbook, environment={**playbook.environment, SUMMARY_FILE: str(counted)})
         run = Run(playbook, request.inventory, request.limit, forks, variables(request), request.check)
-        run_playbook(run, listener, progress, count, seconds)
+        run_playbook(run, listener, progress, format_count(len(names), "host"), seconds)
         add_trips(listener.summary, counted)
     hosts = list(listener.summary.hosts.values())
     code = exit_code(hosts, written=listener.wrote or request.plan is None)

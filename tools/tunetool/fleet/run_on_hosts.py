@@ -12,16 +12,7 @@ from typing import Any
 
 from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
-from tunetool.fleet.playbook import (
-    MOST_FORKS,
-    Playbook,
-    Run,
-    find_playbook,
-    list_hosts,
-    need_ansible,
-    need_inventory,
-    run_playbook,
-)
+from tunetool.fleet.playbook import Playbook, Run, announce, choose_hosts, run_playbook
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import Progress
 from tunetool.node.play.host_summary import one_line
@@ -59,6 +50,18 @@ class HostCommand:
 
 
 @dataclass(frozen=True)
+class Call:
+    """On which hosts the command runs, and where the records go."""
+
+    inventory: Path
+    limit: str | None
+    forks: int | None
+    runs_dir: Path | None
+    instead: str | None = None
+    """Said in place of running it, for a dry run."""
+
+
+@dataclass(frozen=True)
 class Play:
     """A play over the hosts of an inventory."""
 
@@ -70,16 +73,35 @@ class Play:
     forks: int
 
 
+def run_everywhere(
+    wanted: HostCommand,
+    call: Call,
+    seconds: float,
+    progress: Progress,
+    *,
+    figures: Callable[[Record], Sequence[str]],
+    over: Callable[[Hosts, datetime], Record],
+    compare: Callable[[Hosts], Hosts] = lambda hosts: hosts,
+) -> FleetResult:
+    """Run it on every host, and keep the hosts' records with one ``over`` them. Raises ``UsageProblem``.
+
+    ``seconds`` and ``figures``: see ``run``; ``compare`` may add to what is said of the hosts.
+    """
+    started = records.utc_now()
+    play = prepare(wanted, call.inventory, call.limit, call.forks, progress)
+    if call.instead is not None:
+        progress.say(call.instead)
+        return FleetResult(None, None, (), ExitCode.OK)
+    runs_dir = call.runs_dir or records.default_runs_dir()
+    records.prepare_runs_dir(runs_dir)
+    hosts = compare(run(play, seconds, progress, figures))
+    return keep(over(hosts, started), hosts, runs_dir)
+
+
 def prepare(wanted: HostCommand, inventory: Path, limit: str | None, forks: int | None, progress: Progress) -> Play:
     """The play, once it is known that it can run. Raises ``UsageProblem``."""
-    need_ansible()
-    need_inventory(inventory)
-    playbook = find_playbook(wanted.playbook)
-    names = list_hosts(inventory, limit, playbook)
-    forks = forks or min(len(names), MOST_FORKS)
-    shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
-    progress.say(f"{format_count(len(names), 'host')}, {forks} at once: {shown}")
-    return Play(wanted, playbook, inventory, limit, names, forks)
+    playbook, names = choose_hosts(wanted.playbook, inventory, limit)
+    return Play(wanted, playbook, inventory, limit, names, announce(names, forks, progress))
 
 
 def variables(wanted: HostCommand) -> dict[str, object]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunetool import record as records
-from tunetool.errors import ExitCode, UsageProblem
-from tunetool.fleet.run_on_hosts import FleetResult, HostCommand, keep, prepare, record_over, run
+from tunetool.errors import UsageProblem
+from tunetool.fleet.run_on_hosts import Call, FleetResult, HostCommand, record_over, run_everywhere
 from tunetool.measure.progress import Progress
 from tunetool.node.units import format_bandwidth
 from tunetool.record import Record
@@ -31,19 +30,19 @@ class FleetRequest:
 
 def stage_fleet(asked: FleetRequest, progress: Progress) -> FleetResult:
     """Stage, verify or evict on every host. Raises ``UsageProblem`` when the call is wrong."""
-    started = records.utc_now()
     request = asked.request
     for name in (request.source, request.destination):
         if name is not None and not name.startswith("/") and not is_remote(name):
             raise UsageProblem(f"`{name}` is not absolute", "on other hosts there is no current directory")
-    play = prepare(host_command(asked), asked.inventory, asked.limit, asked.forks, progress)
-    if request.dry_run:
-        progress.say("`tunetool stage --dry-run` on a host says what would be copied there")
-        return FleetResult(None, None, (), ExitCode.OK)
-    runs_dir = request.runs_dir or records.default_runs_dir()
-    records.prepare_runs_dir(runs_dir)
-    hosts = run(play, _SECONDS, progress, _figures)
-    return keep(record_over(request.command, request.destination, started, hosts), hosts, runs_dir)
+    instead = "`tunetool stage --dry-run` on a host says what would be copied there" if request.dry_run else None
+    return run_everywhere(
+        host_command(asked),
+        Call(asked.inventory, asked.limit, asked.forks, request.runs_dir, instead),
+        _SECONDS,
+        progress,
+        figures=_figures,
+        over=lambda hosts, started: record_over(request.command, request.destination, started, hosts),
+    )
 
 
 def host_command(asked: FleetRequest) -> HostCommand:

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from tunetool import record as records
-from tunetool.errors import ExitCode
 from tunetool.fleet.outliers import OUTLIER, outliers
-from tunetool.fleet.run_on_hosts import FleetResult, HostCommand, Hosts, keep, prepare, record_over, run
+from tunetool.fleet.run_on_hosts import Call, FleetResult, HostCommand, Hosts, record_over, run_everywhere
 from tunetool.measure.figures import NAMES
 from tunetool.measure.progress import Progress
 from tunetool.node.units import format_bandwidth
@@ -48,16 +46,16 @@ class FleetRequest:
 
 def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
     """Verify every host. Raises ``UsageProblem`` when the call is wrong; a host that fails is an ``error`` there."""
-    started = records.utc_now()
-    play = prepare(host_command(request), request.inventory, request.limit, request.forks, progress)
-    if request.dry_run:
-        progress.say("`tunetool verify --dry-run` on a host says what would be written there")
-        return FleetResult(None, None, (), ExitCode.OK)
-    runs_dir = request.runs_dir or records.default_runs_dir()
-    records.prepare_runs_dir(runs_dir)
-    seconds = _SECONDS[request.level](request.duration)
-    hosts = name_outliers(run(play, seconds, progress, _figures))
-    return keep(fleet_record(request, hosts, started), hosts, runs_dir)
+    instead = "`tunetool verify --dry-run` on a host says what would be written there" if request.dry_run else None
+    return run_everywhere(
+        host_command(request),
+        Call(request.inventory, request.limit, request.forks, request.runs_dir, instead),
+        _SECONDS[request.level](request.duration),
+        progress,
+        figures=_figures,
+        over=lambda hosts, started: fleet_record(request, hosts, started),
+        compare=name_outliers,
+    )
 
 
 def host_command(request: FleetRequest) -> HostCommand:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.fleet.playbook import (
-    Playbook,
-    ansible_environment,
-    find_playbook,
-    list_hosts,
-    need_ansible,
-    need_inventory,
-)
+from tunetool.errors import UsageProblem
+from tunetool.fleet.playbook import Playbook, ask_ansible, choose_hosts
 
 PLAYBOOK = "launch"
-_READ_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -38,30 +29,16 @@ def from_inventory(inventory: Path, limit: str | None) -> list[Host]:
 
     The address is ``ansible_host`` (default: the name), the slots are ``tunetool_slots`` if set.
     """
-    need_ansible()
-    need_inventory(inventory)
-    playbook = find_playbook(PLAYBOOK)
-    names = list_hosts(inventory, limit, playbook)
+    playbook, names = choose_hosts(PLAYBOOK, inventory, limit)
     variables = host_variables(inventory, playbook)
     return [_host(name, variables.get(name, {})) for name in names]
 
 
 def host_variables(inventory: Path, playbook: Playbook) -> dict[str, dict[str, Any]]:
     """Each host's inventory variables; templates are not evaluated. Raises ``CannotJudge`` or ``UsageProblem``."""
+    done = ask_ansible(["ansible-inventory", "-i", str(inventory.resolve()), "--list"], inventory, playbook)
     try:
-        done = subprocess.run(
-            ["ansible-inventory", "-i", str(inventory.resolve()), "--list"],
-            env=ansible_environment(playbook),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=_READ_SECONDS,
-            check=False,
-        )
         return dict(json.loads(done.stdout)["_meta"]["hostvars"])
-    except subprocess.TimeoutExpired:
-        raise CannotJudge(f"`{inventory}` was not read within {_READ_SECONDS} s") from None
     except (ValueError, KeyError, TypeError):
         errors = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line]
         raise UsageProblem(f"`{inventory}` cannot be read", errors[0] if errors else None) from None

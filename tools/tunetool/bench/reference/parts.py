@@ -11,9 +11,9 @@ from tunetool.bench.reference import headlines
 from tunetool.bench.reference.chain import Outcome, Step
 from tunetool.bench.reference.request import PARTS, Request
 from tunetool.errors import UsageProblem
-from tunetool.fleet.run_on_hosts import HostCommand, keep, prepare, record_over, run
+from tunetool.fleet.run_on_hosts import Call, HostCommand, record_over, run_everywhere
 from tunetool.measure.progress import MovingProgress
-from tunetool.record import Record, default_runs_dir, prepare_runs_dir, utc_now
+from tunetool.record import Record
 
 _CHECKPOINT_SECONDS = 300.0
 """What the bar over all hosts is drawn for."""
@@ -96,18 +96,16 @@ def checkpoint_arguments(request: Request) -> list[str]:
 
 
 def _checkpoint_on_hosts(request: Request, inventory: Path, progress: MovingProgress) -> Outcome:
-    started = utc_now()
     wanted = HostCommand("run_tunetool", checkpoint_arguments(request), command=["bench", "checkpoint"])
-    play = prepare(wanted, inventory, request.cluster.limit, None, progress)
-    if request.run.dry_run:
-        progress.say("`tunetool bench checkpoint --dry-run` on a host says what would be written there")
-        return None, None
-    runs_dir = request.run.runs_dir or default_runs_dir()
-    prepare_runs_dir(runs_dir)
-    hosts = run(play, _CHECKPOINT_SECONDS, progress, _kind)
-    record = record_over(request.run.command, str(request.target), started, hosts)
-    # A fleet's record is what it is a fleet of, so that it is shown and compared as such.
-    fleet = keep(record, hosts, runs_dir)
+    words = "`tunetool bench checkpoint --dry-run` on a host says what would be written there"
+    fleet = run_everywhere(
+        wanted,
+        Call(inventory, request.cluster.limit, None, request.run.runs_dir, words if request.run.dry_run else None),
+        _CHECKPOINT_SECONDS,
+        progress,
+        figures=_kind,
+        over=lambda hosts, started: record_over(request.run.command, str(request.target), started, hosts),
+    )
     return fleet.record, fleet.path
 
 
