@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from tunetool.measure.aio.readback import drop_file
+
+__all__ = ["HOW", "drop", "drop_file", "files_under", "size_of"]
 
 HOW = "fsync and posix_fadvise(DONTNEED) on each file"
 
@@ -23,14 +26,3 @@ def drop(directory: Path) -> None:
     """So that a restore is answered by the drives. Whether it was, their counters say."""
     for path in files_under(directory):
         drop_file(path)
-
-
-def drop_file(path: Path) -> None:
-    """One file, or what a link leads to."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        # Only clean pages are dropped.
-        os.fsync(handle)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(handle)

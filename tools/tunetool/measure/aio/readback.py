@@ -15,14 +15,20 @@ import sys
 _STEP = 4 * 2**20
 
 
-def digest(path: str) -> dict[str, object]:
-    """SHA-256 and number of bytes of the file at ``path``."""
+def drop_file(path: str | os.PathLike[str]) -> None:
+    """Drop a file, or what a link leads to, from the page cache."""
     handle = os.open(path, os.O_RDONLY)
     try:
+        # Only clean pages are dropped.
         os.fsync(handle)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(handle)
+
+
+def digest(path: str) -> dict[str, object]:
+    """SHA-256 and number of bytes of the file at ``path``."""
+    drop_file(path)
     try:
         handle, direct = os.open(path, os.O_RDONLY | os.O_DIRECT), True
     except OSError:
