@@ -16,11 +16,14 @@ import uuid
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tunetool.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SCHEMA_NAME: Literal["tunetool.record/1"] = "tunetool.record/1"
 
@@ -29,12 +32,20 @@ CheckStatus = Literal["pass", "fail", "skip", "unknown"]
 Status = Literal["pass", "fail", "unstable", "unproven", "error"]
 
 
-class _Model(BaseModel):
+class Document(BaseModel):
+    """A part of a document that others read."""
+
     # Unknown keys are refused: a misspelt key that is silently dropped would be a figure that silently vanishes.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @classmethod
+    def from_fields_of(cls, read: object, **more: Any) -> Self:
+        """The fields of the same name of what was read, and ``more`` for the others."""
+        same = {name: getattr(read, name) for name in cls.model_fields if name not in more and hasattr(read, name)}
+        return cls.model_validate({**same, **more})
 
-class Link(_Model):
+
+class Link(Document):
     """A PCIe link as negotiated and as possible."""
 
     current_speed_gts: float | None = None
@@ -43,7 +54,7 @@ class Link(_Model):
     max_width: int | None = None
 
 
-class DriveFacts(_Model):
+class DriveFacts(Document):
     """A drive of the node."""
 
     name: str
@@ -55,7 +66,7 @@ class DriveFacts(_Model):
     link: Link | None = None
 
 
-class Node(_Model):
+class Node(Document):
     """The machine that was measured."""
 
     host: str
@@ -69,7 +80,7 @@ class Node(_Model):
     speed_hash: str | None = Field(None, description="One hash of what affects speed; equal hashes, comparable records")
 
 
-class Expectation(_Model):
+class Expectation(Document):
     """What was asked for."""
 
     name: str = Field(description="Name of the measurement that it applies to")
@@ -79,7 +90,7 @@ class Expectation(_Model):
     status: Status | None = Field(None, description="What became of it: pass, fail, unstable, unproven, error")
 
 
-class Confidence(_Model):
+class Confidence(Document):
     """Between which values the truth lies, and how that was found."""
 
     level: float | None = Field(None, description="Probability that the true median lies between low and high")
@@ -88,7 +99,7 @@ class Confidence(_Model):
     method: str
 
 
-class Trend(_Model):
+class Trend(Document):
     """Whether the samples drift."""
 
     slope_per_second: float
@@ -96,7 +107,7 @@ class Trend(_Model):
     change: float | None = Field(None, description="First to last sample, as a fraction of the median")
 
 
-class Evidence(_Model):
+class Evidence(Document):
     """A program's claim against what the drives counted."""
 
     kind: Literal["block", "memory", "none"]
@@ -106,7 +117,7 @@ class Evidence(_Model):
     ratio: float | None = None
 
 
-class Measurement(_Model):
+class Measurement(Document):
     """One figure."""
 
     name: str
@@ -127,7 +138,7 @@ class Measurement(_Model):
     evidence: Evidence | None = None
 
 
-class Series(_Model):
+class Series(Document):
     """A curve, in a file beside the record."""
 
     name: str
@@ -136,7 +147,7 @@ class Series(_Model):
     file: str
 
 
-class CheckResult(_Model):
+class CheckResult(Document):
     """One question about the configuration, with its answer."""
 
     id: str
@@ -146,14 +157,14 @@ class CheckResult(_Model):
     remedy: str = ""
 
 
-class Verdict(_Model):
+class Verdict(Document):
     """The judgement. ``reasons`` say what is slow or could not be judged, why, and what to do."""
 
     status: Status
     reasons: list[str]
 
 
-class Rung(_Model):
+class Rung(Document):
     """One rung of the ladder of level full: a figure, and what it keeps of the one below."""
 
     name: str = Field(description="Of the measurement; `drive.read` stands for all drives together")
@@ -167,7 +178,7 @@ class Rung(_Model):
     skipped: str | None = Field(None, description="Why it was not measured")
 
 
-class Loss(_Model):
+class Loss(Document):
     """The first rung that loses more than expected, and why."""
 
     rung: str
@@ -187,14 +198,14 @@ class Loss(_Model):
     remedy: str
 
 
-class Ladder(_Model):
+class Ladder(Document):
     """From the bare drives up to a checkpoint."""
 
     rungs: list[Rung]
     loss: Loss | None = None
 
 
-class FleetHost(_Model):
+class FleetHost(Document):
     """One host of a fleet record; ``record_id`` is left out where the host delivered no record."""
 
     host: str
@@ -203,7 +214,7 @@ class FleetHost(_Model):
     reasons: list[str] = Field(default_factory=list)
 
 
-class Part(_Model):
+class Part(Document):
     """One part of a chain of benchmarks; ``record_id`` and ``run`` are left out where it made no record."""
 
     name: str
@@ -213,7 +224,7 @@ class Part(_Model):
     reasons: list[str] = Field(default_factory=list)
 
 
-class Record(_Model):
+class Record(Document):
     """What one run found."""
 
     schema_name: Literal["tunetool.record/1"] = Field(SCHEMA_NAME, alias="schema")

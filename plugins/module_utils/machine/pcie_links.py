@@ -19,6 +19,14 @@ def link_bandwidth(link: Link) -> float | None:
     return bandwidth(link.current_speed_gts, link.current_width)
 
 
+def downgraded(
+    speed_gts: float | None, width: int | None, possible_speed_gts: float | None, possible_width: int | None
+) -> bool:
+    """Whether a link runs slower or narrower than possible, as far as both are known."""
+    pairs = ((speed_gts, possible_speed_gts), (width, possible_width))
+    return any(now is not None and best is not None and now < best for now, best in pairs)
+
+
 def bandwidth(speed_gts: float | None, width: int | None) -> float | None:
     """The same of a speed in GT/s and a number of lanes."""
     if speed_gts is None or width is None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, Literal
 
 from tunetool import __version__
 from tunetool.inspect import model
@@ -35,8 +33,6 @@ from tunetool.node.machine.nvme_admin import NotOffered, Refused, Silent
 from tunetool.node.machine.pci_tree import read_pci
 from tunetool.node.volume.xfs_geometry import geometry_of_mount
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
 
 def inspect(source: Source) -> model.Inspection:
     """Read everything that the source shows; what it does not show is absent from the result."""
@@ -47,7 +43,7 @@ def inspect(source: Source) -> model.Inspection:
     drives = [drive.model_copy(update={"data": _is_data(drive, drives)}) for drive in drives]
     devices = read_pci(root)
     gpus = [
-        _shown(model.Gpu, gpu, index=index, link=link_of(gpu.link))
+        model.Gpu.from_fields_of(gpu, index=index, link=link_of(gpu.link))
         for index, gpu in enumerate(read_gpus(devices, root))
     ]
     nodes = tree(devices, drives, gpus)
@@ -89,12 +85,6 @@ def inspect(source: Source) -> model.Inspection:
         nvidia_fs=Path(root, "proc/driver/nvidia-fs/version").exists(),
     )
     return inspection.model_copy(update={"findings": findings(facts)})
-
-
-def _shown(kind: type[ModelT], read: object, **more: Any) -> ModelT:
-    """What was read, in the document's form: its fields of the same name, and ``more`` for the others."""
-    same = {name: getattr(read, name) for name in kind.model_fields if name not in more and hasattr(read, name)}
-    return kind.model_validate({**same, **more})
 
 
 def _manifest(root: str) -> dict[str, Any] | None:
@@ -149,7 +139,7 @@ def _drive(drive: Drive, arrays: Sequence[Array], answer: Answer | None) -> mode
     member = next((array for array in arrays if drive.name in array.members), None)
     use = (member.name or member.device) if member else _use(drive)
     health = _health(drive, answer)
-    return _shown(model.Drive, drive, link=link_of(drive.link), health=health, use=use, data=member is not None)
+    return model.Drive.from_fields_of(drive, link=link_of(drive.link), health=health, use=use, data=member is not None)
 
 
 def _use(drive: Drive) -> str:
@@ -170,7 +160,7 @@ def _health(drive: Drive, answer: Answer | None) -> model.Health | None:
         return None
     failed = {check.id for check in judge_health([drive], lambda _controller: answer) if check.status == FAIL}
     status: Literal["ok", "warning", "failing"] = "failing" if failed & set(_GRAVE) else "warning" if failed else "ok"
-    return _shown(model.Health, answer, status=status)
+    return model.Health.from_fields_of(answer, status=status)
 
 
 def _is_data(drive: model.Drive, drives: Sequence[model.Drive]) -> bool:
@@ -182,7 +172,7 @@ def _is_data(drive: model.Drive, drives: Sequence[model.Drive]) -> bool:
 def _array(array: Array, drives: Sequence[model.Drive]) -> model.Array:
     serials = {drive.name: drive.serial for drive in drives}
     members = [serials.get(member, member) if member else None for member in array.members]
-    return _shown(model.Array, array, members=members)
+    return model.Array.from_fields_of(array, members=members)
 
 
 def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
@@ -216,15 +206,14 @@ def filesystems(arrays: Sequence[Array], root: str) -> list[model.Filesystem]:
 
 def _memory(root: str) -> model.Memory:
     memory = read_memory(root)
-    return _shown(
-        model.Memory, memory, hugepages=[_shown(model.HugePages, pool.pages, free=pool.free) for pool in memory.pools]
+    return model.Memory.from_fields_of(
+        memory, hugepages=[model.HugePages.from_fields_of(pool.pages, free=pool.free) for pool in memory.pools]
     )
 
 
 def _host(root: str, container: Container | None) -> model.Host:
     host = read_host(root)
-    return _shown(
-        model.Host,
+    return model.Host.from_fields_of(
         host,
         numa=[model.NumaNode(node=node, cpus=cpus) for node, cpus in host.numa],
         container=container.runtime if container else None,

@@ -33,11 +33,10 @@ def container_findings(
             _finding("sys", "no /sys: drives and GPUs cannot be inspected", "-v /sys:/sys:ro", "hostPath /sys")
         )
     if memory.memlock not in (None, "unlimited"):
-        limit = format_size_binary(int(memory.memlock)) if memory.memlock.isdigit() else memory.memlock
         missing.append(
             _finding(
                 "memlock",
-                f"a process may lock {limit} of memory: larger pinned buffers of DeepSpeed fail",
+                f"a process may lock {memory.memlock_in_words} of memory: larger pinned buffers of DeepSpeed fail",
                 "--ulimit memlock=-1",
                 "`LimitMEMLOCK=infinity` for the node's container runtime, or the capability IPC_LOCK",
             )

@@ -247,11 +247,11 @@ def _memory(facts: Facts) -> list[Finding]:
     if facts.shown.host.container is not None:
         return []
     if memory.memlock not in (None, "unlimited"):
-        limit = format_size_binary(int(memory.memlock)) if memory.memlock.isdigit() else memory.memlock
         problems.append(
             Finding(
                 id="memory.memlock",
-                found=f"this session may lock {limit} of memory: larger pinned buffers of DeepSpeed fail",
+                found=f"this session may lock {memory.memlock_in_words} of memory: larger pinned buffers of DeepSpeed "
+                "fail",
                 remedy="role `host_memory` raises the limit (`host_memory_memlock: unlimited`), then log in again",
             )
         )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from tunetool.node.machine.pcie_links import downgraded
+from tunetool.node.units import format_size_binary
+from tunetool.record import Document
 
 SCHEMA_NAME: Literal["tunetool.inspect/1"] = "tunetool.inspect/1"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Link(_Model):
+class Link(Document):
     """A PCIe link as it runs, and the best that the device and the port above it allow. Speeds in GT/s."""
 
     speed_gts: float | None = None
@@ -25,18 +25,17 @@ class Link(_Model):
     @property
     def downgraded(self) -> bool:
         """Whether the link runs slower or narrower than both ends allow."""
-        pairs = ((self.speed_gts, self.possible_speed_gts), (self.width, self.possible_width))
-        return any(now is not None and best is not None and now < best for now, best in pairs)
+        return downgraded(self.speed_gts, self.width, self.possible_speed_gts, self.possible_width)
 
 
-class NumaNode(_Model):
+class NumaNode(Document):
     """A NUMA node and its CPUs."""
 
     node: int
     cpus: str
 
 
-class Host(_Model):
+class Host(Document):
     """The machine, its operating system and its CPUs."""
 
     name: str | None = None
@@ -46,13 +45,13 @@ class Host(_Model):
     cpu: str | None = None
     sockets: int | None = None
     cpus: int | None = None
-    numa: list[NumaNode] = []
+    numa: list[NumaNode] = Field([])
     virtual: bool = Field(False, description="A virtual machine: its PCIe links are what the hypervisor shows")
     container: str | None = Field(None, description="Runtime of the container in which the command ran")
     container_evidence: str | None = None
 
 
-class Health(_Model):
+class Health(Document):
     """A drive's health log; absent where it could not be read."""
 
     status: Literal["ok", "warning", "failing", "silent"]
@@ -61,7 +60,7 @@ class Health(_Model):
     media_errors: int | None = None
 
 
-class Drive(_Model):
+class Drive(Document):
     """An NVMe namespace."""
 
     name: str
@@ -80,7 +79,7 @@ class Drive(_Model):
     data: bool = Field(description="Counts towards the ceilings: member of an array, or free where there is none")
 
 
-class Gpu(_Model):
+class Gpu(Document):
     """An NVIDIA GPU."""
 
     index: int
@@ -90,14 +89,14 @@ class Gpu(_Model):
     link: Link
 
 
-class Driver(_Model):
+class Driver(Document):
     """The loaded NVIDIA kernel driver."""
 
     version: str
     open: bool
 
 
-class PciNode(_Model):
+class PciNode(Document):
     """A node of the PCIe tree. A port with one device below it is merged into that device."""
 
     kind: Literal["root", "switch", "drive", "gpu", "nic"]
@@ -106,10 +105,10 @@ class PciNode(_Model):
     numa_node: int | None = None
     link: Link | None = None
     bandwidth: float | None = Field(None, description="Bytes per second of the narrowest link up to the parent node")
-    children: list[PciNode] = []
+    children: list[PciNode] = Field([])
 
 
-class Array(_Model):
+class Array(Document):
     """An md array."""
 
     device: str
@@ -122,7 +121,7 @@ class Array(_Model):
     members: list[str | None] = Field(description="Serial numbers by slot; null where the drive is missing")
 
 
-class Filesystem(_Model):
+class Filesystem(Document):
     """A mounted file system of a block device."""
 
     mount_point: str
@@ -137,7 +136,7 @@ class Filesystem(_Model):
     )
 
 
-class HugePages(_Model):
+class HugePages(Document):
     """A pool of huge pages."""
 
     size_kib: int
@@ -146,7 +145,7 @@ class HugePages(_Model):
     numa_node: int | None = None
 
 
-class Memory(_Model):
+class Memory(Document):
     """Memory and its limits, in bytes."""
 
     total: int | None = None
@@ -154,10 +153,15 @@ class Memory(_Model):
     cgroup_limit: int | None = None
     shm: int | None = None
     memlock: str | None = Field(None, description="unlimited, or bytes")
-    hugepages: list[HugePages] = []
+    hugepages: list[HugePages] = Field([])
+
+    @property
+    def memlock_in_words(self) -> str | None:
+        """The limit on locked memory for people."""
+        return format_size_binary(int(self.memlock)) if self.memlock and self.memlock.isdigit() else self.memlock
 
 
-class Blocker(_Model):
+class Blocker(Document):
     """A reason why a path is not available."""
 
     id: str
@@ -166,15 +170,15 @@ class Blocker(_Model):
     curable: bool = Field(description="Whether the role gpudirect_storage can remove it")
 
 
-class Path(_Model):
+class Path(Document):
     """A path between files and GPU memory."""
 
     mode: str
     blockers: list[Blocker]
-    notes: list[str] = []
+    notes: list[str] = Field([])
 
 
-class Gds(_Model):
+class Gds(Document):
     """The path that I/O between files and GPU memory takes now."""
 
     mode: Literal["nvidia-fs", "p2pdma", "compat", "off"]
@@ -182,7 +186,7 @@ class Gds(_Model):
     paths: list[Path]
 
 
-class Ceiling(_Model):
+class Ceiling(Document):
     """An upper limit for any measurement on this node, in bytes per second."""
 
     id: Literal["drives", "links", "gpu", "gpus"]
@@ -192,7 +196,7 @@ class Ceiling(_Model):
     note: str | None = None
 
 
-class Finding(_Model):
+class Finding(Document):
     """One problem and its remedy."""
 
     id: str
@@ -200,7 +204,7 @@ class Finding(_Model):
     remedy: str
 
 
-class Inspection(_Model):
+class Inspection(Document):
     """Everything that ``tunetool inspect`` reads of a node."""
 
     schema_: Literal["tunetool.inspect/1"] = Field(SCHEMA_NAME, alias="schema")

@@ -29,18 +29,4 @@ def _machine(root: str) -> str | None:
 
 
 def _drive(drive: Drive) -> DriveFacts:
-    link = drive.link
-    return DriveFacts(
-        name=drive.name,
-        serial=drive.serial,
-        model=drive.model,
-        firmware=drive.firmware or None,
-        size_bytes=drive.size_bytes,
-        pci_address=drive.pci_address,
-        link=Link(
-            current_speed_gts=link.current_speed_gts,
-            current_width=link.current_width,
-            max_speed_gts=link.max_speed_gts,
-            max_width=link.max_width,
-        ),
-    )
+    return DriveFacts.from_fields_of(drive, firmware=drive.firmware or None, link=Link.from_fields_of(drive.link))

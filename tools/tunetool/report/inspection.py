@@ -52,9 +52,8 @@ def _memory(shown: Inspection) -> Iterator[str]:
         limit = f", cgroup limit {_binary(memory.cgroup_limit)}" if memory.cgroup_limit else ""
         parts.append(f"{_binary(memory.total)}{free}{limit}")
     parts.append(f"/dev/shm {_binary(memory.shm)}" if memory.shm is not None else "no tmpfs at /dev/shm")
-    lock = memory.memlock
-    if lock is not None:
-        parts.append(f"memlock {_binary(int(lock)) if lock.isdigit() else lock}")
+    if memory.memlock is not None:
+        parts.append(f"memlock {memory.memlock_in_words}")
     lines = ["; ".join(parts)]
     if memory.hugepages:
         taken = sum(pool.count * pool.size_kib * 1024 for pool in memory.hugepages)

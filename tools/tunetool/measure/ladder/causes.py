@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunetool.measure.ladder.budget import EXPECTED
+from tunetool.node.machine.pcie_links import downgraded
 from tunetool.node.units import format_bandwidth, format_size_binary
 from tunetool.record import Loss
 
@@ -56,8 +57,7 @@ class DriveFacts:
     @property
     def downgraded(self) -> bool:
         """Whether its link runs below what drive and slot allow."""
-        pairs = ((self.speed_gts, self.possible_gts), (self.width, self.possible_width))
-        return any(now is not None and possible is not None and now < possible for now, possible in pairs)
+        return downgraded(self.speed_gts, self.width, self.possible_gts, self.possible_width)
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ class Step:
 
 Cause = tuple[str, str, str]
 """Its name, what was found, the cure."""
+Ask = Callable[[Step, Facts], "Cause | None"]
 
 
 def diagnose(step: Step, facts: Facts) -> Loss:
@@ -245,25 +246,22 @@ def _cpu(step: Step, facts: Facts) -> Cause | None:
     )
 
 
-def _one_inode(step: Step, facts: Facts) -> Cause | None:
-    # Direct reads of one file do not wait for each other; writers hold its lock.
-    if step.files != 1 or step.direction != "write":
-        return None
-    return (
-        "one-inode",
-        "it goes through one file, and writers of one file wait for each other",
-        "split the checkpoint into several files, such as one a rank",
-    )
+def _if_one_file_is_written(found: str, cure: str) -> Ask:
+    def ask(step: Step, facts: Facts) -> Cause | None:
+        # Direct reads of one file do not wait for each other; writers hold its lock.
+        return ("one-inode", found, cure) if step.files == 1 and step.direction == "write" else None
+
+    return ask
 
 
-def _one_writer(step: Step, facts: Facts) -> Cause | None:
-    if step.files != 1 or step.direction != "write":
-        return None
-    return (
-        "one-inode",
-        "one thread writes one file through the page cache: it copies, then waits for the drives, in turn",
-        "split the checkpoint into several files, such as one a rank, or write it with direct I/O",
-    )
+_one_inode = _if_one_file_is_written(
+    "it goes through one file, and writers of one file wait for each other",
+    "split the checkpoint into several files, such as one a rank",
+)
+_one_writer = _if_one_file_is_written(
+    "one thread writes one file through the page cache: it copies, then waits for the drives, in turn",
+    "split the checkpoint into several files, such as one a rank, or write it with direct I/O",
+)
 
 
 def _write_cache(step: Step, facts: Facts) -> Cause | None:
@@ -275,8 +273,6 @@ def _write_cache(step: Step, facts: Facts) -> Cause | None:
         "expect what it fell to; look at `nvme smart-log` for temperatures, and keep a share of each drive free",
     )
 
-
-Ask = Callable[[Step, Facts], "Cause | None"]
 
 _ASKED: Mapping[str, Sequence[Ask]] = {
     "alone": (_link, _slow_drive),
