@@ -24,7 +24,8 @@ from tunetool.bench.checkpoint.figures import case, checks
 from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import Matrix
 from tunetool.bench.checkpoint.session import Session
-from tunetool.bench.checkpoint.site import Site, order_of
+from tunetool.bench.checkpoint.site import Site
+from tunetool.bench.drawn_order import drawn_order
 from tunetool.launch.local import RankFailed
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse
@@ -217,7 +218,7 @@ def test_a_first_round_that_is_cut_keeps_what_it_has(session: Session, disk: Pat
     request = replace(session.request, training=Training())
     watch.site = Site(request, session, disk, engines, matrix, watch)
     watch.site.run()
-    first, *others = order_of(engines, 1, 0)
+    first, *others = drawn_order(engines, 0, 1)
     assert list(matrix.rows[first].samples) == [1]
     assert [matrix.rows[name].samples for name in others] == [{}, {}]
     assert judge(case([matrix], {})).status == "error"

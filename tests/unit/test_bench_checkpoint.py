@@ -22,7 +22,7 @@ from tunetool.bench.checkpoint.footprint import footprint, reset_peaks
 from tunetool.bench.checkpoint.ratios import best_other, ratio
 from tunetool.bench.checkpoint.request import KIND, Request, Training
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
-from tunetool.bench.checkpoint.site import order_of
+from tunetool.bench.drawn_order import drawn_order
 from tunetool.errors import UsageProblem
 from tunetool.launch.local import rank_environment
 from tunetool.measure import page_cache
@@ -256,11 +256,11 @@ def test_the_html_page_stands_alone_and_escapes(tmp_path: Path) -> None:
 
 def test_every_round_has_an_order_of_its_own_and_the_seed_repeats_it() -> None:
     names = [f"engine-{number}" for number in range(8)]
-    orders = [order_of(names, number, seed=3) for number in range(6)]
+    orders = [drawn_order(names, 3, number) for number in range(6)]
     assert all(sorted(order) == names for order in orders)
     assert len({tuple(order) for order in orders}) > 1
-    assert orders == [order_of(names, number, seed=3) for number in range(6)]
-    assert orders != [order_of(names, number, seed=4) for number in range(6)]
+    assert orders == [drawn_order(names, 3, number) for number in range(6)]
+    assert orders != [drawn_order(names, 4, number) for number in range(6)]
 
 
 def test_wrong_calls_are_refused_before_any_work(tmp_path: Path) -> None:

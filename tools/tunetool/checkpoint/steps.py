@@ -84,7 +84,12 @@ def remove_step(path: Path) -> None:
 
 def fsync_directory(path: Path) -> None:
     """Sync the directory, so that the names in it survive a power cut. Raises ``OSError``."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    fsync(path, os.O_DIRECTORY)
+
+
+def fsync(path: Path, flags: int = 0) -> None:
+    """Sync what a file holds to its medium. Raises ``OSError``."""
+    handle = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(handle)
     finally:

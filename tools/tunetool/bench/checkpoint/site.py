@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioBest
 from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
 from tunetool.bench.checkpoint.session import Session
+from tunetool.bench.drawn_order import drawn_order
 from tunetool.launch.local import RankFailed
 from tunetool.measure import page_cache
 from tunetool.measure.direction import Direction
@@ -28,13 +28,6 @@ GUESS = 1e9
 """Bytes per second, before anything is known."""
 NO_LOOP = "no training loop with it: the time was up"
 LATE = "the time was up before its turn: give a longer `--budget` or fewer `--engines`"
-
-
-def order_of(names: Sequence[str], number: int, seed: int) -> list[str]:
-    """The order of a round: drawn, so that no engine always follows the same one."""
-    drawn = list(names)
-    random.Random(f"{seed}/{number}").shuffle(drawn)  # noqa: S311  (an order, no secret)
-    return drawn
 
 
 @dataclass
@@ -67,7 +60,7 @@ class Site:
             if number > 1 and self.deadline is not None and began + took > self.deadline:
                 self.progress.say(f"the time is up after {number - 1} of {self.request.rounds} rounds")
                 break
-            for name in order_of([*runners, *([FIO] if self.fio else [])], number, self.request.seed):
+            for name in drawn_order([*runners, *([FIO] if self.fio else [])], self.request.seed, number):
                 if name == FIO:
                     self._fio_sample(number)
                 elif self.matrix.rows[name].failed is not None:
@@ -240,7 +233,7 @@ class Site:
         loops = min(self.request.rounds, training.loops)
         runners = [row for row in self.matrix.rows.values() if row.left_out is None and row.different is None]
         for number in range(loops):
-            for name in order_of([row.name for row in runners], -1 - number, self.request.seed):
+            for name in drawn_order([row.name for row in runners], self.request.seed, -1 - number):
                 row = self.matrix.rows[name]
                 if row.failed is not None or not training.saves(training.every(row.name)):
                     continue

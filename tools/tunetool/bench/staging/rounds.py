@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tunetool.bench.drawn_order import drawn_order
 from tunetool.bench.staging import samples
 from tunetool.bench.staging.ask_nodes import Nodes
 from tunetool.bench.staging.node_task import DATASET, MODEL, Task
@@ -23,13 +23,6 @@ from tunetool.training.rank.curve_files import gather
 from tunetool.training.run_workload import run_workload
 from tunetool.training.settings import Material
 from tunetool.training.workload import Workload
-
-
-def order_of(number: int, seed: int, name: str) -> list[samples.Path]:
-    """Which path goes first in a round: drawn, so that neither always finds the node as the other left it."""
-    drawn = list(PATHS)
-    random.Random(f"{seed}/{number}/{name}").shuffle(drawn)  # noqa: S311  (an order, no secret)
-    return drawn
 
 
 @dataclass
@@ -59,7 +52,7 @@ class Rounds:
                 row = by_name[plan.name]
                 if row.failed is not None:
                     continue
-                for path in order_of(number, self.seed, plan.name):
+                for path in drawn_order(PATHS, self.seed, number, plan.name):
                     try:
                         row.samples[path][number] = self._sample(plan, path, number)
                     except TunetoolError as error:

@@ -22,7 +22,7 @@ from tunetool.measure.ladder.budget import (
 )
 from tunetool.measure.ladder.figures import Found, Label, figure
 from tunetool.measure.ladder.rungs import Scene, Skip
-from tunetool.measure.ladder.shots import Call, Part
+from tunetool.measure.ladder.shots import Call, Part, of_one_part
 from tunetool.measure.sequential import FEWEST, Plan
 from tunetool.record import Measurement, Scalar
 
@@ -80,9 +80,7 @@ class Uring:
         jobs, seconds = scene.shape.jobs, scene.shape.duration
         argv = calls.sequential(scene.shooter.fio, direction, "io_uring", jobs, scene.file_bytes, seconds)
         part = Part("", scene.stack)
-        kept, repeats = scene.shooter.rounds(
-            lambda label: Call(label, argv, direction, seconds, [part]), f"{direction}-io_uring"
-        )
+        kept, repeats = scene.shooter.rounds(of_one_part(argv, direction, seconds, part), f"{direction}-io_uring")
         label = Label(URING.format(direction=direction), "filesystem", scene.engine, direction, scene.stack.medium)
         return figure(label, scene.stack, kept[""], _parameters(scene, "io_uring", MIB, 32, repeats))
 
@@ -160,7 +158,7 @@ class Random:
         argv = calls.random_reads(scene.shooter.fio, self.size, engine, jobs, scene.file_bytes, seconds)
         part = Part("", scene.stack)
         kept, repeats = scene.shooter.rounds(
-            lambda label: Call(label, argv, "read", seconds, [part]),
+            of_one_part(argv, "read", seconds, part),
             f"random-{self.size.name}",
             scene.wish.limits.get(self.measurement),
             _rate,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.budget import RAW_BLOCK, SAMPLES
 from tunetool.measure.ladder.figures import Found, Label, figure
 from tunetool.measure.ladder.rungs import Scene, Skip
-from tunetool.measure.ladder.shots import Call, Part
+from tunetool.measure.ladder.shots import Call, Part, of_one_part
 from tunetool.measure.ladder.source import RawData
 from tunetool.measure.sequential import Plan
 from tunetool.node.machine.block_stack import BlockStack
@@ -113,7 +113,7 @@ class Together:
             spans = [span for name in chosen for span in raw.members[name]]
             argv = calls.raw_reads(scene.shooter.fio, [(title, spans)], seconds)
             part = Part(title, sub_stack(scene.stack, chosen))
-            kept, repeats = scene.shooter.rounds(_one(argv, seconds, part), f"drives-together-{count}")
+            kept, repeats = scene.shooter.rounds(of_one_part(argv, "read", seconds, part), f"drives-together-{count}")
             parameters: dict[str, Scalar] = {
                 **_parameters(scene, repeats),
                 "drives": count,
@@ -146,7 +146,7 @@ class Array:
         raw, seconds = _need(scene), scene.shape.duration
         argv = calls.raw_reads(scene.shooter.fio, [("array", raw.array)], seconds, len(raw.members))
         part = Part("array", scene.stack)
-        kept, repeats = scene.shooter.rounds(_one(argv, seconds, part), "array")
+        kept, repeats = scene.shooter.rounds(of_one_part(argv, "read", seconds, part), "array")
         parameters: dict[str, Scalar] = {
             **_parameters(scene, repeats),
             "device": raw.array[0].device,
@@ -154,10 +154,6 @@ class Array:
         }
         label = Label(ARRAY, "md", scene.engine, "read", scene.stack.medium)
         return figure(label, scene.stack, kept["array"], parameters)
-
-
-def _one(argv: Sequence[str], seconds: float, part: Part) -> Callable[[str], Call]:
-    return lambda label: Call(label, argv, "read", seconds, [part])
 
 
 def _parameters(scene: Scene, repeats: int) -> dict[str, Scalar]:

@@ -41,6 +41,11 @@ class Call:
     """One: all jobs together. Several: by the jobs' names."""
 
 
+def of_one_part(argv: Sequence[str], direction: Direction, seconds: float, part: Part) -> Callable[[str], Call]:
+    """The processes of a rung with a single figure, for ``Shooter.rounds``."""
+    return lambda label: Call(label, argv, direction, seconds, [part])
+
+
 @dataclass
 class Shooter:
     """Takes samples in the run's directory."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.advise.qwen2_5_vl import LORA_TARGETS
+from tunetool.checkpoint.steps import fsync
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure import page_cache
 from tunetool.training.data import batches
@@ -218,7 +219,7 @@ class Trainer:
             torch.distributed.barrier()
             if self.recorder.local_rank == 0:
                 for path in page_cache.files_under(directory):
-                    _sync(path)
+                    fsync(path)
             torch.distributed.barrier()
 
     @property
@@ -249,14 +250,6 @@ def _with_lora(model: Any, workload: Workload) -> Any:
         raise UsageProblem(
             f"LoRA does not fit `{workload.model}`: {error}", "is it a Qwen2.5-VL? `--model 7b` builds one"
         ) from None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def train(workload: Workload, recorder: Recorder) -> None:

@@ -60,6 +60,20 @@ class Engine(Protocol):
         """Give back buffers, threads and processes."""
 
 
+class Plain:
+    """An engine that runs everywhere and keeps nothing between saves."""
+
+    remark = ""
+
+    def unavailable(self, context: Context) -> str | None:
+        """Never."""
+        del context
+        return None
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
 Factory = Callable[[], Engine]
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
 
-from tunetool.bench.checkpoint.engines.base import Context, Done, State
-from tunetool.bench.checkpoint.engines.files import fsync, fsync_names
+from tunetool.bench.checkpoint.engines.base import Done, Plain, State
+from tunetool.bench.checkpoint.engines.files import fsync_names
 from tunetool.bench.checkpoint.engines.ranks import alone, barrier, place
+from tunetool.checkpoint.steps import fsync
 
 METADATA = ".metadata"
 
@@ -29,20 +30,22 @@ def load_dcp(like: State, directory: Path) -> State:
     return like
 
 
-class Dcp:
+class ReadByTorch(Plain):
+    """What torch's FileSystemWriter wrote, by its own reader."""
+
+    def load(self, like: State, directory: Path) -> State:
+        """See ``Engine``."""
+        return load_dcp(like, directory)
+
+
+class Dcp(ReadByTorch):
     """``dcp.save``: ``single`` writes one file per thread and rank, else one per tensor."""
 
     family = "dcp"
-    remark = ""
 
     def __init__(self, threads: int, single: bool) -> None:
         self.name = f"dcp-t{threads}-{'single' if single else 'multi'}"
         self._threads, self._single = threads, single
-
-    def unavailable(self, context: Context) -> str | None:
-        """Never."""
-        del context
-        return None
 
     def save(self, state: State, directory: Path) -> Done:
         """See ``Engine``. Over an existing checkpoint torch writes into its data files: a crash leaves none whole."""
@@ -52,10 +55,3 @@ class Dcp:
         dcp.save(state, storage_writer=writer, no_dist=alone())
         finish(directory)
         return Done()
-
-    def load(self, like: State, directory: Path) -> State:
-        """See ``Engine``."""
-        return load_dcp(like, directory)
-
-    def close(self) -> None:
-        """Nothing is kept."""

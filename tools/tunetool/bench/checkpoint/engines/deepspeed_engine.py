@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tunetool.bench.checkpoint.engines.base import Context, Done, State
+from tunetool.bench.checkpoint.engines.base import Context, Done, Plain, State
 from tunetool.bench.checkpoint.engines.ranks import save_parts
 from tunetool.bench.checkpoint.engines.torch_save import SUFFIX, load_parts
 
 
-class DeepSpeedTorch:
+class DeepSpeedTorch(Plain):
     """``TorchCheckpointEngine`` as the default configuration makes it, one file per rank as ZeRO writes its parts.
 
     fsync and rename are ours: DeepSpeed has neither. Its ``load`` unpickles anything (``weights_only=False``); ours is
@@ -51,6 +51,3 @@ class DeepSpeedTorch:
     def load(self, like: State, directory: Path) -> State:
         """See ``Engine``."""
         return load_parts(like, directory)
-
-    def close(self) -> None:
-        """Nothing is kept."""

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tunetool.checkpoint.steps import fsync_directory
-
-
-def fsync(path: Path) -> None:
-    """A file's bytes on the medium. Raises ``OSError``."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+from tunetool.checkpoint.steps import fsync, fsync_directory
 
 
 def fsync_names(directory: Path) -> None:

@@ -15,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
-from tunetool.bench.checkpoint.engines.base import Context, Done, State
-from tunetool.bench.checkpoint.engines.dcp import finish, load_dcp
+from tunetool.bench.checkpoint.engines.base import Context, Done, Plain, State
+from tunetool.bench.checkpoint.engines.dcp import ReadByTorch, finish
 from tunetool.bench.checkpoint.engines.files import write_durably
 from tunetool.bench.checkpoint.engines.ranks import alone, barrier, host_bytes, lacks_memory, place
 
@@ -39,12 +39,11 @@ def module_of(state: State) -> nn.Module:
     return root
 
 
-class FsdpSharded:
+class FsdpSharded(ReadByTorch):
     """Every rank writes its shards, copied to the host beforehand: ``save_sharded``."""
 
     name = "fsdp-sharded"
     family = "consolidated"
-    remark = ""
 
     def unavailable(self, context: Context) -> str | None:
         """Where a GPU's state does not fit into the host's memory."""
@@ -58,15 +57,8 @@ class FsdpSharded:
         finish(directory)
         return Done()
 
-    def load(self, like: State, directory: Path) -> State:
-        """See ``Engine``."""
-        return load_dcp(like, directory)
 
-    def close(self) -> None:
-        """Nothing is kept."""
-
-
-class FsdpConsolidated:
+class FsdpConsolidated(Plain):
     """Gathered from every rank, written whole by rank 0: ``save_consolidated``. Portable; rank 0 holds all of it."""
 
     name = "fsdp-consolidated"
@@ -95,6 +87,3 @@ class FsdpConsolidated:
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=not alone())
         set_model_state_dict(module_of(like), whole, options=options)
         return like
-
-    def close(self) -> None:
-        """Nothing is kept."""

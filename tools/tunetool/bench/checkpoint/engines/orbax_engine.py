@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from tunetool.bench.checkpoint.engines.base import Context, Done, State
-from tunetool.bench.checkpoint.engines.files import fsync, fsync_names
+from tunetool.bench.checkpoint.engines.base import Context, Done, Plain, State
+from tunetool.bench.checkpoint.engines.files import fsync_names
 from tunetool.bench.checkpoint.engines.ranks import barrier, file_of, fill, host_bytes, lacks_memory, owner, place
 from tunetool.bench.checkpoint.engines.tensors import local_parts
-from tunetool.checkpoint.steps import fsync_directory
+from tunetool.checkpoint.steps import fsync, fsync_directory
 
 # numpy has no bf16: its bits travel as integers, which changes neither bytes nor speed.
 _AS = {torch.bfloat16: torch.int16}
 
 
-class Orbax:
+class Orbax(Plain):
     """``PyTreeCheckpointHandler`` as it comes, one checkpoint per rank. fsync is ours: Orbax has none."""
 
     name = "orbax"
@@ -57,9 +57,6 @@ class Orbax:
             arrays = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=wanted))
         found = {name: torch.from_numpy(array).view(like[name].dtype) for name, array in arrays.items()}
         return fill(like, found, directory)
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
 
 def _array(tensor: torch.Tensor) -> Any:

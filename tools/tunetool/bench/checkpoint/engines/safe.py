@@ -6,18 +6,17 @@ import inspect
 from importlib.util import find_spec
 from pathlib import Path
 
-from tunetool.bench.checkpoint.engines.base import Context, Done, State
+from tunetool.bench.checkpoint.engines.base import Context, Done, Plain, State
 from tunetool.bench.checkpoint.engines.ranks import device_of, file_of, fill, host_bytes, lacks_memory, save_parts
 
 SUFFIX = ".safetensors"
 
 
-class Safetensors:
+class Safetensors(Plain):
     """``save_file``, which copies all tensors of a GPU to the host first; ``load_file``, by pread where it can."""
 
     name = "safetensors"
     family = "safetensors"
-    remark = ""
 
     def unavailable(self, context: Context) -> str | None:
         """Where it is not installed, or a GPU's state does not fit into the host's memory."""
@@ -37,9 +36,6 @@ class Safetensors:
         # 0.8 and newer read by pread when asked; the older ones only by mmap.
         more = {"backend": "pread"} if "backend" in inspect.signature(load_file).parameters else {}
         return fill(like, load_file(file_of(like, directory, SUFFIX), device=str(device_of(like)), **more), directory)
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
 
 def _write(parts: State, path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tunetool.bench.checkpoint.engines.base import Context, Done, State
+from tunetool.bench.checkpoint.engines.base import Done, Plain, State
 from tunetool.bench.checkpoint.engines.ranks import device_of, file_of, fill, save_parts
 
 SUFFIX = ".pt"
@@ -18,20 +18,14 @@ def load_parts(like: State, directory: Path) -> State:
     return fill(like, torch.load(path, map_location=device_of(like), weights_only=True, mmap=False), directory)
 
 
-class TorchSave:
+class TorchSave(Plain):
     """What most training scripts do, made durable: torch.save to a new name, fsync, rename, fsync of the directory."""
 
     family = "torch.save"
-    remark = ""
 
     def __init__(self, zipped: bool) -> None:
         self.name = "torch-save-zip" if zipped else "torch-save-legacy"
         self._zipped = zipped
-
-    def unavailable(self, context: Context) -> str | None:
-        """Never."""
-        del context
-        return None
 
     def save(self, state: State, directory: Path) -> Done:
         """See ``Engine``."""
@@ -44,6 +38,3 @@ class TorchSave:
     def load(self, like: State, directory: Path) -> State:
         """See ``Engine``."""
         return load_parts(like, directory)
-
-    def close(self) -> None:
-        """Nothing is kept."""
