@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.checkpoint import archive, regions, space
+from tunetool.checkpoint import archive, items, regions, space
 from tunetool.checkpoint.items import BLOCK, Archive
 from tunetool.errors import CannotJudge
 
@@ -45,7 +45,7 @@ def test_blocks_are_the_box_and_no_larger_than_asked(
         seen[part] += 1
         # What lies in these bytes, taken apart with the saved strides, is the block.
         raw = np.frombuffer(saved.tobytes()[block.start : block.stop], saved.dtype)
-        steps = regions.strides(shape, item)
+        steps = items.strides(shape, item)
         assert np.array_equal(np.lib.stride_tricks.as_strided(raw, block.lengths, steps), saved[part])
     wanted = np.zeros(shape, int)
     wanted[tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))] = 1

@@ -25,6 +25,12 @@ def memory_left(root: str = "/") -> tuple[int, str] | None:
     return min(limits) if limits else None
 
 
+def bytes_left(root: str = "/") -> int:
+    """Bytes alone; 0 where nothing says."""
+    left = memory_left(root)
+    return left[0] if left else 0
+
+
 def _available(root: str) -> int | None:
     for line in (read_text(os.path.join(root, "proc/meminfo")) or "").splitlines():
         name, _, value = line.partition(":")

@@ -16,8 +16,8 @@ from tunetool.checkpoint.archive import ITEM_SIZES, Plain
 from tunetool.checkpoint.checksums import Chain
 from tunetool.checkpoint.direct import memory_at
 from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat
-from tunetool.checkpoint.items import BLOCK
-from tunetool.checkpoint.regions import GAP, Block, Read, blocks, in_one_run, merge, pieces, span, strides
+from tunetool.checkpoint.items import BLOCK, strides
+from tunetool.checkpoint.regions import GAP, Block, Read, blocks, in_one_run, merge, pieces, span
 from tunetool.checkpoint.source import Files, truncated
 
 BUFFERS = 2

@@ -91,9 +91,14 @@ class _Pickle:
             self.put(b"(" + raw + b"t")
 
 
-def strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor in elements, as torch computes them (a dimension of 0 counts as 1)."""
-    return tuple(math.prod(max(size, 1) for size in shape[position + 1 :]) for position in range(len(shape)))
+def strides(shape: Sequence[int], item_size: int = 1) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, as torch computes them (a dimension of 0 counts as 1): in elements, or in bytes
+    with the size of one."""
+    steps, step = [], item_size
+    for size in reversed(shape):
+        steps.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(steps))
 
 
 def data_pickle(dtype: str, shape: Sequence[int], data_bytes: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tunetool.checkpoint.items import BLOCK
+from tunetool.checkpoint.items import BLOCK, strides
 
 GAP = 256 * 1024
 """Largest gap in bytes that is read and discarded: reading it takes less time than a further request."""
@@ -23,15 +23,6 @@ class Block:
     stop: int
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
-
-
-def strides(shape: Sequence[int], item_size: int) -> tuple[int, ...]:
-    """Strides in bytes of a contiguous tensor in row-major order."""
-    steps, step = [], item_size
-    for size in reversed(shape):
-        steps.append(step)
-        step *= size
-    return tuple(reversed(steps))
 
 
 def span(shape: Sequence[int], item_size: int, offsets: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:

@@ -13,13 +13,11 @@ from typing import Any
 from tunetool.measure.aio.driver import START_SECONDS, memlock, read_back, sector_bytes
 from tunetool.measure.aio.ops import Probe, need
 from tunetool.measure.aio.spec import (
-    LARGEST,
-    MEMORY_SHARE,
     SMALLEST,
-    SPACE_SHARE,
     Spec,
     check_limits,
     check_shape,
+    largest_io_bytes,
     script,
 )
 from tunetool.measure.direction import Direction
@@ -50,8 +48,7 @@ def unit_of(space: Sequence[AioSettings]) -> int:
 
 def largest(free: int, memory: int, processes: int, unit: int) -> int:
     """The most that one process's file may hold."""
-    wanted = int(min(LARGEST, free * SPACE_SHARE / processes, memory * MEMORY_SHARE / processes))
-    return wanted // unit * unit
+    return largest_io_bytes(free // processes, memory // processes) // unit * unit
 
 
 def aio_shortage(settings: AioSettings, processes: int, root: str = "") -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from tunetool.bench.checkpoint.states import Shape, shape
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.sequential import free_bytes
 from tunetool.measure.target import check_target
-from tunetool.node.common.files import read_text
 from tunetool.node.machine.block_stack import BlockStack, read_stack
-from tunetool.node.machine.container import device_nodes, read_memory_limit
+from tunetool.node.machine.container import device_nodes
 from tunetool.node.units import format_size
 
 _COPIES = 2
@@ -96,15 +94,6 @@ def check_memory(
             f"too little memory: {format_size(available)} available, up to {format_size(needed)} are needed",
             _LESS + (", or name fewer engines with `--engines`" if asynchronous > 1 else ""),
         )
-
-
-def available_memory(root: str = "/") -> int:
-    """Bytes that can be had without swapping: the kernel's estimate, or what the cgroup leaves where that is less."""
-    text = read_text(f"{root}/proc/meminfo") or ""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-    available = int(match.group(1)) * 1024 if match else 0
-    limit = read_memory_limit(root)
-    return min(available, limit) if limit is not None else available
 
 
 def announcement(request: Request, found: Shape, names: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:

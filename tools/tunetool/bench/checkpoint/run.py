@@ -21,6 +21,7 @@ from tunetool.measure.sequential import takes_direct_io
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.worker import preloads
 from tunetool.node.machine.block_stack import BlockStack
+from tunetool.node.machine.memory_left import bytes_left
 from tunetool.record import Scalar
 
 
@@ -50,7 +51,7 @@ class _Checkpoints:
         stacks = [stack for _, stack in self.places]
         for path, _ in self.places:
             preflight.check_space(request, path, shape.bytes)
-        preflight.check_memory(request, shape.bytes, self.names, stacks, preflight.available_memory())
+        preflight.check_memory(request, shape.bytes, self.names, stacks, bytes_left())
         self.fio = find_fio(self.environment) if request.against_fio else None
         for line in preflight.announcement(request, shape, self.names, stacks):
             session.progress.say(line)

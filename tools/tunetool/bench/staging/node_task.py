@@ -24,7 +24,7 @@ from tunetool.errors import UsageProblem
 from tunetool.measure import page_cache
 from tunetool.measure.progress import MovingProgress
 from tunetool.node.machine.block_stack import read_stack
-from tunetool.node.machine.memory_left import memory_left
+from tunetool.node.machine.memory_left import bytes_left
 from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.stage.room import Limit, limits, space_needed
 from tunetool.stage.run import Request as Stage
@@ -135,7 +135,7 @@ def look(task: Task) -> Answer:
         bulk=bulk.medium,
         bulk_in_memory=bulk.in_memory,
         memory=read_stack(str(memory.resolve())).medium,
-        ram=(memory_left() or (0, ""))[0],
+        ram=bytes_left(),
         gpus=gpus(os.environ),
         missing=tuple(str(each) for each in (found.model, found.dataset) if not each.is_dir()),
     )

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from tunetool.advise.communication import KINDS, Kind
-from tunetool.bench.checkpoint.preflight import available_memory
 from tunetool.bench.strategies.network import FILE, Found, Order
 from tunetool.errors import CannotJudge
 from tunetool.launch import rank as launched
+from tunetool.node.machine.memory_left import bytes_left
 from tunetool.training.rank.recorder import leave_answer
 
 SIZES = tuple(4**power << 10 for power in range(1, 10))
@@ -164,7 +164,7 @@ class Bench:
     def _memory(self) -> int:
         if self.cuda:
             return int(torch.cuda.mem_get_info()[1])
-        return available_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return bytes_left() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def _synchronize(self) -> None:
         if self.cuda:

@@ -114,12 +114,17 @@ def check_limits(spec: Spec, free_bytes: int, memlock: int | None, file_limit: i
         )
 
 
+def largest_io_bytes(free_bytes: int, memory_bytes: int) -> int:
+    """The most that a file takes of the space and the memory that there are."""
+    return int(min(LARGEST, free_bytes * SPACE_SHARE, memory_bytes * MEMORY_SHARE))
+
+
 def default_io_bytes(free_bytes: int, memory_bytes: int, parallelism: int, bandwidth: float = 0.0) -> int:
     """A size that a sample of half a second moves twice, that fits, and that can be moved exactly.
 
     ``bandwidth`` is what the storage was seen to do; 0: unknown.
     """
-    wanted = int(min(LARGEST, free_bytes * SPACE_SHARE, memory_bytes * MEMORY_SHARE))
+    wanted = largest_io_bytes(free_bytes, memory_bytes)
     if bandwidth:
         wanted = min(wanted, max(SMALLEST, int(bandwidth / 4)))
     unit = max(granule(parallelism, 4096), 2**20 * parallelism)
