@@ -17,7 +17,15 @@ from ..machine.container import read_container
 from ..machine.distribution import read_distribution
 from ..machine.pcie_acs import redirecting_ports
 from .installed_cufile import allows_p2pdma, read_config, setting, version_key
-from .kernel_modules import Symbols, nvme_patched_on_disk, read_driver, read_driver_p2pdma, read_nvidia_fs, read_symbols
+from .kernel_modules import (
+    NvidiaFs,
+    Symbols,
+    nvme_patched_on_disk,
+    read_driver,
+    read_driver_p2pdma,
+    read_nvidia_fs,
+    read_symbols,
+)
 from .volume_facts import drive_addresses, kernel_version, read_md_rule, read_volume
 
 IOMMU_OFF = "off"
@@ -26,7 +34,7 @@ IOMMU_TRANSLATED = "translated"
 
 
 @dataclass(frozen=True)
-class GdsFacts:
+class GdsFacts(NvidiaFs):
     """A machine, and the volume at ``mount_point``, as far as GPUDirect Storage is concerned."""
 
     kernel: str = ""
@@ -45,25 +53,10 @@ class GdsFacts:
     """Newest CUDA toolkit on the machine; cuFile needs none beside its own library."""
     libcufile: Optional[str] = None
     """Version of the library, such as ``1.15.0``; None when none is installed where the loader looks."""
-    nvfs_loaded: bool = False
-    nvfs_version: Optional[str] = None
-    """Of the module that is loaded, else of the one on disk for this kernel."""
-    nvfs_installed: bool = False
-    """nvidia-fs is on disk for this kernel."""
-    nvfs_source: Optional[str] = None
-    """Version of its DKMS source, so that it can be built anew; None where there is none."""
-    nvfs_built_for: Optional[str] = None
-    """NVIDIA driver that the module on disk was built against; None where nothing says so."""
-    nvfs_stale: bool = False
-    """The module was built anew and its former build is still loaded."""
-    nvfs_devices: bool = False
-    """/dev/nvidia-fs0 and its like are visible: a container may hide them."""
     nvme_patched: Optional[bool] = None
     """The running NVMe driver offers nvidia-fs its hooks."""
     nvme_patched_on_disk: bool = False
     """A driver that does lies on disk, for the next boot."""
-    nvme_registered: Optional[bool] = None
-    """nvidia-fs has taken the hooks; None while it is not loaded."""
     nvme_multipath: Optional[bool] = None
     mount_point: Optional[str] = None
     fs_type: Optional[str] = None
@@ -132,7 +125,6 @@ def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFac
         "mount_point": mount_point,
     }
     driver, is_open = read_driver(root)
-    nvfs = read_nvidia_fs(kernel, root)
     symbols = read_symbols(root) if gpus else Symbols()
     p2pdma = symbols.p2pdma if symbols.p2pdma is not None else _configured(kernel, root)
     config_path, config = read_config(root)
@@ -147,16 +139,8 @@ def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFac
         driver_open=is_open,
         cuda=_read_cuda(root),
         libcufile=libcufile,
-        nvfs_loaded=nvfs.loaded,
-        nvfs_version=nvfs.version,
-        nvfs_installed=nvfs.installed,
-        nvfs_source=nvfs.source,
-        nvfs_built_for=nvfs.built_for,
-        nvfs_stale=nvfs.stale,
-        nvfs_devices=nvfs.devices,
         nvme_patched=symbols.nvme_hooks,
         nvme_patched_on_disk=nvme_patched_on_disk(kernel, root),
-        nvme_registered=nvfs.nvme_registered,
         nvme_multipath=_read_multipath(root),
         iommu=read_iommu(gpus + drives, root),
         p2pdma_kernel=p2pdma,
@@ -167,6 +151,7 @@ def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFac
         config_valid=None if config_path is None else config is not None,
         config_p2pdma=allows_p2pdma(config, bool(volume.get("md_levels")), libcufile),
         config_compat=setting(config, "properties", "allow_compat_mode"),
+        **vars(read_nvidia_fs(kernel, root)),
         **read_md_rule(root),
         **volume,
         **common,

@@ -83,19 +83,25 @@ def module_on_disk(name: str, kernel: str, root: str = "/") -> Optional[str]:
 class NvidiaFs:
     """nvidia-fs as it is loaded and as it lies on disk for the running kernel."""
 
-    loaded: bool = False
-    version: Optional[str] = None
-    installed: bool = False
-    source: Optional[str] = None
-    """Version of the DKMS source."""
-    built_for: Optional[str] = None
-    stale: bool = False
-    devices: bool = False
+    nvfs_loaded: bool = False
+    nvfs_version: Optional[str] = None
+    """Of the module that is loaded, else of the one on disk for this kernel."""
+    nvfs_installed: bool = False
+    """nvidia-fs is on disk for this kernel."""
+    nvfs_source: Optional[str] = None
+    """Version of its DKMS source, so that it can be built anew; None where there is none."""
+    nvfs_built_for: Optional[str] = None
+    """NVIDIA driver that the module on disk was built against; None where nothing says so."""
+    nvfs_stale: bool = False
+    """The module was built anew and its former build is still loaded."""
+    nvfs_devices: bool = False
+    """/dev/nvidia-fs0 and its like are visible: a container may hide them."""
     nvme_registered: Optional[bool] = None
+    """nvidia-fs has taken the NVMe driver's hooks; None while it is not loaded."""
 
 
 def read_nvidia_fs(kernel: str, root: str = "/") -> NvidiaFs:
-    """What is known of nvidia-fs. ``built_for`` comes from DKMS's log; a prebuilt module has none."""
+    """What is known of nvidia-fs. ``nvfs_built_for`` comes from DKMS's log; a prebuilt module has none."""
     loaded = os.path.isdir(os.path.join(root, "sys/module/nvidia_fs"))
     sources = glob.glob(os.path.join(root, "usr/src/nvidia-fs-*/dkms.conf"))
     versions = [os.path.basename(os.path.dirname(path))[len("nvidia-fs-") :] for path in sources]
@@ -107,13 +113,13 @@ def read_nvidia_fs(kernel: str, root: str = "/") -> NvidiaFs:
         listed = read_text(os.path.join(root, "proc/driver/nvidia-fs/modules"))
         registered = None if listed is None else bool(re.search(r"^nvme:", listed, re.MULTILINE))
     return NvidiaFs(
-        loaded=loaded,
-        version=version.group(1) if version else (source if not loaded else None),
-        installed=module_on_disk("nvidia_fs", kernel, root) is not None,
-        source=source,
-        built_for=_built_for(kernel, root),
-        stale=loaded and os.path.exists(os.path.join(root, NVFS_STALE.lstrip("/"))),
-        devices=bool(glob.glob(os.path.join(root, "dev/nvidia-fs[0-9]*"))),
+        nvfs_loaded=loaded,
+        nvfs_version=version.group(1) if version else (source if not loaded else None),
+        nvfs_installed=module_on_disk("nvidia_fs", kernel, root) is not None,
+        nvfs_source=source,
+        nvfs_built_for=_built_for(kernel, root),
+        nvfs_stale=loaded and os.path.exists(os.path.join(root, NVFS_STALE.lstrip("/"))),
+        nvfs_devices=bool(glob.glob(os.path.join(root, "dev/nvidia-fs[0-9]*"))),
         nvme_registered=registered,
     )
 
