@@ -73,6 +73,7 @@ from ..module_utils.ephemeral.boot_decision import SCHEMA_NAME, ConfigError, dum
 from ..module_utils.ephemeral.boot_unit import UNIT, carry_out, changes, files, has_run, take_effect  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
+from ..module_utils.volume.offload_arguments import OFFLOAD_ARGUMENTS  # noqa: E402
 from ..module_utils.volume.unit_dropins import ForeignDropIn, units_problem  # noqa: E402  # noqa: E402
 
 
@@ -152,11 +153,7 @@ def main() -> None:
             "installed": {"type": "bool", "default": True},
             "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
             **DRIVE_ARGUMENTS,
-            "label": {"type": "str", "default": "nvme_raid0"},
-            "offload_owner": {"type": "str", "default": "root"},
-            "offload_group": {"type": "str", "default": "root"},
-            "offload_mode": {"type": "str", "default": "1777"},
-            "services": {"type": "list", "elements": "str", "default": []},
+            **OFFLOAD_ARGUMENTS,
             "wait_seconds": {"type": "int", "default": 30},
         },
         supports_check_mode=True,

@@ -122,7 +122,7 @@ from ..module_utils.audit.manifest_checks import run_checks  # noqa: E402
 from ..module_utils.common.check_result import FAIL  # noqa: E402
 from ..module_utils.common.drift import Difference, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
-from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, load, refuse_newer, write  # noqa: E402
+from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, damage, dump, refuse_newer, write  # noqa: E402
 from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, TunedError, choose, render  # noqa: E402
@@ -177,12 +177,9 @@ def main() -> None:
         refuse_newer()
     except ManifestError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
-    try:
-        load()
-    except FileNotFoundError:
-        pass
-    except ManifestError as error:
-        module.warn("%s: it is replaced" % error.message)
+    damaged = damage()
+    if damaged:
+        module.warn("%s: it is replaced" % damaged)
     before, after = content(MANIFEST_PATH), dump(document)
     built = built_manifest() or document
     stale = content(TUNED_PATH) != (block or "")

@@ -130,7 +130,7 @@ from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, rea
 from ..module_utils.audit.before_changes import in_the_way, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, as_results  # noqa: E402
-from ..module_utils.common.manifest import ManifestError, load, refuse_newer  # noqa: E402
+from ..module_utils.common.manifest import ManifestError, damage, refuse_newer  # noqa: E402
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
 from ..module_utils.gds.facts import read_gpus  # noqa: E402
@@ -283,7 +283,10 @@ def main() -> None:
         refuse_newer()
     except ManifestError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
-    warn_of_damage(module)
+    # Said before anything is made: what makes an array anew forgets the manifest, whatever was in it.
+    damaged = damage()
+    if damaged:
+        module.warn("%s: nothing in it is used, and a run that ends well replaces it" % damaged)
     criteria = Criteria(
         count=wanted["count"],
         model=wanted["model"],
@@ -292,16 +295,6 @@ def main() -> None:
         serials=tuple(wanted["serials"]),
     )
     report(module, criteria, chunk)
-
-
-def warn_of_damage(module: AnsibleModule) -> None:
-    """Say it before anything is made: what makes an array anew forgets the manifest, whatever was in it."""
-    try:
-        load()
-    except FileNotFoundError:
-        pass
-    except ManifestError as error:
-        module.warn("%s: nothing in it is used, and a run that ends well replaces it" % error.message)
 
 
 def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:

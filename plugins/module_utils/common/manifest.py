@@ -204,6 +204,17 @@ def refuse_newer(path: str = MANIFEST_PATH) -> None:
         )
 
 
+def damage(path: str = MANIFEST_PATH) -> str | None:
+    """What is wrong with a manifest that cannot be used; None where it can be, or where there is none."""
+    try:
+        load(path)
+    except FileNotFoundError:
+        return None
+    except ManifestError as error:
+        return error.message
+    return None
+
+
 def dump(document: Mapping[str, Any]) -> str:
     """The manifest as text, keys in the schema's order."""
     return json.dumps(document, indent=2) + "\n"

@@ -10,6 +10,7 @@ from typing import Any, Mapping
 from ..common.commands import CommandError, run
 from ..common.drift import Ledger
 from ..common.files import content, replace_file
+from ..common.job import Job
 from ..common.refusal import Refusal
 from ..machine.distribution import DEBIAN, read_distribution
 from . import md_udev_override
@@ -60,19 +61,15 @@ def refuse_keyless(files: Mapping[str, str]) -> None:
             )
 
 
-class GdsJob:
+class GdsJob(Job):
     """One run over a machine. ``wanted`` is what M(tunetool.node.gpudirect_storage) takes."""
 
     def __init__(self, wanted: Mapping[str, Any], ledger: Ledger, root: str = "/") -> None:
+        super().__init__(ledger, root)
         self.wanted = wanted
-        self.ledger = ledger
-        self.root = root
         self.packages: list[str] = []
         """To be installed before anything else; nothing but the repository's files was written then."""
         self.reboot_reasons: list[str] = []
-
-    def _path(self, path: str) -> str:
-        return os.path.join(self.root, path.lstrip("/"))
 
     def facts(self) -> GdsFacts:
         """What is there now, and what this run could still bring."""

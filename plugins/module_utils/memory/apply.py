@@ -9,6 +9,7 @@ from typing import Any, Mapping
 from ..common.commands import run
 from ..common.drift import Ledger
 from ..common.files import content, replace_file
+from ..common.job import Job
 from ..common.refusal import Refusal
 from ..machine.fstab import FSTAB, FstabConflict, with_entry
 from ..machine.memory import HugePages, memory_total, numa_nodes, read_hugepages, shm_bytes, shm_used
@@ -47,18 +48,14 @@ ARGUMENTS: dict[str, Any] = {
 """What M(tunetool.node.host_memory) takes."""
 
 
-class MemoryJob:
+class MemoryJob(Job):
     """The three settings of a machine under ``root``."""
 
     def __init__(self, wanted: Mapping[str, Any], ledger: Ledger, root: str = "/") -> None:
+        super().__init__(ledger, root)
         self.wanted = wanted
-        self.ledger = ledger
-        self.root = root
         self.reboot_reasons: list[str] = []
         """What was asked for and is not in force until the node reboots."""
-
-    def _path(self, path: str) -> str:
-        return os.path.join(self.root, path.lstrip("/"))
 
     def all(self) -> dict[str, Any]:
         """The three in turn; returns what was asked for, as the manifest holds it."""

@@ -10,6 +10,7 @@ from ..array.md_arrays import find, read_arrays
 from ..common.commands import run
 from ..common.drift import Ledger
 from ..common.files import content, replace_file
+from ..common.job import Job
 from ..common.refusal import Refusal
 from ..machine.drives import read_drives
 from .conflicts import active_profile, rivals
@@ -74,20 +75,16 @@ def fstrim_state(root: str = "/") -> str:
     return "disabled" if any(os.path.exists(unit) for unit in units) else "absent"
 
 
-class TuningJob:
+class TuningJob(Job):
     """All settings of a machine under ``root``."""
 
     def __init__(self, asked: Mapping[str, Any], ledger: Ledger, root: str = "/") -> None:
+        super().__init__(ledger, root)
         self.tuning = normal_form({name: str(asked[name] or "") for name in ARGUMENTS})
         self.serials: Sequence[str] = asked["serials"]
         self.array_uuid: str = asked["array_uuid"] or NEW_ARRAY
-        self.ledger = ledger
-        self.root = root
         self.machine = read_machine(self.serials, self.array_uuid, root)
         self.state = State.load(self._path(STATE_PATH))
-
-    def _path(self, path: str) -> str:
-        return os.path.join(self.root, path.lstrip("/"))
 
     def all(self) -> dict[str, Any]:
         """Everything in turn; returns what holds from now on, as the manifest keeps it."""

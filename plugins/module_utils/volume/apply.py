@@ -17,6 +17,7 @@ from ..machine.mounts import mount_at, read_mounts
 from .make_xfs import discard_half_made, half_made, make_xfs
 from .mount_options import at_mount_only, like, shown_options, unwanted
 from .mount_point import Place, reload_systemd
+from .offload_arguments import OFFLOAD_ARGUMENTS
 from .xfs_geometry import Geometry, apart, parse_xfs_info, wanted_geometry
 
 ARGUMENTS: dict[str, Any] = {
@@ -26,15 +27,11 @@ ARGUMENTS: dict[str, Any] = {
     "mount_point": {"type": "path", "required": True},
     "mount_options": {"type": "list", "elements": "str", "default": ["noatime", "logbufs=8", "logbsize=256k"]},
     "device_timeout": {"type": "str", "default": "30s"},
-    "label": {"type": "str", "default": "nvme_raid0"},
     "adopt": {"type": "bool", "default": False},
     "new_array": {"type": "bool", "default": False},
     "offload_dir": {"type": "str", "default": ""},
-    "offload_owner": {"type": "str", "default": "root"},
-    "offload_group": {"type": "str", "default": "root"},
-    "offload_mode": {"type": "str", "default": "1777"},
     "protect_mount_point": {"type": "bool", "default": True},
-    "services": {"type": "list", "elements": "str", "default": []},
+    **OFFLOAD_ARGUMENTS,
 }
 """What M(tunetool.node.scratch_filesystem) takes."""
 

@@ -11,24 +11,21 @@ from typing import Any, Mapping
 from ..array.md_arrays import Array
 from ..common.commands import run
 from ..common.drift import Ledger
+from ..common.job import Job
 from ..common.refusal import Refusal
 from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
 from .immutable_flag import Directory, Unsupported, look, look_beneath, set_immutable, set_immutable_beneath
 from .unit_dropins import UNITS_DIRECTORY, ForeignDropIn, apply, changes
 
 
-class Place:
+class Place(Job):
     """The steps, each comparing before it acts. ``array`` is None where check mode would make it."""
 
     def __init__(self, wanted: Mapping[str, Any], ledger: Ledger, array: Array | None, root: str = "/") -> None:
+        super().__init__(ledger, root)
         self.wanted = wanted
-        self.ledger = ledger
         self.array = array
-        self.root = root
         self.point: str = plain_path(wanted["mount_point"])
-
-    def _path(self, path: str) -> str:
-        return os.path.join(self.root, path.lstrip("/"))
 
     def _mount(self) -> Mount | None:
         """What is mounted at the place, if it is the array."""
