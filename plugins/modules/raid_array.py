@@ -93,7 +93,7 @@ from typing import Mapping  # noqa: E402
 
 from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
 from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
-from ..module_utils.array.initramfs import Image, mdadm_conf_path, renew  # noqa: E402
+from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
 from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adopted, decide, examine, read_arrays  # noqa: E402
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402

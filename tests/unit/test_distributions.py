@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from initramfs_images import image
-from tunetool.node.array.initramfs import images, judge_images, mdadm_conf_path, rebuild_command
+from tunetool.node.array.initramfs_check import images, judge_images, mdadm_conf_path, rebuild_command
 from tunetool.node.machine.distribution import parse_os_release, read_distribution
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from initramfs_images import MICROCODE, archive, entry, image, packed
 from programs import need_program
-from tunetool.node.array import initramfs, initramfs_image
-from tunetool.node.array.initramfs import Renewal, check_images, judge_images, renew
-from tunetool.node.array.initramfs_image import Carried, Damaged, Unreadable, read_carried
+from tunetool.node.array import initramfs_check, initramfs_reader
+from tunetool.node.array.initramfs_check import Renewal, check_images, judge_images, renew
+from tunetool.node.array.initramfs_reader import Carried, Damaged, Unreadable, read_carried
 from tunetool.node.array.mdadm_conf import array_lines, conf_with_array, conf_without_array, line_for
 from tunetool.node.common.check_result import FAIL, PASS, SKIP, UNKNOWN
 from tunetool.node.common.files import content, replace_file
@@ -251,7 +251,7 @@ def test_an_image_that_cannot_be_read_is_no_pass(root: Path, monkeypatch: pytest
     if shutil.which("zstd"):
         whole = image(CONF, "zstd")
         assert judged(whole)[0] == PASS
-        monkeypatch.setattr(initramfs_image.shutil, "which", lambda *_, **__: None)
+        monkeypatch.setattr(initramfs_reader.shutil, "which", lambda *_, **__: None)
         status, found = judged(whole)
         assert (status, "`zstd`" in found) == (UNKNOWN, True)
     path = put(root, b"")
@@ -293,7 +293,7 @@ def test_no_image_ends_the_run(data: bytes, at: int, cut: bool, form: str, tmp_p
 
 
 def test_only_known_programs_rebuild(root: Path) -> None:
-    assert initramfs.rebuild_command(str(root)) is None
+    assert initramfs_check.rebuild_command(str(root)) is None
     assert "as this distribution does" in check_images(ARRAY, str(root)).remedy
     (root / "usr/sbin").mkdir(parents=True)
     (root / "usr/sbin/update-initramfs").touch()

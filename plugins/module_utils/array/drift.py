@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence
 from ..common.drift import Difference, lines_only_in
 from ..common.files import content
 from ..units import format_size_binary
-from .initramfs import judge_images, mdadm_conf_path, rebuild_command
+from .initramfs_check import judge_images, mdadm_conf_path, rebuild_command
 from .md_arrays import DEAD_STATES, Array, Superblock, find
 from .mdadm_conf import conf_with_array
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, Mapping
 
-from ..array.initramfs import check_images
+from ..array.initramfs_check import check_images
 from ..array.md_arrays import DEAD_STATES, Array, find, read_arrays
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..gds.facts import read_gds_facts

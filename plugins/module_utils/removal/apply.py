@@ -7,7 +7,7 @@ import os
 import time
 from typing import Mapping
 
-from ..array.initramfs import mdadm_conf_path, renew
+from ..array.initramfs_check import mdadm_conf_path, renew
 from ..array.mdadm_conf import conf_without_array
 from ..common.commands import CommandError, run
 from ..common.files import content, replace_file

@@ -15,7 +15,7 @@ from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..common.commands import run
 from ..common.files import exact_text
 from ..machine.distribution import DEBIAN, REDHAT, read_distribution
-from .initramfs_image import Carried, Damaged, Unreadable, read_carried
+from .initramfs_reader import Carried, Damaged, Unreadable, read_carried
 from .mdadm_conf import ArrayLine, array_lines
 
 DEBIAN_CONF = "/etc/mdadm/mdadm.conf"
