@@ -21,9 +21,9 @@ if not find_spec("torch"):
 
 from judged import interrupted, undisturbed
 from tunetool.bench.checkpoint.figures import case, checks
+from tunetool.bench.checkpoint.rank_processes import RankProcesses
 from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import Matrix
-from tunetool.bench.checkpoint.session import Session
 from tunetool.bench.checkpoint.site import Site
 from tunetool.bench.drawn_order import drawn_order
 from tunetool.launch.local import RankFailed
@@ -155,21 +155,23 @@ def test_two_ranks_save_their_shards_and_get_them_back(model: str, disk: Path, t
 
 
 @pytest.fixture(scope="module")
-def session(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def session(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
     """Two ranks that hold their state."""
     request = Request(model, device="cpu", ranks=2)
     place = tmp_path_factory.mktemp("s")
-    with Session(request, 30 * 10**6, os.environ, place) as found:
+    with RankProcesses(request, 30 * 10**6, os.environ, place) as found:
         found.start()
         yield found
 
 
-def prepared(session: Session, place: Path, engine: str) -> None:
+def prepared(session: RankProcesses, place: Path, engine: str) -> None:
     told = session.ask({"do": "place", "directory": str(place), "bytes": 0, "engines": [engine]})
     assert all(each["engines"][engine]["unavailable"] is None for each in told)
 
 
-def test_a_byte_that_changes_on_the_medium_is_found_and_its_tensor_named(session: Session, tmp_path: Path) -> None:
+def test_a_byte_that_changes_on_the_medium_is_found_and_its_tensor_named(
+    session: RankProcesses, tmp_path: Path
+) -> None:
     prepared(session, tmp_path, "safetensors")
     directory = tmp_path / "saved"
     session.ask({"do": "save", "engine": "safetensors", "directory": str(directory)})
@@ -188,7 +190,7 @@ def test_a_byte_that_changes_on_the_medium_is_found_and_its_tensor_named(session
     assert "`optimizer." in second or "`model." in second
 
 
-def test_the_state_may_change_once_an_async_save_returned(session: Session, tmp_path: Path) -> None:
+def test_the_state_may_change_once_an_async_save_returned(session: RankProcesses, tmp_path: Path) -> None:
     prepared(session, tmp_path, "dcp-async-thread")
     directory = tmp_path / "saved"
     save = {"do": "save", "engine": "dcp-async-thread", "directory": str(directory), "overwrite": True}
@@ -212,7 +214,7 @@ class TimeIsUp:
         yield lambda: None
 
 
-def test_a_first_round_that_is_cut_keeps_what_it_has(session: Session, disk: Path) -> None:
+def test_a_first_round_that_is_cut_keeps_what_it_has(session: RankProcesses, disk: Path) -> None:
     engines, watch = ["torch-save-zip", "safetensors", "direct"], TimeIsUp()
     matrix = Matrix(read_stack(str(disk)), False, 30 * 10**6)
     request = replace(session.request, training=Training())
@@ -229,7 +231,9 @@ def test_a_first_round_that_is_cut_keeps_what_it_has(session: Session, disk: Pat
     ]
 
 
-def test_a_rank_that_dies_in_a_save_is_named_and_new_ranks_can_be_started(session: Session, tmp_path: Path) -> None:
+def test_a_rank_that_dies_in_a_save_is_named_and_new_ranks_can_be_started(
+    session: RankProcesses, tmp_path: Path
+) -> None:
     # Last of those that share the ranks. The directory cannot be made, on one rank alone: the other waits for it.
     prepared(session, tmp_path, "torch-save-zip")
     with pytest.raises(RankFailed) as caught:

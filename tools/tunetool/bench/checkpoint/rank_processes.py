@@ -21,7 +21,7 @@ _END_PATIENCE = 30.0
 
 
 @dataclass
-class Session:
+class RankProcesses:
     """A context: no rank is left afterwards."""
 
     request: Request
@@ -40,7 +40,7 @@ class Session:
     _orders: Orders | None = None
     _held: ExitStack = field(default_factory=ExitStack)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> RankProcesses:
         return self
 
     def __exit__(self, *what: object) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tunetool.bench.checkpoint import figures, preflight
 from tunetool.bench.checkpoint.fio_best import FioBest
+from tunetool.bench.checkpoint.rank_processes import RankProcesses
 from tunetool.bench.checkpoint.request import KIND, Request
 from tunetool.bench.checkpoint.samples import Matrix
-from tunetool.bench.checkpoint.session import Session as Ranks
 from tunetool.bench.checkpoint.site import Site
 from tunetool.bench.checkpoint.states import Shape
 from tunetool.measure import page_cache, session
@@ -60,7 +60,7 @@ class _Checkpoints:
         """See ``session.Work``."""
         directories = [session.directory(path, stack) for path, stack in self.places]
         ranks = session.hold(
-            Ranks(self.request, self.shape.bytes, self.environment, session.temporary(), raw=session.raw)
+            RankProcesses(self.request, self.shape.bytes, self.environment, session.temporary(), raw=session.raw)
         )
         with session.progress.step(f"{self.request.ranks} rank(s) start, and make the state", 0) as tick:
             ranks.tick = tick

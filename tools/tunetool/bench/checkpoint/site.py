@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.bench.checkpoint.fio_best import SLACK_BYTES, FioBest
+from tunetool.bench.checkpoint.rank_processes import RankProcesses
 from tunetool.bench.checkpoint.request import Request, Training
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row, Sample
-from tunetool.bench.checkpoint.session import Session
 from tunetool.bench.drawn_order import drawn_order
 from tunetool.launch.local import RankFailed
 from tunetool.measure import page_cache
@@ -35,7 +35,7 @@ class Site:
     """The work on one medium, inside the run's directory there."""
 
     request: Request
-    session: Session
+    ranks: RankProcesses
     place: Path
     names: Sequence[str]
     matrix: Matrix
@@ -81,9 +81,9 @@ class Site:
 
     def _settle(self) -> None:
         """Tell the ranks the place; once for each start of them."""
-        if self._settled == self.session.starts:
+        if self._settled == self.ranks.starts:
             return
-        self._settled = self.session.starts
+        self._settled = self.ranks.starts
         # Each engine by itself: one whose library breaks at its import must not take the others' rows away.
         for name in self.names:
             row = self.matrix.rows.setdefault(name, Row(name))
@@ -104,14 +104,14 @@ class Site:
         except RankFailed as error:
             row.failed = f"{error.message}; {error.hint}" if error.hint else error.message
             self.progress.say(f"{row.name}: {row.failed}")
-            if self.session.usable_after(error):
+            if self.ranks.usable_after(error):
                 self._clear()
                 return
             # Ranks that still wait for each other may write still.
-            self.session.stop()
+            self.ranks.stop()
             self._clear()
             self.progress.say("starting the ranks again without it")
-            self.session.start()
+            self.ranks.start()
             self._settle()
 
     def _round(self, row: Row, number: int) -> None:
@@ -127,16 +127,16 @@ class Site:
 
     def _warm_up(self, row: Row) -> None:
         """The first save in these ranks: it makes buffers and processes, and the state is overwritten behind it."""
-        if (self.session.starts, row.name) in self._ready:
+        if (self.ranks.starts, row.name) in self._ready:
             return
-        self._ready.add((self.session.starts, row.name))
+        self._ready.add((self.ranks.starts, row.name))
         sample = self._sample(row, f"{row.name}-first", overwrite=True)
         row.first = row.first or sample
 
     def _sample(self, row: Row, name: str, overwrite: bool) -> Sample:
         directory = self.place / name
         with self.progress.step(f"{self.matrix.stack.directory}: {name}", self._expected(row)) as tick:
-            self.session.tick = tick
+            self.ranks.tick = tick
             told, counted = self._counted(
                 "write",
                 {"do": "save", "engine": row.name, "directory": str(directory), "overwrite": overwrite},
@@ -182,7 +182,7 @@ class Site:
         return told, counting.count(direction, page_cache.size_of(directory), slack=SLACK_BYTES)
 
     def _ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return self.session.ask(order)
+        return self.ranks.ask(order)
 
     def _clear(self) -> None:
         """Remove every checkpoint, and let the file system finish with it outside of anybody's time."""
@@ -226,7 +226,7 @@ class Site:
         assert self.matrix.fio is not None  # noqa: S101  (made before fio runs)
         self.matrix.fio.failed = error.message
         self.matrix.errors.append(f"{error.message}; {error.hint}" if error.hint else error.message)
-        self.session.raw[f"fio-{self.matrix.stack.medium}.txt".replace("/", "-")] = error.raw
+        self.ranks.raw[f"fio-{self.matrix.stack.medium}.txt".replace("/", "-")] = error.raw
 
     def _train(self, training: Training) -> None:
         """Loops with an engine's saves, each between two without any."""
@@ -244,9 +244,9 @@ class Site:
                     self._guarded(row, lambda row: self._loops(row, training))
 
     def _loops(self, row: Row, training: Training) -> None:
-        if self.session.calibrated != self.session.starts:
+        if self.ranks.calibrated != self.ranks.starts:
             self._ask({"do": "calibrate", "step_seconds": training.step_seconds})
-            self.session.calibrated = self.session.starts
+            self.ranks.calibrated = self.ranks.starts
         if row.asynchronous:
             self._warm_up(row)
         every = training.every(row.name)
@@ -254,7 +254,7 @@ class Site:
         directories = [str(self.place / f"{row.name}-train-{number}") for number in range(count)]
         bare: dict[str, Any] = {"do": "train", "steps": training.steps, "every": every, "directories": []}
         with self.progress.step(f"{self.matrix.stack.directory}: training with {row.name}", 0) as tick:
-            self.session.tick = tick
+            self.ranks.tick = tick
             before = _loop_seconds(self._ask(bare))
             told = self._ask({**bare, "engine": row.name, "directories": directories})
             self._clear()
