@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tunetool.cli import options
-from tunetool.cli.finish import write_text
 from tunetool.cli.groups import Group
 from tunetool.cli.options import AsJson, number, option, takes
+from tunetool.cli.output import write_text
 from tunetool.cli.values import BANDWIDTH, SIZE, TEXT, TIME, TIME_ABOVE_ZERO
 from tunetool.errors import UsageProblem
 

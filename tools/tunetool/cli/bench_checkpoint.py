@@ -9,8 +9,8 @@ import click
 
 from tunetool.bench.defaults import CHECKPOINT_ROUNDS
 from tunetool.cli import options
-from tunetool.cli.finish import finish
 from tunetool.cli.options import Measuring, number, option, takes
+from tunetool.cli.output import finish
 from tunetool.cli.values import DURATION, NAMES
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from tunetool.cli import options
-from tunetool.cli.finish import finish
 from tunetool.cli.options import Measuring, option, takes
+from tunetool.cli.output import finish
 from tunetool.cli.values import DIRECTORY, Value
 
 

@@ -10,8 +10,8 @@ import click
 
 from tunetool.bench.defaults import PRESETS
 from tunetool.cli import training_options
-from tunetool.cli.finish import finish
 from tunetool.cli.options import option, takes
+from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
 from tunetool.cli.values import DIRECTORY, Value, parse_duration
 from tunetool.errors import UsageProblem

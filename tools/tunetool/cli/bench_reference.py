@@ -9,8 +9,8 @@ import click
 
 from tunetool.bench.defaults import CHECKPOINT_MODEL, MATRIX, SHM, STAGING_ROUNDS, STATE_BYTES
 from tunetool.cli import options
-from tunetool.cli.finish import finish
 from tunetool.cli.options import option, takes
+from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
 from tunetool.cli.values import TEXT, parse_expectations
 from tunetool.errors import UsageProblem

@@ -9,8 +9,8 @@ import click
 
 from tunetool.bench.defaults import SHM, STAGING_ROUNDS
 from tunetool.cli import options, training_options
-from tunetool.cli.finish import finish
 from tunetool.cli.options import option, takes
+from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
 
 

@@ -8,8 +8,8 @@ import click
 
 from tunetool.bench.defaults import MATRIX, NETWORK_SECONDS, STRATEGIES_ROUNDS, STRATEGIES_STEPS
 from tunetool.cli import options, training_options
-from tunetool.cli.finish import finish
 from tunetool.cli.options import option, takes
+from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
 from tunetool.cli.values import DURATION
 from tunetool.errors import UsageProblem

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tunetool.cli import options
-from tunetool.cli.finish import finish
 from tunetool.cli.options import argument, option, takes
+from tunetool.cli.output import finish
 from tunetool.cli.tune import SearchOptions
 from tunetool.cli.values import FILE, SIZE, local_python
 from tunetool.errors import UsageProblem

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli.finish import write_text
 from tunetool.cli.options import AsJson, option, takes
+from tunetool.cli.output import write_text
 from tunetool.cli.values import PATH
 from tunetool.errors import UsageProblem
 

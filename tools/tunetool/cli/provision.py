@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from tunetool.cli.finish import write_text
 from tunetool.cli.options import AsJson, OnManyHosts, number, option, takes
+from tunetool.cli.output import write_text
 from tunetool.cli.values import FILE, PATH, Value
 from tunetool.errors import UsageProblem
 

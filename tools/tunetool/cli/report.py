@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli.finish import write_text
 from tunetool.cli.groups import Group
 from tunetool.cli.options import AsJson, InRuns, argument, option, takes
+from tunetool.cli.output import write_text
 from tunetool.cli.values import FILE
 from tunetool.errors import UsageProblem
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from tunetool.cli.finish import finish
 from tunetool.cli.groups import Group
 from tunetool.cli.options import AsJson, Dry, InRuns, OnManyHosts, argument, need_inventory, option, takes
+from tunetool.cli.output import finish
 from tunetool.cli.values import TEXT
 from tunetool.errors import UsageProblem
 

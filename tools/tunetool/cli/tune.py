@@ -10,8 +10,8 @@ import click
 
 from tunetool.cli import options
 from tunetool.cli.bench_ds_io import IO_SIZE
-from tunetool.cli.finish import finish
 from tunetool.cli.options import Measuring, number, option, takes
+from tunetool.cli.output import finish
 from tunetool.cli.values import DIRECTORY, DURATION, FILE
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tunetool.cli import options
-from tunetool.cli.finish import finish
 from tunetool.cli.options import Measuring, OnManyHosts, need_inventory, option, takes
+from tunetool.cli.output import finish
 from tunetool.cli.values import PATH, TEXT, TOLERANCE, parse_expectations
 from tunetool.errors import UsageProblem
 
