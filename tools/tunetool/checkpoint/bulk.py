@@ -25,6 +25,7 @@ from pathlib import Path
 from tunetool.checkpoint import identity, markers
 from tunetool.checkpoint.identity import Identity
 from tunetool.checkpoint.markers import MARKER, METADATA, Marker, copied_file, replaceable, sound_marker_of
+from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.save_order import Stamp
 from tunetool.checkpoint.steps import (
     fsync_directory,
@@ -37,6 +38,7 @@ from tunetool.checkpoint.steps import (
 from tunetool.checkpoint.transfer import PART, CopiedFile, Gone, remove_parts
 from tunetool.errors import CannotJudge, UsageProblem
 
+_REPAIR = "the checkpoint on the node is unchanged; repair the storage, then drain it again"
 _PLAN = "plan.json"
 _METADATA_COPY = ".metadata-of-the-step"
 """`.metadata` under another name, so that readers do not take a partial step for a checkpoint."""
@@ -112,7 +114,7 @@ def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Pa
     there, ``CannotJudge`` when the storage fails.
     """
     partial = partial_of(bulk, name, digest)
-    try:
+    with naming_errors(bulk, _REPAIR, WRITING):
         for earlier in partials(bulk, name):
             if earlier == partial and not _of_another_save(earlier, plan):
                 continue
@@ -139,8 +141,6 @@ def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Pa
         }
         # Written last: ranks start to copy when they find it.
         _replace_json(partial / _PLAN, document)
-    except OSError as error:
-        raise _cannot_write(bulk, error) from error
     return partial
 
 
@@ -195,12 +195,11 @@ def deliver(partial: Path, delivery: Delivery) -> None:
         "files": {name: filed and asdict(filed) for name, filed in delivery.files.items()},
         "sources": identity.rows(delivery.sources),
     }
-    try:
-        _replace_json(manifest_path(partial, delivery.rank), document)
-    except FileNotFoundError:
-        raise Gone(partial) from None
-    except OSError as error:
-        raise _cannot_write(partial, error) from error
+    with naming_errors(partial, _REPAIR, WRITING):
+        try:
+            _replace_json(manifest_path(partial, delivery.rank), document)
+        except FileNotFoundError:
+            raise Gone(partial) from None
 
 
 def manifest_path(partial: Path, rank: int) -> Path:
@@ -258,7 +257,7 @@ def publish(bulk: Path, partial: Path, brought: Iterable[Delivery]) -> Path:
     """Make a partial step complete once all its files are copied. Only the coordinator's process may call this."""
     name, _ = name_of(partial)
     final = bulk / name
-    try:
+    with naming_errors(bulk, _REPAIR, WRITING):
         if sound_marker_of(partial) is None:
             _write_marker(partial, list(brought))
         for leftover in (_PLAN, _RANKS, _METADATA_COPY, _CHANGED):
@@ -269,8 +268,6 @@ def publish(bulk: Path, partial: Path, brought: Iterable[Delivery]) -> Path:
             remove_step(final)
         partial.rename(final)
         fsync_directory(bulk)
-    except OSError as error:
-        raise _cannot_write(bulk, error) from error
     return final
 
 
@@ -286,10 +283,3 @@ def _write_marker(partial: Path, brought: list[Delivery]) -> None:
     (partial / _METADATA_COPY).replace(partial / METADATA)
     marker = Marker(digest, files, hosts, sources, plan and plan.saved, plan and plan.metadata)
     markers.write(partial, name, marker)
-
-
-def _cannot_write(path: Path, error: OSError) -> CannotJudge:
-    return CannotJudge(
-        f"`{error.filename or path}` cannot be written: {error.strerror}",
-        "the checkpoint on the node is unchanged; repair the storage, then drain it again",
-    )

@@ -12,18 +12,20 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunetool.checkpoint import metadata, saver_lock
 from tunetool.checkpoint.created import Created
+from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.steps import fsync_directory
-from tunetool.errors import CannotJudge, TunetoolError
+from tunetool.errors import TunetoolError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
+_PREVIOUS_IS_WHOLE = "the previous checkpoint is whole; see `df`, `quota` and `dmesg | tail`"
 _DATA = re.compile(r"__\d+_\d+(\.(?P<token>[0-9a-f]{16}))?\.distcp")
 """Names of data files, written by DirectWriter or by torch's FileSystemWriter."""
 _METADATA = re.compile(r"\.metadata\.(?P<token>[0-9a-f]{16})\.tmp")
@@ -66,13 +68,13 @@ class Saving:
 
         Raises ``CannotJudge`` naming the process that is saving there, or why the directory cannot be written.
         """
-        with _naming_write_errors(directory):
+        with naming_errors(directory, _PREVIOUS_IS_WHOLE, WRITING):
             make_directory(directory)
             # The time only sorts tokens; the random half makes them unique.
             token = f"{int(time.time()) & 0xFFFFFFFF:08x}{secrets.token_hex(4)}"
             held = saver_lock.Lock.take(directory, token)
         try:
-            with _naming_write_errors(directory):
+            with naming_errors(directory, _PREVIOUS_IS_WHOLE, WRITING):
                 saving = cls(directory, held, _unfinished(directory))
                 earlier = [known_token for known_token in saving._tokens if known_token != token]
                 _delete_unnamed(directory, earlier)
@@ -98,7 +100,7 @@ class Saving:
         path = self.directory / metadata.NAME
         content = metadata.dumps(new, path)
         temporary = self.directory / f"{metadata.NAME}.{self.token}.tmp"
-        with _naming_write_errors(self.directory):
+        with naming_errors(self.directory, _PREVIOUS_IS_WHOLE, WRITING):
             with temporary.open("xb") as stream:
                 stream.write(content)
                 stream.flush()
@@ -137,7 +139,7 @@ def make_directory(directory: Path) -> None:
 def sweep_failed(directory: Path, failed: Collection[str]) -> None:
     """Remove the files of ``failed`` saves (tokens from the coordinator). Each rank calls this before it checks free
     space: the coordinator has cleaned its own directory, but other nodes may have their own."""
-    with _naming_write_errors(directory):
+    with naming_errors(directory, _PREVIOUS_IS_WHOLE, WRITING):
         _delete_unnamed(directory, failed)
 
 
@@ -222,14 +224,3 @@ def _tokens_not_named(directory: Path, tokens: Collection[str]) -> tuple[str, ..
         return ()
     kept = {match["token"] for name in named if (match := _DATA.fullmatch(name))}
     return tuple(token for token in tokens if token not in kept)
-
-
-@contextlib.contextmanager
-def _naming_write_errors(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CannotJudge(
-            f"`{error.filename or directory}` cannot be written: {error.strerror}",
-            "the previous checkpoint is whole; see `df`, `quota` and `dmesg | tail`",
-        ) from error

@@ -24,6 +24,7 @@ from tunetool.checkpoint import bulk as on_bulk
 from tunetool.checkpoint import identity, markers
 from tunetool.checkpoint.bulk import Delivery, Plan
 from tunetool.checkpoint.identity import Identity
+from tunetool.checkpoint.os_errors import naming_errors
 from tunetool.checkpoint.pace import Pace, saving, yield_to_training
 from tunetool.checkpoint.retention import Keep, leave_note, retain_on_bulk, retain_on_node, same_data, stamp_of
 from tunetool.checkpoint.space import need
@@ -32,6 +33,7 @@ from tunetool.checkpoint.transfer import Changed, CopiedFile, Gone, copy_file, d
 from tunetool.errors import CannotJudge, TunetoolError, UsageProblem
 
 _POLL_SECONDS = 0.1
+_DRAIN_AGAIN = "check `dmesg | tail`, then drain again"
 _SIGN_SECONDS = 5.0
 """Seconds between two signs of life for the other ranks."""
 
@@ -93,7 +95,7 @@ class Worker:
             raise UsageProblem(f"`{self.step_dir}` has no `.metadata`", "drain after the save is done")
         with _locked(self.step_dir / markers.METADATA, fcntl.LOCK_EX):
             content = self._metadata(digest)
-            with _naming_errors(self.bulk):
+            with naming_errors(self.bulk, _DRAIN_AGAIN):
                 self.bulk.mkdir(parents=True, exist_ok=True)
                 sweep(self.bulk)
             problem = on_bulk.same_step_problem(self.bulk, self.name)
@@ -124,7 +126,7 @@ class Worker:
     def _metadata(self, digest: str) -> bytes:
         """The content of `.metadata`. Raises ``Changed`` if it changed since the drain was requested."""
         path = self.step_dir / markers.METADATA
-        with _naming_errors(path):
+        with naming_errors(path, _DRAIN_AGAIN):
             content = path.read_bytes()
         if xxhash.xxh3_64_hexdigest(content) != digest:
             raise Changed(path)
@@ -215,7 +217,7 @@ class Worker:
         named = {name: source for name, source in self.sources.items() if name in marker.files}
         if self.order.digest is None and not named and any(name.endswith(".distcp") for name in self.sources):
             return False
-        with _naming_errors(self.step_dir):
+        with naming_errors(self.step_dir, _DRAIN_AGAIN):
             return same_data(self.step_dir, named, marker, self.pace.wait)
 
     def _deliver(self, partial: Path, needed: Mapping[str, int]) -> None:
@@ -259,7 +261,7 @@ class Worker:
     def _require_same_bytes(self, partial: Path, name: str, copied: CopiedFile | None) -> None:
         """Raises ``Changed`` unless the file has the same bytes as the copy."""
         path = self.step_dir / name
-        with _naming_errors(path):
+        with naming_errors(path, _DRAIN_AGAIN):
             if copied is None or digest_of(path, self.pace.wait) != copied:
                 raise Changed(
                     path, "an earlier drain of this save began", f"; if its content is correct, remove `{partial}`"
@@ -312,23 +314,13 @@ def _signs_of_life(partial: Path) -> tuple[tuple[str, int], ...]:
 
 @contextlib.contextmanager
 def _locked(path: Path, how: int) -> Iterator[None]:
-    with _naming_errors(path):
+    with naming_errors(path, _DRAIN_AGAIN):
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, how)
         yield
     finally:
         os.close(handle)
-
-
-@contextlib.contextmanager
-def _naming_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CannotJudge(
-            f"`{error.filename or path}`: {error.strerror}", "check `dmesg | tail`, then drain again"
-        ) from error
 
 
 def main(read: Callable[[], str] = sys.stdin.read) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -73,6 +73,11 @@ class Options(Measuring, OnManyHosts):
             )
         need_inventory(self.inventory, limit=self.limit, one_at_a_time=self.one_at_a_time, forks=self.forks)
 
+    def demands(self, expectations: dict[str, float]) -> dict[str, Any]:
+        """The fields of ``tunetool.verify.request.Demands``."""
+        same = {name: getattr(self, name) for name in ("duration", "tolerance", "level", "require", "gds")}
+        return {"expect": expectations, **same}
+
 
 @click.command("verify")
 @takes(Options)
@@ -105,15 +110,10 @@ def _node(given: Options, expectations: dict[str, float]) -> int:
     from tunetool.verify.run import verify
 
     request = Request(
-        expect=expectations,
+        **given.demands(expectations),
         target=Path(given.target) if given.target is not None else None,
-        duration=given.duration,
-        tolerance=given.tolerance,
-        level=given.level,  # type: ignore[arg-type]  # click holds it to the choices
         manifest=given.manifest,
         python=local_python(given.python),
-        require=given.require,
-        gds=given.gds,  # type: ignore[arg-type]  # click holds it to the choices
         run=given.run(),
     )
     return finish(verify(request, best_progress()), given.json_to)
@@ -128,17 +128,12 @@ def _fleet(given: Options, inventory: Path, expectations: dict[str, float]) -> i
         inventory=inventory,
         limit=given.limit,
         forks=1 if given.one_at_a_time else given.forks,
-        expect=expectations,
+        **given.demands(expectations),
         target=given.target,
-        duration=given.duration,
-        tolerance=given.tolerance,
-        level=given.level,
         allow_busy=given.allow_busy,
         runs_dir=given.runs_dir,
         dry_run=given.dry_run,
         python=given.python,
-        require=given.require,
-        gds=given.gds,
         command=sys.argv,
     )
     result = verify_fleet(request, best_progress())

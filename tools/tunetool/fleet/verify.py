@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tunetool.measure.progress import Progress
 from tunetool.node.units import format_bandwidth
 from tunetool.record import Expectation, FleetHost, Measurement, Record
 from tunetool.verify.expectable import EXPECTABLE
+from tunetool.verify.request import Demands
 
 # About what a node takes by ``--duration``: level full without what it may skip, on eight drives.
 _SECONDS: Mapping[str, Callable[[float], float]] = {
@@ -24,23 +25,17 @@ _SECONDS: Mapping[str, Callable[[float], float]] = {
 
 
 @dataclass(frozen=True)
-class FleetRequest:
+class FleetRequest(Demands):
     """What the caller asked for."""
 
     inventory: Path
     limit: str | None = None
     forks: int | None = None
-    expect: Mapping[str, float] = field(default_factory=dict)
     target: str | None = None
-    duration: float = 4.0
-    tolerance: float = 0.0
-    level: str = "quick"
     allow_busy: bool = False
     runs_dir: Path | None = None
     dry_run: bool = False
     python: str | None = None
-    require: Sequence[str] = ()
-    gds: str | None = None
     command: Sequence[str] = ()
 
 

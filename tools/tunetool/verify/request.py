@@ -14,23 +14,30 @@ from tunetool.measure.session import Run
 Level = Literal["config", "quick", "full"]
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the caller asked for."""
+@dataclass(frozen=True, kw_only=True)
+class Demands:
+    """What is demanded of a node, and how it is measured: the same here and on many hosts."""
 
     expect: Mapping[str, float] = field(default_factory=dict)
     """Bytes per second by direction, requests per second by random read; empty: the manifest's."""
-    target: Path | None = None
     duration: float = 4.0
+    """Seconds of one sample."""
     tolerance: float = 0.0
     """Fraction of an expectation that may be missing."""
     level: Level = "quick"
-    manifest: Path | None = None
-    """None: the node's own, if there is one."""
-    python: Path = Path(sys.executable)
-    """Whose torch and DeepSpeed the upper rungs use."""
     require: Sequence[str] = ()
     """Rungs without which there is no pass."""
     gds: Mode | None = None
     """Whether GPUDirect Storage is to be proven; None: where the manifest says that it was set up."""
+
+
+@dataclass(frozen=True)
+class Request(Demands):
+    """What the caller asked for."""
+
+    target: Path | None = None
+    manifest: Path | None = None
+    """None: the node's own, if there is one."""
+    python: Path = Path(sys.executable)
+    """Whose torch and DeepSpeed the upper rungs use."""
     run: Run = field(default_factory=Run)
