@@ -62,6 +62,12 @@ find_drive {shlex.quote(serials[0])}
 """
 
 
+def remove_devices(addresses: Sequence[str]) -> str:
+    """Let the node's drivers go of PCI devices, and the machine answer what they asked of it last."""
+    paths = " ".join(shlex.quote(f"/sys/bus/pci/devices/{address}/remove") for address in addresses)
+    return f'for remove in {paths}; do [ ! -e "$remove" ] || echo 1 > "$remove"; done; sleep 0.2'
+
+
 def wait_for_drives(count: int) -> str:
     """Wait until the node has ``count`` NVMe drives: one more or one less than a moment ago."""
     return f"""\

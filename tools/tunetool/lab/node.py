@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunetool.errors import CannotJudge
 from tunetool.lab import guest, process, snapshot, ssh
@@ -161,7 +161,14 @@ def attach(qmp: Qmp, drive: Drive) -> None:
 
 
 def detach(lab: Lab, node: NodeState, qmp: Qmp, drives: Sequence[Drive]) -> None:
-    """Pull drives out of their slots and wait until the node has seen it."""
+    """Pull drives out of their slots and wait until the node has seen it.
+
+    The node lets go of them first, as it does when a slot's button is pressed. Unplugging a controller that still has
+    requests makes QEMU 7.2 end with SIGSEGV: it sends the interrupt of a device that is gone.
+    """
+    ids = {drive.device_id for drive in drives}
+    pci_devices = _pci_devices(qmp.command("query-pci"))
+    ssh.run(lab, node, guest.remove_devices([device.address for device in pci_devices if device.id in ids]))
     for drive in drives:
         qmp.command("device_del", {"id": drive.device_id})
     for drive in drives:
@@ -181,17 +188,26 @@ def _is_there(qmp: Qmp, node_name: str) -> bool:
 def _wait_enumerated(node: NodeState, qmp: Qmp, drive: Drive) -> None:
     deadline = time.monotonic() + ENUMERATE_SECONDS
     while time.monotonic() < deadline:
-        if any(drive.device_id == name and mapped for name, mapped in _pci_devices(qmp.command("query-pci"))):
+        pci_devices = _pci_devices(qmp.command("query-pci"))
+        if any(device.id == drive.device_id and device.mapped for device in pci_devices):
             return
         time.sleep(0.01)
     raise NotReady(f"`{node.name}` does not notice drive `{drive.serial}`", f"tunetool lab reset {node.name}")
 
 
-def _pci_devices(buses: list[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
-    # A device whose registers have an address was found by the guest's kernel.
+class _PciDevice(NamedTuple):
+    id: str
+    address: str
+    """As the node's kernel names it: 0000:01:00.0."""
+    mapped: bool
+    """Its registers have an address, so the node's kernel has found it."""
+
+
+def _pci_devices(buses: list[dict[str, Any]]) -> Iterator[_PciDevice]:
     for bus in buses:
         for device in bus["devices"]:
-            yield device["qdev_id"], any(region["address"] > 0 for region in device["regions"])
+            address = f"0000:{device['bus']:02x}:{device['slot']:02x}.{device['function']:x}"
+            yield _PciDevice(device["qdev_id"], address, any(region["address"] > 0 for region in device["regions"]))
             bridge = device.get("pci_bridge")
             if bridge:
                 yield from _pci_devices([bridge])
