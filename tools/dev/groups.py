@@ -35,6 +35,8 @@ ON_A_DISK = {
     "finetune": ["tests/finetune"],
 }
 """Groups whose tests measure or fill the disk under the temporary directory: one after another."""
+MEASURED = {"checkpoint": "tests/checkpoint/test_bench_checkpoint.py"}
+"""The one file of such a group that reads the disk's counters: the others run side by side, before it."""
 SKIPPED_IN_FRESH = ROOT / ".venv/.skipped-in-fresh"
 """Node ids of the unit tests that the container skipped, once it has passed."""
 NO_TESTS = 5
@@ -148,6 +150,9 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
         program = [str(VENV / "python"), "tools/dev/fresh.py"]
         container = [*program, "--skipped", str(SKIPPED_IN_FRESH)]
         return [container, [*program, "--node"]] if slow else [container]
+    if group in MEASURED:
+        others = pytest("-q", "--durations=5", *PARALLEL, *ON_A_DISK[group], "--ignore", MEASURED[group], *marks)
+        return [others, pytest("-q", "--durations=5", MEASURED[group], *marks)]
     if group in ON_A_DISK:
         return [pytest("-q", "--durations=5", *ON_A_DISK[group], *marks)]
     if group == "node":
