@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tunetool import user_directories
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -323,8 +324,7 @@ def default_runs_dir() -> Path:
     """/var/lib/tunetool/runs as root, else under ``$XDG_STATE_HOME``."""
     if os.geteuid() == 0:
         return Path("/var/lib/tunetool/runs")
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local/state") / "tunetool/runs"
+    return user_directories.state() / "runs"
 
 
 def prepare_runs_dir(path: Path) -> None:

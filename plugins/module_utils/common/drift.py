@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, Mapping, Sequence, TypeVar
 
-from .files import lines
+from .files import lines, sync_directory
 from .manifest import MANIFEST_PATH, ManifestError, load
 from .refusal import Refusal
 
@@ -70,11 +70,7 @@ def forget(path: str = MANIFEST_PATH) -> None:
     """Remove the manifest of an array that is about to be made anew: a run cut after that starts from what is there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-        handle = os.open(os.path.dirname(path), os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_directory(os.path.dirname(path))
 
 
 class Ledger:

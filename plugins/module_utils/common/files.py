@@ -90,8 +90,11 @@ def _shown(match: re.Match[str]) -> str:
     return "\\x%02x" % (code - 0xDC00) if 0xDC80 <= code <= 0xDCFF else "\\u%04x" % code
 
 
-def replace_file(path: str, text: str, mode: int = 0o644) -> None:
-    """Write ``text`` to ``path`` by rename, synced, keeping the owner and mode of a file that was there."""
+def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True) -> None:
+    """Write ``text`` to ``path`` by rename, keeping the owner and mode of a file that was there.
+
+    ``sync``: it survives a power cut, not only the end of this process.
+    """
     real = os.path.realpath(path)
     directory = os.path.dirname(real)
     os.makedirs(directory, exist_ok=True)
@@ -107,14 +110,21 @@ def replace_file(path: str, text: str, mode: int = 0o644) -> None:
             else:
                 os.fchmod(stream.fileno(), old.st_mode & 0o7777)
                 os.fchown(stream.fileno(), old.st_uid, old.st_gid)
-            os.fsync(stream.fileno())
+            if sync:
+                os.fsync(stream.fileno())
         os.replace(temporary, real)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    directory_handle = os.open(directory, os.O_RDONLY)
+    if sync:
+        sync_directory(directory)
+
+
+def sync_directory(path: str) -> None:
+    """Let the names in a directory survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory_handle)
+        os.fsync(handle)
     finally:
-        os.close(directory_handle)
+        os.close(handle)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tunetool.errors import CannotJudge
 from tunetool.lab import ssh
 from tunetool.lab.state import Lab, NodeState
+from tunetool.node.common.files import replace_file
 
 DEFAULT_PATH = Path("inventory/lab/hosts.yml")
 GROUP = "lab"
@@ -34,13 +35,7 @@ def write(lab: Lab, path: Path) -> None:
     """Write the inventory and remember where, so that ``down`` removes it."""
     if path.exists() and not path.read_text(errors="replace").startswith(_HEADER):
         raise CannotJudge(f"`{path}` was not written by the lab", "name another file with `--output`")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_text(render(lab, lab.nodes()))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(str(path), render(lab, lab.nodes()), sync=False)
     written = {*generated(lab), str(path.absolute())}
     lab.generated_file.write_text(json.dumps(sorted(written)) + "\n")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tunetool.lab.process import QEMU, qemu_version
+from tunetool.node.common.files import replace_file
 
 PROBE_SECONDS = 6.0
 DEVICE = Path("/dev/kvm")
@@ -36,9 +37,7 @@ def accelerator(kernel: Path, cache: Path, say: Callable[[str], None]) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     accel = "kvm" if _boots(kernel) else "tcg"
-    temporary = remembered.with_suffix(".new")
-    temporary.write_text(json.dumps({"key": key, "accel": accel}) + "\n")
-    temporary.replace(remembered)
+    replace_file(str(remembered), json.dumps({"key": key, "accel": accel}) + "\n", sync=False)
     return accel
 
 

@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunetool import user_directories
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.lab.machine import Boot, Drive, Machine
+from tunetool.node.common.files import replace_file
 
 _NODE_NAME = re.compile(r"^node[1-9][0-9]*$")
 
@@ -80,7 +82,7 @@ def system_serial(node: int) -> str:
 
 def cache_dir() -> Path:
     """Images and snapshots, kept between labs."""
-    return _base("XDG_CACHE_HOME", ".cache") / "tunetool" / "lab"
+    return user_directories.cache() / "lab"
 
 
 def state_dir() -> Path:
@@ -88,13 +90,7 @@ def state_dir() -> Path:
     chosen = os.environ.get("TUNETOOL_LAB_DIR")
     if chosen:
         return Path(chosen).absolute()
-    return _base("XDG_STATE_HOME", ".local/state") / "tunetool" / "lab"
-
-
-def _base(variable: str, default: str) -> Path:
-    value = os.environ.get(variable, "")
-    # The XDG specification: a relative path there is to be ignored.
-    return Path(value) if value.startswith("/") else Path.home() / default
+    return user_directories.state() / "lab"
 
 
 class Lab:
@@ -195,10 +191,8 @@ class Lab:
 
     def write(self, node: NodeState) -> None:
         """Record a node; a reader sees the old state or the new one, never half."""
-        path = self.node_dir(node.name) / "node.json"
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(node), default=str, indent=2) + "\n")
-        temporary.replace(path)
+        text = json.dumps(asdict(node), default=str, indent=2) + "\n"
+        replace_file(str(self.node_dir(node.name) / "node.json"), text, sync=False)
 
     def remove_node(self, name: str) -> None:
         """Forget a node and its files. Its QEMU must have ended."""

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tunetool.node.common.files import replace_file
+
 SPEC, VERDICT = "spec.json", "verdict.json"
 RUN = "TUNETOOL_RUN"
 """In the environment of every rank and all that it starts: whose they are."""
@@ -81,10 +83,7 @@ class NodeSpec:
 
 def write(document: NodeSpec | Verdict, directory: Path, name: str) -> None:
     """Whole or not at all; for this user alone, since environments hold secrets."""
-    path = directory / f"{name}.new"
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(asdict(document)))
-    path.rename(directory / name)
+    replace_file(str(directory / name), json.dumps(asdict(document)), mode=0o600, sync=False)
 
 
 def read_spec(directory: Path) -> NodeSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import os
 import socket
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 from tunetool.errors import ExitCode, TunetoolError
 from tunetool.launch import rank as launched
+from tunetool.node.common.files import replace_file
 from tunetool.training.workload import ERROR, RESULT, RankResult
 
 _LIBRARIES = ("torch", "deepspeed", "transformers", "peft", "lightning", "llamafactory")
@@ -195,6 +195,4 @@ def leave_answer(work: Callable[[], Any], name: str) -> int:
 
 
 def _keep(file: Path, text: str) -> None:
-    hidden = file.with_name(f".{file.name}.{os.getpid()}")
-    hidden.write_text(text)
-    hidden.rename(file)
+    replace_file(str(file), text, sync=False)

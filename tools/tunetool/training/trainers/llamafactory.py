@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tunetool import user_directories
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch import rank as launched
 from tunetool.training.model import reference_model
@@ -212,10 +213,8 @@ def versions(program: Path) -> dict[str, str]:
 def _kept(workload: Workload, run_files: files.RunFiles) -> files.RunFiles:
     """The same files in a cache directory that remains after the run; equal runs get the same directory."""
     identity = f"{workload.to_json()} {run_files.nodes} {run_files.ranks} {run_files.cuda}"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return replace(
-        run_files, directory=cache / "tunetool/llamafactory" / hashlib.sha256(identity.encode()).hexdigest()[:12]
-    )
+    name = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return replace(run_files, directory=user_directories.cache() / "llamafactory" / name)
 
 
 def _drop_weights(output: Path) -> None:
