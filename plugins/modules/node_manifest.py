@@ -122,9 +122,10 @@ from ..module_utils.audit.manifest_checks import run_checks  # noqa: E402
 from ..module_utils.common.check_result import FAIL  # noqa: E402
 from ..module_utils.common.drift import Difference, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
-from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, damage, dump, refuse_newer, write  # noqa: E402
+from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, write  # noqa: E402
 from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.earlier_manifest import look_at_earlier_manifest  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, TunedError, choose, render  # noqa: E402
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
 
@@ -173,13 +174,7 @@ def main() -> None:
     tuned = _tuned(module)
     document.update({"aio": tuned} if tuned else {})
     block = render(tuned["block"]) if tuned else None
-    try:
-        refuse_newer()
-    except ManifestError as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
-    damaged = damage()
-    if damaged:
-        module.warn("%s: it is replaced" % damaged)
+    look_at_earlier_manifest(module, "it is replaced")
     before, after = content(MANIFEST_PATH), dump(document)
     built = built_manifest() or document
     stale = content(TUNED_PATH) != (block or "")

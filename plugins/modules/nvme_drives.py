@@ -130,7 +130,6 @@ from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, rea
 from ..module_utils.audit.before_changes import in_the_way, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.drift import Drifted, as_results  # noqa: E402
-from ..module_utils.common.manifest import ManifestError, damage, refuse_newer  # noqa: E402
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
 from ..module_utils.gds.facts import read_gpus  # noqa: E402
@@ -148,6 +147,7 @@ from ..module_utils.machine.lba_formats import Formats, try_formats, with_capaci
 from ..module_utils.memory import apply as memory_apply  # noqa: E402
 from ..module_utils.plan.plan_file import host_part  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
+from ..module_utils.play.earlier_manifest import look_at_earlier_manifest  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
 from ..module_utils.tuning.persistent_files import anything_of_ours  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
@@ -279,14 +279,8 @@ def main() -> None:
         chunk = parse_size(wanted["chunk"])
     except UnitError as error:
         module.fail_json(msg="raid_array_chunk: %s. hint: %s" % (error.message, error.hint))
-    try:
-        refuse_newer()
-    except ManifestError as error:
-        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
     # Said before anything is made: what makes an array anew forgets the manifest, whatever was in it.
-    damaged = damage()
-    if damaged:
-        module.warn("%s: nothing in it is used, and a run that ends well replaces it" % damaged)
+    look_at_earlier_manifest(module, "nothing in it is used, and a run that ends well replaces it")
     criteria = Criteria(
         count=wanted["count"],
         model=wanted["model"],

@@ -21,7 +21,7 @@ from tunetool.measure.aio.build_ops import build_environment, clear_lock, only_b
 from tunetool.measure.aio.ops import STAMP, builders
 from tunetool.measure.aio.rung import prepare
 from tunetool.measure.aio.spec import check_limits, check_shape, misfit
-from tunetool.measure.worker import Worker, describe_end
+from tunetool.measure.worker import Worker, child_command, describe_end
 from tunetool.report.progress import PlainProgress
 from waiting import PATIENCE, gone
 
@@ -130,6 +130,20 @@ def test_a_child_answers_line_by_line() -> None:
     code = "import json, sys\nfor line in sys.stdin: print(json.dumps({'got': json.loads(line)['n']}), flush=True)"
     with child(code) as process:
         assert [process.ask({"n": n}, PATIENCE)["got"] for n in range(3)] == [0, 1, 2]
+
+
+def test_a_program_finds_pythons_own_modules_and_may_print(tmp_path: Path) -> None:
+    # A module of that name lies beside the server.
+    code = (
+        "import statistics\ndef answer(order):\n    print('noise')\n    return {'mean': statistics.mean(order['n'])}\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(code)
+    with Worker(child_command(Path(sys.executable), program), "the child", os.environ) as process:
+        assert process.ask({"n": [1, 3]}, PATIENCE) == {"mean": 2}
+        with pytest.raises(Failed, match="the child: KeyError: 'n'"):
+            process.ask({}, PATIENCE)
+        assert process.ask({"n": [4]}, PATIENCE) == {"mean": 4}
 
 
 @pytest.mark.parametrize(
