@@ -281,5 +281,6 @@ def _write_marker(partial: Path, brought: list[Delivery]) -> None:
     for folder in {(partial / file).parent for file in files}:
         fsync_directory(folder)
     (partial / _METADATA_COPY).replace(partial / METADATA)
-    marker = Marker(digest, files, hosts, sources, plan and plan.saved, plan and plan.metadata)
+    saved, metadata = (plan.saved, plan.metadata) if plan else (None, None)
+    marker = Marker(digest, files, hosts, sources, saved, metadata)
     markers.write(partial, name, marker)
