@@ -33,6 +33,7 @@ class Options(Measuring):
         "--target",
         required=True,
         type=DIRECTORY,
+        metavar="DIR",
         help="Directory of the file, which is removed at the end.",
     )
     io_size: int = option("--io_size", required=True, type=IO_SIZE, help="Bytes to move: `1G` and `1GiB` are 2^30.")
