@@ -192,7 +192,7 @@ def test_an_interpreter_that_cannot_answer(tmp_path: Path) -> None:
 
 def test_the_rung_is_left_out_without_deepspeed(tmp_path: Path) -> None:
     rung = prepare(bare_python(tmp_path), 4.0, (), os.environ)
-    assert rung.found is None
+    assert rung.installed is None
     assert "torch is not installed" in rung.announcement()
     assert "tunetool[deepspeed]" in rung.announcement()
 

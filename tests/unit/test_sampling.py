@@ -226,7 +226,7 @@ def sequential(bench: Bench) -> None:
 def deepspeed(bench: Bench) -> None:
     python = bench.python()
     spec = aio.Spec(bench.target, MIB, intra_op_parallelism=1, python=python, directions=("write",), samples=3)
-    aio.run(spec, bench.stack, dict(os.environ), bench.progress, found=_probe(python))
+    aio.run(spec, bench.stack, dict(os.environ), bench.progress, installed=_probe(python))
 
 
 def gpudirect(bench: Bench) -> None:
@@ -251,7 +251,7 @@ def ladder_checkpoint(bench: Bench) -> None:
     shape = Plan(str(bench.target), "nvme disk", 1, MIB, 1.0, None)
     scene = Scene(
         shape, bench.stack, bench.target, MIB, _shooter(bench), dict(os.environ), Wish(python=python), [],
-        found=_probe(python),
+        installed=_probe(python),
     )  # fmt: skip
     TorchCheckpoint().run(scene)
 

@@ -22,21 +22,21 @@ _EXPECTED = f"no member over {SLOW_FACTOR:g}x slower than the median of the othe
 
 def service_times(counted: Counted, direction: Direction) -> dict[str, float]:
     """Mean seconds of a request, by device, for the devices that served enough of them."""
-    found = {}
+    times = {}
     for name, counters in counted.devices.items():
         seconds = counters.service_seconds(direction)
         if seconds is not None and counters.ios(direction) >= FEWEST_IOS:
-            found[name] = seconds
-    return found
+            times[name] = seconds
+    return times
 
 
 def slow_factors(times: Mapping[str, float]) -> dict[str, float]:
     """By device, its time over the median of the others'."""
     factors = {}
     for name, seconds in times.items():
-        others = median([value for other, value in times.items() if other != name])
+        others_median = median([value for other, value in times.items() if other != name])
         # The counters count whole milliseconds: below a microsecond there is nothing to compare with.
-        factors[name] = seconds / max(others, 1e-6)
+        factors[name] = seconds / max(others_median, 1e-6)
     return factors
 
 
@@ -64,7 +64,7 @@ def balance(stack: BlockStack, samples: Mapping[Direction, Sequence[Counted]]) -
 def _slow(
     names: Mapping[str, str], slow: Sequence[str], rounds: Sequence[Mapping[str, float]], direction: Direction
 ) -> CheckResult:
-    found = "; ".join(
+    comparisons = "; ".join(
         f"`{names[name]}` {median([r[name] for r in rounds if name in r]):.1f}x slower to {direction} "
         f"than the median of the other {len(names) - 1}"
         for name in slow
@@ -74,7 +74,7 @@ def _slow(
         f"look at {named}: `nvme smart-log` for wear, temperature and media errors, `lspci -vv` for its link; "
         "replace it if it stays slow"
     )
-    return _result("fail", found, remedy)
+    return _result("fail", comparisons, remedy)
 
 
 def _result(status: Literal["pass", "fail", "skip"], found: str, remedy: str = "") -> CheckResult:

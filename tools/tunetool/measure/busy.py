@@ -25,7 +25,7 @@ _ALLOW = "wait until it is done, or pass `--allow-busy` to measure beside it"
 
 
 def lock_directory(environment: Mapping[str, str], is_root: bool) -> Path:
-    """Where locks lie: the same place for everyone who may measure the same device.
+    """The directory of the locks: the same for everyone who may measure the same device.
 
     ``TUNETOOL_LOCK_DIR`` names it where there is none by itself: containers of one node each have their own /run/lock.
     """
@@ -34,9 +34,9 @@ def lock_directory(environment: Mapping[str, str], is_root: bool) -> Path:
         return Path(named)
     if is_root:
         return Path("/run/lock")
-    own = environment.get("XDG_RUNTIME_DIR")
+    runtime_directory = environment.get("XDG_RUNTIME_DIR")
     # Last resort, a directory of this user's: a lock file of somebody else's could not be opened.
-    return Path(own) if own else Path(tempfile.gettempdir()) / f"tunetool-{os.geteuid()}"
+    return Path(runtime_directory) if runtime_directory else Path(tempfile.gettempdir()) / f"tunetool-{os.geteuid()}"
 
 
 def lock_key(stack: BlockStack) -> str:
@@ -108,8 +108,8 @@ def _activity(name: str, change: Counters) -> str | None:
     return f"`{name}` moved {format_size(moved)} in {ios} requests within a second"
 
 
-def refuse(found: list[str]) -> None:
-    """Stop with ``busy`` when somebody is at work."""
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise CannotJudge(f"busy: {found[0]}{more}", _ALLOW)
+def refuse(users: list[str]) -> None:
+    """Raises ``CannotJudge`` if ``users``, others at work on the device, has any."""
+    if users:
+        more = f" and {len(users) - 1} more" if len(users) > 1 else ""
+        raise CannotJudge(f"busy: {users[0]}{more}", _ALLOW)

@@ -42,8 +42,8 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
 def doubled_ranks(values: Sequence[float]) -> list[int]:
     """Twice the rank of each value, so that a tie's middle rank is a whole number."""
     ordered = sorted(values)
-    low = {value: place for place, value in reversed(list(enumerate(ordered, start=1)))}
-    high = {value: place for place, value in enumerate(ordered, start=1)}
+    low = {value: rank for rank, value in reversed(list(enumerate(ordered, start=1)))}
+    high = {value: rank for rank, value in enumerate(ordered, start=1)}
     return [low[value] + high[value] for value in values]
 
 
@@ -59,10 +59,10 @@ def rank_sums(ranks: Sequence[int], size: int) -> dict[int, int]:
 
 def significant(probabilities: Sequence[float]) -> list[bool]:
     """Which of several differences count, erring once in twenty comparisons (Holm, Scand. J. Stat. 6, 1979)."""
-    found = [False] * len(probabilities)
+    differs = [False] * len(probabilities)
     order = sorted(range(len(probabilities)), key=lambda index: probabilities[index])
     for step, index in enumerate(order):
         if probabilities[index] > ERROR / (len(probabilities) - step):
             break
-        found[index] = True
-    return found
+        differs[index] = True
+    return differs

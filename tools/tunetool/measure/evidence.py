@@ -15,7 +15,7 @@ LOWEST, HIGHEST = 0.98, 1.02
 """Ratio of counted to claimed bytes that proves a sample. A file system's own metadata stays far inside."""
 
 _CLOCK_FACTOR, _CLOCK_SLACK = 1.25, 0.25
-"""Bytes may move so many times longer than fio says, and so many seconds: its jobs do not start as one."""
+"""Factor and seconds by which bytes may move longer than fio says: its jobs do not start at the same time."""
 
 REPEATS = 3
 """How many samples of one direction may be taken again because something else used the drives meanwhile."""

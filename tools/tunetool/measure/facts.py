@@ -13,13 +13,13 @@ from tunetool.record import DriveFacts, Link, Node
 
 def node_facts(drives: list[Drive], stack: BlockStack | None, root: str = "/") -> Node:
     """Facts of this node. ``stack`` is what was measured, None where nothing was."""
-    found = hardware(drives, stack, root)
+    hardware_facts = hardware(drives, stack, root)
     return Node(
         host=socket.gethostname(),
         machine=_machine(root),
-        **{name: found[name] for name in ("kernel", "cpu", "cpu_count", "memory_bytes", "driver")},
+        **{name: hardware_facts[name] for name in ("kernel", "cpu", "cpu_count", "memory_bytes", "driver")},
         drives=[_drive(drive) for drive in drives] or None,
-        speed_hash=hardware_hash(found),
+        speed_hash=hardware_hash(hardware_facts),
     )
 
 

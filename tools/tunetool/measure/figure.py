@@ -97,12 +97,12 @@ def computed(what: What, value: float, interval: Estimate | None = None, **more:
 def spread_of(values: Sequence[float], moments: Sequence[float] = ()) -> dict[str, Any]:
     """The fields of a measurement that its samples decide: value, samples, confidence, trend."""
     interval = estimate(values)
-    found = {"value": interval.value, "samples": list(values), "confidence": _confidence(interval)}
+    fields = {"value": interval.value, "samples": list(values), "confidence": _confidence(interval)}
     if not moments:
-        return found
+        return fields
     change = drift(moments, values)
     trend = Trend(slope_per_second=change.slope_per_second, significant=change.significant, change=change.change)
-    return {**found, "trend": trend}
+    return {**fields, "trend": trend}
 
 
 def _confidence(interval: Estimate) -> Confidence:

@@ -62,7 +62,7 @@ def _bandwidth(
 
 def service_time_figures(stack: BlockStack, results: Results) -> list[Measurement]:
     """What each drive took for a request: the figures behind the check ``drives.balance``."""
-    found = []
+    figures = []
     for direction, counted in counted_samples(results).items():
         rounds = [service_times(sample, direction) for sample in counted]
         for leaf in stack.leaves:
@@ -76,8 +76,8 @@ def service_time_figures(stack: BlockStack, results: Results) -> list[Measuremen
                 medium = "nvme disk" if leaf.kind == "nvme" else "disk"
                 name, engine = f"drive.{direction}_time", "block device counters"
                 what = What(name, "latency", engine, medium, "device", details)
-                found.append(computed(what, median(values), samples=values))
-    return found
+                figures.append(computed(what, median(values), samples=values))
+    return figures
 
 
 def ceiling_figure(stack: BlockStack, value: float) -> Measurement:

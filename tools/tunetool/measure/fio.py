@@ -68,8 +68,8 @@ def find_fio(environment: Mapping[str, str]) -> Fio:
     text = done.stdout.strip()
     match = re.match(r"fio-(\d+)\.(\d+)", text)
     if done.returncode != 0 or not match:
-        said = text.splitlines()[0] if text else "nothing"
-        raise CannotJudge(f"`{path}` is not a fio that can be used: `--version` says {said!r}", INSTALL_HINT)
+        first_printed = text.splitlines()[0] if text else "nothing"
+        raise CannotJudge(f"`{path}` is not a fio that can be used: `--version` says {first_printed!r}", INSTALL_HINT)
     if (int(match.group(1)), int(match.group(2))) < MINIMUM_VERSION:
         wanted = ".".join(map(str, MINIMUM_VERSION))
         raise CannotJudge(f"`{path}` is {text}, too old", f"install fio {wanted} or newer")
@@ -155,9 +155,9 @@ def _why(fio: Fio, done: worker.Finished) -> tuple[str, str | None]:
     if done.code < 0:
         name, hint = worker.describe_signal(-done.code)
         return f"`{fio.path}` was ended by {name}", hint
-    said = first_line(done.stderr, done.stdout) or "no message"
-    hint = next((text for words, text in _HINTS.items() if words in said), None)
-    return f"`{fio.path}` failed with exit status {done.code}: {said}", hint
+    message = first_line(done.stderr, done.stdout) or "no message"
+    hint = next((text for words, text in _HINTS.items() if words in message), None)
+    return f"`{fio.path}` failed with exit status {done.code}: {message}", hint
 
 
 _HINTS = {

@@ -103,8 +103,8 @@ def _json_of(fio: Fio, stdout: str, stderr: str) -> dict[str, Any]:
     try:
         document = json.loads(stdout[start:])
     except ValueError:
-        said = first_line(stderr, stdout) or "nothing"
-        raise FioFailed(f"`{fio.path}` did not print a result: {said}", INSTALL_HINT, stdout + stderr) from None
+        message = first_line(stderr, stdout) or "nothing"
+        raise FioFailed(f"`{fio.path}` did not print a result: {message}", INSTALL_HINT, stdout + stderr) from None
     if not isinstance(document, dict):
         raise FioFailed(f"`{fio.path}` did not print a result", INSTALL_HINT, stdout + stderr)
     return document
@@ -119,12 +119,12 @@ def _whole(value: object) -> int:
 def _percentiles(side: Mapping[str, Any]) -> dict[str, float]:
     # Nanoseconds, keyed "50.000000"; without group_reporting's merge the first group stands for all.
     wanted = {"50.000000": "p50", "95.000000": "p95", "99.000000": "p99", "99.900000": "p99.9"}
-    found = side.get("clat_ns", {}).get("percentile", {})
-    return {name: _whole(found[key]) / 1e9 for key, name in wanted.items() if key in found}
+    percentiles = side.get("clat_ns", {}).get("percentile", {})
+    return {name: _whole(percentiles[key]) / 1e9 for key, name in wanted.items() if key in percentiles}
 
 
 def first_line(*texts: str) -> str | None:
-    """fio's own words: a line that starts with its name tells more than what surrounds it."""
+    """The line of fio's output that says most: the first that begins with ``fio:``, else the first."""
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip() not in ("", "{", "}")]
     telling = [line for line in lines if line.startswith("fio:")]
     return next(iter(telling or lines), None)

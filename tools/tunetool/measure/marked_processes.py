@@ -21,7 +21,7 @@ _PATIENCE = 10.0
 
 def marked(name: str, value: str) -> list[int]:
     """This user's processes whose environment has ``name=value``, without this one."""
-    return [pid for pid in _others() if has_mark(pid, name, value)]
+    return [pid for pid in _other_pids() if has_mark(pid, name, value)]
 
 
 def has_mark(pid: int, name: str, value: str) -> bool:
@@ -34,7 +34,7 @@ def naming(argument: str) -> list[int]:
     wanted = argument.encode()
     mine = os.getuid()
     return [
-        pid for pid in _others() if _owner(pid) == mine and any(wanted in each for each in _strings(pid, "cmdline"))
+        pid for pid in _other_pids() if _owner(pid) == mine and any(wanted in each for each in _strings(pid, "cmdline"))
     ]
 
 
@@ -71,7 +71,7 @@ def swept_away(name: str, value: str, *directories: str | Path) -> Iterator[None
                 sweeper.wait(2 * _PATIENCE)
 
 
-def _others() -> list[int]:
+def _other_pids() -> list[int]:
     names = os.listdir("/proc")  # noqa: PTH208  (thousands, of which a Path each is too much)
     return [int(name) for name in names if name.isdigit() and int(name) != os.getpid()]
 

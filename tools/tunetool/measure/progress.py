@@ -1,4 +1,4 @@
-"""What a measurement tells the person who waits for it. The faces are in tunetool.report.progress."""
+"""Progress of a measurement, for the person who waits; tunetool.report.progress implements it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _UNMARKED_GRACE = 3600.0
 def run_directory(target: Path, run_id: str, left_behind: Callable[[str], None] | None = None) -> Iterator[Path]:
     """``target/.tunetool-<id>``, mode 0700. Raises ``UsageProblem`` when it cannot be made.
 
-    ``left_behind`` is told when a broken storage does not let go of it; without one that raises ``OSError``.
+    ``left_behind`` is called if a broken storage keeps the directory; without it ``OSError`` is raised.
     """
     path = target / (PREFIX + run_id[:12])
     try:
@@ -54,11 +54,11 @@ def run_directory(target: Path, run_id: str, left_behind: Callable[[str], None] 
 
 
 @contextlib.contextmanager
-def janitor(place: Path) -> Iterator[None]:
-    """While this runs, SIGKILL leaves nothing in ``place`` either."""
+def janitor(directory: Path) -> Iterator[None]:
+    """While this runs, SIGKILL leaves nothing in ``directory`` either."""
     path = Path(__file__).with_name("janitor.py")
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(path), str(place)],
+        [sys.executable, "-I", "-S", str(path), str(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -72,14 +72,14 @@ def janitor(place: Path) -> Iterator[None]:
 
 def stale_directories(target: Path) -> list[Path]:
     """Directories here that runs of this host and user left behind when they died."""
-    found = []
+    stale = []
     for path in sorted(target.glob(PREFIX + "*")):
         with contextlib.suppress(OSError, ValueError):
             if path.is_symlink() or path.stat().st_uid != os.geteuid():
                 continue
             if _is_dead(path):
-                found.append(path)
-    return found
+                stale.append(path)
+    return stale
 
 
 def remove_stale(paths: Sequence[Path]) -> None:
@@ -134,6 +134,8 @@ def _remove(path: Path) -> None:
 def temporary() -> Iterator[Path]:
     """A directory of this run for what the ranks leave; gone afterwards, after SIGKILL too."""
     with ExitStack() as held:
-        found = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="tunetool-", ignore_cleanup_errors=True)))
-        held.enter_context(janitor(found))
-        yield found
+        directory = Path(
+            held.enter_context(tempfile.TemporaryDirectory(prefix="tunetool-", ignore_cleanup_errors=True))
+        )
+        held.enter_context(janitor(directory))
+        yield directory

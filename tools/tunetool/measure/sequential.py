@@ -26,7 +26,7 @@ LARGEST_FILE = 8 * 2**30
 FREE_SHARE = 0.10
 """Of the free space: a scratch volume in use must not fill up because it is being measured."""
 FEWEST, MOST = LOOKS[0][0], LOOKS[-1][0]
-"""Samples of one direction: at least, and where its figure lies on both sides of what is expected of it."""
+"""Samples of one direction: at least, and at most, while its interval contains the expected figure."""
 WARM_UP_SHARE = 0.5
 """Of a sample's duration. It is a process of its own, so that nothing of it enters a sample."""
 _START_SECONDS = 0.5

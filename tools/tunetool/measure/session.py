@@ -85,7 +85,7 @@ class Work(Protocol):
 
 
 class Session:
-    """What the work is given. What it holds is given back when the work ends, in reverse order."""
+    """What a work has to work with. What it holds is released when the work ends, in reverse order."""
 
     def __init__(self, run: Run, progress: Progress, environment: Mapping[str, str]) -> None:
         self.run, self.progress, self.environment = run, progress, environment
@@ -124,9 +124,9 @@ class Session:
         rundir.remove_stale(rundir.stale_directories(target))
         if stack is not None:
             self.look(stack)
-        place = self.hold(rundir.run_directory(target, records.new_id(), self.left_behind.append))
-        self.hold(rundir.janitor(place))
-        return place
+        directory = self.hold(rundir.run_directory(target, records.new_id(), self.left_behind.append))
+        self.hold(rundir.janitor(directory))
+        return directory
 
     def temporary(self) -> Path:
         """A directory outside of what is measured. It is there until the record is written."""
@@ -169,10 +169,10 @@ def run(
         runs_dir = options.runs_dir or records.default_runs_dir()
         records.prepare_runs_dir(runs_dir)
         faults = [fault] if (fault := session.attempt(work.measure)) is not None else []
-        found = _ask(work, faults)
-        if found is None and not faults:
+        findings = _ask(work, faults)
+        if findings is None and not faults:
             return Result()
-        record = _record(kind, session, found or Findings(Case(judged="work")), faults, started)
+        record = _record(kind, session, findings or Findings(Case(judged="work")), faults, started)
         for fault in faults:
             if isinstance(fault, TunetoolError) and fault.raw:
                 session.raw.setdefault(fault.raw_name, fault.raw)
@@ -204,24 +204,26 @@ def _ask(work: Work, faults: list[BaseException]) -> Findings | None:
         return None
 
 
-def _record(kind: str, session: Session, found: Findings, faults: Sequence[BaseException], started: datetime) -> Record:
-    told = [reason(fault, session.subject) for fault in faults]
-    case = replace(found.case, errors=[*told, *found.case.errors, *session.left_behind])
+def _record(
+    kind: str, session: Session, findings: Findings, faults: Sequence[BaseException], started: datetime
+) -> Record:
+    reasons = [reason(fault, session.subject) for fault in faults]
+    case = replace(findings.case, errors=[*reasons, *findings.case.errors, *session.left_behind])
     return Record(
         kind=kind,
         id=records.new_id(),
         started=started,
         finished=records.utc_now(),
-        node=node_facts(read_drives() if found.drives else [], found.stack),
+        node=node_facts(read_drives() if findings.drives else [], findings.stack),
         command=list(session.run.command),
-        target=found.target,
+        target=findings.target,
         expectations=judged_expectations(case),
         tolerance=case.tolerance,
         measurements=list(case.measurements),
-        series=list(found.series),
-        checks=[*case.checks, *found.remarks],
+        series=list(findings.series),
+        checks=[*case.checks, *findings.remarks],
         ladder=case.ladder,
-        parts=list(found.parts) if found.parts is not None else None,
+        parts=list(findings.parts) if findings.parts is not None else None,
         verdict=judge(case),
     )
 

@@ -95,9 +95,9 @@ def kendall_probability(count: int, score: int) -> float:
     inversions = [1]
     for size in range(2, count + 1):
         longer = [0] * (len(inversions) + size - 1)
-        for place, ways in enumerate(inversions):
+        for base, ways in enumerate(inversions):
             for step in range(size):
-                longer[place + step] += ways
+                longer[base + step] += ways
         inversions = longer
     pairs = len(inversions) - 1
     extreme = sum(ways for number, ways in enumerate(inversions) if abs(pairs - 2 * number) >= abs(score))

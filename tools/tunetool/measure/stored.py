@@ -12,15 +12,15 @@ _STAT_BLOCK = 512
 
 def incomplete(directory: Path, names: list[str], size: int) -> list[str]:
     """What is wrong with the files, a line for each that holds less than ``size`` bytes."""
-    found = []
+    problems = []
     for name in names:
         try:
             status = (directory / name).stat()
         except OSError as error:
-            found.append(f"`{name}` is gone: {error.strerror}")
+            problems.append(f"`{name}` is gone: {error.strerror}")
             continue
         stored = min(status.st_size, status.st_blocks * _STAT_BLOCK)
         if stored < size:
-            told = f"`{name}` holds {format_size(stored)} of the {format_size(size)} that were written to it"
-            found.append(f"{told}: a sparse, short or compressed file proves nothing")
-    return found
+            shortfall = f"`{name}` holds {format_size(stored)} of the {format_size(size)} that were written to it"
+            problems.append(f"{shortfall}: a sparse, short or compressed file proves nothing")
+    return problems

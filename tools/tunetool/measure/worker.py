@@ -78,9 +78,9 @@ def die_with_parent() -> None:
 
 def preloads(environment: Mapping[str, str], root: str = "/") -> list[str]:
     """What puts foreign code into every program, and so into what fio reports: variables, and a file (ld.so(8))."""
-    found = [name for name in _PRELOADS if environment.get(name)]
+    names = [name for name in _PRELOADS if environment.get(name)]
     everywhere = read_text(f"{root}/{_PRELOAD_FILE}")
-    return [*found, f"/{_PRELOAD_FILE}"] if everywhere else found
+    return [*names, f"/{_PRELOAD_FILE}"] if everywhere else names
 
 
 def without_preloads(environment: Mapping[str, str]) -> dict[str, str]:
@@ -201,7 +201,7 @@ def child_command(python: Path, program: Path) -> list[str]:
 
 
 class Worker:
-    """A program that answers one JSON line for each that it is sent. A context: it is gone afterwards."""
+    """A program that answers one JSON line for each that it is sent. A context manager, which ends it."""
 
     def __init__(
         self, argv: Sequence[str], what: str, environment: Mapping[str, str], tick: Callable[[], None] = lambda: None
@@ -278,8 +278,8 @@ class Worker:
                     self.tick()
                     if time.monotonic() > deadline:
                         how = "was ended" if self.end() else stuck(self.pid)
-                        told = f"{self.what} said nothing for {timeout:.0f} s and {how}"
-                        raise Failed(told, STUCK_HINT, raw=self.messages())
+                        message = f"{self.what} said nothing for {timeout:.0f} s and {how}"
+                        raise Failed(message, STUCK_HINT, raw=self.messages())
                     continue
                 part = os.read(stdout.fileno(), 65536)
                 if not part:
@@ -297,9 +297,9 @@ class Worker:
         return Failed(*describe_end(self.what, self._process.returncode, raw), raw=raw)
 
 
-def describe_end(what: str, code: int, said: str) -> tuple[str, str | None]:
+def describe_end(what: str, code: int, output: str) -> tuple[str, str | None]:
     """Message and hint for a process that ended with ``code``, from the last thing that it said."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if "Assertion" in line or "mlock" in line or "error" in line.lower()]
     last = next(iter(reversed(telling or lines)), "no message")
     if code >= 0:

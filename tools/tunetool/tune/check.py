@@ -53,7 +53,7 @@ class Facts:
 
 
 class Classes:
-    """DeepSpeed's configuration classes in a process of their own. A context: it is gone afterwards."""
+    """DeepSpeed's configuration classes in a process of their own. A context manager, which ends it."""
 
     def __init__(self, python: Path, environment: Mapping[str, str]) -> None:
         program = Path(__file__).with_name("check_child.py")
@@ -73,53 +73,53 @@ class Classes:
         """What they read in a file, as one of ``world`` ranks. Raises ``CannotJudge`` when they refuse it."""
         answer = self._child.ask({"do": "parse", "path": str(path), "world": world}, START_SECONDS)
         if "refused" in answer:
-            told = f"{answer['kind']}: {answer['refused'][:300]}"
-            raise CannotJudge(f"DeepSpeed refuses the configuration: {told}", "nothing was written")
+            refusal = f"{answer['kind']}: {answer['refused'][:300]}"
+            raise CannotJudge(f"DeepSpeed refuses the configuration: {refusal}", "nothing was written")
         parsed: dict[str, Any] = answer["parsed"]
         return parsed
 
 
 def check_block(block: Mapping[str, int | bool], python: Path, target: Path, environment: Mapping[str, str]) -> str:
-    """An ``aio`` block by itself. What was found; raises ``CannotJudge`` when DeepSpeed does not take it as written."""
-    found = ready(python, environment, block)
+    """Check an ``aio`` block by itself; returns the result in words. Raises ``CannotJudge`` if DeepSpeed refuses it."""
+    installed = ready(python, environment, block)
     with Classes(python, environment) as classes:
         document = {"train_micro_batch_size_per_gpu": 1, "aio": dict(block)}
-        return str(check_config(document, 1, classes, found, target, environment))
+        return str(check_config(document, 1, classes, installed, target, environment))
 
 
 def ready(python: Path, environment: Mapping[str, str], block: Mapping[str, Any]) -> aio.Probe:
     """Raises ``Missing`` unless DeepSpeed and the op that ``block`` asks for are there."""
-    found = aio.probe(python, environment)
-    aio.need(found, "gds" if block.get("use_gds") else "async_io")
-    return found
+    installed = aio.probe(python, environment)
+    aio.need(installed, "gds" if block.get("use_gds") else "async_io")
+    return installed
 
 
 def check_config(
     document: Mapping[str, Any],
     world: int,
     classes: Classes,
-    found: aio.Probe,
+    installed: aio.Probe,
     target: Path,
     environment: Mapping[str, str],
     progress: Progress | None = None,
 ) -> Accepted:
-    """A whole configuration for ``world`` ranks. All is done in a directory of its own inside ``target``.
+    """Check a whole configuration for ``world`` ranks, in a new directory inside ``target``.
 
     Raises ``CannotJudge`` when DeepSpeed refuses it or understands something else.
     """
     remove_stale(stale_directories(target))
-    with run_directory(target, records.new_id()) as place:
-        path = place / "ds_config.json"
+    with run_directory(target, records.new_id()) as directory:
+        path = directory / "ds_config.json"
         path.write_text(json.dumps(document))
         parsed = classes.parse(path, world)
         unlike = differences(document, parsed)
         if unlike:
             raise CannotJudge(
-                f"DeepSpeed {found.deepspeed} does not read the configuration as it was written: {unlike[0]}",
+                f"DeepSpeed {installed.deepspeed} does not read the configuration as it was written: {unlike[0]}",
                 "this version of DeepSpeed spells it in another way; nothing was written",
             )
-        moved = _move(parsed["aio"], place, environment, progress or _Silent(), found)
-    return Accepted(str(found.deepspeed), count_keys(document), moved)
+        moved = _move(parsed["aio"], directory, environment, progress or _Silent(), installed)
+    return Accepted(str(installed.deepspeed), count_keys(document), moved)
 
 
 def differences(written: Any, parsed: Any, path: str = "") -> list[str]:
@@ -127,11 +127,11 @@ def differences(written: Any, parsed: Any, path: str = "") -> list[str]:
     if isinstance(written, Mapping):
         if not isinstance(parsed, Mapping):
             return [f"`{path}` became {parsed!r}"]
-        found = []
+        unequal = []
         for key, value in written.items():
             inner = f"{path}.{key}" if path else str(key)
-            found += differences(value, parsed[key], inner) if key in parsed else [f"`{inner}` is ignored"]
-        return found
+            unequal += differences(value, parsed[key], inner) if key in parsed else [f"`{inner}` is ignored"]
+        return unequal
     if isinstance(written, list | tuple):
         same = isinstance(parsed, list | tuple) and list(parsed) == list(written)
     elif isinstance(written, bool) or isinstance(parsed, bool):
@@ -153,17 +153,17 @@ def count_keys(document: Any) -> int:
 
 def _move(
     block: Mapping[str, Any],
-    place: Path,
+    directory: Path,
     environment: Mapping[str, str],
     progress: Progress,
-    found: aio.Probe,
+    installed: aio.Probe,
 ) -> int:
-    """One write and one read by a handle with the settings that DeepSpeed understood; bytes compared by others."""
+    """Write and read once by a handle with the settings that DeepSpeed understood; returns the bytes moved."""
     parallelism = int(block["intra_op_parallelism"])
     unit = granule(parallelism, 4096)
     size = -(-max(LEAST_BYTES, parallelism * int(block["block_size"])) // unit) * unit
     spec = aio.Spec(
-        directory=place,
+        directory=directory,
         io_bytes=size,
         device="gds" if block["use_gds"] else "cpu",
         block_bytes=int(block["block_size"]),
@@ -171,13 +171,13 @@ def _move(
         intra_op_parallelism=parallelism,
         single_submit=bool(block["single_submit"]),
         overlap_events=bool(block["overlap_events"]),
-        python=Path(found.python),
+        python=Path(installed.python),
         samples=1,
         seconds=None,
         warm_ups=0,
     )
     try:
-        aio.run(spec, read_stack(str(place)), environment, progress, found=found)
+        aio.run(spec, read_stack(str(directory)), environment, progress, installed=installed)
     finally:
         spec.file.unlink(missing_ok=True)
     return size

@@ -1,6 +1,6 @@
 """DeepSpeed's own I/O handle, driven in a process of its own and held to what it claims.
 
-``run`` moves, ``measurements`` and ``unproven`` say what came of it. Nothing here imports torch or deepspeed.
+``run`` moves data, ``measurements`` and ``unproven`` judge its outcome. Nothing here imports torch or deepspeed.
 """
 
 from tunetool.measure.aio.driver import Outcome, Pass, run

@@ -62,49 +62,51 @@ def build_ops(
 ) -> tuple[Probe, list[Built]]:
     """Build ``ops``, or what this machine can build; only say so for a dry run. Raises ``CannotJudge`` when one that
     was asked for fails."""
-    found = probe(python, environment)
-    need_deepspeed(found)
-    wanted = list(ops) or [op for op in OPS if op != "gds" or found.cuda]
-    if "gds" in ops and not found.cuda:
-        raise CannotJudge(f"DeepSpeed's op `gds` needs a GPU, and torch in `{found.python}` sees none", "leave it out")
+    installed = probe(python, environment)
+    need_deepspeed(installed)
+    wanted = list(ops) or [op for op in OPS if op != "gds" or installed.cuda]
+    if "gds" in ops and not installed.cuda:
+        raise CannotJudge(
+            f"DeepSpeed's op `gds` needs a GPU, and torch in `{installed.python}` sees none", "leave it out"
+        )
     if dry_run:
-        return found, [_planned(op, found, rebuild) for op in wanted]
-    if not rebuild and all(found.has(op) for op in wanted):
+        return installed, [_planned(op, installed, rebuild) for op in wanted]
+    if not rebuild and all(installed.has(op) for op in wanted):
         # Perhaps a place where this user may not even write a lock.
-        return found, [Built(op, "already built", 0.0, str(found.find(op))) for op in wanted]
-    with only_build(Path(found.root or ""), progress):
-        return found, [_ensure(python, op, found, op in ops, rebuild, environment, progress) for op in wanted]
+        return installed, [Built(op, "already built", 0.0, str(installed.find(op))) for op in wanted]
+    with only_build(Path(installed.root or ""), progress):
+        return installed, [_ensure(python, op, installed, op in ops, rebuild, environment, progress) for op in wanted]
 
 
-def _planned(op: str, found: Probe, rebuild: bool) -> Built:
+def _planned(op: str, installed: Probe, rebuild: bool) -> Built:
     """What a run without `--dry-run` would do about one op."""
-    built = found.has(op) and not rebuild
-    where = found.find(op) if built else found.folder(op)
+    built = installed.has(op) and not rebuild
+    where = installed.find(op) if built else installed.folder(op)
     return Built(op, "already built" if built else "would be built", 0.0, str(where))
 
 
 def _ensure(
     python: Path,
     op: str,
-    found: Probe,
+    installed: Probe,
     required: bool,
     rebuild: bool,
     environment: Mapping[str, str],
     progress: Progress,
 ) -> Built:
     """Build one op unless it is built."""
-    for part in found.parts(op):
-        clear_lock(found.folder(part) / LOCK, progress)
+    for part in installed.parts(op):
+        clear_lock(installed.folder(part) / LOCK, progress)
     began = time.monotonic()
-    if found.has(op) and not rebuild:
-        return Built(op, "already built", 0.0, str(found.find(op)))
-    reason = _build(python, op, found, environment, progress)
+    if installed.has(op) and not rebuild:
+        return Built(op, "already built", 0.0, str(installed.find(op)))
+    reason = _build(python, op, installed, environment, progress)
     seconds = time.monotonic() - began
     if reason is not None and required:
         raise CannotJudge(f"DeepSpeed's op `{op}` cannot be built here: {reason}", _hint(op))
     if reason is None:
-        _try(python, op, found, environment)
-    return Built(op, "cannot be built here" if reason else "built", seconds, reason or str(found.find(op)))
+        _try(python, op, installed, environment)
+    return Built(op, "cannot be built here" if reason else "built", seconds, reason or str(installed.find(op)))
 
 
 @contextlib.contextmanager
@@ -185,24 +187,24 @@ def plain_architectures(text: str) -> str:
     return ";".join(dict.fromkeys(plain))
 
 
-def _build(python: Path, op: str, found: Probe, environment: Mapping[str, str], progress: Progress) -> str | None:
-    """Why it cannot be built here, None when it was built. Raises ``CannotJudge`` when the build fails."""
-    for part in found.parts(op):
-        if part == op or not found.has(part):
+def _build(python: Path, op: str, installed: Probe, environment: Mapping[str, str], progress: Progress) -> str | None:
+    """Build an op; returns why it cannot be built here, or None. Raises ``CannotJudge`` when the build fails."""
+    for part in installed.parts(op):
+        if part == op or not installed.has(part):
             # Objects of another torch must not be taken for this one's: their times may say that they are newer.
-            shutil.rmtree(found.folder(part), ignore_errors=True)
+            shutil.rmtree(installed.folder(part), ignore_errors=True)
     clean = build_environment(environment, python, os.cpu_count() or 1, memory_total())
     if clean.get("TORCH_CUDA_ARCH_LIST") != environment.get("TORCH_CUDA_ARCH_LIST"):
         progress.say(
             f"TORCH_CUDA_ARCH_LIST is taken as `{clean['TORCH_CUDA_ARCH_LIST']}`: DeepSpeed's builder refuses the rest"
         )
-    progress.say(f"building `{op}` by {clean['MAX_JOBS']} jobs in `{found.folder(op)}`: a few minutes")
+    progress.say(f"building `{op}` by {clean['MAX_JOBS']} jobs in `{installed.folder(op)}`: a few minutes")
     lines: list[str] = []
     began = time.monotonic()
     argv = [str(python), str(script("build_child.py")), op]
     with (
         progress.step(f"building {op}", _EXPECTED_SECONDS) as tick,
-        contextlib.closing(_output(argv, clean, found, op, tick)) as output,
+        contextlib.closing(_output(argv, clean, installed, op, tick)) as output,
     ):
         for line in output:
             lines = [*lines[-_KEPT_LINES:], line]
@@ -216,14 +218,16 @@ def _build(python: Path, op: str, found: Probe, environment: Mapping[str, str], 
         errors = [line for line in lines if "error:" in line.lower() or line.startswith("RuntimeError")]
         message, hint = describe_end(f"building DeepSpeed's op `{op}`", code, "\n".join(errors[:1] or lines))
         raise CannotJudge(message, hint or _hint(op))
-    write_stamp(found, op)
-    if not found.has(op):
-        raise CannotJudge(f"DeepSpeed built `{op}`, but it is not in `{found.folder(op)}`", "see TORCH_EXTENSIONS_DIR")
+    write_stamp(installed, op)
+    if not installed.has(op):
+        raise CannotJudge(
+            f"DeepSpeed built `{op}`, but it is not in `{installed.folder(op)}`", "see TORCH_EXTENSIONS_DIR"
+        )
     return None
 
 
 def _output(
-    argv: Sequence[str], environment: Mapping[str, str], found: Probe, op: str, tick: Callable[[], None]
+    argv: Sequence[str], environment: Mapping[str, str], installed: Probe, op: str, tick: Callable[[], None]
 ) -> Generator[str, None, None]:
     """Lines as they come, then the exit status. Afterwards nothing that the build started runs, and its lock is gone.
 
@@ -240,8 +244,8 @@ def _output(
             finally:
                 worker.end(process)
     finally:
-        for name in found.parts(op):
-            lock = found.folder(name) / LOCK
+        for name in installed.parts(op):
+            lock = installed.folder(name) / LOCK
             if lock.exists() and not builders(lock):
                 lock.unlink(missing_ok=True)
 
@@ -262,9 +266,9 @@ def _lines(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> Iterat
             yield from (line.decode(errors="replace") for line in whole)
 
 
-def _try(python: Path, op: str, found: Probe, environment: Mapping[str, str]) -> None:
-    """Load it once, in a process that may die of it. Raises ``Failed``."""
-    files = [str(found.find(part)) for part in found.parts(op)]
+def _try(python: Path, op: str, installed: Probe, environment: Mapping[str, str]) -> None:
+    """Load the op once, in a process of its own, since a bad op kills it. Raises ``Failed``."""
+    files = [str(installed.find(part)) for part in installed.parts(op)]
     with Worker(child_command(python, script("child.py")), f"loading DeepSpeed's op `{op}`", environment) as child:
         child.ask({"do": "load", "files": files}, 120)
 

@@ -32,10 +32,10 @@ def find(name: str) -> Any:
 
 def variables_of(path: str) -> dict[str, Any]:
     """What a module that holds only constants defines."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     with open(path, encoding="utf-8") as stream:
-        exec(compile(stream.read(), path, "exec"), found)  # noqa: S102  (torch's and DeepSpeed's own version files)
-    return found
+        exec(compile(stream.read(), path, "exec"), variables)  # noqa: S102  (torch's and DeepSpeed's own version files)
+    return variables
 
 
 def extension_root(torch_version: dict[str, Any]) -> str:
@@ -66,8 +66,8 @@ def probe(order: dict[str, Any]) -> dict[str, Any]:
             answer["cuda"] = bool(torch.cuda.is_available())
     if deepspeed_path:
         answer["deepspeed_path"] = deepspeed_path
-        own = os.path.join(str(deepspeed_path), "git_version_info_installed.py")
-        answer["deepspeed"] = str(variables_of(own)["version"]) if os.path.exists(own) else "unknown"
+        version_file = os.path.join(str(deepspeed_path), "git_version_info_installed.py")
+        answer["deepspeed"] = str(variables_of(version_file)["version"]) if os.path.exists(version_file) else "unknown"
         ops = os.path.join(str(deepspeed_path), "ops")
         answer["installed"] = {name: installed(ops, name) for name in FOLDERS}
         builder = os.path.join(ops, "op_builder", "pin_memory.py")
@@ -145,21 +145,21 @@ class Mover:
         )
 
     def use(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Another handle over the same file and the same buffer: its threads start in no time, torch does not.
+        """Change to another handle over the same file and buffer, which is much faster than starting torch again.
 
         Handles are kept, up to ``keep`` requests in all: the kernel takes 30 ms to give up each of their queues.
         """
         if self.device == "gds":
             self.handle.unpin_device_tensor(self.memory)
         # DeepSpeeds whose handles each keep their own locked memory lose it with the handle.
-        own = self.pinned is not None and order["pinned_by"] == "deepspeed" and not order["shared_memory"]
-        kept = self.pinned.clone() if own else None
-        if own:
+        lost_with_handle = self.pinned is not None and order["pinned_by"] == "deepspeed" and not order["shared_memory"]
+        kept = self.pinned.clone() if lost_with_handle else None
+        if lost_with_handle:
             self.handle.free_cpu_locked_tensor(self.pinned)
         self.handle, self.device = self._kept(order), order["device"]
         if self.device == "gds":
             self.handle.pin_device_tensor(self.memory)
-        elif own or self.pinned is None:
+        elif lost_with_handle or self.pinned is None:
             self.pinned = self._pinned(order["pinned_by"])
             if kept is not None:
                 self.pinned.copy_(kept)
@@ -260,13 +260,13 @@ class Mover:
         return {}
 
     def digest(self) -> dict[str, Any]:
-        """SHA-256 of the data, from where it lies."""
-        found = hashlib.sha256()
+        """SHA-256 of the data in the buffer."""
+        sha256 = hashlib.sha256()
         step = 64 * 2**20
         for start in range(0, self.bytes, step):
             part = self.data[start : start + step].cpu()
-            found.update((ctypes.c_char * part.numel()).from_address(part.data_ptr()))
-        return {"sha256": found.hexdigest()}
+            sha256.update((ctypes.c_char * part.numel()).from_address(part.data_ptr()))
+        return {"sha256": sha256.hexdigest()}
 
 
 class Orders:

@@ -69,20 +69,20 @@ def run(
     environment: Mapping[str, str],
     progress: Progress,
     outcome: Outcome | None = None,
-    found: Probe | None = None,
+    installed: Probe | None = None,
 ) -> Outcome:
-    """Measure. Raises ``Missing`` where there is nothing to measure with, ``Failed`` for whatever is not as claimed."""
+    """Measure. Raises ``Missing`` without torch, DeepSpeed or its op, ``Failed`` if anything is not as claimed."""
     outcome = Outcome() if outcome is None else outcome
-    found = probe(spec.python, environment) if found is None else found
-    need(found, spec.op)
+    installed = probe(spec.python, environment) if installed is None else installed
+    need(installed, spec.op)
     sector = sector_bytes(stack)
     check_shape(spec, sector)
     check_limits(spec, free_bytes(spec.directory), memlock(), _limit(resource.RLIMIT_FSIZE))
-    outcome.engine = f"{spec.handle} (deepspeed {found.deepspeed}, torch {found.torch})"
+    outcome.engine = f"{spec.handle} (deepspeed {installed.deepspeed}, torch {installed.torch})"
     what = f"the process that runs DeepSpeed's `{spec.handle}`"
     with Worker(child_command(spec.python, script("child.py")), what, environment) as child:
         try:
-            _Run(spec, stack, progress, outcome, child, sector).execute(found)
+            _Run(spec, stack, progress, outcome, child, sector).execute(installed)
         finally:
             outcome.messages = child.messages()
     return outcome
@@ -99,10 +99,10 @@ class _Run:
     stamp: int = 0
     pace: float = SLOWEST
 
-    def execute(self, found: Probe) -> None:
+    def execute(self, installed: Probe) -> None:
         with self._step("start", 5) as tick:
             self.child.tick = tick
-            self._open(found)
+            self._open(installed)
         self._pass("write", "layout", loops=1)
         self._stored()
         for direction in self.spec.directions:
@@ -121,11 +121,11 @@ class _Run:
             self._direction("read")
             self._stored()
 
-    def _open(self, found: Probe) -> None:
+    def _open(self, installed: Probe) -> None:
         spec = self.spec
         order = {
             "do": "open",
-            "files": [str(found.find(part)) for part in found.parts(spec.op)],
+            "files": [str(installed.find(part)) for part in installed.parts(spec.op)],
             "file": str(spec.file),
             **{name: getattr(spec, name) for name in ("io_bytes", "device", "block_bytes", "queue_depth")},
             **{name: getattr(spec, name) for name in ("single_submit", "overlap_events", "intra_op_parallelism")},
@@ -167,12 +167,12 @@ class _Run:
         return sample
 
     def _stored(self) -> None:
-        found = incomplete(self.spec.directory, [FILE], self.spec.io_bytes)
+        problems = incomplete(self.spec.directory, [FILE], self.spec.io_bytes)
         size = self.spec.file.stat().st_size if self.spec.file.exists() else 0
-        if not found and size != self.spec.io_bytes:
-            found = [f"`{FILE}` holds {format_size(size)}, {format_size(self.spec.io_bytes)} were written to it"]
-        if found:
-            raise Failed(f"`{self.spec.handle}` reported success, but {found[0]}", raw=self.child.messages())
+        if not problems and size != self.spec.io_bytes:
+            problems = [f"`{FILE}` holds {format_size(size)}, {format_size(self.spec.io_bytes)} were written to it"]
+        if problems:
+            raise Failed(f"`{self.spec.handle}` reported success, but {problems[0]}", raw=self.child.messages())
 
     def _digest(self) -> str:
         answer: dict[str, Any] = self.child.ask({"do": "digest"}, START_SECONDS + self.spec.io_bytes / 100e6)
@@ -180,8 +180,8 @@ class _Run:
 
     def _read_back(self, expected: str) -> None:
         with self._step("read-back", self.spec.io_bytes / 1e9) as tick:
-            found = read_back(self.spec.file, self.spec.io_bytes, tick)
-        if found["bytes"] != self.spec.io_bytes or found["sha256"] != expected:
+            stored = read_back(self.spec.file, self.spec.io_bytes, tick)
+        if stored["bytes"] != self.spec.io_bytes or stored["sha256"] != expected:
             raise Failed(
                 f"`{self.spec.handle}` reported success, but the file does not hold what was written to it",
                 "look for I/O errors: `dmesg | tail`",
@@ -203,7 +203,7 @@ def take(child: Worker, stack: BlockStack, order: Mapping[str, Any], longest: fl
 
 
 def read_back(file: Path, size: int, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """What the file really holds, by a process of its own, past the page cache. Raises ``Failed``."""
+    """Checksum and size of the file, read by another process past the page cache. Raises ``Failed``."""
     limit = 60 + size / SLOWEST
     process = worker.start([sys.executable, str(script("readback.py")), str(file)], os.environ)
     try:
@@ -213,14 +213,14 @@ def read_back(file: Path, size: int, tick: Callable[[], None] = lambda: None) ->
     if done.code != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise Failed(f"what was written cannot be read back: {last[0]}", "look for I/O errors: `dmesg | tail`")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    stored: dict[str, Any] = json.loads(done.stdout)
+    return stored
 
 
 def sector_bytes(stack: BlockStack, root: str = "") -> int:
     """The largest logical block of the drives underneath: what direct I/O must be aligned to."""
-    found = [read_int(f"{root}/sys/class/block/{leaf.name}/queue/logical_block_size") for leaf in stack.leaves]
-    return max([512, *(size for size in found if size)])
+    sizes = [read_int(f"{root}/sys/class/block/{leaf.name}/queue/logical_block_size") for leaf in stack.leaves]
+    return max([512, *(size for size in sizes if size)])
 
 
 def memlock(root: str = "") -> int | None:

@@ -84,48 +84,50 @@ def probe(python: Path, environment: Mapping[str, str]) -> Probe:
     return Probe(**known)
 
 
-def need_deepspeed(found: Probe) -> None:
+def need_deepspeed(installed: Probe) -> None:
     """Raises ``Missing`` without torch or DeepSpeed."""
-    for name, version in (("torch", found.torch), ("deepspeed", found.deepspeed)):
+    for name, version in (("torch", installed.torch), ("deepspeed", installed.deepspeed)):
         if version is None:
             raise Missing(
-                f"{name} is not installed in `{found.python}`",
+                f"{name} is not installed in `{installed.python}`",
                 "`pip install 'tunetool[deepspeed]'`, or name the Python that has it with `--python`",
             )
 
 
-def need(found: Probe, op: str) -> None:
+def need(installed: Probe, op: str) -> None:
     """Raises ``Missing`` unless ``op`` can be loaded as it is."""
-    need_deepspeed(found)
-    if found.has(op):
+    need_deepspeed(installed)
+    if installed.has(op):
         return
-    other = "" if Path(found.python) == Path(sys.executable) else f" --python {found.python}"
-    hint = f"run `tunetool build-ops{other}" + ("`" if op == "async_io" else f" --op {op}`")
-    for part in found.parts(op):
-        lock = found.folder(part) / LOCK
+    python_option = "" if Path(installed.python) == Path(sys.executable) else f" --python {installed.python}"
+    hint = f"run `tunetool build-ops{python_option}" + ("`" if op == "async_io" else f" --op {op}`")
+    for part in installed.parts(op):
+        lock = installed.folder(part) / LOCK
         if lock.exists():
             busy = builders(lock)
             who = f"process {busy[0]} builds it" if busy else "a build that died left it, and DeepSpeed waits for ever"
             raise Missing(
                 f"DeepSpeed's op `{op}` is locked by `{lock}`: {who}", "wait until it is built" if busy else hint
             )
-    raise Missing(f"DeepSpeed's op `{op}` is not built for torch {found.torch} and deepspeed {found.deepspeed}", hint)
+    raise Missing(
+        f"DeepSpeed's op `{op}` is not built for torch {installed.torch} and deepspeed {installed.deepspeed}", hint
+    )
 
 
-def _fits(found: Probe, library: Path) -> bool:
+def _fits(installed: Probe, library: Path) -> bool:
     if (library.parent / LOCK).exists():
         return False
     try:
         stamp: dict[str, Any] = json.loads((library.parent / STAMP).read_text())
     except (OSError, ValueError):
-        return _built_here(found, library)
-    return stamp == found.stamp()
+        return _built_here(installed, library)
+    return stamp == installed.stamp()
 
 
-def _built_here(found: Probe, library: Path) -> bool:
-    """Built by DeepSpeed's own loader: from this torch and this DeepSpeed, and after both were installed."""
+def _built_here(installed: Probe, library: Path) -> bool:
+    """Whether DeepSpeed's own loader built it from this torch and DeepSpeed, after both were installed."""
     recipe = read_text(str(library.parent / "build.ninja")) or ""
-    roots = [path for path in (found.torch_path, found.deepspeed_path) if path]
+    roots = [path for path in (installed.torch_path, installed.deepspeed_path) if path]
     if len(roots) < 2 or not all(re.search(re.escape(root) + r"/", recipe) for root in roots):
         return False
     versions = [Path(roots[0]) / "version.py", Path(roots[1]) / "git_version_info_installed.py"]
@@ -134,12 +136,12 @@ def _built_here(found: Probe, library: Path) -> bool:
     return False
 
 
-def write_stamp(found: Probe, op: str) -> None:
-    """Say for what the op in its folder was built."""
-    for part in found.parts(op):
-        folder = found.folder(part)
+def write_stamp(installed: Probe, op: str) -> None:
+    """Write beside the op which torch and DeepSpeed it was built for."""
+    for part in installed.parts(op):
+        folder = installed.folder(part)
         if (folder / f"{part}.so").exists():
-            (folder / STAMP).write_text(json.dumps(found.stamp()) + "\n")
+            (folder / STAMP).write_text(json.dumps(installed.stamp()) + "\n")
 
 
 def builders(lock: Path, proc: str = "/proc") -> list[int]:
@@ -148,11 +150,11 @@ def builders(lock: Path, proc: str = "/proc") -> list[int]:
     torch's loader keeps the lock open while it builds; a compiler that outlived it still works in the folder.
     """
     folder = str(lock.parent.resolve())
-    found = []
+    pids = []
     for entry in sorted(Path(proc).iterdir(), key=lambda path: path.name):
         if entry.name.isdigit() and any(_below(link, folder) for link in _links(entry)):
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
 def _links(entry: Path) -> list[str]:

@@ -33,16 +33,16 @@ def digest(path: str) -> dict[str, object]:
         handle, direct = os.open(path, os.O_RDONLY | os.O_DIRECT), True
     except OSError:
         handle, direct = os.open(path, os.O_RDONLY), False
-    found, total = hashlib.sha256(), 0
+    sha256, total = hashlib.sha256(), 0
     # Page-aligned, as direct I/O asks.
     buffer = mmap.mmap(-1, _STEP)
     try:
         while True:
             count = os.preadv(handle, [buffer], total)
             if count == 0:
-                return {"sha256": found.hexdigest(), "bytes": total, "direct": direct}
+                return {"sha256": sha256.hexdigest(), "bytes": total, "direct": direct}
             with memoryview(buffer) as view:
-                found.update(view[:count])
+                sha256.update(view[:count])
             total += count
     finally:
         os.close(handle)

@@ -32,30 +32,30 @@ _EXPECTED = "DeepSpeed's own handle writes and reads what it claims"
 
 @dataclass(frozen=True)
 class Rung:
-    """Whether and how the rung will be measured."""
+    """Whether DeepSpeed's rung will be measured, and how."""
 
     python: Path
     seconds: float
     required: bool
-    found: Probe | None = None
+    installed: Probe | None = None
     missing: str = ""
     """Why it is left out."""
     remedy: str = ""
 
     def announcement(self) -> str:
-        """What a person must know before it starts."""
-        if self.found is None:
+        """What the rung will do, for how long, in a line."""
+        if self.installed is None:
             return f"DeepSpeed's rung is left out: {self.missing}" + (f"; {self.remedy}" if self.remedy else "")
         total = 2 * FEWEST * self.seconds + START_SECONDS
         return (
-            f"then DeepSpeed's `aio_handle` ({self.found.deepspeed}): a file of at most {format_size(2**30)}, "
+            f"then DeepSpeed's `aio_handle` ({self.installed.deepspeed}): a file of at most {format_size(2**30)}, "
             f"{FEWEST} writes and {FEWEST} reads of {self.seconds:g} s, about {total:.0f} s"
         )
 
 
 @dataclass
 class Result:
-    """What came of it."""
+    """The rung's check, figures and raw files."""
 
     check: CheckResult
     measurements: list[Measurement] = field(default_factory=list)
@@ -63,33 +63,33 @@ class Result:
 
 
 def prepare(python: Path, duration: float, required: Sequence[str], environment: Mapping[str, str]) -> Rung:
-    """Look whether ``python`` has what it takes. Compiles nothing."""
+    """Check whether ``python`` has torch, DeepSpeed and its op. Compiles nothing."""
     rung = Rung(python, min(SAMPLE_SECONDS, duration * SAMPLE_SHARE), "deepspeed" in required)
     try:
-        found = probe(python, environment)
-        need(found, "async_io")
+        installed = probe(python, environment)
+        need(installed, "async_io")
     except Missing as error:
         return Rung(rung.python, rung.seconds, rung.required, None, error.message, error.hint or "")
-    return Rung(rung.python, rung.seconds, rung.required, found)
+    return Rung(rung.python, rung.seconds, rung.required, installed)
 
 
 def measure(
     rung: Rung,
     stack: BlockStack,
-    place: Path,
+    directory: Path,
     bandwidth: float,
     environment: Mapping[str, str],
     progress: Progress,
 ) -> Result:
     """Measure inside the run's directory. ``bandwidth`` is fio's, by which the file is sized."""
-    if rung.found is None:
+    if rung.installed is None:
         return Result(_check(rung, rung.missing, rung.remedy))
     parallelism = default_parallelism(os.cpu_count() or 1)
-    size = default_io_bytes(free_bytes(place), memory_total(), parallelism, bandwidth)
-    spec = Spec(place, size, intra_op_parallelism=parallelism, python=rung.python, seconds=rung.seconds)
+    size = default_io_bytes(free_bytes(directory), memory_total(), parallelism, bandwidth)
+    spec = Spec(directory, size, intra_op_parallelism=parallelism, python=rung.python, seconds=rung.seconds)
     outcome = Outcome()
     try:
-        run(spec, stack, environment, progress, outcome, rung.found)
+        run(spec, stack, environment, progress, outcome, rung.installed)
         check = _conclude(rung, spec, stack, outcome)
     except CannotJudge as error:
         # What was measured before it failed is not shown: a handle that fails later did not do it right before.
@@ -104,8 +104,8 @@ def _conclude(rung: Rung, spec: Spec, stack: BlockStack, outcome: Outcome) -> Ch
     if reasons:
         return _check(rung, next(iter(reasons.values())), "")
     moved = sum(each.claimed_bytes for samples in outcome.samples.values() for each in samples)
-    found = f"{format_size(moved)} moved and counted, {format_size(spec.io_bytes)} read back and equal"
-    return CheckResult(id=CHECK_ID, status="pass", expected=_EXPECTED, found=found)
+    proof = f"{format_size(moved)} moved and counted, {format_size(spec.io_bytes)} read back and equal"
+    return CheckResult(id=CHECK_ID, status="pass", expected=_EXPECTED, found=proof)
 
 
 def _check(rung: Rung, found: str, remedy: str) -> CheckResult:

@@ -49,7 +49,7 @@ class Spec:
 
     @property
     def file(self) -> Path:
-        """Where the data lies."""
+        """The path of the data file."""
         return self.directory / FILE
 
     @property

@@ -61,7 +61,7 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def settings(directory: str) -> dict[str, Any]:
-    """Open the driver and read back everything that it says it took from cufile.json."""
+    """Open the driver and read back the settings that it took from cufile.json."""
     from cuda.bindings import cufile
 
     # libcufile leaves its log where it stands.
@@ -97,19 +97,19 @@ class Memory:
         call(driver.cuCtxSetCurrent(context))
         self.address = int(call(driver.cuMemAlloc(size)))
         self.host = bytearray(os.urandom(min(STEP, size)))
-        self.place = ctypes.addressof((ctypes.c_char * len(self.host)).from_buffer(self.host))
+        self.host_address = ctypes.addressof((ctypes.c_char * len(self.host)).from_buffer(self.host))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     def fill(self) -> None:
-        """No two pages alike: each begins with its number."""
+        """Fill the buffer so that no two pages are alike: each begins with its number."""
         for start in range(0, self.size, STEP):
             length = min(STEP, self.size - start)
             for offset in range(0, length, PAGE):
                 self.host[offset + 8 : offset + 16] = ((start + offset) // PAGE).to_bytes(8, "little")
-            call(self.driver.cuMemcpyHtoD(self.address + start, self.place, length))
+            call(self.driver.cuMemcpyHtoD(self.address + start, self.host_address, length))
 
     def stamp(self, mark: int) -> None:
         """Each page differs from what an earlier sample left in the file, which could be mistaken for this one's."""
@@ -124,12 +124,12 @@ class Memory:
         call(self.driver.cuCtxSynchronize())
 
     def digest(self) -> str:
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for start in range(0, self.size, STEP):
             length = min(STEP, self.size - start)
-            call(self.driver.cuMemcpyDtoH(self.place, self.address + start, length))
-            found.update(memoryview(self.host)[:length])
-        return found.hexdigest()
+            call(self.driver.cuMemcpyDtoH(self.host_address, self.address + start, length))
+            sha256.update(memoryview(self.host)[:length])
+        return sha256.hexdigest()
 
 
 class Mover:

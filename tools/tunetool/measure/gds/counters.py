@@ -65,14 +65,14 @@ def parse(raw: bytes, version: tuple[int, int], direction: Direction) -> Counts:
     (gpus,) = struct.unpack_from("<I", raw, start)
     if gpus > _GPUS:
         raise ValueError(f"cuFile's counters speak of {gpus} GPUs: their layout is another one")
-    found = [0] * len(Counts.__dataclass_fields__)
+    totals = [0] * len(Counts.__dataclass_fields__)
     for index in range(gpus):
         fields = struct.unpack_from("<10Q", raw, start + 8 + index * _GPU + _COUNTS[direction])
         errors = struct.unpack_from("<Q", raw, start + 8 + index * _GPU + _COUNTS[direction] + _ERRORS[direction])[0]
         moved, _, _, _, requests, p2pdma, nvidia_fs, posix, unaligned, rerouted = fields
-        for place, value in enumerate((moved, requests, p2pdma, nvidia_fs, posix, unaligned, rerouted, errors)):
-            found[place] += value
-    return Counts(*found)
+        for position, value in enumerate((moved, requests, p2pdma, nvidia_fs, posix, unaligned, rerouted, errors)):
+            totals[position] += value
+    return Counts(*totals)
 
 
 _ERRORS = {"read": 12 * 8, "write": 10 * 8}

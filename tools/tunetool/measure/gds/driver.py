@@ -56,14 +56,14 @@ class Run:
     stamp: int = 0
 
     def execute(self) -> None:
-        """Raises ``Failed`` for whatever is not as claimed."""
+        """Measure. Raises ``Failed`` if anything is not as claimed."""
         spec = self.spec
         order = {name: getattr(spec, name) for name in ("io_bytes", "threads", "task_bytes")}
         with self._step("start", 5) as tick:
             self.child.tick = tick
             self._counts(first=True)
-            way = "cufile" if spec.cufile else "posix"
-            self.child.ask({"do": "open", "file": str(spec.file), "way": way, **order}, START_SECONDS)
+            api = "cufile" if spec.cufile else "posix"
+            self.child.ask({"do": "open", "file": str(spec.file), "way": api, **order}, START_SECONDS)
         self._pass("write", "layout", loops=1)
         for direction in spec.directions:
             if direction == "write":
@@ -131,5 +131,5 @@ class Run:
         return str(answer["sha256"])
 
     def _step(self, name: str, seconds: float) -> AbstractContextManager[Any]:
-        way = "cuFile" if self.spec.cufile else "POSIX"
-        return self.progress.step(f"{self.spec.directory.parent}: gds {way} {name}", seconds)
+        api = "cuFile" if self.spec.cufile else "POSIX"
+        return self.progress.step(f"{self.spec.directory.parent}: gds {api} {name}", seconds)

@@ -34,12 +34,14 @@ def way_of(moved: Mapping[Direction, Moved]) -> Way:
 
 def proven(mode: Mode, moved: Mapping[Direction, Moved], decision: Decision | None) -> CheckResult:
     """Whether cuFile's counters show that every byte went straight."""
-    found = "; ".join(told(direction, each) for direction, each in sorted(moved.items())) or "nothing was moved"
+    description = (
+        "; ".join(describe(direction, each) for direction, each in sorted(moved.items())) or "nothing was moved"
+    )
     if any(each.counts.posix for each in moved.values()):
-        return answer(mode, "fail", found, remedies(decision) or _SEE)
+        return answer(mode, "fail", description, remedies(decision) or _SEE)
     if moved and all(_straight(each) for each in moved.values()):
-        return answer(mode, "pass", found)
-    return answer(mode, "unknown", found, "cuFile's counters prove nothing here: see `dmesg | tail`")
+        return answer(mode, "pass", description)
+    return answer(mode, "unknown", description, "cuFile's counters prove nothing here: see `dmesg | tail`")
 
 
 def _straight(moved: Moved) -> bool:
@@ -49,8 +51,8 @@ def _straight(moved: Moved) -> bool:
     return whole and counts.direct == counts.requests > 0 and not counts.errors
 
 
-def told(direction: Direction, moved: Moved) -> str:
-    """How many bytes went which way."""
+def describe(direction: Direction, moved: Moved) -> str:
+    """How many bytes went which way, in words."""
     counts = moved.counts
     line = f"{direction} {format_size(moved.claimed_bytes)}"
     if counts.bytes < moved.claimed_bytes * LOWEST:
@@ -67,12 +69,12 @@ def refused(mode: Mode, message: str, decision: Decision | None) -> CheckResult:
 
 
 def remedies(decision: Decision | None) -> str:
-    """Each blocker of the best path with its cure, in one line."""
+    """Each blocker of the best path with its remedy, in one line."""
     if decision is None:
         return ""
-    first, *others = decision.paths
+    first, *other_paths = decision.paths
     lines = [f"{each.found} (`{each.id}`): {each.remedy}" for each in first.blockers]
-    ways = [f"{path.mode} by {len(path.blockers)}" for path in others if path.blockers]
+    ways = [f"{path.mode} by {len(path.blockers)}" for path in other_paths if path.blockers]
     if lines and ways:
         lines.append(f"these are those of {first.mode}; {', '.join(ways)}: `tunetool inspect --gds`")
     return "; ".join(lines)

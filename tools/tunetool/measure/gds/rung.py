@@ -39,7 +39,7 @@ _ENGINES: Mapping[Way, str] = {
 
 @dataclass
 class Result:
-    """What came of it."""
+    """The checks, figures and raw files."""
 
     checks: list[CheckResult] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
@@ -70,12 +70,12 @@ def measure(
     mode: Mode,
     python: Path,
     stack: BlockStack,
-    place: Path,
+    directory: Path,
     seen: float,
     environment: Mapping[str, str],
     progress: Progress,
 ) -> Result:
-    """Judge inside the run's directory ``place``; ``seen`` is fio's bandwidth, by which the file is sized."""
+    """Measure and judge inside the run's ``directory``; ``seen`` is fio's bandwidth, by which the file is sized."""
     result = Result()
     if mode == "off":
         return result
@@ -87,7 +87,7 @@ def measure(
             judge.answer(mode, "unknown", "there is no NVIDIA GPU here", "verify on a node that has one")
         )
         return result
-    step = _Step(mode, python, stack, place, seen, environment, progress, current(facts), result)
+    step = _Step(mode, python, stack, directory, seen, environment, progress, current(facts), result)
     try:
         step.execute(path)
     except CannotJudge as error:
@@ -95,13 +95,13 @@ def measure(
     return result
 
 
-def opened(child: Worker, place: Path) -> dict[str, Any]:
+def opened(child: Worker, directory: Path) -> dict[str, Any]:
     """What libcufile answers once its driver is open, or why it is not (``refused``)."""
-    settings = child.ask({"do": "settings", "directory": str(place)}, START_SECONDS)
-    said = child.messages()
-    if settings["refused"] is None and _NOT_STARTED in said:
+    settings = child.ask({"do": "settings", "directory": str(directory)}, START_SECONDS)
+    messages = child.messages()
+    if settings["refused"] is None and _NOT_STARTED in messages:
         # Newer bindings take the status that libcufile has for that as a success.
-        settings["refused"] = {"status": None, "message": said.strip().splitlines()[0].strip()}
+        settings["refused"] = {"status": None, "message": messages.strip().splitlines()[0].strip()}
     return settings
 
 
@@ -110,13 +110,13 @@ class _Step:
     mode: Mode
     python: Path
     stack: BlockStack
-    place: Path
+    directory: Path
     seen: float
     environment: Mapping[str, str]
     progress: Progress
     decision: Decision
     result: Result
-    found: dict[str, Any] = field(default_factory=dict)
+    probed: dict[str, Any] = field(default_factory=dict)
 
     def execute(self, path: Path) -> None:
         environment = {**self.environment, **({config.VARIABLE: str(path)} if path.exists() else {})}
@@ -130,27 +130,29 @@ class _Step:
             self._posix(environment)
 
     def _probe(self, child: Worker) -> None:
-        with self.progress.step(f"{self.place.parent}: gds probe", 3) as tick:
+        with self.progress.step(f"{self.directory.parent}: gds probe", 3) as tick:
             child.tick = tick
-            self.found = child.ask({"do": "probe"}, START_SECONDS)
+            self.probed = child.ask({"do": "probe"}, START_SECONDS)
         for name, what in (("libcufile", "cuda-bindings with libcufile"), ("kvikio", "kvikio")):
-            if not self.found.get(name):
-                said = self.found.get("bindings_error")
-                raise Missing(f"`{self.python}` has no {what}" + (f" ({said})" if said else ""), INSTALL)
-        if not self.found["gpu"]:
-            raise Missing(f"CUDA sees no GPU: {self.found.get('gpu_error')}", "`nvidia-smi` says more")
-        version = version_of(self.found["libcufile"])
-        self.found["libcufile"] = "{}.{}".format(*version)
+            if not self.probed.get(name):
+                error = self.probed.get("bindings_error")
+                raise Missing(f"`{self.python}` has no {what}" + (f" ({error})" if error else ""), INSTALL)
+        if not self.probed["gpu"]:
+            raise Missing(f"CUDA sees no GPU: {self.probed.get('gpu_error')}", "`nvidia-smi` says more")
+        version = version_of(self.probed["libcufile"])
+        self.probed["libcufile"] = "{}.{}".format(*version)
         if version < FIRST:
             raise Missing(
-                f"libcufile {self.found['libcufile']} lets no program read its counters", "install 1.15 or newer"
+                f"libcufile {self.probed['libcufile']} lets no program read its counters", "install 1.15 or newer"
             )
 
     def _cufile(self, child: Worker, path: Path) -> bool:
-        """Move through cuFile and judge; True where cuFile would not."""
-        settings = opened(child, self.place)
+        """Move data through cuFile and judge; true if cuFile refused."""
+        settings = opened(child, self.directory)
         values = settings["values"] if settings["refused"] is None else None
-        self.result.checks.append(config.check(path, self.found["libcufile"], values, "cuFile's driver would not open"))
+        self.result.checks.append(
+            config.check(path, self.probed["libcufile"], values, "cuFile's driver would not open")
+        )
         spec = self._spec(True)
         refused = settings["refused"] or child.ask({"do": "register", "file": str(spec.file)}, START_SECONDS)["refused"]
         if refused is None:
@@ -192,7 +194,7 @@ class _Step:
         self._figures(spec, outcome, way)
 
     def _figures(self, spec: Spec, outcome: Outcome, way: Way) -> None:
-        engine = _ENGINES[way].format(**self.found)
+        engine = _ENGINES[way].format(**self.probed)
         for direction, samples in sorted(outcome.samples.items()):
             if samples:
                 self.result.measurements.append(self._figure(spec, outcome, way, engine, direction, samples))
@@ -204,7 +206,7 @@ class _Step:
             "direction": direction,
             "device": way,
             "medium": self.stack.medium,
-            "gpu": str(self.found["gpu"]),
+            "gpu": str(self.probed["gpu"]),
             "file_bytes": spec.io_bytes,
             "task_bytes": spec.task_bytes,
             "threads": spec.threads,
@@ -221,17 +223,17 @@ class _Step:
         return measured(what, self.stack, samples, values)
 
     def _spec(self, cufile: bool) -> Spec:
-        size = io_bytes(free_bytes(self.place), self.seen)
+        size = io_bytes(free_bytes(self.directory), self.seen)
         if not size:
-            raise Failed(f"`{self.place}` has too little space for {format_size(SMALLEST)}", "free some space")
-        return Spec(self.place, size, cufile, self.python)
+            raise Failed(f"`{self.directory}` has too little space for {format_size(SMALLEST)}", "free some space")
+        return Spec(self.directory, size, cufile, self.python)
 
     def _log(self) -> str:
         """The first complaint in the library's own log, which says what its error number does not; keeps the log."""
-        logs = sorted(self.place.glob("cufile*.log"))
+        logs = sorted(self.directory.glob("cufile*.log"))
         if not logs:
             return ""
         text = logs[-1].read_text(errors="replace")
         self.result.raw["cufile.log"] = text[-8000:]
-        found = re.search(r"\bERROR\s+\S+:\d+ (.*)", text)
-        return f"; cufile.log: {found.group(1).strip()}" if found else ""
+        match = re.search(r"\bERROR\s+\S+:\d+ (.*)", text)
+        return f"; cufile.log: {match.group(1).strip()}" if match else ""

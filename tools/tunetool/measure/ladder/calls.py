@@ -33,10 +33,10 @@ def raw_reads(
         f"--runtime={round(seconds * 1000)}ms",
         "--output-format=json",
     ]
-    for place, (name, spans) in enumerate(groups):
+    for group, (name, spans) in enumerate(groups):
         for number, span in enumerate(spans):
             argv.append(f"--name={name}")
-            if place and not number:
+            if group and not number:
                 argv.append("--stonewall=1")
             argv += [
                 f"--filename=/dev/{span.device}",
@@ -48,8 +48,8 @@ def raw_reads(
 
 
 def depth(span: Span, spans: Sequence[Span], drives_each: int = 1) -> int:
-    """Its share of its device's queue."""
-    return max(1, RAW_DEPTH * drives_each // sum(other.device == span.device for other in spans))
+    """The span's share of its device's queue."""
+    return max(1, RAW_DEPTH * drives_each // sum(each.device == span.device for each in spans))
 
 
 def random_reads(fio: Fio, size: RandomRead, engine: str, jobs: int, file_bytes: int, seconds: float) -> list[str]:

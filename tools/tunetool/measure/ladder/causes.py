@@ -119,11 +119,11 @@ def diagnose(step: Step, facts: Facts) -> Loss:
             break
     else:
         cause = ("unknown", "no link, drive, scheduler, mount option or core explains it", _LOOK)
-    name, found, remedy = cause
+    name, explanation, remedy = cause
     # Of drives alone the cause itself says which one is slow, and how slow.
-    told = f"{step.title} reaches {format_bandwidth(step.value)}, {step.share:.0%} of {step.below}: {found}"
-    told = found if step.kind == "alone" else told
-    return Loss.model_validate({"rung": step.title, "cause": name, "found": told, "remedy": remedy})
+    sentence = f"{step.title} reaches {format_bandwidth(step.value)}, {step.share:.0%} of {step.below}: {explanation}"
+    sentence = explanation if step.kind == "alone" else sentence
+    return Loss.model_validate({"rung": step.title, "cause": name, "found": sentence, "remedy": remedy})
 
 
 _LOOK = "look at `dmesg`, `nvme smart-log` of each drive and other load; repeat with a longer `--duration`"
@@ -133,26 +133,26 @@ def _link(step: Step, facts: Facts) -> Cause | None:
     bad = [drive for drive in facts.drives if drive.downgraded]
     if not bad:
         return None
-    told = "; ".join(
+    links = "; ".join(
         f"the link of `{drive.serial}` runs at {drive.speed_gts:g} GT/s x{drive.width}, "
         f"{drive.possible_gts or 0:g} GT/s x{drive.possible_width} is possible"
         for drive in bad
     )
-    return "link", told, "reseat the drive named, then its cable or riser; its slot's speed may be set in the firmware"
+    return "link", links, "reseat the drive named, then its cable or riser; its slot's speed may be set in the firmware"
 
 
 def _slow_drive(step: Step, facts: Facts) -> Cause | None:
     slow = slow_drives(facts.drives)
     if not slow:
         return None
-    told = ", ".join(
+    speeds = ", ".join(
         f"drive `{drive.serial}` reads {format_bandwidth(drive.alone or 0)} alone, {share:.0%} of the others' median"
         for drive, share in slow
     )
     names = ", ".join(f"`/dev/{drive.name}`" for drive, _ in slow)
     return (
         "slow-drive",
-        told,
+        speeds,
         f"look at {names}: `nvme smart-log` for wear, temperature and media errors; replace it if it stays slow "
         "(`playbooks/replace_drive.yml`)",
     )
@@ -161,15 +161,15 @@ def _slow_drive(step: Step, facts: Facts) -> Cause | None:
 def slow_drives(drives: Sequence[DriveFacts]) -> list[tuple[DriveFacts, float]]:
     """Drives that alone never reach the expected share of the others' median, with their share; the slowest first."""
     known = [drive for drive in drives if drive.alone]
-    found = []
+    slow = []
     for drive in known:
-        others = sorted(other.alone or 0.0 for other in known if other is not drive)
-        if not others:
+        other_speeds = sorted(other.alone or 0.0 for other in known if other is not drive)
+        if not other_speeds:
             continue
-        middle = (others[(len(others) - 1) // 2] + others[len(others) // 2]) / 2
+        middle = (other_speeds[(len(other_speeds) - 1) // 2] + other_speeds[len(other_speeds) // 2]) / 2
         if (drive.best or drive.alone or 0.0) < EXPECTED["alone"].least * middle:
-            found.append((drive, (drive.alone or 0.0) / middle))
-    return sorted(found, key=lambda each: each[1])
+            slow.append((drive, (drive.alone or 0.0) / middle))
+    return sorted(slow, key=lambda each: each[1])
 
 
 def _shared_link(step: Step, facts: Facts) -> Cause | None:
@@ -225,8 +225,8 @@ def _mount_options(step: Step, facts: Facts) -> Cause | None:
     bad = [option for option in facts.mount_options if option in costs]
     if not bad:
         return None
-    told = "; ".join(f"it is mounted with `{option}`: {costs[option]}" for option in bad)
-    return "mount-options", told, "take it out of `scratch_filesystem_mount_options`, then run `site.yml`"
+    effects = "; ".join(f"it is mounted with `{option}`: {costs[option]}" for option in bad)
+    return "mount-options", effects, "take it out of `scratch_filesystem_mount_options`, then run `site.yml`"
 
 
 def _cpu(step: Step, facts: Facts) -> Cause | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tunetool.measure.direction import Direction
 from tunetool.measure.fio import Outcome
 from tunetool.measure.ladder.budget import CHECKPOINT_BYTES, CHECKPOINT_SHARE, MIB, SAMPLES
-from tunetool.measure.ladder.figures import Found, Label, figure
+from tunetool.measure.ladder.figures import Label, RungResult, figure
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.sequential import Plan, Sample, free_bytes
@@ -40,14 +40,14 @@ class TorchCheckpoint:
         """About how long it takes where a checkpoint's bytes take as long as a sample."""
         return 2 * SAMPLES * shape.duration + _START
 
-    def run(self, scene: Scene) -> Found:
+    def run(self, scene: Scene) -> RungResult:
         """A figure for each direction. Raises ``Skip``; ``Failed`` for a child that dies or loads something else."""
         python = scene.wish.python
         try:
-            found_torch = scene.probe().torch
+            torch_version = scene.probe().torch
         except Missing as error:
             raise Skip(error.message) from None
-        if found_torch is None:
+        if torch_version is None:
             raise Skip(f"torch is not installed in `{python}`; name the Python that has it with `--python`")
         size = _size(scene)
         path = scene.directory / FILE
@@ -59,7 +59,7 @@ class TorchCheckpoint:
             Worker(child_command(python, _CHILD), "the checkpoint's process", scene.environment, tick) as child,
         ):
             try:
-                told = child.ask({"do": "start", "path": str(path)}, _PATIENCE)
+                child_facts = child.ask({"do": "start", "path": str(path)}, _PATIENCE)
                 child.ask({"do": "make", "bytes": size}, _PATIENCE)
                 child.ask({"do": "save"}, _PATIENCE)
                 repeats = 0
@@ -74,16 +74,16 @@ class TorchCheckpoint:
             "jobs": 1,
             "files": 1,
             "file_bytes": size,
-            "device": str(told["device"]),
+            "device": str(child_facts["device"]),
             "direct": False,
             "repeated_samples": repeats,
             "python": str(python),
         }
-        found = Found()
+        result = RungResult()
         for order, name in (("save", SAVE), ("load", LOAD)):
-            label = Label(name, "checkpoint", f"torch {told['torch']}", _ORDERS[order], scene.stack.medium)
-            found.add(figure(label, scene.stack, samples[order], parameters))
-        return found
+            label = Label(name, "checkpoint", f"torch {child_facts['torch']}", _ORDERS[order], scene.stack.medium)
+            result.add(figure(label, scene.stack, samples[order], parameters))
+        return result
 
 
 def _size(scene: Scene) -> int:

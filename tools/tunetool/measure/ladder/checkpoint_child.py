@@ -24,7 +24,7 @@ class Checkpoint:
         self.state: dict[str, Any] = {}
 
     def make(self, count: int) -> dict[str, Any]:
-        """A state of so many bytes that nothing can compress, in 16 equal tensors."""
+        """Make a state of ``count`` bytes that nothing can compress, in 16 equal tensors."""
         torch = self.torch
         generator = torch.Generator(device=self.device).manual_seed(1)
         self.state = {
@@ -47,19 +47,21 @@ class Checkpoint:
         return self.timed(act)
 
     def load(self) -> dict[str, Any]:
-        """Out of the page cache first, so that the drives answer; compared afterwards, outside the time."""
+        """Load the file after dropping it from the page cache; compare the tensors outside the time."""
         handle = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(handle)
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(handle)
-        found: dict[str, Any] = {}
-        told = self.timed(lambda: found.update(self.torch.load(self.path, map_location=self.device, weights_only=True)))
-        equal = found.keys() == self.state.keys() and all(
-            self.torch.equal(found[name], tensor) for name, tensor in self.state.items()
+        loaded: dict[str, Any] = {}
+        timing = self.timed(
+            lambda: loaded.update(self.torch.load(self.path, map_location=self.device, weights_only=True))
         )
-        return dict(told, equal=equal)
+        equal = loaded.keys() == self.state.keys() and all(
+            self.torch.equal(loaded[name], tensor) for name, tensor in self.state.items()
+        )
+        return dict(timing, equal=equal)
 
     def timed(self, act: Callable[[], None]) -> dict[str, Any]:
         """Wall clock and cores of ``act``, the GPU's work included."""

@@ -1,4 +1,4 @@
-"""Climbing the ladder: what it will take, the rungs one after the other, and what came of it."""
+"""Runs the ladder: the announcement, the rungs one after the other, and the conclusion."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def climb(
     progress: Progress,
     climbed: Climbed,
 ) -> None:
-    """Climb into ``climbed``, in the run's ``directory`` with the files that ``results`` are of."""
+    """Measure every rung into ``climbed``, in the run's ``directory``, with the files of ``results``."""
     shooter = Shooter(stack, fio, directory, environment, progress, climbed.raw)
     written = [sample.outcome.bandwidth for sample in results.samples.get("write", [])]
     scene = Scene(
@@ -122,7 +122,7 @@ def climb(
         return
     find_raw(scene)
     for rung in plan():
-        _one(rung, scene, climbed)
+        _run_rung(rung, scene, climbed)
     if scene.raw is not None and not source.unmoved(scene.raw):
         reason = "the file system moved the files meanwhile: what was read may not have been theirs"
         climbed.unproven.update({m.name: reason for m in climbed.measurements if m.layer in ("drive", "md")})
@@ -144,9 +144,9 @@ def find_raw(scene: Scene) -> None:
     scene.raw = raw
 
 
-def _one(rung: Rung, scene: Scene, climbed: Climbed) -> None:
+def _run_rung(rung: Rung, scene: Scene, climbed: Climbed) -> None:
     try:
-        found = rung.run(scene)
+        result = rung.run(scene)
     except Skip as reason:
         scene.shooter.progress.say(f"{rung.name}: skipped: {reason}")
         climbed.skipped.update(dict.fromkeys(rung.covers(), str(reason)))
@@ -156,8 +156,8 @@ def _one(rung: Rung, scene: Scene, climbed: Climbed) -> None:
             climbed.errors.append(f"{rung.name}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
         climbed.skipped.update(dict.fromkeys(rung.covers(), f"it failed: {error.message}"))
     else:
-        climbed.measurements += found.measurements
-        climbed.unproven.update(found.unproven)
+        climbed.measurements += result.measurements
+        climbed.unproven.update(result.unproven)
 
 
 def conclude(

@@ -67,11 +67,11 @@ def _drive(drive: Drive, alone: Measurement | None, root: str) -> DriveFacts:
 
 
 def step_of(rung: Rung, measurements: Sequence[Measurement]) -> Step:
-    """The rung that loses, with what its measurement says."""
+    """What the diagnosis needs to know about a rung that loses."""
     measurement = next(m for m in measurements if m.name == rung.name)
-    told = measurement.parameters
+    parameters = measurement.parameters
     trend = measurement.trend
-    serials = str(told.get("serials", "")) if rung.kind == "together" else ""
+    serials = str(parameters.get("serials", "")) if rung.kind == "together" else ""
     single = rung.kind == "checkpoint"
     return Step(
         title=rung.title,
@@ -79,9 +79,9 @@ def step_of(rung: Rung, measurements: Sequence[Measurement]) -> Step:
         value=rung.value or 0.0,
         share=rung.share or 0.0,
         below=rung.below or "",
-        direction=str(told.get("direction", "read")),
+        direction=str(parameters.get("direction", "read")),
         serials=serials.split(", ") if serials else (),
-        cores_used=float(told.get("cores_used", 0.0)),
+        cores_used=float(parameters.get("cores_used", 0.0)),
         threads=1 if single else None,
         files=1 if single or measurement.name.startswith("deepspeed.") else None,
         falling=trend is not None and trend.significant and (trend.change or 0.0) < 0,

@@ -17,15 +17,15 @@ from tunetool.record import Measurement, Scalar
 
 
 @dataclass
-class Found:
+class RungResult:
     """What a rung measured."""
 
     measurements: list[Measurement] = field(default_factory=list)
     unproven: dict[str, str] = field(default_factory=dict)
     """By measurement name, why its samples prove nothing."""
 
-    def add(self, other: Found) -> None:
-        """Take over what another one holds."""
+    def add(self, other: RungResult) -> None:
+        """Add the figures of another rung."""
         self.measurements += other.measurements
         self.unproven.update(other.unproven)
 
@@ -43,7 +43,7 @@ class Label:
     """Requests per second, not bytes."""
 
 
-def figure(label: Label, stack: BlockStack, samples: Sequence[Sample], parameters: Mapping[str, Scalar]) -> Found:
+def figure(label: Label, stack: BlockStack, samples: Sequence[Sample], parameters: Mapping[str, Scalar]) -> RungResult:
     """One measurement of the samples, whose bytes the devices of ``stack`` counted."""
     value: Callable[[Outcome], float] = lambda outcome: outcome.rate if label.rate else outcome.bandwidth  # noqa: E731
     values = [value(sample.outcome) for sample in samples]
@@ -58,7 +58,7 @@ def figure(label: Label, stack: BlockStack, samples: Sequence[Sample], parameter
     )
     measurement = measured(what, stack, samples, values, [sample.outcome.percentiles for sample in samples])
     reason = doubt(stack, label.direction, samples)
-    return Found([measurement], {label.name: reason} if reason else {})
+    return RungResult([measurement], {label.name: reason} if reason else {})
 
 
 def doubt(stack: BlockStack, direction: Direction, samples: Sequence[Sample]) -> str | None:

@@ -20,7 +20,7 @@ from tunetool.measure.ladder.budget import (
     SUSTAINED_SAMPLES,
     RandomRead,
 )
-from tunetool.measure.ladder.figures import Found, Label, figure
+from tunetool.measure.ladder.figures import Label, RungResult, figure
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.ladder.shots import Call, Part, of_one_part
 from tunetool.measure.sequential import FEWEST, Plan
@@ -54,7 +54,7 @@ def no_io_uring() -> str | None:
 
 @dataclass(frozen=True)
 class Uring:
-    """What libaio did, by io_uring."""
+    """The sequential rungs of libaio, by io_uring."""
 
     name: str = "io_uring"
 
@@ -66,17 +66,17 @@ class Uring:
         """About how long it takes."""
         return 2 * SAMPLES * (shape.duration + _START)
 
-    def run(self, scene: Scene) -> Found:
+    def run(self, scene: Scene) -> RungResult:
         """A figure for each direction."""
         obstacle = no_io_uring()
         if obstacle:
             raise Skip(obstacle)
-        found = Found()
+        result = RungResult()
         for direction in _DIRECTIONS:
-            found.add(self._direction(scene, direction))
-        return found
+            result.add(self._direction(scene, direction))
+        return result
 
-    def _direction(self, scene: Scene, direction: Direction) -> Found:
+    def _direction(self, scene: Scene, direction: Direction) -> RungResult:
         jobs, seconds = scene.shape.jobs, scene.shape.duration
         argv = calls.sequential(scene.shooter.fio, direction, "io_uring", jobs, scene.file_bytes, seconds)
         part = Part("", scene.stack)
@@ -99,7 +99,7 @@ class Sustained:
         """About how long it takes; less where the bytes are spent earlier."""
         return SUSTAINED_SAMPLES * shape.duration + _START
 
-    def run(self, scene: Scene) -> Found:
+    def run(self, scene: Scene) -> RungResult:
         """One process; its samples are the intervals of fio's own log."""
         jobs, shape = scene.shape.jobs, scene.shape
         rate = scene.written
@@ -115,11 +115,11 @@ class Sustained:
         scene.shooter.raw["sustained-write-bandwidth.log"] = "".join(texts)
         label = Label(SUSTAINED, "filesystem", scene.engine, "write", scene.stack.medium)
         parameters = {**_parameters(scene, "libaio", MIB, 32, 0), "sample_seconds": interval}
-        found = figure(label, scene.stack, [samples[""]], {**parameters, "seconds": round(seconds, 3)})
+        result = figure(label, scene.stack, [samples[""]], {**parameters, "seconds": round(seconds, 3)})
         values = calls.intervals(texts)
         if len(values) >= FEWEST:
-            found.measurements = [_over_time(found.measurements[0], values, interval)]
-        return found
+            result.measurements = [_over_time(result.measurements[0], values, interval)]
+        return result
 
 
 def _over_time(whole: Measurement, values: Sequence[float], interval: float) -> Measurement:
@@ -151,7 +151,7 @@ class Random:
         """About how long it takes where nothing is expected of it."""
         return SAMPLES * (shape.duration + _START)
 
-    def run(self, scene: Scene) -> Found:
+    def run(self, scene: Scene) -> RungResult:
         """A rate, with the latencies of its requests."""
         jobs, seconds = scene.shape.jobs, scene.shape.duration
         engine = "libaio" if no_io_uring() else "io_uring"

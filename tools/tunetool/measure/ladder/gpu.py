@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tunetool.measure import aio
 from tunetool.measure.gds.judge import remedies
 from tunetool.measure.ladder.budget import SAMPLES
-from tunetool.measure.ladder.figures import Found
+from tunetool.measure.ladder.figures import RungResult
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.sequential import Plan, free_bytes
 from tunetool.measure.worker import Failed, Missing
@@ -49,14 +49,14 @@ class Handle:
         """About how long it takes."""
         return 2 * SAMPLES * shape.duration + _START
 
-    def run(self, scene: Scene) -> Found:
+    def run(self, scene: Scene) -> RungResult:
         """A figure for each direction. Raises ``Skip``, or ``Failed`` for a handle that does not do what it says."""
         try:
-            found = scene.probe()
-            aio.need(found, "gds" if self.device == "gds" else "async_io")
+            installed = scene.probe()
+            aio.need(installed, "gds" if self.device == "gds" else "async_io")
         except Missing as error:
             raise Skip(error.message + (f"; {error.hint}" if error.hint else "")) from None
-        if not found.cuda:
+        if not installed.cuda:
             raise Skip(f"the torch of `{scene.wish.python}` sees no GPU")
         parallelism = aio.default_parallelism(os.cpu_count() or 1)
         spec = aio.Spec(
@@ -70,17 +70,17 @@ class Handle:
         )
         outcome = aio.Outcome()
         try:
-            aio.run(spec, scene.stack, scene.environment, scene.shooter.progress, outcome, found)
+            aio.run(spec, scene.stack, scene.environment, scene.shooter.progress, outcome, installed)
         except Failed as error:
             raise Failed(error.message, self._hint(scene) or error.hint, raw=error.raw) from None
         finally:
             spec.file.unlink(missing_ok=True)
             if outcome.messages:
                 scene.shooter.raw[f"deepspeed-{self.device}.txt"] = outcome.messages
-        return Found(aio.measurements(spec, scene.stack, outcome), aio.unproven(spec, scene.stack, outcome))
+        return RungResult(aio.measurements(spec, scene.stack, outcome), aio.unproven(spec, scene.stack, outcome))
 
     def _hint(self, scene: Scene) -> str:
-        """What stands between cuFile and this volume, where the handle needs cuFile."""
+        """What blocks cuFile on this volume, if the handle needs cuFile."""
         if self.device != "gds":
             return ""
         mount = scene.stack.mount

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tunetool.measure.ladder import calls
 from tunetool.measure.ladder.budget import RAW_BLOCK, SAMPLES
-from tunetool.measure.ladder.figures import Found, Label, figure
+from tunetool.measure.ladder.figures import Label, RungResult, figure
 from tunetool.measure.ladder.rungs import Scene, Skip
 from tunetool.measure.ladder.shots import Call, Part, of_one_part
 from tunetool.measure.ladder.source import RawData
@@ -28,8 +28,8 @@ def sub_stack(stack: BlockStack, names: Sequence[str]) -> BlockStack:
 
 def counts(drives: int) -> list[int]:
     """How many drives are read together: 1, 2, 4, 8 ... and all."""
-    found = [1 << power for power in range(drives.bit_length()) if 1 << power < drives]
-    return [*found, drives]
+    powers = [1 << power for power in range(drives.bit_length()) if 1 << power < drives]
+    return [*powers, drives]
 
 
 def _need(scene: Scene) -> RawData:
@@ -66,9 +66,9 @@ class Alone:
         """About how long it takes."""
         return SAMPLES * (drives * shape.duration + _START)
 
-    def run(self, scene: Scene) -> Found:
+    def run(self, scene: Scene) -> RungResult:
         """A figure for each drive."""
-        raw, seconds, found = _need(scene), scene.shape.duration, Found()
+        raw, seconds, result = _need(scene), scene.shape.duration, RungResult()
         parts = [Part(name, sub_stack(scene.stack, [name])) for name in in_slots(scene)]
         groups = [(part.name, raw.members[part.name]) for part in parts]
         argv = calls.raw_reads(scene.shooter.fio, groups, seconds)
@@ -83,9 +83,9 @@ class Alone:
                 "range_bytes": raw.bytes_of(part.name),
             }
             label = Label(ALONE, "drive", scene.engine, "read", "nvme disk")
-            found.add(figure(label, part.stack, kept[part.name], parameters))
-            self.alone[part.name] = found.measurements[-1].value
-        return found
+            result.add(figure(label, part.stack, kept[part.name], parameters))
+            self.alone[part.name] = result.measurements[-1].value
+        return result
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Together:
         """About how long it takes."""
         return SAMPLES * (shape.duration + _START) * len(counts(drives)[1:])
 
-    def run(self, scene: Scene) -> Found:
+    def run(self, scene: Scene) -> RungResult:
         """A figure for each number of drives; one drive is what was measured alone."""
-        raw, names, seconds, found = _need(scene), in_slots(scene), scene.shape.duration, Found()
+        raw, names, seconds, result = _need(scene), in_slots(scene), scene.shape.duration, RungResult()
         for count in counts(len(names))[1:]:
             chosen = names[:count]
             title = f"{count}-drives"
@@ -123,8 +123,8 @@ class Together:
             if all(name in self.alone for name in chosen):
                 parameters["sum_alone"] = sum(self.alone[name] for name in chosen)
             label = Label(TOGETHER.format(count=count), "drive", scene.engine, "read", f"{count} x nvme")
-            found.add(figure(label, part.stack, kept[title], parameters))
-        return found
+            result.add(figure(label, part.stack, kept[title], parameters))
+        return result
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class Array:
         """About how long it takes."""
         return SAMPLES * (shape.duration + _START)
 
-    def run(self, scene: Scene) -> Found:
-        """One figure."""
+    def run(self, scene: Scene) -> RungResult:
+        """The figure of the array."""
         raw, seconds = _need(scene), scene.shape.duration
         argv = calls.raw_reads(scene.shooter.fio, [("array", raw.array)], seconds, len(raw.members))
         part = Part("array", scene.stack)

@@ -1,4 +1,4 @@
-"""The ladder as rows: which figure stands on which, and what it keeps of it. Pure."""
+"""The ladder as rows: the figure that each rung is compared with, and its share of that. Pure."""
 
 from __future__ import annotations
 
@@ -77,18 +77,18 @@ def together_counts(measurements: Sequence[Measurement]) -> list[int]:
 
 
 def rungs(measurements: Sequence[Measurement], skipped: Mapping[str, str], unproven: Mapping[str, str]) -> list[Rung]:
-    """The rows of what was measured or skipped. A figure without proof is shown and held against nothing."""
+    """The rows of what was measured or skipped. A figure without proof is shown and compared with nothing."""
     bare = {m.name: "no counters" for m in measurements if m.evidence is None or m.evidence.kind != "block"}
     unproven = {**bare, **unproven}
-    found = {m.name: m for m in measurements if m.name != ALONE}
+    by_name = {m.name: m for m in measurements if m.name != ALONE}
     plan = steps(together_counts(measurements))
     titles = {step.name: step.title for step in plan}
     rows = []
     for step in plan:
         if step.name == ALONE:
             row = _alone(step, [m for m in measurements if m.name == ALONE], unproven)
-        elif step.name in found:
-            row = _row(step, found[step.name], found, titles, unproven)
+        elif step.name in by_name:
+            row = _row(step, by_name[step.name], by_name, titles, unproven)
         else:
             row = None
         if row is not None:
@@ -141,7 +141,7 @@ def _alone(step: Step, drives: Sequence[Measurement], unproven: Mapping[str, str
 def _row(
     step: Step,
     measurement: Measurement,
-    found: Mapping[str, Measurement],
+    by_name: Mapping[str, Measurement],
     titles: Mapping[str, str],
     unproven: Mapping[str, str],
 ) -> Rung:
@@ -149,8 +149,8 @@ def _row(
     if "sum_alone" in measurement.parameters:
         base, title = float(measurement.parameters["sum_alone"]), "their sum alone"
     for name in step.below:
-        if base is None and name in found and name not in unproven:
-            base, title = bandwidth(found[name]), titles[name]
+        if base is None and name in by_name and name not in unproven:
+            base, title = bandwidth(by_name[name]), titles[name]
     if not base or step.name in unproven:
         return Rung(name=step.name, title=step.title, kind=step.kind, value=value)
     least = EXPECTED.get(step.kind)

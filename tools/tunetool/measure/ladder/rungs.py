@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tunetool.measure.aio.ops import Probe, probe
-from tunetool.measure.ladder.figures import Found
+from tunetool.measure.ladder.figures import RungResult
 from tunetool.measure.ladder.shots import Shooter
 from tunetool.measure.ladder.source import RawData
 from tunetool.measure.sequential import Plan
@@ -51,14 +51,14 @@ class Scene:
     no_raw: str = ""
     """Why there is none."""
 
-    found: Probe | None = None
+    installed: Probe | None = None
     """What the user's Python has, once it was asked."""
 
     def probe(self) -> Probe:
         """Ask the user's Python, once. Raises ``Missing``."""
-        if self.found is None:
-            self.found = probe(self.wish.python, self.environment)
-        return self.found
+        if self.installed is None:
+            self.installed = probe(self.wish.python, self.environment)
+        return self.installed
 
     @property
     def engine(self) -> str:
@@ -79,5 +79,5 @@ class Rung(Protocol):
     def seconds(self, shape: Plan, drives: int) -> float:
         """About how long it takes."""
 
-    def run(self, scene: Scene) -> Found:
+    def run(self, scene: Scene) -> RungResult:
         """Measure. Raises ``Skip`` or ``CannotJudge``."""

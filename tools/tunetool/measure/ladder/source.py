@@ -78,7 +78,7 @@ def find(stack: BlockStack, files: Sequence[Path]) -> RawData:
 
 def choose(stripe: Stripe, array: str, extents: Mapping[str, Sequence[Extent]]) -> RawData:
     """The largest ranges of each member, and of the array. Raises ``NoRawData`` where one has too few."""
-    everything = [extent for found in extents.values() for extent in found]
+    everything = [extent for file_extents in extents.values() for extent in file_extents]
     pieces: dict[int, list[tuple[int, int]]] = {slot: [] for slot in range(len(stripe.members))}
     for extent in everything:
         for part in stripe.ranges(extent.physical, extent.length):
@@ -117,7 +117,7 @@ def largest(parts: Iterable[tuple[int, int]], most: int) -> list[tuple[int, int]
 
 def compared_places(raw: RawData) -> list[tuple[str, int, int, int]]:
     """(path, byte of the file, slot, byte of the member): on every member, at both ends of the largest extents."""
-    stripe, found = raw.stripe, []
+    stripe, compared = raw.stripe, []
     owned = [(path, extent) for path, extents in raw.extents.items() for extent in extents]
     for path, extent in sorted(owned, key=lambda each: -each[1].length)[:_COMPARED_EXTENTS]:
         first = -(-extent.physical // stripe.chunk_bytes) * stripe.chunk_bytes
@@ -127,8 +127,8 @@ def compared_places(raw: RawData) -> list[tuple[str, int, int, int]]:
             *range(first, min(first + row, end), stripe.chunk_bytes),
             *range(max(first, end - row), end, stripe.chunk_bytes),
         ):
-            found.append((path, extent.logical + address - extent.physical, *stripe.locate(address)))
-    return list(dict.fromkeys(found))
+            compared.append((path, extent.logical + address - extent.physical, *stripe.locate(address)))
+    return list(dict.fromkeys(compared))
 
 
 def prove(raw: RawData, device_of: Mapping[str, str] | None = None) -> None:
