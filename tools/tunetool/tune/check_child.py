@@ -25,13 +25,13 @@ def parse(path: str, world: int) -> dict[str, Any]:
     module.dist.get_rank = lambda *_, **__: 0
     module.dist.get_world_size = lambda *_, **__: world
     parsed = module.DeepSpeedConfig(path)
-    found = {key: getattr(parsed, key) for key in PLAIN}
-    found["aio"] = parsed.aio_config
-    found["zero_optimization"] = json.loads(parsed.zero_config.model_dump_json(by_alias=True))
-    found["bf16"] = {"enabled": parsed.bfloat16_config.enabled}
-    found["fp16"] = {"enabled": parsed.float16_config.enabled}
-    found["optimizer"] = {"type": parsed.optimizer_name, "params": parsed.optimizer_params}
-    return found
+    keys = {key: getattr(parsed, key) for key in PLAIN}
+    keys["aio"] = parsed.aio_config
+    keys["zero_optimization"] = json.loads(parsed.zero_config.model_dump_json(by_alias=True))
+    keys["bf16"] = {"enabled": parsed.bfloat16_config.enabled}
+    keys["fp16"] = {"enabled": parsed.float16_config.enabled}
+    keys["optimizer"] = {"type": parsed.optimizer_name, "params": parsed.optimizer_params}
+    return keys
 
 
 def facts() -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """What came of it."""
+    """The files that were written, and DeepSpeed's answer."""
 
     config: Path
     explained: Path
@@ -85,7 +85,7 @@ def read_settings(path: Path) -> AioSettings:
 
 
 def write_config(request: Request, aio: AioSettings, environment: Mapping[str, str], progress: Progress) -> Written:
-    """Compute, check, write. Raises before anything is written."""
+    """Compute a configuration, check it and write it. An error is raised before anything is written."""
     defaults: Mapping[str, Any] = PUBLISHED_70B if request.kind == "zero3-nvme-70b" else {}
     model = load_model(request.model or str(defaults.get("model", "70b")))
     job = Job(
@@ -98,7 +98,7 @@ def write_config(request: Request, aio: AioSettings, environment: Mapping[str, s
         micro_batch=request.micro_batch or int(defaults.get("micro_batch", 1)),
         batch=request.batch or defaults.get("batch"),
     )
-    found = ready(request.python, environment, job.aio)
+    installed = ready(request.python, environment, job.aio)
     with progress.step("asking DeepSpeed what it computes on", 10), Classes(request.python, environment) as classes:
         facts = classes.facts()
         node = Node(
@@ -111,12 +111,12 @@ def write_config(request: Request, aio: AioSettings, environment: Mapping[str, s
         )
         planned = plan(job, node)
         document = render(planned)
-        accepted = check_config(document, job.world, classes, found, request.target, environment, progress)
+        accepted = check_config(document, job.world, classes, installed, request.target, environment, progress)
     explained = request.output.with_suffix(".md")
     text = explanation(planned, document, accepted, request.output.name)
     replace_file(str(explained), text)
     replace_file(str(request.output), json.dumps(document, indent=2) + "\n")
-    if any(path.endswith("offload_optimizer.device") for path, _ in leaves(document)) and not found.has("cpu_adam"):
+    if any(path.endswith("offload_optimizer.device") for path, _ in leaves(document)) and not installed.has("cpu_adam"):
         progress.say("DeepSpeed's op `cpu_adam` is not built: the job would compile it, `tunetool build-ops` does now")
     return Written(request.output, explained, accepted, planned)
 
@@ -125,9 +125,9 @@ def address_bytes(stack: BlockStack, root: str = "") -> int:
     """What direct I/O asks of an address in memory: a sector, unless all drives say less (NVMe: 4 since Linux 6.0)."""
     queues = [f"{root}/sys/class/block/{name}/queue" for name in (stack.device, *(leaf.name for leaf in stack.leaves))]
     # A partition has no queue of its own: its drive's counts.
-    found = [read_int(f"{queue}/dma_alignment") for queue in queues if Path(queue).exists()]
-    masks = [mask for mask in found if mask is not None]
-    return max(masks) + 1 if masks and len(masks) == len(found) else zero.SECTOR
+    alignments = [read_int(f"{queue}/dma_alignment") for queue in queues if Path(queue).exists()]
+    masks = [mask for mask in alignments if mask is not None]
+    return max(masks) + 1 if masks and len(masks) == len(alignments) else zero.SECTOR
 
 
 def hugepages_bytes(root: str = "") -> int:

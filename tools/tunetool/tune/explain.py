@@ -65,13 +65,13 @@ class Point:
 
 def curve(measurements: Sequence[Measurement], name: str, direction: Direction) -> list[Point]:
     """What was reached with each value of parameter ``name``."""
-    found: dict[int | bool, list[float]] = {}
+    by_value: dict[int | bool, list[float]] = {}
     for each in measurements:
         if each.name.startswith(f"tune.{direction}."):
             value = each.parameters[name]
             assert isinstance(value, int)  # noqa: S101  (numbers and booleans alone make a block)
-            found.setdefault(value, []).append(each.value)
-    return [Point(value, max(rates), median(rates), len(rates)) for value, rates in sorted(found.items())]
+            by_value.setdefault(value, []).append(each.value)
+    return [Point(value, max(rates), median(rates), len(rates)) for value, rates in sorted(by_value.items())]
 
 
 def check_explain(directory: Path) -> None:
@@ -91,7 +91,7 @@ def explain(record: Record, directory: Path) -> Path:
         "often than those in front.",
     ]
     for name, default in DEFAULTS.block().items():
-        curves = {way: curve(record.measurements, name, way) for way in ("read", "write")}
+        curves = {direction: curve(record.measurements, name, direction) for direction in ("read", "write")}
         lines += ["", f"## `{name}`", "", f"{TEXTS[name]} DeepSpeed's default: `{shown(name, default)}`."]
         if max(len(points) for points in curves.values()) < 2:
             lines += ["", "Not varied in this run."]
@@ -127,7 +127,7 @@ def plot(name: str, curves: Mapping[str, Sequence[Point]]) -> str:
     values = sorted({point.value for points in curves.values() for point in points})
     top = max(point.best for points in curves.values() for point in points) * 1.1
     step = (_WIDTH - _LEFT - 40) / max(1, len(values) - 1)
-    across = {value: _LEFT + 20 + step * place for place, value in enumerate(values)}
+    across = {value: _LEFT + 20 + step * position for position, value in enumerate(values)}
     floor = _HEIGHT - _BOTTOM
 
     def up(rate: float) -> float:
@@ -148,7 +148,7 @@ def plot(name: str, curves: Mapping[str, Sequence[Point]]) -> str:
     for value, x in across.items():
         label = escape(shown(name, value))
         parts.append(f'<text x="{x:.1f}" y="{floor + 18}" text-anchor="middle">{label}</text>')
-    for place, (direction, points) in enumerate(curves.items()):
+    for position, (direction, points) in enumerate(curves.items()):
         colour = _COLOURS[direction]
         for rates, style in (([point.best for point in points], ""), ([p.typical for p in points], "4 3")):
             line = " ".join(
@@ -157,5 +157,5 @@ def plot(name: str, curves: Mapping[str, Sequence[Point]]) -> str:
             dash = f' stroke-dasharray="{style}"' if style else ""
             parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
         legend = f"{direction}: best (dashed: typical)"
-        parts.append(f'<text x="{_LEFT + 190 * place}" y="{_HEIGHT - 4}" fill="{colour}">{legend}</text>')
+        parts.append(f'<text x="{_LEFT + 190 * position}" y="{_HEIGHT - 4}" fill="{colour}">{legend}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -100,24 +100,24 @@ class FioDriver:
     def move(self, settings: AioSettings, direction: Direction) -> Move:
         """One sample by ``settings``. Raises ``SettingFailed`` for what they cannot do here."""
         try:
-            found = self._run(settings, direction)
+            outcome = self._run(settings, direction)
         except FioFailed as error:
             self.messages = error.raw or self.messages
             if settings == DEFAULTS:
                 raise
             raise SettingFailed(error.message) from None
-        return Move(found.claimed_bytes, found.seconds)
+        return Move(outcome.claimed_bytes, outcome.seconds)
 
     def prove(self, settings: AioSettings) -> None:
-        """What is stored is complete: fio's own content is not known, so that its counters alone speak for it."""
+        """Write once and check that the file is complete; the content of fio's files is not known."""
         self._run(settings, "write")
         self._stored()
 
     def _lay_out(self) -> None:
         self._run(DEFAULTS, "write")
         self._stored()
-        found = self._run(DEFAULTS, "write")
-        self._pace = max(_SLOWEST, found.bandwidth)
+        outcome = self._run(DEFAULTS, "write")
+        self._pace = max(_SLOWEST, outcome.bandwidth)
 
     def _stored(self) -> None:
         wrong = incomplete(self.directory, [FILE], self.io_bytes)
@@ -128,7 +128,7 @@ class FioDriver:
         argv = arguments(self.fio, settings, direction, self.io_bytes)
         longest = 60 + 3 * self.io_bytes / max(_SLOWEST, self._pace / 20)
         stdout, stderr = execute(self.fio, argv, self.directory, self.environment, longest, self.tick)
-        (found,) = shares(self.fio, direction, stdout, stderr).values()
-        if found.claimed_bytes != self.io_bytes:
-            raise FioFailed(f"fio moved {found.claimed_bytes} of {self.io_bytes} bytes", raw=stdout + stderr)
-        return found
+        (outcome,) = shares(self.fio, direction, stdout, stderr).values()
+        if outcome.claimed_bytes != self.io_bytes:
+            raise FioFailed(f"fio moved {outcome.claimed_bytes} of {self.io_bytes} bytes", raw=stdout + stderr)
+        return outcome

@@ -23,13 +23,13 @@ class Mix:
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """What has to be measured, in the order in which it is."""
-        found: list[Direction] = []
+        """The directions to measure, in order."""
+        directions: list[Direction] = []
         if self.write:
-            found.append("write")
+            directions.append("write")
         if self.read:
-            found.append("read")
-        return tuple(found)
+            directions.append("read")
+        return tuple(directions)
 
     @property
     def goals(self) -> tuple[Goal, ...]:
@@ -51,12 +51,12 @@ def parts(goal: Goal) -> tuple[Direction, ...]:
 
 def parse_mix(text: str) -> Mix:
     """From ``read=1,write=1``. Raises ``UsageProblem``."""
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*(read|write)=([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*", part)
-        if not match or match[1] in found:
+        if not match or match[1] in weights:
             raise UsageProblem(f"`--mix {text}` is not a mix", _HINT)
-        found[match[1]] = float(match[2])
-    if not any(found.values()):
+        weights[match[1]] = float(match[2])
+    if not any(weights.values()):
         raise UsageProblem(f"`--mix {text}` moves nothing", _HINT)
-    return Mix(found.get("read", 0.0), found.get("write", 0.0))
+    return Mix(weights.get("read", 0.0), weights.get("write", 0.0))

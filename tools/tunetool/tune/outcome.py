@@ -65,8 +65,8 @@ def _search_check(request: Request, work: Work) -> CheckResult:
     assert findings is not None  # noqa: S101  (asked before)
     assert samples is not None  # noqa: S101  (there are findings)
     choice = findings.choices[request.mix.goals[-1]]
-    taken = sum(len(found) for sides in samples.kept.values() for found in sides.values())
-    told = (
+    taken = sum(len(measured) for sides in samples.kept.values() for measured in sides.values())
+    result = (
         f"{choice.settings}: {choice.gain.ratio:.3f} of the default's speed, {choice.pairs} pairs"
         if choice.significant
         else "no significant difference from DeepSpeed's default, which is kept"
@@ -75,5 +75,5 @@ def _search_check(request: Request, work: Work) -> CheckResult:
         id=SEARCH,
         status="pass",
         expected="the fastest setting, or DeepSpeed's default where nothing is significantly faster",
-        found=f"{told}; {len(samples.kept)} of {len(request.space)} settings tried, {taken} samples",
+        found=f"{result}; {len(samples.kept)} of {len(request.space)} settings tried, {taken} samples",
     )

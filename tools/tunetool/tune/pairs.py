@@ -47,35 +47,35 @@ class Choice:
         return self.settings != DEFAULTS
 
 
-def choose(rounds: Rounds, goal: Goal, mix: Mix, others: Sequence[AioSettings], last: bool = True) -> Choice:
+def choose(rounds: Rounds, goal: Goal, mix: Mix, candidates: Sequence[AioSettings], last: bool = True) -> Choice:
     """The default, or what is significantly faster in the pairs with it."""
     base = rounds.speeds(DEFAULTS, goal, mix)
     if len(base) < PAIRS[0]:
         raise too_few(len(base), rounds.count)
     pairs = {}
-    for each in others:
+    for each in candidates:
         speeds = rounds.speeds(each, goal, mix)
         shared = sorted(base.keys() & speeds.keys())
         if len(shared) >= PAIRS[0]:
             pairs[each] = ([base[number] for number in shared], [speeds[number] for number in shared])
-    found = {each: held_against(*values) for each, values in pairs.items()}
+    gains = {each: held_against(*values) for each, values in pairs.items()}
     spent = 1 - EARLY * (len(PAIRS) - 1) if last else EARLY
-    looked = [min(1.0, gain.probability / spent) for gain in found.values()]
+    looked = [min(1.0, gain.probability / spent) for gain in gains.values()]
     faster = [
-        each for each, counts in zip(found, significant(looked), strict=True) if counts and found[each].ratio > 1.0
+        each for each, counts in zip(gains, significant(looked), strict=True) if counts and gains[each].ratio > 1.0
     ]
     middle = median(base.values())
-    order = sorted(found, key=lambda each: -found[each].ratio)
-    best = order[0] if order and found[order[0]].ratio > 1.0 else DEFAULTS
+    order = sorted(gains, key=lambda each: -gains[each].ratio)
+    best = order[0] if order and gains[order[0]].ratio > 1.0 else DEFAULTS
     taken = DEFAULTS
     if faster:
-        top = max(found[each].ratio for each in faster)
-        taken = min((each for each in faster if found[each].ratio >= _ALIKE * top), key=distance)
-    told = taken if faster else (order[0] if order else DEFAULTS)
-    ratios = [b / a for a, b in zip(*pairs[told], strict=True)] if told in pairs else [1.0] * len(base)
+        top = max(gains[each].ratio for each in faster)
+        taken = min((each for each in faster if gains[each].ratio >= _ALIKE * top), key=distance)
+    described = taken if faster else (order[0] if order else DEFAULTS)
+    ratios = [b / a for a, b in zip(*pairs[described], strict=True)] if described in pairs else [1.0] * len(base)
     rates = rounds.speeds(taken, goal, mix).values()
-    gain = found.get(told) or Difference(1.0, 1.0, 1.0)
-    rivals = any(_may_beat(rounds.speeds(taken, goal, mix), rounds.speeds(each, goal, mix)) for each in others)
+    gain = gains.get(described) or Difference(1.0, 1.0, 1.0)
+    rivals = any(_may_beat(rounds.speeds(taken, goal, mix), rounds.speeds(each, goal, mix)) for each in candidates)
     return Choice(goal, taken, median(rates), middle, gain, interval_of(ratios), best, len(ratios), rivals)
 
 
@@ -112,9 +112,9 @@ def too_few(pairs: int, rounds: int) -> CannotJudge:
     )
 
 
-def _may_beat(taken: Mapping[int, float], other: Mapping[int, float]) -> bool:
-    """Whether ``other`` looks noticeably faster, or is only by chance not."""
-    if not other:
+def _may_beat(taken: Mapping[int, float], rival: Mapping[int, float]) -> bool:
+    """Whether ``rival`` looks noticeably faster, or is only by chance not."""
+    if not rival:
         return False
-    gain = difference(list(taken.values()), list(other.values()))
+    gain = difference(list(taken.values()), list(rival.values()))
     return gain.ratio > 1 + ENOUGH or (1 - ENOUGH > gain.ratio > 1 - 4 * ENOUGH and gain.probability > ERROR)

@@ -52,7 +52,7 @@ def largest(free: int, memory: int, processes: int, unit: int) -> int:
 
 
 def aio_shortage(settings: AioSettings, processes: int, root: str = "") -> str | None:
-    """Why the kernel would refuse so many requests at once; the op would abort over that."""
+    """Why the kernel would refuse the requests of all processes, at which the op aborts; None if it takes them."""
     left = aio_left(root)
     # Each thread has a queue of its own, and the handle one more.
     needed = processes * (settings.intra_op_parallelism + 1) * settings.queue_depth
@@ -69,13 +69,13 @@ def aio_left(root: str = "") -> int | None:
 
 @dataclass
 class Pool:
-    """A context: its processes are gone afterwards."""
+    """Worker processes, as a context manager: none of them outlives it."""
 
     spec: Spec
     """Directory, device, pinning, interpreter; size and settings are set here."""
     processes: int
     space: Sequence[AioSettings]
-    found: Probe
+    installed: Probe
     stack: BlockStack
     environment: Mapping[str, str]
     io_bytes: int = 0
@@ -93,12 +93,12 @@ class Pool:
 
     @property
     def engine(self) -> str:
-        """What moves, with its version."""
+        """The name and version of what moves the data."""
         several = f"{self.processes} x " if self.processes > 1 else ""
-        return f"{several}aio_handle (deepspeed {self.found.deepspeed}, torch {self.found.torch})"
+        return f"{several}aio_handle (deepspeed {self.installed.deepspeed}, torch {self.installed.torch})"
 
     def __enter__(self) -> Pool:
-        need(self.found, "async_io")
+        need(self.installed, "async_io")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,8 +152,8 @@ class Pool:
         self._stored()
         expected = [answer["sha256"] for answer in self._all({"do": "digest"}, self._longest(100e6))]
         for number, sha256 in enumerate(expected):
-            found = read_back(self._spec(number).file, self.io_bytes, self.tick)
-            if found["bytes"] != self.io_bytes or found["sha256"] != sha256:
+            installed = read_back(self._spec(number).file, self.io_bytes, self.tick)
+            if installed["bytes"] != self.io_bytes or installed["sha256"] != sha256:
                 raise Failed(
                     f"`{settings}` reported success, but the file does not hold what was written to it",
                     "look for I/O errors: `dmesg | tail`",
@@ -218,15 +218,15 @@ class Pool:
         op = "gds" if settings.use_gds else "async_io"
         return {
             "device": device,
-            "files": [str(self.found.find(part)) for part in self.found.parts(op)],
+            "files": [str(self.installed.find(part)) for part in self.installed.parts(op)],
             "block_bytes": settings.block_size,
             "queue_depth": settings.queue_depth,
             "single_submit": settings.single_submit,
             "overlap_events": settings.overlap_events,
             "intra_op_parallelism": settings.intra_op_parallelism,
             "pinned_by": self.spec.pinned_by,
-            "shared_memory": self.found.needs_pin_memory,
-            "keep": self._keep if self.found.needs_pin_memory else 0,
+            "shared_memory": self.installed.needs_pin_memory,
+            "keep": self._keep if self.installed.needs_pin_memory else 0,
         }
 
     def _spec(self, number: int, settings: AioSettings = DEFAULTS) -> Spec:

@@ -40,8 +40,8 @@ class Rounds:
 
     def speeds(self, settings: AioSettings, goal: Goal, mix: Mix) -> dict[int, float]:
         """By round, how fast ``settings`` are at ``goal``."""
-        found = self.rates.get(settings, {})
-        sides = [found.get(direction, {}) for direction in parts(goal)]
+        rates = self.rates.get(settings, {})
+        sides = [rates.get(direction, {}) for direction in parts(goal)]
         if goal != "mix":
             return dict(sides[0])
         writes, reads = sides
@@ -60,7 +60,7 @@ class Standing:
 
     @property
     def order(self) -> list[AioSettings]:
-        """Best first; what is as good stands nearer to DeepSpeed's default first."""
+        """The settings, best first; of equals the one nearer to DeepSpeed's default first."""
         return sorted(self.scores, key=lambda each: (-self.scores[each], distance(each)))
 
     def error(self, first: AioSettings, second: AioSettings) -> float | None:
@@ -75,14 +75,14 @@ class Standing:
     def out(self, alive: Sequence[AioSettings]) -> list[AioSettings]:
         """Those of ``alive`` that are significantly behind the best of them."""
         leader = self._leader(alive)
-        found: list[AioSettings] = []
+        behind: list[AioSettings] = []
         for each in alive:
             if leader is None or each == leader:
                 continue
             error = self.error(leader, each)
             if error is not None and self.scores[leader] - self.scores[each] > OUT * error:
-                found.append(each)
-        return found
+                behind.append(each)
+        return behind
 
     def settled(self, alive: Sequence[AioSettings]) -> bool:
         """Whether nobody alive can still be noticeably better than the leader."""
@@ -97,30 +97,32 @@ class Standing:
 
 
 def standing(rounds: Rounds, goal: Goal, mix: Mix, alive: Sequence[AioSettings]) -> Standing:
-    """Where ``goal``'s race stands; ``alive`` are compared with each other in the rounds that they share."""
+    """The state of ``goal``'s race; ``alive`` are compared with each other in the rounds that they share."""
     logs = {
         each: {number: log(speed) for number, speed in rounds.speeds(each, goal, mix).items()} for each in rounds.rates
     }
-    logs = {each: found for each, found in logs.items() if found}
+    logs = {each: by_round for each, by_round in logs.items() if by_round}
     level = {}
     for number in range(rounds.count + 1):
         present = [logs[each][number] for each in alive if number in logs.get(each, {})]
         if present:
             level[number] = median(present)
-    own = {
-        each: [value - level[number] for number, value in found.items() if number in level]
-        for each, found in logs.items()
+    over_median = {
+        each: [value - level[number] for number, value in by_round.items() if number in level]
+        for each, by_round in logs.items()
     }
-    own = {each: values for each, values in own.items() if values}
-    scores = {each: _middle(values) for each, values in own.items()}
+    over_median = {each: values for each, values in over_median.items() if values}
+    scores = {each: _middle(values) for each, values in over_median.items()}
     residuals = [
         abs(value - median(values)) * sqrt(len(values) / (len(values) - 1))
-        for each, values in own.items()
+        for each, values in over_median.items()
         if len(values) > 1
         for value in values
     ]
     noise = _MAD * median(residuals) if len(residuals) >= _FEWEST_RESIDUALS else None
-    return Standing(shrunk(scores, {each: len(values) for each, values in own.items()}, noise), _counts(own), noise)
+    return Standing(
+        shrunk(scores, {each: len(values) for each, values in over_median.items()}, noise), _counts(over_median), noise
+    )
 
 
 def shrunk(
@@ -135,32 +137,32 @@ def shrunk(
         return dict(scores)
     model = additive(scores)
     spread = sum((scores[each] - model[each]) ** 2 for each in scores) / len(scores)
-    found = {}
+    drawn = {}
     for each, score in scores.items():
         chance = (_MEDIAN_COST * noise) ** 2 / counts[each]
-        own = max(0.0, spread - chance) / max(spread, 1e-12)
-        found[each] = own * score + (1 - own) * model[each]
-    return found
+        weight = max(0.0, spread - chance) / max(spread, 1e-12)
+        drawn[each] = weight * score + (1 - weight) * model[each]
+    return drawn
 
 
 def additive(scores: Mapping[AioSettings, float]) -> dict[AioSettings, float]:
-    """The best sum of one effect per parameter value, by going round the parameters until it settles."""
+    """The best sum of one effect per parameter value, by iterating over the parameters until it converges."""
     # By place in a list: hashing settings would cost more than the sums.
     every, wanted = list(scores), list(scores.values())
     model = [sum(wanted) / len(wanted)] * len(wanted)
     groups: list[list[list[int]]] = []
     for name in NAMES:
         by_value: dict[int | bool, list[int]] = {}
-        for place, each in enumerate(every):
-            by_value.setdefault(getattr(each, name), []).append(place)
+        for index, each in enumerate(every):
+            by_value.setdefault(getattr(each, name), []).append(index)
         if len(by_value) > 1:
             groups.append(list(by_value.values()))
     for _ in range(8):
         for values in groups:
-            for places in values:
-                effect = sum(wanted[place] - model[place] for place in places) / len(places)
-                for place in places:
-                    model[place] += effect
+            for indices in values:
+                effect = sum(wanted[index] - model[index] for index in indices) / len(indices)
+                for index in indices:
+                    model[index] += effect
     return dict(zip(every, model, strict=True))
 
 
@@ -185,5 +187,5 @@ def _middle(values: Sequence[float]) -> float:
     return max(values) if len(values) == 2 else median(values)
 
 
-def _counts(own: Mapping[AioSettings, Sequence[float]]) -> dict[AioSettings, int]:
-    return {each: len(values) for each, values in own.items()}
+def _counts(over_median: Mapping[AioSettings, Sequence[float]]) -> dict[AioSettings, int]:
+    return {each: len(values) for each, values in over_median.items()}

@@ -1,4 +1,4 @@
-"""What `tunetool tune` is asked, how it tells of itself, and what it answers."""
+"""The request, the view and the result of `tunetool tune`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Request:
     space: Sequence[AioSettings]
     mix: Mix = field(default_factory=Mix)
     budget: float = 60.0
-    """Seconds, for everything."""
+    """Seconds for the whole run."""
     output: Path | None = None
     """Where the block goes."""
     exhaustive: bool = False
@@ -54,7 +54,7 @@ class Result(session.Result):
 
 
 class View:
-    """What is told while it runs; the faces are in tunetool.report.tune."""
+    """The progress of a search. tunetool.report.tune implements it for terminals and logs."""
 
     def say(self, line: str) -> None:
         """One line for people."""

@@ -77,13 +77,15 @@ def _check_request(request: Request, target: Path) -> None:
 def _probe(request: Request, environment: Mapping[str, str]) -> aio.Probe | None:
     if request.driver == "fio":
         return None
-    found = aio.probe(request.python, environment)
-    aio.need(found, "async_io")
+    installed = aio.probe(request.python, environment)
+    aio.need(installed, "async_io")
     if any(settings.use_gds for settings in request.space):
-        aio.need(found, "gds")
-    if request.device != "cpu" and not found.cuda:
-        raise CannotJudge(f"torch in `{found.python}` sees no GPU", "leave out `--device`, or name another `--python`")
-    return found
+        aio.need(installed, "gds")
+    if request.device != "cpu" and not installed.cuda:
+        raise CannotJudge(
+            f"torch in `{installed.python}` sees no GPU", "leave out `--device`, or name another `--python`"
+        )
+    return installed
 
 
 def _announcement(request: Request, stack: BlockStack, target: Path) -> list[str]:
@@ -107,7 +109,7 @@ class _Tuning:
     start_seconds: float = 0.0
     target: Path = field(init=False)
     stack: BlockStack = field(init=False)
-    found: aio.Probe | None = field(init=False)
+    installed: aio.Probe | None = field(init=False)
     environment: Mapping[str, str] = field(init=False)
 
     def announce(self, session: Session) -> None:
@@ -117,21 +119,21 @@ class _Tuning:
         self.target = request.target.resolve()
         self.stack = read_stack(str(self.target))
         for obstacle in obstacles(self.stack):
-            told, _, cure = obstacle.partition(": ")
-            raise CannotJudge(told, cure)
+            fault, _, cure = obstacle.partition(": ")
+            raise CannotJudge(fault, cure)
         for name in preloads(self.environment):
             raise CannotJudge(f"`{name}` is set, so foreign code runs in tunetool itself", "unset it")
         _check_request(request, self.target)
-        self.found = _probe(request, self.environment)
+        self.installed = _probe(request, self.environment)
         for line in _announcement(request, self.stack, self.target):
             self.view.say(line)
 
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
-        place = session.directory(self.target, self.stack)
+        directory = session.directory(self.target, self.stack)
         try:
             with self.view.open(), ExitStack() as held:
-                self._search(held, place)
+                self._search(held, directory)
         finally:
             if self.driver is not None and self.driver.messages:
                 session.raw["driver.txt"] = self.driver.messages
@@ -141,9 +143,9 @@ class _Tuning:
         """See ``session.Work``."""
         return conclude(self.request, self.stack, self.work)
 
-    def _search(self, held: ExitStack, place: Path) -> None:
+    def _search(self, held: ExitStack, directory: Path) -> None:
         space = self._possible()
-        driver = self.driver = self._make_driver(held, place, space)
+        driver = self.driver = self._make_driver(held, directory, space)
         opened = time.monotonic()
         driver.open()
         self.start_seconds = time.monotonic() - opened
@@ -175,15 +177,22 @@ class _Tuning:
             raise CannotJudge(f"DeepSpeed's own default {self.refused[DEFAULTS]}")
         return [settings for settings in self.request.space if settings not in self.refused]
 
-    def _make_driver(self, held: ExitStack, place: Path, space: Sequence[AioSettings]) -> Pool | FioDriver:
+    def _make_driver(self, held: ExitStack, directory: Path, space: Sequence[AioSettings]) -> Pool | FioDriver:
         request = self.request
         if request.driver == "fio":
             fio = find_fio(self.environment)
-            return FioDriver(fio, place, space, self.environment, request.io_bytes, self.view.tick)
-        assert self.found is not None  # noqa: S101  (probed for this driver)
-        spec = aio.Spec(place, 0, request.device, python=request.python, pinned_by=_pinned_by(request.device))
+            return FioDriver(fio, directory, space, self.environment, request.io_bytes, self.view.tick)
+        assert self.installed is not None  # noqa: S101  (probed for this driver)
+        spec = aio.Spec(directory, 0, request.device, python=request.python, pinned_by=_pinned_by(request.device))
         pool = Pool(
-            spec, request.processes, space, self.found, self.stack, self.environment, request.io_bytes, self.view.tick
+            spec,
+            request.processes,
+            space,
+            self.installed,
+            self.stack,
+            self.environment,
+            request.io_bytes,
+            self.view.tick,
         )
         return held.enter_context(pool)
 
@@ -210,10 +219,10 @@ def accepted(
     """Whether DeepSpeed reads the block as it is written. Raises ``CannotJudge`` when it does not."""
     expected = "DeepSpeed's own classes read every key of the block as it is written"
     if request.driver == "fio":
-        found = "not asked: measured by fio, without DeepSpeed"
-        return CheckResult(id=ACCEPTED, status="skip", expected=expected, found=found)
-    told = check_block(block, request.python, target, environment)
-    return CheckResult(id=ACCEPTED, status="pass", expected=expected, found=str(told))
+        reason = "not asked: measured by fio, without DeepSpeed"
+        return CheckResult(id=ACCEPTED, status="skip", expected=expected, found=reason)
+    reading = check_block(block, request.python, target, environment)
+    return CheckResult(id=ACCEPTED, status="pass", expected=expected, found=str(reading))
 
 
 def _pinned_by(device: Device) -> Literal["deepspeed", "cuda"]:

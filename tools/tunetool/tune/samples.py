@@ -57,11 +57,11 @@ class Samples:
     stack: BlockStack
     clock: Callable[[], float]
     say: Callable[[str], None] = lambda _: None
-    """Told once that something else uses the drives: a search takes hundreds of samples."""
+    """Called once when something else uses the drives, not for each sample: a search takes hundreds."""
     kept: dict[AioSettings, dict[Direction, list[Sample]]] = field(default_factory=dict)
     thrown: int = 0
     """Samples during which something else used the drives."""
-    _told: bool = False
+    _announced: bool = False
 
     def take(self, settings: AioSettings, direction: Direction) -> float | None:
         """Bytes per second; None when other I/O got into every try. Raises ``SettingFailed``, ``CannotJudge``."""
@@ -76,8 +76,8 @@ class Samples:
         return sample.rate
 
     def _say(self, line: str) -> None:
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             self.say(line)
 
     def _try(self, settings: AioSettings, direction: Direction) -> Sample:
@@ -95,23 +95,23 @@ class Samples:
 def figures(samples: Samples, conditions: Mapping[str, Scalar]) -> list[Measurement]:
     """One measurement for each setting and direction; ``conditions`` hold for all of them."""
     return [
-        _figure(samples, settings, direction, found, conditions)
+        _figure(samples, settings, direction, taken, conditions)
         for settings, sides in sorted(samples.kept.items())
-        for direction, found in sorted(sides.items())
+        for direction, taken in sorted(sides.items())
     ]
 
 
 def name_of(settings: AioSettings, direction: Direction) -> str:
-    """Of a measurement: ``tune.read.1048576x32x4``, and what else is set."""
+    """The name of a measurement: ``tune.read.1048576x32x4``, and the flags that are set."""
     shape = f"{settings.block_size}x{settings.queue_depth}x{settings.intra_op_parallelism}"
     flags = [
         flag
-        for flag, said in (
+        for flag, shown in (
             ("single", settings.single_submit),
             ("sequential", not settings.overlap_events),
             ("gds", settings.use_gds),
         )
-        if said
+        if shown
     ]
     return ".".join(["tune", direction, "-".join([shape, *flags])])
 
@@ -120,7 +120,7 @@ def _figure(
     samples: Samples,
     settings: AioSettings,
     direction: Direction,
-    found: list[Sample],
+    taken: list[Sample],
     conditions: Mapping[str, Scalar],
 ) -> Measurement:
     what = What(
@@ -130,4 +130,4 @@ def _figure(
         samples.stack.medium,
         parameters={"direction": direction, **settings.block(), **conditions},
     )
-    return measured(what, samples.stack, found, [sample.rate for sample in found])
+    return measured(what, samples.stack, taken, [sample.rate for sample in taken])

@@ -26,7 +26,7 @@ FIRST_SHARE = 0.5
 EXHAUSTIVE_ROUNDS = 6
 WARM_UPS, WARM_UP_SHARE = 3, 0.05
 _RECENT = 64
-"""So many of the last samples say what the next ones will cost."""
+"""Number of latest samples that predict the time of the next ones."""
 
 
 class SettingFailed(Exception):
@@ -81,7 +81,7 @@ class Search:
         self, plan: Plan, take: Take, clock: Callable[[], float], watch: Callable[[Progressing], None] = lambda _: None
     ) -> None:
         self.plan, self.clock, self.watch = plan, clock, watch
-        self.found = Findings()
+        self.findings = Findings()
         self.seen = Progressing(settings=len(plan.space))
         self._take = take
         self._random = random.Random(plan.seed)  # noqa: S311  (an order, not a secret)
@@ -105,26 +105,26 @@ class Search:
             # That the default is as good as nothing is no result.
             raise too_few(0, 0 if self._proven else PAIRS[0])
         self._confirm(finalists)
-        return self.found
+        return self.findings
 
     def _finalists(self, order: dict[Goal, list[AioSettings]]) -> dict[Goal, list[AioSettings]]:
         """The best of each goal, as many as the time allows enough pairs of."""
-        others = {goal: [each for each in found if each != DEFAULTS] for goal, found in order.items()}
-        anyone = next((each for each in reversed(others.values()) if each), [])
-        others = {goal: each or anyone for goal, each in others.items()}
+        candidates = {goal: [each for each in ranked if each != DEFAULTS] for goal, ranked in order.items()}
+        anyone = next((each for each in reversed(candidates.values()) if each), [])
+        candidates = {goal: each or anyone for goal, each in candidates.items()}
         left = self._start + self.plan.seconds - self.clock()
         for count in range(FINALISTS, 0, -1):
-            found = {goal: each[:count] for goal, each in others.items()}
-            needed = self._needed({goal: [DEFAULTS, *each] for goal, each in found.items()})
+            finalists = {goal: each[:count] for goal, each in candidates.items()}
+            needed = self._needed({goal: [DEFAULTS, *each] for goal, each in finalists.items()})
             if PAIRS[0] * self._cost(needed) <= left:
-                return found
-        return dict.fromkeys(others, others[self.plan.mix.goals[-1]][:1])
+                return finalists
+        return dict.fromkeys(candidates, candidates[self.plan.mix.goals[-1]][:1])
 
     # -- the rounds
 
     def _exhaust(self) -> dict[Goal, list[AioSettings]]:
         self.seen.phase = "every setting"
-        rounds = self.found.screened
+        rounds = self.findings.screened
         for _ in range(EXHAUSTIVE_ROUNDS):
             self._round(rounds, {direction: self._usable(self.plan.space) for direction in self.plan.mix.directions})
         return {goal: self._standing(rounds, goal, self._usable(self.plan.space)).order for goal in self.plan.mix.goals}
@@ -134,8 +134,8 @@ class Search:
         room = self._room()
         field_ = list(plan.space)
         if len(field_) > room:
-            others = self._random.sample([each for each in plan.space if each != DEFAULTS], room - 1)
-            field_ = [DEFAULTS, *others]
+            drawn = self._random.sample([each for each in plan.space if each != DEFAULTS], room - 1)
+            field_ = [DEFAULTS, *drawn]
         tried: set[AioSettings] = set()
         while True:
             tried.update(field_)
@@ -225,19 +225,19 @@ class Search:
         alive[goal] = kept
 
     def _needed(self, alive: dict[Goal, list[AioSettings]]) -> dict[Direction, list[AioSettings]]:
-        found: dict[Direction, list[AioSettings]] = {}
+        needed: dict[Direction, list[AioSettings]] = {}
         for direction in self.plan.mix.directions:
             wanted = [each for goal in alive if direction in parts(goal) for each in alive[goal]]
-            found[direction] = list(dict.fromkeys(wanted))
-        return found
+            needed[direction] = list(dict.fromkeys(wanted))
+        return needed
 
     # -- the pairs
 
     def _confirm(self, finalists: dict[Goal, list[AioSettings]]) -> None:
         self.seen.phase = "against the default"
-        rounds = self.found.paired
+        rounds = self.findings.paired
         end = self._start + self.plan.seconds
-        goals = {goal: [DEFAULTS, *others] for goal, others in finalists.items()}
+        goals = {goal: [DEFAULTS, *candidates] for goal, candidates in finalists.items()}
         grace = max(5.0, 0.5 * self.plan.seconds)
         while True:
             needed = self._needed(goals)
@@ -250,7 +250,7 @@ class Search:
             self._round(rounds, needed)
             if rounds.count in PAIRS and pairs + 1 >= PAIRS[0]:
                 self._conclude(finalists, last=False)
-                if all(self._decided(choice) for choice in self.found.choices.values()):
+                if all(self._decided(choice) for choice in self.findings.choices.values()):
                     break
         self._conclude(finalists, last=True)
 
@@ -259,8 +259,10 @@ class Search:
         return not choice.rivals if choice.significant else choice.interval.high < 1 + ENOUGH
 
     def _conclude(self, finalists: dict[Goal, list[AioSettings]], *, last: bool) -> None:
-        for goal, others in finalists.items():
-            self.found.choices[goal] = choose(self.found.paired, goal, self.plan.mix, self._usable(others), last=last)
+        for goal, candidates in finalists.items():
+            self.findings.choices[goal] = choose(
+                self.findings.paired, goal, self.plan.mix, self._usable(candidates), last=last
+            )
 
     # -- one sample
 
@@ -270,10 +272,10 @@ class Search:
             order = self._usable(wanted)
             self._random.shuffle(order)
             for settings in order:
-                if settings not in self.found.failed and (end is None or self.clock() < end):
+                if settings not in self.findings.failed and (end is None or self.clock() < end):
                     self._sample(rounds, settings, direction)
         rounds.count += 1
-        self.found.rounds += 1
+        self.findings.rounds += 1
 
     def _sample(self, rounds: Rounds, settings: AioSettings, direction: Direction) -> None:
         began = self.clock()
@@ -282,7 +284,7 @@ class Search:
         except SettingFailed as error:
             if settings == DEFAULTS:
                 raise
-            self.found.failed[settings] = str(error)
+            self.findings.failed[settings] = str(error)
             return
         self._spent[direction].append(self.clock() - began)
         if rate is not None:
@@ -299,14 +301,14 @@ class Search:
         )
 
     def _usable(self, wanted: Sequence[AioSettings]) -> list[AioSettings]:
-        return [each for each in wanted if each not in self.found.failed]
+        return [each for each in wanted if each not in self.findings.failed]
 
     def _standing(self, rounds: Rounds, goal: Goal, alive: Sequence[AioSettings]) -> Standing:
         return standing(rounds, goal, self.plan.mix, alive)
 
     def _keep(self, rounds: Rounds) -> None:
-        """The rates of this round, among all that were taken."""
-        kept = self.found.screened
+        """Keep the rates of this round with those of the others."""
+        kept = self.findings.screened
         for settings, sides in rounds.rates.items():
             for direction, rates in sides.items():
                 if rounds.count - 1 in rates:
@@ -315,7 +317,7 @@ class Search:
 
     def _tell(self, rounds: Rounds, settings: AioSettings) -> None:
         seen = self.seen
-        seen.tried = len({*self.found.screened.rates, *rounds.rates})
+        seen.tried = len({*self.findings.screened.rates, *rounds.rates})
         seen.left = max(0.0, self._start + self.plan.seconds - self.clock())
         for goal in self.plan.mix.goals:
             speeds = list(rounds.speeds(settings, goal, self.plan.mix).values())

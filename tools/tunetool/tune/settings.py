@@ -27,16 +27,16 @@ class AioSettings:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Short, for people: ``1 MiB x 32 x 4, single, sequential``."""
+        """The settings in short, for people: ``1 MiB x 32 x 4, single, sequential``."""
         shape = f"{format_size_binary(self.block_size)} x {self.queue_depth} x {self.intra_op_parallelism}"
         words = [
             word
-            for word, said in (
+            for word, shown in (
                 ("single", self.single_submit),
                 ("sequential", not self.overlap_events),
                 ("gds", self.use_gds),
             )
-            if said
+            if shown
         ]
         return ", ".join([shape, *words])
 

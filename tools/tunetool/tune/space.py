@@ -55,8 +55,8 @@ def read_space(path: Path) -> dict[str, list[int | bool]]:
         raise UsageProblem(f"`{path}` is not a space", 'write such as {"queue_depth": [32, 128]}')
     for key in document:
         if key not in NAMES:
-            here = f"; here it is {_THEIRS[key]}" if key in _THEIRS else ""
-            raise UsageProblem(f"`{path}` has the unknown key `{key}`", f"known are {', '.join(NAMES)}{here}")
+            meaning = f"; here it is {_THEIRS[key]}" if key in _THEIRS else ""
+            raise UsageProblem(f"`{path}` has the unknown key `{key}`", f"known are {', '.join(NAMES)}{meaning}")
     return {key: [_value(path, key, value) for value in _list(path, key, values)] for key, values in document.items()}
 
 
