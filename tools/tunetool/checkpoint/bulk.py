@@ -102,8 +102,8 @@ def same_step_problem(bulk: Path, name: str) -> UsageProblem | None:
     namesake = same_step(bulk / name)
     if namesake is None:
         number = step_number(name)
-        others = (path for path in partials(bulk) if name_of(path)[0] != name)
-        namesake = next((path for path in others if number_or_none(name_of(path)[0]) == number), None)
+        unfinished = (path for path in partials(bulk) if name_of(path)[0] != name)
+        namesake = next((path for path in unfinished if number_or_none(name_of(path)[0]) == number), None)
     return same_step_error(namesake, Path(name)) if namesake is not None else None
 
 

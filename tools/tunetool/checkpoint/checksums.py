@@ -42,7 +42,7 @@ class Chain:
     """
 
     def __init__(self, expected: str, length: int, tensor: str, location: str) -> None:
-        self._expected, self._length, self._tensor, self._place = expected, length, tensor, location
+        self._expected, self._length, self._tensor, self._location = expected, length, tensor, location
         self._hasher = hasher()
         self._next = 0
         self._turn = threading.Condition()
@@ -60,7 +60,7 @@ class Chain:
         stop = start + memoryview(part).nbytes
         if stop == self._length and self._hasher.hexdigest() != self._expected:
             raise CannotJudge(
-                f"`{self._tensor}` is damaged: its {self._length} bytes {self._place} have checksum "
+                f"`{self._tensor}` is damaged: its {self._length} bytes {self._location} have checksum "
                 f"{self._hasher.hexdigest()}, and were saved with {self._expected}",
                 "load another checkpoint, and look at the health of the drives: `tunetool verify`",
             )

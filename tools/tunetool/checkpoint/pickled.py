@@ -250,10 +250,10 @@ class _Loading:
     def _set_items(self, table: Any, items: list[Any]) -> None:
         if (type(table) is not dict and type(table) is not collections.OrderedDict) or len(items) % 2:
             raise Malformed("it sets keys of what is no table")
-        keys, others = items[::2], self.vocabulary.keys
+        keys, allowed = items[::2], self.vocabulary.keys
         for key in keys:
             if type(key) is not str:
-                check_key(key, others)
+                check_key(key, allowed)
                 if self.empty and id(key) in self.empty:
                     raise Malformed("an object without contents is a key of a table")
         table.update(zip(keys, items[1::2], strict=True))

@@ -19,10 +19,10 @@ class Malformed(ValueError):
 _SCALARS = frozenset({str, int, bool, type(None), float, bytes, complex})
 
 
-def check_key(key: Any, others: frozenset[type] = frozenset()) -> None:
+def check_key(key: Any, allowed: frozenset[type] = frozenset()) -> None:
     """Raises ``Malformed`` if ``key`` cannot be a dict key, or would take too long to hash."""
     kind = type(key)
-    if kind in _SCALARS or kind in others:
+    if kind in _SCALARS or kind in allowed:
         return
     parts, level, seen = [key], 0, 0
     while parts:
@@ -35,7 +35,7 @@ def check_key(key: Any, others: frozenset[type] = frozenset()) -> None:
                 if seen > _KEY_PARTS or level > _NESTED:
                     raise Malformed("a key of a table is nested too deeply")
                 below += part
-            elif kind not in _SCALARS and kind not in others:
+            elif kind not in _SCALARS and kind not in allowed:
                 raise Malformed(f"a `{kind.__name__}` is a key of a table")
         parts = below
 

@@ -54,13 +54,13 @@ def stamp_of(step_dir: Path, bulk: Path, saved_ns: int, digest: str) -> Stamp:
         stamps_known += [
             document.saved for document in (plan, marker) if document is not None and document.saved is not None
         ]
-    others = [
+    unstamped = [
         when
         for path in steps_in(step_dir.parent, ambiguous=True).values()
         if path != step_dir and (when := _mtime_ns(path / METADATA)) is not None
     ]
     # Read the clock last, so that a save since the drain was requested is not ahead of it.
-    return stamp(saved_ns, stamps_known, others, save_order.now_ns())
+    return stamp(saved_ns, stamps_known, unstamped, save_order.now_ns())
 
 
 def retain_on_bulk(bulk: Path, keep: int, drained: str) -> None:
@@ -170,8 +170,8 @@ def _save_orders(
 
 def _complete_steps(steps: Mapping[int, Path]) -> dict[int, tuple[Path, Marker]]:
     """The drained steps that are complete, with their markers."""
-    found = {number: (path, markers.whole(path)) for number, path in steps.items()}
-    return {number: (path, marker) for number, (path, marker) in found.items() if marker is not None}
+    marked = {number: (path, markers.whole(path)) for number, path in steps.items()}
+    return {number: (path, marker) for number, (path, marker) in marked.items() if marker is not None}
 
 
 def _has_metadata(path: Path, marker: Marker) -> bool:

@@ -44,10 +44,10 @@ def now_ns() -> int:
     return time.time_ns()
 
 
-def stamp(time_ns: int, known: Collection[Stamp], others: Collection[int], now: int) -> Stamp:
+def stamp(time_ns: int, known: Collection[Stamp], unstamped: Collection[int], now: int) -> Stamp:
     """The stamp of a save at ``time_ns`` that has none yet. Pure.
 
-    ``known``: recorded stamps; ``others``: times of further saves without a stamp; ``now``: the current time. A time
+    ``known``: recorded stamps; ``unstamped``: times of further saves without a stamp; ``now``: the current time. A time
     ahead of ``now`` comes from a clock that was set back since, or from another clock: such a save is older than all
     saves with times before ``now``.
     """
@@ -56,14 +56,14 @@ def stamp(time_ns: int, known: Collection[Stamp], others: Collection[int], now: 
     before = max((save.epoch for save in known if save.time_ns > ahead), default=max(newest - 1, 0))
     if time_ns > ahead:
         return Stamp(before, time_ns)
-    went_back = any(save.time_ns > ahead for save in known) or any(save > ahead for save in others)
+    went_back = any(save.time_ns > ahead for save in known) or any(save > ahead for save in unstamped)
     return Stamp(max(newest, before + 1) if went_back else newest, time_ns)
 
 
 def stamps(recorded: Mapping[Key, Stamp], times: Mapping[Key, int], now: int) -> dict[Key, Stamp]:
     """The stamps of all saves: as recorded, otherwise computed from their times. Pure."""
-    known, others = list(recorded.values()), list(times.values())
-    return {**{key: stamp(time_ns, known, others, now) for key, time_ns in times.items()}, **recorded}
+    known, unstamped = list(recorded.values()), list(times.values())
+    return {**{key: stamp(time_ns, known, unstamped, now) for key, time_ns in times.items()}, **recorded}
 
 
 def surplus(

@@ -56,8 +56,8 @@ def same_step(path: Path) -> Path | None:
         entries = sorted(path.parent.iterdir())
     except FileNotFoundError:
         return None
-    others = (entry for entry in entries if entry.name != path.name)
-    return next((entry for entry in others if number_or_none(entry.name) == number and entry.is_dir()), None)
+    siblings = (entry for entry in entries if entry.name != path.name)
+    return next((entry for entry in siblings if number_or_none(entry.name) == number and entry.is_dir()), None)
 
 
 def number_or_none(name: str) -> int | None:
