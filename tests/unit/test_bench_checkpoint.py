@@ -265,9 +265,9 @@ def test_every_round_has_an_order_of_its_own_and_the_seed_repeats_it() -> None:
 
 def test_wrong_calls_are_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="nothing to write to"):
-        preflight.places(Request("7b"))
+        preflight.targets(Request("7b"))
     with pytest.raises(UsageProblem, match="in memory") as caught:
-        preflight.places(Request("7b", target=Path("/dev/shm")))
+        preflight.targets(Request("7b", target=Path("/dev/shm")))
     assert "--memory-target" in (caught.value.hint or "")
     with pytest.raises(UsageProblem, match="too little space") as caught:
         preflight.check_space(Request("7b"), tmp_path, 2**60)

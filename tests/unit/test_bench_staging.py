@@ -271,7 +271,7 @@ def test_the_report_has_the_published_table_beside_ours() -> None:
     conditions = {"model": "tiny", "zero_stage": 2}
     media = {"memory": "tmpfs", "bulk": "disk"}
     checks = [check for each in (row, out) for check in figures.checks(each, bulk_in_memory=False)]
-    checks += figures.told({"single": advise(ROOM, TIMES)})
+    checks += figures.advice_checks({"single": advise(ROOM, TIMES)})
     record = builders.record(
         *figures.measurements(row, media, conditions),
         kind="bench.staging",
@@ -316,7 +316,7 @@ class Interrupting:
         self.asked += 1
         if self.asked <= self.times:
             raise KeyboardInterrupt
-        give_back(Path(task.place))
+        give_back(Path(task.directory))
         return []
 
 
@@ -334,7 +334,7 @@ def test_ctrl_c_while_memory_is_given_back_ends_the_run_afterwards(tmp_path: Pat
         images=8,
         model_bytes=GB,
         memory=tmp_path,
-        place=place,
+        directory=place,
         seed=0,
         progress=Quiet(),
         rows=[],

@@ -198,7 +198,7 @@ def bench_checkpoint(scene: Scene) -> Any:
             raise scene.fault  # nor does it start again
         starts.append(1)
         ranks.starts += 1
-        ranks.told = {"device": "cpu"}
+        ranks.rank_facts = {"device": "cpu"}
 
     def ask(ranks: checkpoint_ranks.Session, order: Mapping[str, Any]) -> list[dict[str, Any]]:
         if order["do"] == "place":
@@ -236,7 +236,7 @@ def launching(scene: Scene, well: int) -> None:
         for rank in range(job.ranks_per_host):
             own = rank_directory(job.directory, rank)
             if network.MODULE in job.program:
-                told = network.Found(
+                told = network.RankFigures(
                     rank, "n1", "gloo", "cpu", [0.1], GB, configuration=dict(CONFIGURATIONS["tiny"]), communicator=0.1
                 )
                 (own / network.FILE).write_text(json.dumps(asdict(told)))

@@ -23,7 +23,7 @@ from tunetool.bench.strategies.job import job as job_of
 from tunetool.bench.strategies.link import Fit, Network, fit
 from tunetool.bench.strategies.matrix import ALONE, Cell, Fitted, Layout, layouts, parse
 from tunetool.bench.strategies.matrix import fit as fitted
-from tunetool.bench.strategies.network import Found
+from tunetool.bench.strategies.network import RankFigures
 from tunetool.bench.strategies.predict import Job, Layouts, compute_of, predict, replay
 from tunetool.bench.strategies.samples import Row, Sample, Study, sample
 from tunetool.cli.bench_strategies import strategies
@@ -223,13 +223,13 @@ def test_the_slowest_rank_counts_and_the_first_steps_do_not() -> None:
         sample([result(0, [1, 1], [1, 1])])
 
 
-def found(layout: Layout, memory: int = 8 * 10**9) -> list[Found]:
+def found(layout: Layout, memory: int = 8 * 10**9) -> list[RankFigures]:
     points: Any = {
         kind: [(size, [1e-3 + size * per / SLOW] * 3) for size in (4096, 2**20, 2**24)]
         for kind, per in (("all_reduce", 1.0), ("all_gather", 0.5), ("reduce_scatter", 1.0))
     }
     return [
-        Found(
+        RankFigures(
             rank=rank,
             host=f"node{rank}",
             backend="gloo",
@@ -250,7 +250,7 @@ def study(
     job = job or tiny()
     cells = parse("1x1:z2,2x1:z2,2x1:z3")
     made = Study(Fitted(tuple(cells), (), ((cell("4x1:z2"), "there is one"),)), {each: Row(each) for each in cells})
-    made.found = {layout: found(layout, memory) for layout in layouts(cells)}
+    made.rank_figures = {layout: found(layout, memory) for layout in layouts(cells)}
     measured: dict[Cell, float] = {}
     for each, step, loss in zip(cells, (1.0, 1.2, third), (1.0, 1.0, losses), strict=True):
         row = made.rows[each]

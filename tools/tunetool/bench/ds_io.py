@@ -93,10 +93,12 @@ class _Handle:
         check_target(request.folder)
         stack = self.stack = read_stack(str(request.folder.resolve()))
         check_request(request, sector_bytes(stack))
-        found = self.probe = aio.probe(request.python, environment)
-        aio.need(found, "gds" if request.use_gds else "async_io")
-        if request.gpu and not found.cuda:
-            raise CannotJudge(f"torch in `{found.python}` sees no GPU", "leave out `--gpu`, or name another `--python`")
+        installed = self.probe = aio.probe(request.python, environment)
+        aio.need(installed, "gds" if request.use_gds else "async_io")
+        if request.gpu and not installed.cuda:
+            raise CannotJudge(
+                f"torch in `{installed.python}` sees no GPU", "leave out `--gpu`, or name another `--python`"
+            )
         for line in announcement(request, stack):
             session.progress.say(line)
 
@@ -113,11 +115,11 @@ class _Handle:
     def findings(self) -> Findings:
         """See ``session.Work``."""
         stack, outcome = self.stack, self.outcome
-        found, doubts = [], list(self.doubts)
+        figures, doubts = [], list(self.doubts)
         if outcome.samples.get(self.request.direction):
-            found = _figures(self.request, self.spec, stack, outcome)
+            figures = _figures(self.request, self.spec, stack, outcome)
             doubts = doubts or list(aio.unproven(self.spec, stack, outcome).values())
-        return Findings(Case(found, doubts=doubts, judged="work"), target=stack.directory, stack=stack)
+        return Findings(Case(figures, doubts=doubts, judged="work"), target=stack.directory, stack=stack)
 
 
 def check_request(request: Request, sector: int) -> None:
@@ -148,9 +150,9 @@ def announcement(request: Request, stack: BlockStack) -> list[str]:
     ]
 
 
-def _spec(request: Request, place: Path) -> aio.Spec:
+def _spec(request: Request, directory: Path) -> aio.Spec:
     return aio.Spec(
-        directory=place,
+        directory=directory,
         io_bytes=request.io_size,
         device=request.device,
         block_bytes=request.block_size,
@@ -172,13 +174,15 @@ def _figures(request: Request, spec: aio.Spec, stack: BlockStack, outcome: aio.O
     direction = request.direction
     samples = outcome.samples[direction]
     plain = [sample.claimed_bytes / sample.seconds for sample in samples]
-    found = [aio.figure(f"ds_io.{direction}", spec, stack, outcome, direction, plain)]
+    figures = [aio.figure(f"ds_io.{direction}", spec, stack, outcome, direction, plain)]
     if not request.read:
         durable = [sample.bandwidth for sample in samples]
-        found.append(aio.figure(f"ds_io.{direction}{DURABLE}", spec, stack, outcome, direction, durable))
-    return found
+        figures.append(aio.figure(f"ds_io.{direction}{DURABLE}", spec, stack, outcome, direction, durable))
+    return figures
 
 
 def _doubts(stack: BlockStack, environment: Mapping[str, str]) -> list[str]:
-    found = [f"`{name}` was set, so foreign code ran in tunetool itself: unset it" for name in preloads(environment)]
-    return [*obstacles(stack), *found]
+    preloaded = [
+        f"`{name}` was set, so foreign code ran in tunetool itself: unset it" for name in preloads(environment)
+    ]
+    return [*obstacles(stack), *preloaded]

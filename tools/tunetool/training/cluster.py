@@ -27,7 +27,7 @@ _MAKING = 200e6
 
 
 @dataclass(frozen=True)
-class Place:
+class Machines:
     """Where the ranks run: the launcher, its hosts (none: this machine), and the hosts' interpreter."""
 
     launcher: Launcher
@@ -53,27 +53,27 @@ class Place:
         )
 
 
-def find_place(cluster: Cluster, progress: Progress) -> Place:
+def find_machines(cluster: Cluster, progress: Progress) -> Machines:
     """The hosts and the launcher that the settings choose. Raises ``UsageProblem`` where none fits."""
     hosts = () if cluster.inventory is None else tuple(from_inventory(cluster.inventory, cluster.limit))
     chosen = choose(cluster.launcher, cluster.inventory, cluster.limit, progress, cluster.slurm)
-    return Place(chosen, hosts, cluster.python)
+    return Machines(chosen, hosts, cluster.python)
 
 
 def prepare_nodes(
-    material: Material, place: Place, directory: Path, progress: MovingProgress, look: bool
+    material: Material, machines: Machines, directory: Path, progress: MovingProgress, look: bool
 ) -> list[Ready]:
     """Prepare model and data on every node, and refuse nodes with other work. ``directory``: output of launched ranks.
 
     ``look``: watch the devices for other work. Raises ``TunetoolError``.
     """
-    if place.hosts:
+    if machines.hosts:
         size = reference_model.describe(material.model).bytes if material.model in reference_model.SIZES else 0
-        job = place.job(1, directory, size)
-        ready = prepare_on_hosts(material, place.launcher, job, progress, look, size / _MAKING)
+        job = machines.job(1, directory, size)
+        ready = prepare_on_hosts(material, machines.launcher, job, progress, look, size / _MAKING)
     else:
         ready = [prepare_here(material, socket.gethostname(), progress, look)]
-    busy.refuse([f"{each.host}: {line}" if place.hosts else line for each in ready for line in each.busy])
+    busy.refuse([f"{each.host}: {line}" if machines.hosts else line for each in ready for line in each.busy])
     return ready
 
 

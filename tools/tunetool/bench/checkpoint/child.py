@@ -1,4 +1,4 @@
-"""One rank of the benchmark: builds the state once, then saves and restores it as it is told, engine by engine.
+"""One rank of the benchmark: builds the state once, then saves and restores it by orders, engine by engine.
 
 Started by torchrun (``tunetool.launch``) and asked by ``tunetool.launch.orders``; the parent makes, drops from the page
 cache and removes the directories, and reads the drives' counters between the orders. Times are of the monotonic clock,
@@ -80,18 +80,18 @@ class Rank:
         }
 
     def place(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Each engine's family and remark, and why it cannot run there where it cannot."""
+        """By engine: its family, its remark, and why it cannot run in the directory (None if it can)."""
         context = Context(self.rank, self.world, self.device, Path(order["directory"]), order["bytes"])
-        found = {}
+        described = {}
         for name in order["engines"]:
             engine = self.engines.get(name) or ENGINES[name]()
             self.engines[name] = engine
-            found[name] = {
+            described[name] = {
                 "family": engine.family,
                 "remark": engine.remark,
                 "unavailable": engine.unavailable(context),
             }
-        return {"engines": found}
+        return {"engines": described}
 
     def save(self, order: dict[str, Any]) -> dict[str, Any]:
         """Save once. With ``overwrite`` the state is overwritten the moment that the loop may go on, and put back."""
@@ -132,11 +132,11 @@ class Rank:
         before = footprint()
         dist.barrier(self.control)
         began = time.monotonic()
-        found = engine.load(self.like, Path(order["directory"]))
+        loaded = engine.load(self.like, Path(order["directory"]))
         self._synchronize()
         ended = time.monotonic()
         spent = footprint().cpu_seconds - before.cpu_seconds
-        return {"began": began, "ended": ended, "cpu_seconds": spent, "different": tensors.equal(self.state, found)}
+        return {"began": began, "ended": ended, "cpu_seconds": spent, "different": tensors.equal(self.state, loaded)}
 
     def calibrate(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make the training loop of ``train``."""
@@ -144,7 +144,7 @@ class Rank:
         return {"step_seconds": self.loop.step_seconds}
 
     def train(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Steps with saves every so many by an engine, or none."""
+        """Run training steps, with or without saves by an engine."""
         assert self.loop is not None  # noqa: S101  (calibrated before)
         engine = self.engines[order["engine"]] if order.get("engine") else None
         directories = [Path(text) for text in order["directories"]]
@@ -152,7 +152,7 @@ class Rank:
         return asdict(self.loop.run(self.state, engine, order["steps"], order["every"], directories))
 
     def close(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Give back what an engine keeps."""
+        """Release what an engine keeps."""
         engine = self.engines.pop(order["engine"], None)
         self.kept.pop(order["engine"], None)
         if engine is not None:
@@ -211,7 +211,7 @@ def _pinned_in_resident() -> bool:
 
 
 def main() -> int:
-    """One rank, until it is told to end."""
+    """Serve orders as one rank until the order to end."""
     rank = Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     serve(rank.rank, rank.answer, {})
     rank.finish()

@@ -21,26 +21,26 @@ FIO = "fio"
 
 def measurements(matrix: Matrix, conditions: dict[str, Scalar]) -> list[Measurement]:
     """Every figure of one medium."""
-    told: dict[str, Scalar] = {
+    common: dict[str, Scalar] = {
         **conditions,
         "state_bytes": matrix.state_bytes,
         "repeated_samples": matrix.repeated.taken,
         **({"stand_in": True} if matrix.memory else {}),
     }
-    found = list(_fio(matrix, matrix.fio, told)) if matrix.fio else []
+    figures = list(_fio(matrix, matrix.fio, common)) if matrix.fio else []
     for row in matrix.rows.values():
-        found += _row(matrix, row, {**told, "engine": row.name, "family": row.family})
+        figures += _row(matrix, row, {**common, "engine": row.name, "family": row.family})
     if matrix.baseline:
-        found.append(_figure(matrix, "training.baseline", "duration", matrix.baseline, told, "training loop"))
-    return found
+        figures.append(_figure(matrix, "training.baseline", "duration", matrix.baseline, common, "training loop"))
+    return figures
 
 
-def _row(matrix: Matrix, row: Row, told: dict[str, Scalar]) -> Iterator[Measurement]:
+def _row(matrix: Matrix, row: Row, common: dict[str, Scalar]) -> Iterator[Measurement]:
     samples = list(row.samples.values())
     if row.first is not None:
-        yield _figure(matrix, f"{row.name}.first_stall", "duration", [row.first.stall], told, row.name)
+        yield _figure(matrix, f"{row.name}.first_stall", "duration", [row.first.stall], common, row.name)
     if row.lost:
-        loop = {**told, "every": row.every}
+        loop = {**common, "every": row.every}
         yield _figure(matrix, f"{row.name}.lost_time", "duration", row.lost, loop, row.name)
         yield _figure(matrix, f"{row.name}.held", "duration", row.held, loop, row.name)
     if not samples:
@@ -49,43 +49,43 @@ def _row(matrix: Matrix, row: Row, told: dict[str, Scalar]) -> Iterator[Measurem
     for direction, name, moves in (("write", "durable", writes), ("read", "restore", reads)):
         if moves:
             rates = [matrix.state_bytes / move.seconds for move in moves]
-            parameters = {**told, "direction": direction, "file_bytes": moves[0].file_bytes}
+            parameters = {**common, "direction": direction, "file_bytes": moves[0].file_bytes}
             yield _figure(
                 matrix, f"{row.name}.{name}", "bandwidth", rates, parameters, row.name, _evidence(matrix, moves)
             )
-    yield _figure(matrix, f"{row.name}.durable_time", "duration", [move.seconds for move in writes], told, row.name)
-    yield _figure(matrix, f"{row.name}.stall", "duration", [each.stall for each in samples], told, row.name)
-    yield _figure(matrix, f"{row.name}.cpu", "duration", [move.cpu_seconds for move in writes], told, row.name)
+    yield _figure(matrix, f"{row.name}.durable_time", "duration", [move.seconds for move in writes], common, row.name)
+    yield _figure(matrix, f"{row.name}.stall", "duration", [each.stall for each in samples], common, row.name)
+    yield _figure(matrix, f"{row.name}.cpu", "duration", [move.cpu_seconds for move in writes], common, row.name)
     peaks = [float(each.peak_bytes) for each in samples if each.peak_bytes is not None]
     if peaks:
-        yield _figure(matrix, f"{row.name}.peak_memory", "memory", peaks, told, row.name)
+        yield _figure(matrix, f"{row.name}.peak_memory", "memory", peaks, common, row.name)
     for name, ratio in ratios(matrix, row).items():
-        yield _ratio(matrix, f"{row.name}.{name}", ratio, told, row.name)
+        yield _ratio(matrix, f"{row.name}.{name}", ratio, common, row.name)
 
 
 def ratios(matrix: Matrix, row: Row) -> dict[str, Ratio]:
-    """What a row is held against."""
+    """The ratios of a row to torch.save, to fio and, for `direct` engines, to the best other engine."""
     write, read = of_fio(matrix, row)
-    found = {
+    compared = {
         "versus_torch_save": saving(matrix, row, base(matrix)),
         "restore_versus_torch_load": restoring(matrix, row, base(matrix)),
         "of_fio_write": write,
         "of_fio_read": read,
     }
     if row.direct:
-        found["versus_best_other"] = saving(matrix, row, best_other(matrix, row))
-        found["restore_versus_best_other"] = restoring(matrix, row, best_other(matrix, row, "restore"))
-    return {name: ratio for name, ratio in found.items() if ratio is not None}
+        compared["versus_best_other"] = saving(matrix, row, best_other(matrix, row))
+        compared["restore_versus_best_other"] = restoring(matrix, row, best_other(matrix, row, "restore"))
+    return {name: ratio for name, ratio in compared.items() if ratio is not None}
 
 
-def _fio(matrix: Matrix, fio: FioRows, told: dict[str, Scalar]) -> Iterator[Measurement]:
+def _fio(matrix: Matrix, fio: FioRows, common: dict[str, Scalar]) -> Iterator[Measurement]:
     for direction, samples in fio.samples.items():
         if not samples:
             continue
         files = fio.files[direction]
         searched = {f"searched_{number}": rate for number, rate in fio.searched[direction].items()}
         shape: dict[str, Scalar] = {"direction": direction, "jobs": files, "files": files, "direct": fio.direct}
-        parameters = {**told, **shape, **searched}
+        parameters = {**common, **shape, **searched}
         taken = list(samples.values())
         evidence = summed(matrix.stack, [each.counted for each in taken], sum(each.claimed_bytes for each in taken))
         rates = [each.bandwidth for each in taken]
@@ -108,8 +108,8 @@ def _figure(
     return figure(_what(matrix, name, quantity, parameters, engine), samples, evidence=evidence)
 
 
-def _ratio(matrix: Matrix, name: str, ratio: Ratio, told: dict[str, Scalar], engine: str) -> Measurement:
-    parameters = {**told, "against": ratio.against, "decided": ratio.decided, "pairs": ratio.pairs}
+def _ratio(matrix: Matrix, name: str, ratio: Ratio, common: dict[str, Scalar], engine: str) -> Measurement:
+    parameters = {**common, "against": ratio.against, "decided": ratio.decided, "pairs": ratio.pairs}
     return computed(_what(matrix, name, "ratio", parameters, engine), ratio.value, ratio.interval)
 
 
@@ -140,8 +140,8 @@ def _check(matrix: Matrix, row: Row) -> CheckResult:
     count = sum(sample.read is not None for sample in row.samples.values()) + (row.first is not None)
     if not count:
         return CheckResult(id=name, status="skip", expected=expected, found="nothing was restored")
-    found = f"equal in {count} restores" + (f"; {row.remark}" if row.remark else "")
-    return CheckResult(id=name, status="pass", expected=expected, found=found)
+    outcome = f"equal in {count} restores" + (f"; {row.remark}" if row.remark else "")
+    return CheckResult(id=name, status="pass", expected=expected, found=outcome)
 
 
 def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequence[str] = ()) -> Case:
@@ -169,14 +169,14 @@ def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequ
 
 
 def unproven_reasons(matrix: Matrix) -> list[str]:
-    """Why figures of this medium prove nothing. Of memory nobody expects a proof: it is a stand-in in every table."""
+    """Why figures of this medium prove nothing. Memory needs no proof: tables mark it as a stand-in."""
     if matrix.memory:
         return []
-    moves = [(row.name, way, found) for row in matrix.rows.values() for way, found in _directions(row).items()]
+    moves = [(row.name, side, moved) for row in matrix.rows.values() for side, moved in _directions(row).items()]
     for direction, samples in matrix.fio.samples.items() if matrix.fio else ():
         taken = [Moved(1.0, each.claimed_bytes, 0.0, each.counted) for each in samples.values()]
         moves.append((FIO, direction, taken))
-    missing = [line for name, way, found in moves if (line := _missing(name, way, found))]
+    missing = [line for name, side, moved in moves if (line := _missing(name, side, moved))]
     return [*obstacles(matrix.stack), *missing, *_foreign(moves)]
 
 
@@ -205,18 +205,18 @@ def _missing(name: str, direction: Direction, moves: Sequence[Moved]) -> str | N
 
 def _foreign(moves: Sequence[tuple[str, Direction, Sequence[Moved]]]) -> list[str]:
     """One line for all figures beside which something else used the drives."""
-    found = []
+    disturbed = []
     for name, direction, each in moves:
         ratios = [move.counted.ratio for move in each if move.counted is not None]
         # What an engine itself moves besides its files is the same in each sample, and part of what it costs.
         steady = len(ratios) >= _STEADY_SAMPLES and max(ratios) - min(ratios) <= _STEADY * min(ratios)
         if any(move.judgement == "other-io" for move in each) and not steady:
-            found.append((max(ratios), name, direction))
-    if not found:
+            disturbed.append((max(ratios), name, direction))
+    if not disturbed:
         return []
-    most, name, direction = max(found)
+    most, name, direction = max(disturbed)
     return [
-        f"something else used the drives beside {len(found)} of the figures, most beside `{name}`: they counted "
+        f"something else used the drives beside {len(disturbed)} of the figures, most beside `{name}`: they counted "
         f"{most:.2f} times what its files hold at a {direction}; stop it (see `pidstat -d 1`) and run again, with 3 "
         "rounds at least, which tell an engine's own surplus apart"
     ]

@@ -19,7 +19,7 @@ LEAST_BYTES = 4 * MIB
 SLACK_BYTES = 8 * MIB
 """A journal, a superblock and the system's own log write so much besides any save."""
 _PATIENCE, _SLOWEST = 120.0, 20e6
-"""A job may take so many seconds, and longer with more bytes."""
+"""Seconds that a job may take, and the slowest bytes per second, which add to them."""
 
 
 @dataclass(frozen=True)

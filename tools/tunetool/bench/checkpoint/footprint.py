@@ -28,9 +28,9 @@ class Footprint:
 
 
 def footprint() -> Footprint:
-    """Of this process. Memory that processes share counts once for each."""
-    own, reaped = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime
+    """CPU time and memory of this process and its descendants. Shared memory counts once for each."""
+    usage, reaped = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = usage.ru_utime + usage.ru_stime + reaped.ru_utime + reaped.ru_stime
     resident, peak = 0, 0 if "VmHWM" in _status(os.getpid()) else None
     for pid in (os.getpid(), *descendants(os.getpid())):
         # One that ended meanwhile is among the reaped, or holds nothing.
@@ -64,26 +64,26 @@ def trim() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, and theirs, of all threads."""
-    found: list[int] = []
+    """Pids of the children of all threads, and of their children."""
+    pids: list[int] = []
     waiting = [pid]
     while waiting:
-        one = waiting.pop()
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
+        parent = waiting.pop()
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 children = [int(text) for text in task.read_text().split()]
-                found += children
+                pids += children
                 waiting += children
-    return found
+    return pids
 
 
 def _status(pid: int) -> dict[str, int]:
-    found = {}
+    sizes = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name in ("VmRSS", "VmHWM"):
-            found[name] = int(rest.split()[0]) * _KIB
-    return found
+            sizes[name] = int(rest.split()[0]) * _KIB
+    return sizes
 
 
 def _cpu_seconds(pid: int) -> float:

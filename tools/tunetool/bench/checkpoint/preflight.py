@@ -23,11 +23,11 @@ _SLACK_BYTES = 64 * 2**20
 _LESS = "ask for less with `--state-bytes`, such as `--state-bytes 4GB`"
 
 
-def places(request: Request) -> list[tuple[Path, BlockStack]]:
+def targets(request: Request) -> list[tuple[Path, BlockStack]]:
     """The directories to write to, each with what it lies on. Raises ``UsageProblem`` for the wrong kind of either."""
     if request.target is None and request.memory_target is None:
         raise UsageProblem("nothing to write to", "give `--target DIR` on drives, `--memory-target DIR`, or both")
-    found = []
+    checked = []
     for option, path in (("--target", request.target), ("--memory-target", request.memory_target)):
         if path is None:
             continue
@@ -45,8 +45,8 @@ def places(request: Request) -> list[tuple[Path, BlockStack]]:
             raise UsageProblem(
                 f"`{path}` lies on {stack.medium}, not in memory", "`--target` is for it; memory is `/dev/shm`, say"
             )
-        found.append((path.resolve(), stack))
-    return found
+        checked.append((path.resolve(), stack))
+    return checked
 
 
 def engines(request: Request) -> list[str]:
@@ -63,7 +63,7 @@ def state(request: Request) -> Shape:
 
 
 def space_needed(request: Request, state_bytes: int) -> int:
-    """The most that lies on one medium at a time."""
+    """Bytes that one medium must hold at a time, at most."""
     loop = request.training
     kept = max(loop.saves(loop.sharded_every), loop.saves(loop.consolidated_every)) if loop else 0
     return int(1.02 * state_bytes * max(_COPIES, kept + 1)) + _SLACK_BYTES
@@ -96,22 +96,22 @@ def check_memory(
         )
 
 
-def announcement(request: Request, found: Shape, names: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:
-    """How many bytes, how long, and where."""
+def announcement(request: Request, shape: Shape, names: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:
+    """What the run will write, how long it takes and where, a line each."""
     passes = request.rounds * (len(names) + (2 if request.against_fio else 0))
     loop = request.training
     extra = 0
     if loop:
         extra = min(request.rounds, loop.loops) * len(names) * loop.saves(loop.sharded_every)
     searched = 5 if request.against_fio else 0
-    lines = [found.describe() + f"; {request.ranks} rank(s)"]
+    lines = [shape.describe() + f"; {request.ranks} rank(s)"]
     for stack in stacks:
-        written = found.bytes * (passes + extra + searched)
+        written = shape.bytes * (passes + extra + searched)
         seconds = 2 * written / GUESS
         stand_in = ", a stand-in for a medium of that speed" if stack.in_memory else ""
         lines.append(
             f"writes to `{stack.directory}` ({stack.medium}{stand_in}): {format_size(written)} in all, at most "
-            f"{format_size(space_needed(request, found.bytes))} at a time, removed afterwards"
+            f"{format_size(space_needed(request, shape.bytes))} at a time, removed afterwards"
         )
         lines.append(
             f"{request.rounds} rounds of {len(names)} engines, saved and restored each; about {seconds:.0f} s at 1 GB/s"

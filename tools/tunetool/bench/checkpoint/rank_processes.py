@@ -1,4 +1,4 @@
-"""The ranks of a benchmark: started once with the state in their memory, and anew when an engine took them down."""
+"""The ranks of a benchmark: started once with the state in their memory, and again after an engine ended them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tunetool.launch.orders import OrderFailed, Orders
 MODULE = "tunetool.bench.checkpoint.child"
 _START_PATIENCE = 300.0
 _PATIENCE, _SLOWEST = 120.0, 20e6
-"""An order may take so many seconds, and longer with more bytes."""
+"""Seconds that an order may take, and the slowest bytes per second, which add to them."""
 _END_PATIENCE = 30.0
 
 
 @dataclass
 class RankProcesses:
-    """A context: no rank is left afterwards."""
+    """The ranks, as a context manager: none of them outlives it."""
 
     request: Request
     state_bytes: int
@@ -31,8 +31,8 @@ class RankProcesses:
     """For logs and the socket; short, and of this user alone."""
     tick: Callable[[], None] = lambda: None
     raw: dict[str, str | bytes] = field(default_factory=dict)
-    told: dict[str, Any] = field(default_factory=dict)
-    """What rank 0 said at its start: device, torch."""
+    rank_facts: dict[str, Any] = field(default_factory=dict)
+    """What rank 0 answered at its start: device, GPU, torch."""
     starts: int = 0
     calibrated: int = 0
     """The start for which the training loop was made."""
@@ -52,7 +52,7 @@ class RankProcesses:
         return _PATIENCE + self.state_bytes / _SLOWEST
 
     def start(self) -> None:
-        """Ranks with their state. Raises ``RankFailed``."""
+        """Start the ranks and make their states. Raises ``RankFailed``."""
         self._held.close()
         self.starts += 1
         logs = self.directory / "logs"
@@ -69,7 +69,7 @@ class RankProcesses:
             "device": self.request.device,
             "seed": self.request.seed,
         }
-        self.told = self.ask(wish)[0]
+        self.rank_facts = self.ask(wish)[0]
 
     def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Each rank's answer. Raises ``RankFailed``, after which the ranks are as ``sound`` says."""

@@ -41,14 +41,14 @@ def ratio(against: str, theirs: Mapping[int, float], ours: Mapping[int, float]) 
     return Ratio(against, estimate([theirs[number] / ours[number] for number in shared]), len(shared))
 
 
-def saving(matrix: Matrix, row: Row, other: Row | None) -> Ratio | None:
+def saving(matrix: Matrix, row: Row, rival: Row | None) -> Ratio | None:
     """Durable saves of ``row`` against another engine's."""
-    return ratio(other.name, other.durable(), row.durable()) if other and other is not row else None
+    return ratio(rival.name, rival.durable(), row.durable()) if rival and rival is not row else None
 
 
-def restoring(matrix: Matrix, row: Row, other: Row | None) -> Ratio | None:
+def restoring(matrix: Matrix, row: Row, rival: Row | None) -> Ratio | None:
     """Restores of ``row`` against another engine's."""
-    return ratio(other.name, other.restores(), row.restores()) if other and other is not row else None
+    return ratio(rival.name, rival.restores(), row.restores()) if rival and rival is not row else None
 
 
 def base(matrix: Matrix) -> Row | None:
@@ -58,26 +58,26 @@ def base(matrix: Matrix) -> Row | None:
 
 
 def best_other(matrix: Matrix, row: Row, seconds: str = "durable") -> Row | None:
-    """The fastest engine that is none of ours, in durable saves or in restores."""
-    others = [
+    """The fastest engine of others, in durable saves or in restores."""
+    rivals = [
         each
         for each in matrix.measured
         if not each.direct and each is not row and each.different is None and _times(each, seconds)
     ]
-    return min(others, key=lambda each: median(_times(each, seconds).values()), default=None)
+    return min(rivals, key=lambda each: median(_times(each, seconds).values()), default=None)
 
 
 def of_fio(matrix: Matrix, row: Row) -> tuple[Ratio | None, Ratio | None]:
-    """Write and read: what ``row`` reaches of fio's best in the same round."""
+    """The shares of fio's best, in the same round, that ``row`` reaches in writes and in reads."""
     if matrix.fio is None:
         return None, None
-    found = []
+    ratios = []
     for direction, seconds in (("write", row.durable()), ("read", row.restores())):
         taken = matrix.fio.samples["write" if direction == "write" else "read"]
         # Bytes per second, since fio's files are whole MiB: not to the byte what the state has.
         fio = {number: matrix.state_bytes / sample.bandwidth for number, sample in taken.items()}
-        found.append(ratio("fio", fio, seconds))
-    return found[0], found[1]
+        ratios.append(ratio("fio", fio, seconds))
+    return ratios[0], ratios[1]
 
 
 def fastest(rows: Sequence[Row]) -> Row | None:

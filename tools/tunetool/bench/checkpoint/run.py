@@ -33,11 +33,11 @@ def bench(request: Request, progress: Progress, environment: Mapping[str, str] |
 @dataclass
 class _Checkpoints:
     request: Request
-    places: Sequence[tuple[Path, BlockStack]] = ()
+    targets: Sequence[tuple[Path, BlockStack]] = ()
     names: Sequence[str] = ()
     matrices: list[Matrix] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
-    told: dict[str, Scalar] = field(default_factory=dict)
+    rank_facts: dict[str, Scalar] = field(default_factory=dict)
     shape: Shape = field(init=False)
     fio: Fio | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class _Checkpoints:
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
         request, self.environment = self.request, session.environment
-        self.places = preflight.places(request)
+        self.targets = preflight.targets(request)
         self.names = preflight.engines(request)
         shape = self.shape = preflight.state(request)
-        stacks = [stack for _, stack in self.places]
-        for path, _ in self.places:
+        stacks = [stack for _, stack in self.targets]
+        for path, _ in self.targets:
             preflight.check_space(request, path, shape.bytes)
         preflight.check_memory(request, shape.bytes, self.names, stacks, bytes_left())
         self.fio = find_fio(self.environment) if request.against_fio else None
@@ -58,20 +58,22 @@ class _Checkpoints:
 
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
-        directories = [session.directory(path, stack) for path, stack in self.places]
+        directories = [session.directory(path, stack) for path, stack in self.targets]
         ranks = session.hold(
             RankProcesses(self.request, self.shape.bytes, self.environment, session.temporary(), raw=session.raw)
         )
         with session.progress.step(f"{self.request.ranks} rank(s) start, and make the state", 0) as tick:
             ranks.tick = tick
             ranks.start()
-        self.told = {name: ranks.told[name] for name in ("device", "gpu", "torch") if ranks.told.get(name)}
-        for left, ((_, stack), place) in enumerate(zip(self.places, directories, strict=True)):
+        self.rank_facts = {
+            name: ranks.rank_facts[name] for name in ("device", "gpu", "torch") if ranks.rank_facts.get(name)
+        }
+        for left, ((_, stack), directory) in enumerate(zip(self.targets, directories, strict=True)):
             matrix = Matrix(stack, stack.in_memory, self.shape.bytes)
             self.matrices.append(matrix)
-            fio = self._fio_best(place, stack)
-            deadline = self._deadline(len(self.places) - left)
-            Site(self.request, ranks, place, self.names, matrix, session.progress, fio, deadline).run()
+            fio = self._fio_best(directory, stack)
+            deadline = self._deadline(len(self.targets) - left)
+            Site(self.request, ranks, directory, self.names, matrix, session.progress, fio, deadline).run()
         ranks.end()
 
     def _deadline(self, media: int) -> float | None:
@@ -81,11 +83,11 @@ class _Checkpoints:
         now = time.monotonic()
         return now + (self.began + self.request.budget - now) / media
 
-    def _fio_best(self, place: Path, stack: BlockStack) -> FioBest | None:
+    def _fio_best(self, directory: Path, stack: BlockStack) -> FioBest | None:
         if self.fio is None:
             return None
-        direct = takes_direct_io(place)
-        return FioBest(self.fio, place, stack, self.shape.bytes, direct, self.environment)
+        direct = takes_direct_io(directory)
+        return FioBest(self.fio, directory, stack, self.shape.bytes, direct, self.environment)
 
     def findings(self) -> Findings:
         """See ``session.Work``."""
@@ -97,7 +99,7 @@ class _Checkpoints:
             "rounds": request.rounds,
             "seed": request.seed,
             "cold": page_cache.HOW,
-            **self.told,
+            **self.rank_facts,
         }
         if request.training:
             loop = request.training
@@ -112,6 +114,6 @@ class _Checkpoints:
         ]
         return Findings(
             figures.case(self.matrices, conditions, doubts),
-            target=", ".join(stack.directory for _, stack in self.places),
-            stack=self.places[0][1],
+            target=", ".join(stack.directory for _, stack in self.targets),
+            stack=self.targets[0][1],
         )

@@ -41,7 +41,7 @@ class Sample:
     """Host memory, the most besides what was held before; all ranks together. None: the kernel does not tell."""
     read: Moved | None = None
     different: str | None = None
-    """What came back otherwise than it was saved."""
+    """The first difference of what was restored from what was saved."""
 
     @property
     def judgements(self) -> list[Judgement]:
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the loop goes on while it saves."""
+        """Whether the training loop continues during a save."""
         return self.family.endswith("-async")
 
     @property

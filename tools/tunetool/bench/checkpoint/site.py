@@ -36,7 +36,7 @@ class Site:
 
     request: Request
     ranks: RankProcesses
-    place: Path
+    directory: Path
     names: Sequence[str]
     matrix: Matrix
     progress: Progress
@@ -92,10 +92,10 @@ class Site:
 
     def _introduce(self, row: Row) -> None:
         share = self.matrix.state_bytes // self.request.ranks
-        order = {"do": "place", "directory": str(self.place), "bytes": share, "engines": [row.name]}
-        told = [each["engines"][row.name] for each in self._ask(order)]
-        row.family, row.remark = told[0]["family"], told[0]["remark"]
-        row.left_out = next((each["unavailable"] for each in told if each["unavailable"]), None)
+        order = {"do": "place", "directory": str(self.directory), "bytes": share, "engines": [row.name]}
+        answers = [each["engines"][row.name] for each in self._ask(order)]
+        row.family, row.remark = answers[0]["family"], answers[0]["remark"]
+        row.left_out = next((each["unavailable"] for each in answers if each["unavailable"]), None)
 
     def _guarded(self, row: Row, act: Callable[[Row], Any]) -> None:
         """``act``; what goes wrong is the engine's row, and the others go on with new ranks where it took them down."""
@@ -134,37 +134,37 @@ class Site:
         row.first = row.first or sample
 
     def _sample(self, row: Row, name: str, overwrite: bool) -> Sample:
-        directory = self.place / name
+        directory = self.directory / name
         with self.progress.step(f"{self.matrix.stack.directory}: {name}", self._expected(row)) as tick:
             self.ranks.tick = tick
-            told, counted = self._counted(
+            answers, counted = self._counted(
                 "write",
                 {"do": "save", "engine": row.name, "directory": str(directory), "overwrite": overwrite},
                 directory,
             )
-            began = min(each["began"] for each in told)
+            began = min(each["began"] for each in answers)
             size = page_cache.size_of(directory)
             write = Moved(
-                max(each["ended"] for each in told) - began,
+                max(each["ended"] for each in answers) - began,
                 size,
-                sum(each["cpu_seconds"] for each in told),
+                sum(each["cpu_seconds"] for each in answers),
                 counted,
             )
-            stall = max(each["returned"] - each["began"] for each in told)
-            peaks = [each["peak_bytes"] for each in told]
+            stall = max(each["returned"] - each["began"] for each in answers)
+            peaks = [each["peak_bytes"] for each in answers]
             peak = None if None in peaks else sum(peaks)
             page_cache.drop(directory)
-            told, counted = self._counted(
+            answers, counted = self._counted(
                 "read", {"do": "load", "engine": row.name, "directory": str(directory)}, directory
             )
             self._clear()
         read = Moved(
-            max(each["ended"] for each in told) - min(each["began"] for each in told),
+            max(each["ended"] for each in answers) - min(each["began"] for each in answers),
             size,
-            sum(each["cpu_seconds"] for each in told),
+            sum(each["cpu_seconds"] for each in answers),
             counted,
         )
-        different = [f"rank {rank}: {each['different']}" for rank, each in enumerate(told) if each["different"]]
+        different = [f"rank {rank}: {each['different']}" for rank, each in enumerate(answers) if each["different"]]
         return Sample(stall, write, peak, read, different[0] if different else None)
 
     def _expected(self, row: Row) -> float:
@@ -178,15 +178,15 @@ class Site:
         self, direction: Direction, order: Mapping[str, Any], directory: Path
     ) -> tuple[list[dict[str, Any]], Counted | None]:
         with Counting(self.matrix.stack, f"a {direction} by `{order['engine']}`") as counting:
-            told = self._ask(order)
-        return told, counting.count(direction, page_cache.size_of(directory), slack=SLACK_BYTES)
+            answers = self._ask(order)
+        return answers, counting.count(direction, page_cache.size_of(directory), slack=SLACK_BYTES)
 
     def _ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:
         return self.ranks.ask(order)
 
     def _clear(self) -> None:
         """Remove every checkpoint, and let the file system finish with it outside of anybody's time."""
-        for path in self.place.iterdir():
+        for path in self.directory.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
         if not self.matrix.memory:
@@ -251,19 +251,19 @@ class Site:
             self._warm_up(row)
         every = training.every(row.name)
         count = training.saves(every)
-        directories = [str(self.place / f"{row.name}-train-{number}") for number in range(count)]
+        directories = [str(self.directory / f"{row.name}-train-{number}") for number in range(count)]
         bare: dict[str, Any] = {"do": "train", "steps": training.steps, "every": every, "directories": []}
         with self.progress.step(f"{self.matrix.stack.directory}: training with {row.name}", 0) as tick:
             self.ranks.tick = tick
             before = _loop_seconds(self._ask(bare))
-            told = self._ask({**bare, "engine": row.name, "directories": directories})
+            answers = self._ask({**bare, "engine": row.name, "directories": directories})
             self._clear()
             after = _loop_seconds(self._ask(bare))
         self.matrix.baseline += [before, after]
         row.every = every
-        row.lost.append((_loop_seconds(told) - (before + after) / 2) / count)
-        row.held += [max(each["held"][number] for each in told) for number in range(count)]
+        row.lost.append((_loop_seconds(answers) - (before + after) / 2) / count)
+        row.held += [max(each["held"][number] for each in answers) for number in range(count)]
 
 
-def _loop_seconds(told: Sequence[Mapping[str, Any]]) -> float:
-    return float(max(each["ended"] for each in told) - min(each["began"] for each in told))
+def _loop_seconds(answers: Sequence[Mapping[str, Any]]) -> float:
+    return float(max(each["ended"] for each in answers) - min(each["began"] for each in answers))

@@ -21,7 +21,7 @@ from tunetool.errors import UsageProblem
 from tunetool.node.units import format_size
 
 SHARD_OF = 64
-"""``70b-shard``: one of so many equal shards."""
+"""Number of equal shards, of which ``70b-shard`` is one."""
 SHARD = "70b-shard"
 KINDS: Sequence[tuple[str, str, int]] = (
     ("model.{}", "bfloat16", 2),
@@ -114,10 +114,10 @@ def _fit(model: Model, bound: int | None) -> Shape:
     )
 
 
-def named(found: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def named(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Name, global shape and dtype of every tensor, weights first."""
     for pattern, dtype, _ in KINDS:
-        for tensor in found.parameters:
+        for tensor in shape.parameters:
             yield pattern.format(tensor.name), tensor.shape, dtype
 
 
@@ -128,9 +128,9 @@ def rows_of(rows: int, rank: int, world: int) -> tuple[int, int]:
     return first, min(each, rows - first)
 
 
-def rank_bytes(found: Shape, rank: int, world: int, layout: Layout = "sharded") -> int:
+def rank_bytes(shape: Shape, rank: int, world: int, layout: Layout = "sharded") -> int:
     """Bytes that a rank holds."""
     if layout == "replicated":
-        return found.bytes
-    parts = (rows_of(tensor.shape[0], rank, world)[1] * math.prod(tensor.shape[1:]) for tensor in found.parameters)
+        return shape.bytes
+    parts = (rows_of(tensor.shape[0], rank, world)[1] * math.prod(tensor.shape[1:]) for tensor in shape.parameters)
     return BYTES_PER_PARAMETER * sum(parts)

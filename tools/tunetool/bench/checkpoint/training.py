@@ -47,7 +47,7 @@ class Loop:
         weights = [tensors.local(tensor).reshape(-1) for tensor in state.values()]
         waiting: Pending | None = None
         held: list[float] = []
-        places = iter(directories)
+        targets = iter(directories)
         _synchronize(self.device)
         self.barrier()
         began = time.monotonic()
@@ -57,12 +57,12 @@ class Loop:
             # An update of a part: a step that changed all of a state would measure memory, not saves.
             weights[step % len(weights)][:1024] += 1
             _synchronize(self.device)
-            if engine is not None and step % every == 0 and (place := next(places, None)) is not None:
+            if engine is not None and step % every == 0 and (directory := next(targets, None)) is not None:
                 self.barrier()
                 before = time.monotonic()
                 if waiting is not None:
                     waiting.wait()
-                waiting = engine.save(state, place)
+                waiting = engine.save(state, directory)
                 if self.device == "cuda":
                     torch.cuda.current_stream().synchronize()
                 held.append(time.monotonic() - before)

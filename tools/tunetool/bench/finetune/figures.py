@@ -27,7 +27,7 @@ _ENOUGH_STEPS = 8
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what the ranks were told, what their nodes had, and what they did."""
+    """One run: the ranks' settings, their nodes' preparation, and their results."""
 
     workload: Workload
     ready: Sequence[Ready]
@@ -40,74 +40,74 @@ class Run:
 
 
 def conditions(run: Run) -> dict[str, Scalar]:
-    """What the figures were taken under."""
-    told, first = run.workload, run.results[0]
-    found: dict[str, Scalar] = {
-        "model": told.model,
-        "dataset": told.dataset,
-        "trainer": told.trainer,
+    """The parameters that all figures of the run share."""
+    workload, first = run.workload, run.results[0]
+    parameters: dict[str, Scalar] = {
+        "model": workload.model,
+        "dataset": workload.dataset,
+        "trainer": workload.trainer,
         "launcher": run.launcher,
         "nodes": len(run.ready),
         "ranks": len(run.results),
-        "zero_stage": told.zero_stage,
-        "batch_size": told.batch_size,
+        "zero_stage": workload.zero_stage,
+        "batch_size": workload.batch_size,
         "steps": len(first.step_seconds),
-        "learning_rate": told.learning_rate,
-        "tuning": "all parameters" if told.full else f"LoRA, rank {told.lora_rank}",
+        "learning_rate": workload.learning_rate,
+        "tuning": "all parameters" if workload.full else f"LoRA, rank {workload.lora_rank}",
         "parameters": first.parameters,
         "trainable": first.trainable,
-        "loader": told.loader,
-        "workers": told.workers,
-        "seed": told.seed,
-        "cold": told.cold,
+        "loader": workload.loader,
+        "workers": workload.workers,
+        "seed": workload.seed,
+        "cold": workload.cold,
         "compute": first.device,
     }
-    return found | {f"{name}_version": version for name, version in first.versions.items()}
+    return parameters | {f"{name}_version": version for name, version in first.versions.items()}
 
 
 def measurements(run: Run) -> list[Measurement]:
     """Every figure of every rank, then those of the whole."""
-    told = conditions(run)
-    found = [each for result in run.results for each in _of_rank(run, result, told)]
-    return [*found, *_of_all(run, told)]
+    common = conditions(run)
+    by_rank = [each for result in run.results for each in _of_rank(run, result, common)]
+    return [*by_rank, *_of_all(run, common)]
 
 
-def _of_rank(run: Run, result: RankResult, told: Mapping[str, Scalar]) -> Iterator[Measurement]:
+def _of_rank(run: Run, result: RankResult, common: Mapping[str, Scalar]) -> Iterator[Measurement]:
     ready = run.ready_for(result)
     for name in PHASES:
         if name in result.seconds:
             medium = ready.model_medium if name == "model_load" else result.device
-            yield _figure(run, result, name, "duration", [result.seconds[name]], told, medium)
+            yield _figure(run, result, name, "duration", [result.seconds[name]], common, medium)
     load = result.seconds.get("model_load")
     if load and result.model_bytes:
         read = result.read_bytes.get("model", {})
-        loading: dict[str, Scalar] = {**told, "direction": "read", "model_bytes": result.model_bytes, **_counts(read)}
+        loading: dict[str, Scalar] = {**common, "direction": "read", "model_bytes": result.model_bytes, **_counts(read)}
         evidence = model_evidence(run, result)
         rate = [result.model_bytes / load]
         yield _figure(run, result, "model_bandwidth", "bandwidth", rate, loading, ready.model_medium, evidence)
-    data = {**told, **_counts(result.read_bytes.get("data", {}))}
+    data = {**common, **_counts(result.read_bytes.get("data", {}))}
     for name, samples, medium, parameters in (
         ("data", result.data_seconds, ready.dataset_medium, data),
         ("batch", result.load_seconds, ready.dataset_medium, data),
-        ("step", result.step_seconds, result.device, told),
+        ("step", result.step_seconds, result.device, common),
     ):
         if samples:
             yield _figure(run, result, name, "duration", steady(samples), parameters, medium)
     seconds = sum(training_seconds(result))
     if seconds > 0:
-        yield _figure(run, result, "tokens", "rate", [result.tokens / seconds], told, result.device)
-        yield _figure(run, result, "images", "rate", [result.images / seconds], told, result.device)
+        yield _figure(run, result, "tokens", "rate", [result.tokens / seconds], common, result.device)
+        yield _figure(run, result, "images", "rate", [result.images / seconds], common, result.device)
 
 
-def _of_all(run: Run, told: Mapping[str, Scalar]) -> Iterator[Measurement]:
+def _of_all(run: Run, common: Mapping[str, Scalar]) -> Iterator[Measurement]:
     slowest = max(sum(training_seconds(result)) for result in run.results)
     first = run.results[0]
     if slowest > 0:
         for name, count in (("tokens", "tokens"), ("images", "images")):
             rate = sum(getattr(result, count) for result in run.results) / slowest
-            yield _figure(run, None, f"all.{name}", "rate", [rate], told, first.device)
+            yield _figure(run, None, f"all.{name}", "rate", [rate], common, first.device)
     ended = max(result.seconds.get("end_to_end", 0.0) for result in run.results)
-    yield _figure(run, None, "all.end_to_end", "duration", [ended], told, first.device)
+    yield _figure(run, None, "all.end_to_end", "duration", [ended], common, first.device)
 
 
 def steady(samples: Sequence[float]) -> list[float]:
@@ -127,7 +127,7 @@ def _counts(read: Mapping[str, int]) -> dict[str, Scalar]:
 def model_evidence(run: Run, result: RankResult) -> Evidence:
     """What the kernel fetched from block devices for the model, by all ranks of the node: one may read for others.
 
-    `block`: all of it came from there. `memory`: from tmpfs, or the page cache had it. `none`: only a part did.
+    `block`: all bytes came from there. `memory`: from tmpfs, or the page cache had it. `none`: only a part did.
     """
     ready = run.ready_for(result)
     mine = [each for each in run.results if run.ready_for(each) is ready]
@@ -188,16 +188,18 @@ def _loss(run: Run) -> CheckResult:
     if bad:
         rank, step = bad[0]
         remedy = "lower `--learning-rate`; with weights of your own, look for infinite values in them"
-        found = f"no number on rank {rank} at step {step}"
-        return CheckResult(id=name, status="fail", expected=expected, found=found, remedy=remedy)
+        observed = f"no number on rank {rank} at step {step}"
+        return CheckResult(id=name, status="fail", expected=expected, found=observed, remedy=remedy)
     before, after = loss_change(run.results)
-    found = f"from {before:.4g} to {after:.4g}"
+    observed = f"from {before:.4g} to {after:.4g}"
     if len(run.results[0].losses) < _ENOUGH_STEPS:
-        return CheckResult(id=name, status="pass", expected=expected, found=f"{found}, in too few steps to tell more")
+        return CheckResult(
+            id=name, status="pass", expected=expected, found=f"{observed}, in too few steps to tell more"
+        )
     if after < before:
-        return CheckResult(id=name, status="pass", expected=expected, found=found)
+        return CheckResult(id=name, status="pass", expected=expected, found=observed)
     remedy = "another `--learning-rate`, or more steps"
-    return CheckResult(id=name, status="unknown", expected=expected, found=f"{found}: not falling", remedy=remedy)
+    return CheckResult(id=name, status="unknown", expected=expected, found=f"{observed}: not falling", remedy=remedy)
 
 
 def loss_change(results: Sequence[RankResult]) -> tuple[float, float]:
@@ -209,20 +211,20 @@ def loss_change(results: Sequence[RankResult]) -> tuple[float, float]:
 
 
 def doubts(run: Run) -> list[str]:
-    """Why figures prove nothing of the storage, where that was asked for."""
+    """Why figures prove nothing about the storage; empty unless the run asked for a cold cache."""
     if not run.workload.cold:
         return []
-    found = {}
+    by_host = {}
     for result in run.results:
         ready = run.ready_for(result)
         evidence = model_evidence(run, result)
         if not ready.in_memory and evidence.kind != "block":
-            found[ready.host] = (
+            by_host[ready.host] = (
                 f"`{ready.host}`: of the model's {format_size(result.model_bytes)} the kernel fetched "
                 f"{format_size(evidence.counted_bytes or 0)} from drives: the rest was in memory, though the cache was "
                 "dropped, or came over a network, which its counters do not show"
             )
-    return list(found.values())
+    return list(by_host.values())
 
 
 def case(run: Run) -> Case:

@@ -13,7 +13,7 @@ from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import CheckResult
-from tunetool.training.cluster import Place, find_place, need_gpus, prepare_nodes, ranks_here, ranks_per_host
+from tunetool.training.cluster import Machines, find_machines, need_gpus, prepare_nodes, ranks_here, ranks_per_host
 from tunetool.training.model import reference_model
 from tunetool.training.preflight import need_absent, need_memory
 from tunetool.training.preparation import Ready, prepare, stacks_of
@@ -28,10 +28,10 @@ def bench(request: Request, progress: MovingProgress, environment: Mapping[str, 
     return session.run(KIND, request.run, _FineTune(request, progress), progress, environment)
 
 
-def announcement(request: Request, place: Place) -> list[str]:
-    """What is about to happen, for people."""
+def announcement(request: Request, machines: Machines) -> list[str]:
+    """What the run will do, a line each."""
     material, settings = request.material, request.settings
-    where = f"on {place.nodes} hosts by `{place.launcher.name}`" if place.hosts else "on this machine"
+    where = f"on {machines.nodes} hosts by `{machines.launcher.name}`" if machines.hosts else "on this machine"
     data = f"`{material.dataset}`" if material.dataset else f"{material.images} synthetic images"
     length = f"{settings.steps} steps" if settings.steps else f"{settings.epochs} epoch(s)"
     tuning = "all parameters" if settings.full else f"LoRA of rank {settings.lora_rank}"
@@ -49,7 +49,7 @@ def _say_what_is_missing(request: Request, progress: MovingProgress) -> None:
 class _FineTune:
     request: Request
     progress: MovingProgress
-    place: Place = field(init=False)
+    machines: Machines = field(init=False)
     ready: list[Ready] = field(default_factory=list)
     results: list[RankResult] = field(default_factory=list)
     measured: figures.Run | None = None
@@ -63,12 +63,12 @@ class _FineTune:
         need_gpus(request.cluster, environment)
         # What is wrong with the settings is said before anything is made.
         request.settings.workload("", "", request.cluster.device, request.material.seed)
-        place = self.place = find_place(request.cluster, self.progress)
-        if not place.hosts:
+        machines = self.machines = find_machines(request.cluster, self.progress)
+        if not machines.hosts:
             check_here(request, *ranks_here(request.cluster, environment))
-        for line in announcement(request, place):
+        for line in announcement(request, machines):
             self.progress.say(line)
-        if request.run.dry_run and not place.hosts:
+        if request.run.dry_run and not machines.hosts:
             _say_what_is_missing(request, self.progress)
 
     def measure(self, session: Session) -> None:
@@ -76,21 +76,21 @@ class _FineTune:
         request, self.raw = self.request, session.raw
         directory = session.temporary()
         look = not request.run.allow_busy and not request.prepare_only
-        self.ready = prepare_nodes(request.material, self.place, directory / "prepare", self.progress, look)
+        self.ready = prepare_nodes(request.material, self.machines, directory / "prepare", self.progress, look)
         first = self.ready[0]
         for path in (first.model, first.dataset):
             self.progress.say(f"ready: `{path}`")
         if request.prepare_only:
             return
-        ranks = ranks_per_host(request.cluster, self.place.hosts, self.ready)
+        ranks = ranks_per_host(request.cluster, self.machines.hosts, self.ready)
         workload = request.settings.workload(first.model, first.dataset, request.cluster.device, request.material.seed)
         self.directory = directory / "run"
-        job = self.place.job(ranks, self.directory, first.model_bytes)
-        if not self.place.hosts:
+        job = self.machines.job(ranks, self.directory, first.model_bytes)
+        if not self.machines.hosts:
             session.lock(stacks_of(first))
-        what = f"{ranks * self.place.nodes} rank(s) train"
-        self.results = run_workload(workload, self.place.launcher, job, self.progress, what)
-        self.measured = figures.Run(workload, self.ready, self.results, self.place.launcher.name)
+        what = f"{ranks * self.machines.nodes} rank(s) train"
+        self.results = run_workload(workload, self.machines.launcher, job, self.progress, what)
+        self.measured = figures.Run(workload, self.ready, self.results, self.machines.launcher.name)
 
     def findings(self) -> Findings | None:
         """See ``session.Work``."""
@@ -101,22 +101,22 @@ class _FineTune:
             gathered = gather(self.directory)
             self.raw |= gathered.raw
             for file in sorted(self.directory.glob("rank-*/stack.txt")):
-                if said := file.read_text(errors="replace"):
-                    self.raw[f"stacks/{file.parent.name}.txt"] = said
-        here = bool(self.ready) and not self.place.hosts
+                if text := file.read_text(errors="replace"):
+                    self.raw[f"stacks/{file.parent.name}.txt"] = text
+        local = bool(self.ready) and not self.machines.hosts
         return Findings(
             figures.case(self.measured) if self.measured is not None else Case(judged="checks"),
             target=self.ready[0].model if self.ready else None,
-            stack=read_stack(str(Path(self.ready[0].model).resolve())) if here else None,
+            stack=read_stack(str(Path(self.ready[0].model).resolve())) if local else None,
             series=gathered.series,
             remarks=[*gathered.checks, *self._notes()],
         )
 
     def _notes(self) -> list[CheckResult]:
-        told = dict.fromkeys(note for result in self.results for note in result.notes)
+        notes = dict.fromkeys(note for result in self.results for note in result.notes)
         return [
             CheckResult(id="finetune.note", status="skip", expected="the run as it was asked for", found=note)
-            for note in told
+            for note in notes
         ]
 
 

@@ -12,7 +12,7 @@ from tunetool.measure.session import reason
 from tunetool.record import Measurement, Part, Record, Status, Verdict
 
 Outcome = tuple[Record | None, Path | None]
-"""A part's own record, and where it lies; none for a dry run."""
+"""A part's record and its path; none for a dry run."""
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ def verify(record: Record) -> Sequence[Measurement]:
 
 def checkpoint(record: Record) -> Sequence[Measurement]:
     """The fastest durable save, with the restore of the same engine; of a fleet, every host's."""
-    found = []
+    chosen = []
     for host in dict.fromkeys(each.host for each in record.measurements):
         mine = {each.name: each for each in record.measurements if each.host == host}
         saves = [each for name, each in mine.items() if name.endswith(".durable")]
         best = max(saves, key=lambda each: each.value, default=None)
         if best is not None:
             restore = mine.get(best.name.removesuffix(".durable") + ".restore")
-            found += [best, *([restore] if restore else [])]
-    return found
+            chosen += [best, *([restore] if restore else [])]
+    return chosen
 
 
 def staging(record: Record) -> Sequence[Measurement]:
@@ -34,5 +34,5 @@ def staging(record: Record) -> Sequence[Measurement]:
 
 
 def strategies(record: Record) -> Sequence[Measurement]:
-    """The step of every cell; what was predicted for it stands in its parameters."""
+    """The step of every cell; its parameters have the prediction."""
     return [each for each in record.measurements if each.name.startswith("strategies.step.")]

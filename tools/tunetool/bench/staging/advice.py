@@ -29,8 +29,8 @@ class Room:
         """Whether all of it goes into memory."""
         return not self.limits or self.needed <= self.limits[0].left
 
-    def told(self) -> str:
-        """What every limit leaves."""
+    def describe_limits(self) -> str:
+        """How many bytes each limit leaves, in words."""
         return ", ".join(f"{limit.what} {format_size(limit.left)}" for limit in self.limits)
 
 
@@ -84,18 +84,22 @@ class Advice:
 
 def refusal(room: Room) -> str:
     """Why it cannot be staged: how much is needed, what is free, what the control group allows."""
-    return f"{format_size(room.needed)} are needed, {room.told()}"
+    return f"{format_size(room.needed)} are needed, {room.describe_limits()}"
 
 
 def advise(room: Room, times: Times | None) -> Advice:
-    """One sentence. ``times`` is None where both paths could not be measured."""
+    """Whether to stage, with the reason. ``times`` is None if a path could not be measured."""
     if not room.fits:
         return Advice(
             False,
             f"do not stage: {refusal(room)}; a larger /dev/shm (`mount -o remount,size=`), a higher memory limit or a "
             "smaller data set would make it possible",
         )
-    fits = f"{format_size(room.needed)} fit ({room.told()})" if room.limits else f"{format_size(room.needed)} fit"
+    fits = (
+        f"{format_size(room.needed)} fit ({room.describe_limits()})"
+        if room.limits
+        else f"{format_size(room.needed)} fit"
+    )
     if times is None:
         return Advice(None, f"stage or not is undecided: {fits}, but not both paths were measured")
     if times.bulk_rate is not None:
@@ -141,12 +145,12 @@ def _by_epochs(times: Times, fits: str) -> Advice:
 
 
 def _later(times: Times) -> str:
-    told = {
+    sentence = {
         "measured": "later epochs as measured",
         "page cache": "later epochs taken to be as fast from bulk storage, since the page cache can hold the data",
         "as the first": "later epochs taken to be as the first, since the page cache cannot hold the data",
     }[times.later_from]
-    return told + _chance(times)
+    return sentence + _chance(times)
 
 
 def _chance(times: Times) -> str:

@@ -10,7 +10,7 @@ from tunetool.errors import CannotJudge
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
 from tunetool.measure.progress import MovingProgress
-from tunetool.training.cluster import Place
+from tunetool.training.cluster import Machines
 from tunetool.training.run_workload import explained
 from tunetool.training.workload import rank_directory
 
@@ -19,15 +19,15 @@ from tunetool.training.workload import rank_directory
 class Nodes:
     """``directory``: for what launched ranks leave, one folder each time."""
 
-    place: Place
+    machines: Machines
     directory: Path
     progress: MovingProgress
     _asked: int = 0
 
     @property
     def local(self) -> bool:
-        """Whether this machine is all."""
-        return not self.place.hosts
+        """Whether the only node is this machine."""
+        return not self.machines.hosts
 
     def ask(self, task: Task, what: str, count: int | None = None) -> list[Answer]:
         """The answers of the first ``count`` nodes, by default of all. Raises ``UsageProblem``, ``CannotJudge``."""
@@ -37,20 +37,22 @@ class Nodes:
         job = replace(self.job(count, 1, f"ask-{self._asked}"), program=("-m", MODULE, task.to_json()))
         with self.progress.step(what, 0) as tick:
             try:
-                self.place.launcher.run(job, tick)
+                self.machines.launcher.run(job, tick)
             except RankFailed as error:
                 raise explained(error, job) from error
-        found = []
+        answers = []
         for rank, host in enumerate(job.hosts):
             try:
-                found.append(replace(parse((rank_directory(job.directory, rank) / ANSWER).read_text()), host=host.name))
+                answers.append(
+                    replace(parse((rank_directory(job.directory, rank) / ANSWER).read_text()), host=host.name)
+                )
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CannotJudge(f"`{host.name}` gave no answer: {error}") from None
-        return found
+        return answers
 
     def job(self, count: int | None, ranks_per_host: int, name: str, model_bytes: int = 0) -> Job:
-        """Something on the first ``count`` nodes; its program is still to be set."""
+        """A job on the first ``count`` nodes, without a program."""
         directory = self.directory / name
         directory.mkdir()
-        job = self.place.job(ranks_per_host, directory, model_bytes)
+        job = self.machines.job(ranks_per_host, directory, model_bytes)
         return replace(job, hosts=job.hosts[:count])

@@ -24,7 +24,7 @@ _COLD = 0.9
 
 def measurements(row: Row, media: Mapping[Path, str], conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
     """Every figure of one scenario."""
-    told: dict[str, Scalar] = {
+    common: dict[str, Scalar] = {
         **conditions,
         "scenario": row.name,
         "nodes": row.nodes,
@@ -37,7 +37,7 @@ def measurements(row: Row, media: Mapping[Path, str], conditions: Mapping[str, S
         if not samples:
             continue
         engine = _engine(samples[0])
-        shape: dict[str, Scalar] = {**told, "path": path, **_shape(samples[0])}
+        shape: dict[str, Scalar] = {**common, "path": path, **_shape(samples[0])}
         for title in FIGURES:
             values = list(row.seconds(path, title).values())
             if values:
@@ -49,32 +49,32 @@ def measurements(row: Row, media: Mapping[Path, str], conditions: Mapping[str, S
                 _name(row, path, "stage_rate"), rates, media[path], "tunetool stage", shape, quantity="bandwidth"
             )
         yield from _by_rank(row, path, samples, media[path], engine, shape)
-    yield from _ratios(row, media["bulk"], told)
+    yield from _ratios(row, media["bulk"], common)
 
 
 def _by_rank(
-    row: Row, path: Path, samples: Sequence[Sample], medium: str, engine: str, told: Mapping[str, Scalar]
+    row: Row, path: Path, samples: Sequence[Sample], medium: str, engine: str, common: Mapping[str, Scalar]
 ) -> Iterator[Measurement]:
     """Model load of each rank, with the bytes that it read in the last round."""
-    for place, read in enumerate(samples[-1].reads()):
-        loads = [sample.ranks[place].seconds["model_load"] for sample in samples]
+    for index, read in enumerate(samples[-1].reads()):
+        loads = [sample.ranks[index].seconds["model_load"] for sample in samples]
         bytes_read: dict[str, Scalar] = {
             "model_read_bytes": read.model,
             "model_storage_bytes": read.model_storage,
             "data_read_bytes": read.data,
             "data_storage_bytes": read.data_storage,
         }
-        load = _figure(_name(row, path, "rank_model_load"), loads, medium, engine, {**told, **bytes_read})
+        load = _figure(_name(row, path, "rank_model_load"), loads, medium, engine, {**common, **bytes_read})
         yield load.model_copy(update={"rank": read.rank, "host": read.host})
 
 
-def _ratios(row: Row, medium: str, told: Mapping[str, Scalar]) -> Iterator[Measurement]:
+def _ratios(row: Row, medium: str, common: Mapping[str, Scalar]) -> Iterator[Measurement]:
     for title in ("model_load", "data_per_batch", "first_epoch", "fine_tune", "end_to_end"):
         ours, theirs = row.seconds("memory", title), row.seconds("bulk", title)
         shared = sorted(ours.keys() & theirs.keys())
         if shared and all(ours[number] > 0 for number in shared):
             ratios = [theirs[number] / ours[number] for number in shared]
-            yield _figure(f"{PREFIX}{row.name}.speedup.{title}", ratios, medium, "tunetool", told, quantity="ratio")
+            yield _figure(f"{PREFIX}{row.name}.speedup.{title}", ratios, medium, "tunetool", common, quantity="ratio")
 
 
 def _name(row: Row, path: Path, title: str) -> str:
@@ -135,19 +135,23 @@ def checks(row: Row, bulk_in_memory: bool) -> list[CheckResult]:
 def _losses(row: Row) -> CheckResult:
     name = f"{PREFIX}{row.name}.losses"
     expected = f"the same losses on both paths: the first within {SAME_START:g}, each later one within {SAME:.0%}"
-    found = compare_losses(row)
-    if found is None:
+    difference = compare_losses(row)
+    if difference is None:
         return CheckResult(id=name, status="unknown", expected=expected, found="no round has both paths")
-    if found.first <= SAME_START and found.largest <= SAME:
-        told = "equal to the last bit" if found.largest == 0 else f"they differ by {found.largest:.2g} at most"
-        return CheckResult(id=name, status="pass", expected=expected, found=f"{told}, over {found.steps} steps")
-    told = (
+    if difference.first <= SAME_START and difference.largest <= SAME:
+        sentence = (
+            "equal to the last bit" if difference.largest == 0 else f"they differ by {difference.largest:.2g} at most"
+        )
+        return CheckResult(
+            id=name, status="pass", expected=expected, found=f"{sentence}, over {difference.steps} steps"
+        )
+    sentence = (
         "one path has other steps, or a loss that is no number"
-        if found.largest == inf
-        else (f"the first differs by {found.first:.2g}, the most different by {found.largest:.2g}")
+        if difference.largest == inf
+        else (f"the first differs by {difference.first:.2g}, the most different by {difference.largest:.2g}")
     )
     remedy = "the two paths did not read the same bytes: `tunetool stage verify` holds a copy against its manifest"
-    return CheckResult(id=name, status="fail", expected=expected, found=told, remedy=remedy)
+    return CheckResult(id=name, status="fail", expected=expected, found=sentence, remedy=remedy)
 
 
 def _cold(row: Row, bulk_in_memory: bool) -> CheckResult:
@@ -157,25 +161,25 @@ def _cold(row: Row, bulk_in_memory: bool) -> CheckResult:
     if bulk_in_memory:
         return CheckResult(id=name, status="skip", expected=expected, found="bulk storage is in memory itself")
     share, fetched, needed = min(_fetched(row, sample) for sample in row.samples["bulk"].values())
-    found = f"{format_size(fetched)} of {format_size(needed)}"
+    amounts = f"{format_size(fetched)} of {format_size(needed)}"
     if share >= _COLD:
-        return CheckResult(id=name, status="pass", expected=expected, found=found)
+        return CheckResult(id=name, status="pass", expected=expected, found=amounts)
     remedy = "the page cache kept the files, or this file system's reads are not counted (`/proc/self/io`, read_bytes)"
-    return CheckResult(id=name, status="unknown", expected=expected, found=found, remedy=remedy)
+    return CheckResult(id=name, status="unknown", expected=expected, found=amounts, remedy=remedy)
 
 
 def _fetched(row: Row, sample: Sample) -> tuple[float, int, int]:
-    """Of the node with the least: share, bytes from storage, bytes of distinct files that its ranks needed.
+    """Of the node with the smallest share: share, bytes from storage, bytes of distinct files that its ranks needed.
 
     Ranks of one node need the same model, and each its own pictures: in the first epoch none twice.
     """
     worst = (inf, 0, 0)
     reads = sample.reads()
     for host in {read.host for read in reads}:
-        here = [read for read in reads if read.host == host]
-        seen = len(here) * sample.batch_size * min(sample.steps, sample.steps_per_epoch)
+        local_reads = [read for read in reads if read.host == host]
+        seen = len(local_reads) * sample.batch_size * min(sample.steps, sample.steps_per_epoch)
         needed = row.model_bytes + round(row.data_bytes * min(1.0, seen / sample.images))
-        fetched = sum(read.model_storage + read.data_storage for read in here)
+        fetched = sum(read.model_storage + read.data_storage for read in local_reads)
         worst = min(worst, (fetched / needed if needed else 0.0, fetched, needed))
     return worst
 
@@ -187,43 +191,43 @@ def explanation(row: Row) -> Explanation | None:
 
 
 def _explained(row: Row) -> list[CheckResult]:
-    found = explanation(row)
-    if found is None or found.finding == "undecided":
+    explained = explanation(row)
+    if explained is None or explained.finding == "undecided":
         return []
     # What somebody else published is told, never judged: whichever way it comes out, nothing here is wrong.
     name = f"{PREFIX}{row.name}.sharding"
-    return [CheckResult(id=name, status="pass", expected="confirmed or refuted by bytes", found=found.sentence)]
+    return [CheckResult(id=name, status="pass", expected="confirmed or refuted by bytes", found=explained.sentence)]
 
 
 def _notes(row: Row) -> list[CheckResult]:
-    """What went otherwise than asked, and so may have gone otherwise on one path alone."""
-    found = [
+    """The notes of the runs on what differed from the request, perhaps on one path only."""
+    notes = [
         f"{'path A' if path == 'memory' else 'path B'}: {note}"
         for path in PATHS
         for note in dict.fromkeys(note for sample in row.samples[path].values() for note in sample.notes)
     ]
-    if not found:
+    if not notes:
         return []
     name, expected = f"{PREFIX}{row.name}.notes", "both paths as asked"
-    return [CheckResult(id=name, status="skip", expected=expected, found="; ".join(found))]
+    return [CheckResult(id=name, status="skip", expected=expected, found="; ".join(notes))]
 
 
-def told(advice: Mapping[str, Advice]) -> list[CheckResult]:
+def advice_checks(advice: Mapping[str, Advice]) -> list[CheckResult]:
     """The advice of every scenario, kept in the record so that it can be shown again."""
     return [
         CheckResult(
             id=f"{PREFIX}{name}.advice",
-            status="skip" if found.stage is None else "pass",
+            status="skip" if advised.stage is None else "pass",
             expected="stage, or do not",
-            found=found.sentence,
+            found=advised.sentence,
         )
-        for name, found in advice.items()
+        for name, advised in advice.items()
     ]
 
 
-def case(rows: Sequence[Row], found: Sequence[CheckResult], figures: Sequence[Measurement] = ()) -> Case:
+def case(rows: Sequence[Row], checks: Sequence[CheckResult], figures: Sequence[Measurement] = ()) -> Case:
     """Equal losses alone are judged: a speed is a figure, not a promise."""
     failed = {
         f"{PREFIX}{row.name}": f"{TITLES[row.name]} could not be measured: {row.failed}" for row in rows if row.failed
     }
-    return Case(figures, checks=found, failed=failed, judged="checks")
+    return Case(figures, checks=checks, failed=failed, judged="checks")

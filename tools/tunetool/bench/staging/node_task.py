@@ -43,12 +43,12 @@ MODEL, DATASET = "model", "dataset"
 
 @dataclass(frozen=True)
 class Task:
-    """``place`` is the run's own directory under ``memory``; it is made where it is absent."""
+    """``directory`` is the run's own directory under ``memory``; it is made where it is absent."""
 
     do: Literal["look", "stage", "evict"]
     material: Material
     memory: str
-    place: str = ""
+    directory: str = ""
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Task:
@@ -105,31 +105,31 @@ class Answer:
 
 
 def answer(task: Task, progress: MovingProgress) -> Answer:
-    """Do it on this node. Raises ``UsageProblem``, ``CannotJudge``."""
+    """Do the task on this node. Raises ``UsageProblem``, ``CannotJudge``."""
     if task.do == "look":
         return look(task)
     if task.do == "stage":
         return take(task, progress)
-    give_back(Path(task.place))
+    give_back(Path(task.directory))
     return Answer(socket.gethostname())
 
 
 def look(task: Task) -> Answer:
-    """Sizes (of what is not made yet: what it will be) and room. Raises ``UsageProblem`` where it does not fit."""
+    """Sizes, also of what is not made yet, and room. Raises ``UsageProblem`` if they do not fit."""
     asked, memory = task.material, Path(task.memory)
     target = asked.target or Path()
-    found = prepare(
+    prepared = prepare(
         asked.model, asked.dataset, asked.images, target, asked.seed, RankProgress(quiet=True), dry_run=True
     )
-    sizes = _sizes(asked, found)
-    bulk = read_stack(nearest(found.model))
-    told = Answer(
+    sizes = _sizes(asked, prepared)
+    bulk = read_stack(nearest(prepared.model))
+    reply = Answer(
         socket.gethostname(),
-        model=str(found.model),
-        dataset=str(found.dataset),
+        model=str(prepared.model),
+        dataset=str(prepared.dataset),
         model_bytes=sizes[0][0],
         data_bytes=sizes[1][0],
-        images=asked.images if asked.dataset is None else _samples(found.dataset),
+        images=asked.images if asked.dataset is None else _samples(prepared.dataset),
         needed=sizes[0][1] + sizes[1][1],
         limits=room_in(memory),
         bulk=bulk.medium,
@@ -137,20 +137,20 @@ def look(task: Task) -> Answer:
         memory=read_stack(str(memory.resolve())).medium,
         ram=bytes_left(),
         gpus=gpus(os.environ),
-        missing=tuple(str(each) for each in (found.model, found.dataset) if not each.is_dir()),
+        missing=tuple(str(each) for each in (prepared.model, prepared.dataset) if not each.is_dir()),
     )
-    if not told.room.fits:
+    if not reply.room.fits:
         raise UsageProblem(
-            f"`{memory}` is too small: {refusal(told.room)}",
+            f"`{memory}` is too small: {refusal(reply.room)}",
             "stage less (`--images`, a smaller `--model`), enlarge it (`mount -o remount,size=SIZE /dev/shm`), or "
             "raise the memory limit",
         )
-    return told
+    return reply
 
 
-def _sizes(asked: Material, found: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
+def _sizes(asked: Material, prepared: Prepared) -> tuple[tuple[int, int], tuple[int, int]]:
     """Of model and data: bytes of the files, and of the pages that a copy of them takes."""
-    model, data = _tree(found.model), _tree(found.dataset)
+    model, data = _tree(prepared.model), _tree(prepared.dataset)
     if model is None:
         size = reference_model.describe(asked.model).bytes
         model = (size, size)
@@ -194,10 +194,10 @@ def room_in(memory: Path) -> tuple[tuple[int, str], ...]:
 
 
 def take(task: Task, progress: MovingProgress) -> Answer:
-    """Model and data into memory, from a cold cache. ``material`` names both directories."""
-    place = Path(task.place)
-    place.mkdir(mode=0o700, exist_ok=True)
-    pairs = [(Path(task.material.model), place / MODEL), (Path(str(task.material.dataset)), place / DATASET)]
+    """Stage model and data in memory, from a cold cache. ``material`` names both directories."""
+    directory = Path(task.directory)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    pairs = [(Path(task.material.model), directory / MODEL), (Path(str(task.material.dataset)), directory / DATASET)]
     for source, _ in pairs:
         page_cache.drop(source)
     records, staged = [], 0
@@ -212,25 +212,27 @@ def take(task: Task, progress: MovingProgress) -> Answer:
     return Answer(socket.gethostname(), seconds=seconds, staged=staged, records=tuple(records))
 
 
-def give_back(place: Path) -> None:
-    """Remove what was staged there. Unlike ``stage.place.remove_tree`` lets Ctrl-C through: the caller tries again."""
+def give_back(staged: Path) -> None:
+    """Remove a staged copy. Lets Ctrl-C through, unlike ``stage.destination.remove_tree``: the caller tries again."""
     with contextlib.suppress(FileNotFoundError):
-        for directory, names, _ in os.walk(place):
+        for directory, names, _ in os.walk(staged):
             for path in (Path(directory, name) for name in names):
                 if not path.is_symlink():
                     path.chmod(0o700)  # copies have the modes of what they are copies of
-        shutil.rmtree(place)
+        shutil.rmtree(staged)
 
 
 def parse(text: str) -> Answer:
     """What ``main`` wrote. Raises ``ValueError``, ``KeyError``, ``TypeError`` for anything else."""
-    told: dict[str, Any] = json.loads(text)
-    pairs = tuple((int(left), str(what)) for left, what in told.pop("limits"))
-    return Answer(**{**told, "limits": pairs, "records": tuple(told["records"]), "missing": tuple(told["missing"])})
+    fields: dict[str, Any] = json.loads(text)
+    pairs = tuple((int(left), str(what)) for left, what in fields.pop("limits"))
+    return Answer(
+        **{**fields, "limits": pairs, "records": tuple(fields["records"]), "missing": tuple(fields["missing"])}
+    )
 
 
 def main(text: str) -> int:
-    """A node's end: the answer, or why there is none, goes into the rank's own directory."""
+    """Run a task on a node: write the answer, or the error, to the rank's own directory."""
     return leave_answer(lambda: answer(Task.parse(json.loads(text)), RankProgress()), ANSWER)
 
 

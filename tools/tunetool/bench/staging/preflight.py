@@ -11,12 +11,12 @@ from tunetool.bench.staging.request import Request
 from tunetool.bench.staging.scenarios import LeftOut, Planned, scale
 from tunetool.errors import UsageProblem
 from tunetool.node.units import format_size
-from tunetool.training.cluster import Place, ranks_per_host
+from tunetool.training.cluster import Machines, ranks_per_host
 
 
 @dataclass(frozen=True)
 class Site:
-    """The nodes as they are, and what will run on them."""
+    """The nodes' answers, and the scenarios that will run on them."""
 
     request: Request
     answers: Sequence[Answer]
@@ -29,12 +29,12 @@ class Site:
         return self.answers[0]
 
     def announcement(self) -> Iterator[str]:
-        """How many bytes, and where."""
+        """What the run will copy and read, and where, a line each."""
         request, first = self.request, self.first
         yield (
             f"path A: model {format_size(first.model_bytes)} and data {format_size(first.data_bytes)} staged from "
             f"`{first.model}` and `{first.dataset}` ({first.bulk}) to `{request.memory}` ({first.memory}; "
-            f"{first.room.told()}); path B: read where they lie"
+            f"{first.room.describe_limits()}); path B: read where they lie"
         )
         if first.missing:
             yield f"made first: {' and '.join(f'`{each}`' for each in first.missing)}"
@@ -50,9 +50,9 @@ def first_task(request: Request) -> Task:
     return Task("look", request.material, str(request.memory))
 
 
-def survey(request: Request, place: Place, answers: Sequence[Answer]) -> Site:
-    """What runs on these nodes. Raises ``UsageProblem``, ``CannotJudge`` where GPUs are missing."""
-    ranks = ranks_per_host(request.cluster, place.hosts, [answer.ready for answer in answers])
+def survey(request: Request, machines: Machines, answers: Sequence[Answer]) -> Site:
+    """The scenarios that these nodes can run. Raises ``UsageProblem``, ``CannotJudge`` where GPUs are missing."""
+    ranks = ranks_per_host(request.cluster, machines.hosts, [answer.ready for answer in answers])
     on_gpu = request.cluster.device != "cpu" and all(answer.gpus for answer in answers)
     planned, left_out = scale(request.scenarios, len(answers), ranks, on_gpu)
     if not planned:

@@ -46,7 +46,7 @@ def explain(model_bytes: int, ranks: Sequence[Read]) -> Explanation:
         return Explanation("undecided", f'"{EXPLANATION}" is undecided: it takes two ranks to tell')
     most, least = max(read.model for read in ranks), min(read.model for read in ranks)
     share = model_bytes / len(ranks)
-    told = f"each of {len(ranks)} ranks read {_span(least, most)} of the model's {format_size(model_bytes)}"
+    reads = f"each of {len(ranks)} ranks read {_span(least, most)} of the model's {format_size(model_bytes)}"
     finding: Finding
     if least >= _WHOLE * model_bytes:
         finding, verdict = "refuted", "is refuted here: no card reads less"
@@ -55,7 +55,7 @@ def explain(model_bytes: int, ranks: Sequence[Read]) -> Explanation:
     else:
         finding, verdict = "partly", f"is only partly so here: an equal share would be {format_size(share)}"
     shared = _shared(ranks)
-    return Explanation(finding, f'"{EXPLANATION}" {verdict} ({told}); {_cache(ranks, shared)}', shared)
+    return Explanation(finding, f'"{EXPLANATION}" {verdict} ({reads}); {_cache(ranks, shared)}', shared)
 
 
 def _span(least: int, most: int) -> str:
@@ -65,9 +65,9 @@ def _span(least: int, most: int) -> str:
 def _shared(ranks: Sequence[Read]) -> float:
     ratios = []
     for host in {read.host for read in ranks}:
-        here = [read for read in ranks if read.host == host]
-        asked = sum(read.model for read in here)
-        ratios.append(sum(read.model_storage for read in here) / asked if asked else 0.0)
+        local_reads = [read for read in ranks if read.host == host]
+        asked = sum(read.model for read in local_reads)
+        ratios.append(sum(read.model_storage for read in local_reads) / asked if asked else 0.0)
     return max(ratios)
 
 
@@ -76,16 +76,16 @@ def _cache(ranks: Sequence[Read], shared: float) -> str:
     fullest = max(per_node.values(), key=len)
     asked = sum(read.model for read in fullest)
     delivered = sum(read.model_storage for read in fullest)
-    told = (
+    delivery = (
         f"storage delivered {format_size(delivered)} for the {format_size(asked)} that the {len(fullest)} ranks of a "
         "node asked for"
     )
     if delivered < _COUNTED * max(read.model for read in fullest):
-        return f"{told}: less than one of them took, so the cache was warm or this kernel does not count"
+        return f"{delivery}: less than one of them took, so the cache was warm or this kernel does not count"
     if len(fullest) < 2:
-        return f"{told}: no rank shares a page cache with another"
+        return f"{delivery}: no rank shares a page cache with another"
     if shared <= 1.25 / len(fullest):
-        return f"{told}: each byte came once and the ranks share the page cache, which is what narrows the gap"
+        return f"{delivery}: each byte came once and the ranks share the page cache, which is what narrows the gap"
     if shared >= _WHOLE:
-        return f"{told}: the page cache that they share saved nothing"
-    return f"{told}: the page cache that they share saved {1 - shared:.0%}"
+        return f"{delivery}: the page cache that they share saved nothing"
+    return f"{delivery}: the page cache that they share saved {1 - shared:.0%}"

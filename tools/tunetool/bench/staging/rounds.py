@@ -27,14 +27,14 @@ from tunetool.training.workload import Workload
 
 @dataclass
 class Rounds:
-    """``workload`` names model and data set on bulk storage; ``place`` is the run's own directory in memory."""
+    """``workload`` names model and data set on bulk storage; ``directory`` is the run's own directory in memory."""
 
     nodes: Nodes
     workload: Workload
     images: int
     model_bytes: int
     memory: Path
-    place: Path
+    directory: Path
     seed: int
     progress: MovingProgress
     rows: list[Row]
@@ -71,21 +71,21 @@ class Rounds:
                 plan, path, number, replace(self.workload, cold=True), None, f"{title}: from bulk storage"
             )
         with self._staged(plan, title, number) as staged:
-            model, dataset = (str(self.place / name) for name in (MODEL, DATASET))
+            model, dataset = (str(self.directory / name) for name in (MODEL, DATASET))
             workload = replace(self.workload, model=model, dataset=dataset, cold=False)
             return self._train(plan, path, number, workload, staged, f"{title}: from memory")
 
     @contextmanager
     def _staged(self, plan: Planned, title: str, number: int) -> Iterator[Staged]:
-        """Model and data lie in the memory of every node; afterwards they are gone."""
+        """A context manager: model and data are in the memory of every node, and are removed afterwards."""
         material = Material(self.workload.model, Path(self.workload.dataset))
-        task = Task("stage", material, str(self.memory), str(self.place))
+        task = Task("stage", material, str(self.memory), str(self.directory))
         try:
             answers = self.nodes.ask(task, f"{title}: staging", plan.nodes)
-            for node, told in enumerate(answers):
-                for name, text in zip((MODEL, DATASET), told.records, strict=True):
+            for node, answer in enumerate(answers):
+                for name, text in zip((MODEL, DATASET), answer.records, strict=True):
                     self.raw[f"stage/{plan.name}-{number}-node-{node}-{name}.json"] = text
-            yield Staged(max(told.seconds for told in answers), max(told.staged for told in answers))
+            yield Staged(max(answer.seconds for answer in answers), max(answer.staged for answer in answers))
         finally:
             self._evict(task, plan, title)
 
@@ -100,7 +100,7 @@ class Rounds:
                 interrupted = error
             except (TunetoolError, OSError) as error:
                 # What went wrong before this is worth more than that it could not be tidied up.
-                self.left_behind.append(f"`{self.place}` may still be in memory: {error}; remove it on every node")
+                self.left_behind.append(f"`{self.directory}` may still be in memory: {error}; remove it on every node")
                 break
         if interrupted is not None:
             raise interrupted
@@ -110,9 +110,9 @@ class Rounds:
     ) -> Sample:
         name = f"{plan.name}-{path}-{number}"
         job = self.nodes.job(plan.nodes, plan.ranks_per_node, name, self.model_bytes)
-        results = run_workload(workload, self.nodes.place.launcher, job, self.progress, title)
-        found = gather(job.directory, prefix=f"{name}/")
-        self.raw |= found.raw
-        self.series += found.series
-        self.curves += found.checks
+        results = run_workload(workload, self.nodes.machines.launcher, job, self.progress, title)
+        gathered = gather(job.directory, prefix=f"{name}/")
+        self.raw |= gathered.raw
+        self.series += gathered.series
+        self.curves += gathered.checks
         return Sample(results, self.images, workload.batch_size, staged, mapped=workload.loader == "transformers")

@@ -24,7 +24,7 @@ from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.memory_left import memory_left
 from tunetool.record import Scalar
-from tunetool.training.cluster import find_place, need_gpus, prepare_nodes
+from tunetool.training.cluster import find_machines, need_gpus, prepare_nodes
 from tunetool.training.model import reference_model
 from tunetool.training.preflight import need_memory
 from tunetool.training.preparation import stacks_of
@@ -38,11 +38,11 @@ def bench(request: Request, progress: MovingProgress, environment: Mapping[str, 
     return session.run(KIND, request.run, _Staging(request, progress), progress, environment)
 
 
-def _need_memory(request: Request, site: preflight.Site, here: bool) -> None:
+def _need_memory(request: Request, site: preflight.Site, local: bool) -> None:
     """Raises ``CannotJudge`` where ranks on CPUs would be killed, beside what is staged for them."""
     left = memory_left()
     on_cpu = request.cluster.device == "cpu" or not site.first.gpus
-    if not here or not on_cpu or left is None:
+    if not local or not on_cpu or left is None:
         return
     ranks = max(each.ranks_per_node for each in site.planned)
     parameters = reference_model.describe(request.material.model).parameters
@@ -66,10 +66,10 @@ class _Staging:
             raise CannotJudge(
                 "torch is not installed beside tunetool", "install it: `pip install 'tunetool[finetune]'`"
             )
-        place = find_place(request.cluster, self.progress)
-        self.nodes = Nodes(place, session.temporary(), self.progress)
+        machines = find_machines(request.cluster, self.progress)
+        self.nodes = Nodes(machines, session.temporary(), self.progress)
         answers = self.nodes.ask(preflight.first_task(request), "looking at every node")
-        self.site = preflight.survey(request, place, answers)
+        self.site = preflight.survey(request, machines, answers)
         for line in self.site.announcement():
             self.progress.say(line)
         _need_memory(request, self.site, self.nodes.local)
@@ -78,8 +78,8 @@ class _Staging:
         """See ``session.Work``."""
         request, nodes = self.request, self.nodes
         look = not request.run.allow_busy
-        prepare_nodes(request.material, nodes.place, nodes.directory / "prepare", self.progress, look)
-        place = self._hold(session)
+        prepare_nodes(request.material, nodes.machines, nodes.directory / "prepare", self.progress, look)
+        directory = self._hold(session)
         # Again, now that everything is there: its true sizes.
         answers = nodes.ask(preflight.first_task(request), "model and data as they are")
         self.site = replace(self.site, answers=answers)
@@ -94,7 +94,7 @@ class _Staging:
             images=first.images,
             model_bytes=first.model_bytes,
             memory=request.memory,
-            place=place,
+            directory=directory,
             seed=request.material.seed,
             progress=self.progress,
             rows=self.rows,
@@ -114,7 +114,7 @@ class _Staging:
         return session.directory(memory) / "staged"
 
     def advice(self, row: Row) -> Advice:
-        """Stage or not, for one scenario."""
+        """The advice, to stage or not, for one scenario."""
         first = self.site.first
         load, once = row.pair("model_load"), row.pair("first_epoch")
         if load is None or once is None:
@@ -123,7 +123,7 @@ class _Staging:
         staged = [sample.staged for sample in taken if sample.staged]
         later = row.pair("later_epoch")
         cached = first.ram == 0 or first.model_bytes + first.data_bytes <= _CACHE_SHARE * first.ram
-        one = next(iter(taken))
+        example = next(iter(taken))
         return advise(
             first.room,
             Times(
@@ -132,7 +132,7 @@ class _Staging:
                 first=once,
                 later=later or (Pair(once.staged, once.staged) if cached else once),
                 later_from="measured" if later else "page cache" if cached else "as the first",
-                epochs=max(1, round(one.steps / one.steps_per_epoch)),
+                epochs=max(1, round(example.steps / example.steps_per_epoch)),
                 bulk_rate=median(each.rate for each in staged),
                 rounds=len(taken),
                 apart=row.apart(),
@@ -148,13 +148,13 @@ class _Staging:
             "trainer": settings.trainer,
             "loader": settings.loader,
             "tuning": "all parameters" if settings.full else f"LoRA, rank {settings.lora_rank}",
-            "launcher": self.nodes.place.launcher.name,
+            "launcher": self.nodes.machines.launcher.name,
             "rounds": request.rounds,
             "seed": request.material.seed,
         }
         media: dict[samples.Path, str] = {"memory": first.memory, "bulk": first.bulk}
         checks = [check for row in self.rows for check in figures.checks(row, first.bulk_in_memory)]
-        checks += figures.told({row.name: self.advice(row) for row in self.rows if row.complete})
+        checks += figures.advice_checks({row.name: self.advice(row) for row in self.rows if row.complete})
         measurements = [each for row in self.rows for each in figures.measurements(row, media, conditions)]
         return Findings(
             figures.case(self.rows, checks, measurements),

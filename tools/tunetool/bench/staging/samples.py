@@ -123,11 +123,11 @@ class Sample:
     def reads(self) -> list[Read]:
         """What every rank read. Where no call counts it (mapped files, kernels without /proc/self/io), all that it made
         tensors of."""
-        found = []
+        reads = []
         for rank in self.ranks:
             model, data = rank.read_bytes.get("model", {}), rank.read_bytes.get("data", {})
             asked = max(model.get("logical", 0), model.get("storage", 0))
-            found.append(
+            reads.append(
                 Read(
                     rank.rank,
                     rank.host,
@@ -137,7 +137,7 @@ class Sample:
                     data.get("storage", 0),
                 )
             )
-        return found
+        return reads
 
 
 FIGURES: Mapping[str, Callable[[Sample], float | None]] = {
@@ -168,9 +168,9 @@ class Row:
     left_out: str | None = None
 
     def seconds(self, path: Path, figure: str) -> dict[int, float]:
-        """A figure by round."""
-        found = {number: FIGURES[figure](sample) for number, sample in self.samples[path].items()}
-        return {number: value for number, value in found.items() if value is not None}
+        """The values of a figure by round."""
+        values = {number: FIGURES[figure](sample) for number, sample in self.samples[path].items()}
+        return {number: value for number, value in values.items() if value is not None}
 
     def pair(self, figure: str) -> Pair | None:
         """The medians of both paths; None where one has none."""
@@ -203,7 +203,7 @@ class Losses:
 
 
 def compare_losses(row: Row) -> Losses | None:
-    """Over every round that has both paths, step by step. None where there is none."""
+    """Compare the losses of both paths, step by step, in every round that has both. None if no round has."""
     shared = sorted(row.samples["memory"].keys() & row.samples["bulk"].keys())
     if not shared:
         return None
@@ -212,16 +212,16 @@ def compare_losses(row: Row) -> Losses | None:
         ours, theirs = row.samples["memory"][number].losses, row.samples["bulk"][number].losses
         if len(ours) != len(theirs) or not ours:
             return Losses(max(len(ours), len(theirs)), inf, inf)
-        apart = [_apart(one, other) for one, other in zip(ours, theirs, strict=True)]
+        apart = [_apart(staged_loss, bulk_loss) for staged_loss, bulk_loss in zip(ours, theirs, strict=True)]
         firsts.append(apart[0])
         largest, steps = max(largest, *apart), steps + len(apart)
     return Losses(steps, max(firsts), largest)
 
 
-def _apart(one: float, other: float) -> float:
-    if not (isfinite(one) and isfinite(other)):
+def _apart(first: float, second: float) -> float:
+    if not (isfinite(first) and isfinite(second)):
         return inf
-    return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0
+    return abs(first - second) / max(abs(first), abs(second)) if first != second else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

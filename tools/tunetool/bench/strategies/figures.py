@@ -21,17 +21,17 @@ _LOSS_TOLERANCE = 0.05
 
 
 def measurements(study: Study, job: Job, conditions: Mapping[str, Scalar]) -> list[Measurement]:
-    """Networks first, then each cell."""
-    found = [each for layout in study.found for each in _network(study, layout, conditions)]
+    """The figures of the networks, then of each cell."""
+    figures = [each for layout in study.rank_figures for each in _network(study, layout, conditions)]
     for row in study.rows.values():
         if row.samples:
-            found += _row(study, job, row, conditions)
-    return found
+            figures += _row(study, job, row, conditions)
+    return figures
 
 
 def _network(study: Study, layout: Layout, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
-    ranks = study.found[layout]
-    told: dict[str, Scalar] = {
+    ranks = study.rank_figures[layout]
+    common: dict[str, Scalar] = {
         "nodes": layout.nodes,
         "ranks": layout.ranks,
         "backend": ranks[0].backend,
@@ -39,16 +39,16 @@ def _network(study: Study, layout: Layout, conditions: Mapping[str, Scalar]) -> 
         "launcher": conditions["launcher"],
     }
     work = [max(each) for each in zip(*(each.work for each in ranks), strict=False)]
-    yield _figure(f"network.{layout}.work", "duration", work, {**told, "what": "a small computation on all ranks"})
+    yield _figure(f"network.{layout}.work", "duration", work, {**common, "what": "a small computation on all ranks"})
     if layout.world == 1:
         return
-    yield _figure(f"network.{layout}.latency", "latency", ranks[0].latency, {**told, "bytes": 4})
-    yield _figure(f"network.{layout}.queued", "latency", ranks[0].queued, told)
-    yield _figure(f"network.{layout}.communicator", "duration", [max(each.communicator for each in ranks)], told)
+    yield _figure(f"network.{layout}.latency", "latency", ranks[0].latency, {**common, "bytes": 4})
+    yield _figure(f"network.{layout}.queued", "latency", ranks[0].queued, common)
+    yield _figure(f"network.{layout}.communicator", "duration", [max(each.communicator for each in ranks)], common)
     for kind, line in network(ranks).fits.items():
         points: dict[str, Scalar] = {f"seconds_{size}": median(taken) for size, taken in ranks[0].points[kind]}
         shape: dict[str, Scalar] = {
-            **told,
+            **common,
             "latency_seconds": line.latency,
             "worst_residual": line.worst,
             "method": "least squares, relative errors, of latency + bytes / bandwidth (Hockney)",
@@ -64,7 +64,7 @@ def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> 
     cell, layout = row.cell, row.cell.layout
     moved = job.traffic(cell)
     whole, updated = parameters(job.modules), trained(job.modules)
-    told: dict[str, Scalar] = {
+    common: dict[str, Scalar] = {
         **conditions,
         "nodes": layout.nodes,
         "ranks": layout.ranks,
@@ -82,13 +82,13 @@ def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> 
             layout.world,
             job.element_bytes,
         ),
-        "memory_bytes": min(each.memory_bytes for each in study.found[layout]),
+        "memory_bytes": min(each.memory_bytes for each in study.rank_figures[layout]),
     }
     steps = [sample.step for sample in row.samples]
     versions = f"deepspeed {conditions.get('deepspeed_version', '')}".strip()
 
     def of_cell(name: str, quantity: Quantity, samples: Sequence[float], more: Mapping[str, Scalar]) -> Measurement:
-        return _figure(f"{name}.{cell.key}", quantity, samples, {**told, **more}, versions, "training")
+        return _figure(f"{name}.{cell.key}", quantity, samples, {**common, **more}, versions, "training")
 
     yield of_cell("step", "duration", steps, _predicted(row.prediction, row.step))
     yield of_cell("data", "duration", [sample.data for sample in row.samples], {})
@@ -96,14 +96,18 @@ def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> 
         yield of_cell(f"start.{phase}", "duration", [sample.start[phase] for sample in row.samples], {})
     start = [sum(sample.start.values()) for sample in row.samples]
     yield of_cell("start", "duration", start, {})
-    for name, other in (("versus_alone", _alone(study, cell)), ("versus_zero2", _beside(study, cell))):
-        if other is not None:
+    for name, reference in (("versus_alone", _alone(study, cell)), ("versus_zero2", _beside(study, cell))):
+        if reference is not None:
             # The same samples in all: more ranks take fewer steps.
-            share = other.cell.layout.world / layout.world
-            ratios = [ours.step / theirs.step * share for ours, theirs in zip(row.samples, other.samples, strict=False)]
-            yield of_cell(name, "ratio", ratios, {"against": str(other.cell)})
+            share = reference.cell.layout.world / layout.world
+            ratios = [
+                ours.step / theirs.step * share for ours, theirs in zip(row.samples, reference.samples, strict=False)
+            ]
+            yield of_cell(name, "ratio", ratios, {"against": str(reference.cell)})
             if name == "versus_alone":
-                yield of_cell("efficiency", "ratio", [share / each for each in ratios], {"against": str(other.cell)})
+                yield of_cell(
+                    "efficiency", "ratio", [share / each for each in ratios], {"against": str(reference.cell)}
+                )
 
 
 def _predicted(prediction: Prediction | None, step: float) -> dict[str, Scalar]:
@@ -150,15 +154,15 @@ def checks(study: Study, job: Job | None) -> list[CheckResult]:
     """Of each cell, whether it ran; of each layout, whether its stages train alike; whether what was predicted is what
     was trained.
     """
-    found = [_check(row) for row in study.rows.values()]
-    found += [
+    results = [_check(row) for row in study.rows.values()]
+    results += [
         CheckResult(id=f"{PREFIX}{cell.key}", status="skip", expected="every step of every round", found=reason)
         for cell, reason in study.fitted.left_out
     ]
-    found += _losses(study)
+    results += _losses(study)
     if study.first is not None and job is not None:
-        found.append(_same_model(study, job))
-    return found
+        results.append(_same_model(study, job))
+    return results
 
 
 def _check(row: Row) -> CheckResult:

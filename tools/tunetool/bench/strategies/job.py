@@ -17,25 +17,25 @@ _DEFAULTS = Zero(0)
 
 
 def job(workload: Workload, configuration: Mapping[str, Any], cuda: bool) -> Job:
-    """What is trained, and what DeepSpeed is told at each stage."""
-    found = tensors(configuration, f"{workload.model}/config.json")
-    parts = in_full(found) if workload.full else with_lora(found, workload.lora_rank, LORA_TARGETS)
+    """What is trained, and DeepSpeed's settings at each stage."""
+    shapes = tensors(configuration, f"{workload.model}/config.json")
+    parts = in_full(shapes) if workload.full else with_lora(shapes, workload.lora_rank, LORA_TARGETS)
     backend: Backend = "nccl" if cuda else "gloo"
     settings = {stage: zero(stage, workload, cuda) for stage in _STAGES}
     return Job(modules_of(parts, is_tied(configuration)), settings, 2 if cuda else 4, backend)
 
 
 def zero(stage: int, workload: Workload, cuda: bool) -> Zero:
-    """What of the ds_config decides about traffic; DeepSpeed's defaults where it says nothing."""
-    told = ds_config(Workload(**{**workload.__dict__, "zero_stage": stage}), 1, cuda)
-    found = told["zero_optimization"]
+    """The settings of the ds_config that decide about traffic; DeepSpeed's defaults where it has none."""
+    config = ds_config(Workload(**{**workload.__dict__, "zero_stage": stage}), 1, cuda)
+    zero_config = config["zero_optimization"]
     return Zero(
         stage=stage,
-        reduce_bucket=int(found.get("reduce_bucket_size", _DEFAULTS.reduce_bucket)),
-        prefetch_bucket=int(found.get("stage3_prefetch_bucket_size", _DEFAULTS.prefetch_bucket)),
-        persistence=int(found.get("stage3_param_persistence_threshold", _DEFAULTS.persistence)),
-        live=int(found.get("stage3_max_live_parameters", _DEFAULTS.live)),
-        reuse=int(found.get("stage3_max_reuse_distance", _DEFAULTS.reuse)),
-        clip=bool(told.get("gradient_clipping")),
-        overlap=bool(found.get("overlap_comm", stage == 3)),
+        reduce_bucket=int(zero_config.get("reduce_bucket_size", _DEFAULTS.reduce_bucket)),
+        prefetch_bucket=int(zero_config.get("stage3_prefetch_bucket_size", _DEFAULTS.prefetch_bucket)),
+        persistence=int(zero_config.get("stage3_param_persistence_threshold", _DEFAULTS.persistence)),
+        live=int(zero_config.get("stage3_max_live_parameters", _DEFAULTS.live)),
+        reuse=int(zero_config.get("stage3_max_reuse_distance", _DEFAULTS.reuse)),
+        clip=bool(config.get("gradient_clipping")),
+        overlap=bool(zero_config.get("overlap_comm", stage == 3)),
     )

@@ -58,8 +58,8 @@ class Fitted:
 
 
 def parse(text: str) -> list[Cell]:
-    """From ``1x1:z2,2x8:z3``. Raises ``UsageProblem`` naming the bad cell, also one that stands there twice."""
-    found: list[Cell] = []
+    """From ``1x1:z2,2x8:z3``. Raises ``UsageProblem`` naming the bad cell, also one that is there twice."""
+    cells: list[Cell] = []
     for part in text.split(","):
         match = _CELL.fullmatch(part.strip())
         if match is None:
@@ -68,10 +68,10 @@ def parse(text: str) -> list[Cell]:
                 "NODESxGPUS:zSTAGE, such as `2x8:z3` for ZeRO-3 on 2 nodes with 8 GPUs each; stages 0 to 3",
             )
         cell = Cell(Layout(int(match[1]), int(match[2])), int(match[3]))
-        if cell in found:
+        if cell in cells:
             raise UsageProblem(f"`{cell}` stands twice in `--matrix`", "leave out one; `--rounds` repeats every cell")
-        found.append(cell)
-    return found
+        cells.append(cell)
+    return cells
 
 
 def fit(asked: Sequence[Cell], nodes: int, ranks: int) -> Fitted:

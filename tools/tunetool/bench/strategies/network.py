@@ -1,4 +1,4 @@
-"""What a measurement of the network is asked, and what each rank tells. Pure."""
+"""The order for a measurement of the network, and each rank's answer. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FILE = "network.json"
 
 @dataclass(frozen=True)
 class Order:
-    """What the ranks are told."""
+    """The order to the ranks."""
 
     model: str
     """A directory on the node, whose config.json is brought back."""
@@ -23,8 +23,8 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one rank tells. ``points``: by collective, pairs of bytes and seconds of each run, the slowest rank's."""
+class RankFigures:
+    """What one rank measured. ``points``: by collective, pairs of bytes and seconds of each run, the slowest rank's."""
 
     rank: int
     host: str

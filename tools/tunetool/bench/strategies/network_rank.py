@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from tunetool.advise.communication import KINDS, Kind
-from tunetool.bench.strategies.network import FILE, Found, Order
+from tunetool.bench.strategies.network import FILE, Order, RankFigures
 from tunetool.errors import CannotJudge
 from tunetool.launch import rank as launched
 from tunetool.node.machine.memory_left import bytes_left
@@ -34,7 +34,7 @@ _WORK_SECONDS, _WORK_LAYERS, _WORK_ROWS, _WIDEST = 1.0, 4, 64, 4096
 
 
 class Bench:
-    """A rank of a group that stands."""
+    """The measurements of one rank of the group."""
 
     def __init__(self, order: Order, local_rank: int) -> None:
         self.order = order
@@ -45,8 +45,8 @@ class Bench:
         if self.cuda:
             torch.cuda.set_device(local_rank)
 
-    def run(self) -> Found:
-        """All of it."""
+    def run(self) -> RankFigures:
+        """Join the group, measure the network and the computation, and leave."""
         began = time.monotonic()
         backend = "nccl" if self.cuda else "gloo"
         # NCCL is told its device, as DeepSpeed tells it: the communicator is made at once then.
@@ -58,15 +58,15 @@ class Bench:
         queued: list[float] = []
         latency: list[float] = []
         if dist.get_world_size() > 1:
-            one = torch.ones(1, device=self.device)
-            latency = self._timed(lambda: dist.all_reduce(one), _MOST, one)
+            scalar = torch.ones(1, device=self.device)
+            latency = self._timed(lambda: dist.all_reduce(scalar), _MOST, scalar)
             for kind in KINDS:
                 points[kind] = self._points(kind)
             queued = self._queued()
         work = self._work()
-        own = dist.get_rank()
-        found = Found(
-            rank=own,
+        rank = dist.get_rank()
+        result = RankFigures(
+            rank=rank,
             host=socket.gethostname(),
             backend=backend,
             device=torch.cuda.get_device_name() if self.cuda else "cpu",
@@ -75,19 +75,19 @@ class Bench:
             points=points,
             queued=queued,
             latency=latency,
-            configuration=json.loads((Path(self.order.model) / "config.json").read_text()) if own == 0 else None,
+            configuration=json.loads((Path(self.order.model) / "config.json").read_text()) if rank == 0 else None,
             communicator=communicator,
         )
         dist.barrier()
         dist.destroy_process_group()
-        return found
+        return result
 
     def _points(self, kind: Kind) -> list[tuple[int, list[float]]]:
-        """From small to large, for as long as its share of the time lasts; two sizes at least."""
+        """Seconds by size, from small to large, while this collective's share of the time lasts; two sizes at least."""
         world = dist.get_world_size()
         budget = self.order.seconds / len(KINDS)
         began = time.monotonic()
-        found: list[tuple[int, list[float]]] = []
+        points: list[tuple[int, list[float]]] = []
         for size in SIZES:
             elements = -(-size // 4 // world) * world
             whole, part = (torch.zeros(count, device=self.device) for count in (elements, elements // world))
@@ -103,14 +103,14 @@ class Bench:
             first = self._timed(once, 1, whole)[0]
             # The same on every rank: it is the slowest rank's time.
             runs = max(_FEWEST, min(_MOST, int(budget / len(SIZES) / max(first, 1e-6))))
-            found.append((4 * elements, self._timed(once, runs, whole)))
+            points.append((4 * elements, self._timed(once, runs, whole)))
             launched.beat()
             left = torch.tensor([budget - (time.monotonic() - began)], device=self.device)
             dist.all_reduce(left, op=dist.ReduceOp.MIN)
             # The next size takes four times as long.
-            if len(found) > 1 and float(left.item()) < 4 * _FEWEST * median(found[-1][1]):
+            if len(points) > 1 and float(left.item()) < 4 * _FEWEST * median(points[-1][1]):
                 break
-        return found
+        return points
 
     def _queued(self) -> list[float]:
         """Seconds for each of many small all-gathers that are started together."""
@@ -172,7 +172,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status as tunetool's own, with the reason in the rank's directory."""
+    """Measure as one rank; returns tunetool's exit status, with the reason in the rank's directory."""
     return leave_answer(lambda: Bench(Order(**json.loads(arguments[1])), int(os.environ["LOCAL_RANK"])).run(), FILE)
 
 

@@ -72,15 +72,15 @@ class Prediction:
     """Where the compute time is from."""
 
 
-def replay(found: Sequence[Event], network: Network | None, compute: float) -> Timeline:
+def replay(events: Sequence[Event], network: Network | None, compute: float) -> Timeline:
     """Run through a step: collectives one after another, each no earlier than asked; work as it comes.
 
     ``compute`` seconds are shared out by the work's elements. ``network`` is None for one rank, which asks for nothing.
     """
-    elements = sum(event.elements for event in found if isinstance(event, Work)) or 1
+    elements = sum(event.elements for event in events if isinstance(event, Work)) or 1
     now = busy_until = waited = busy = 0.0
     done: dict[int, float] = {}
-    for event in found:
+    for event in events:
         if isinstance(event, Work):
             now += compute * event.elements / elements
         elif isinstance(event, Wait):
@@ -94,12 +94,12 @@ def replay(found: Sequence[Event], network: Network | None, compute: float) -> T
     return Timeline(now, busy, waited)
 
 
-def compute_of(found: Sequence[Event], network: Network | None, step: float) -> float:
+def compute_of(events: Sequence[Event], network: Network | None, step: float) -> float:
     """The compute time with which ``replay`` gives ``step``; 0 where the network alone takes longer."""
     low, high = 0.0, step
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if replay(found, network, middle).seconds > step:
+        if replay(events, network, middle).seconds > step:
             high = middle
         else:
             low = middle
@@ -111,17 +111,17 @@ def predict(cell: Cell, job: Job, layouts: Layouts, measured: Mapping[Cell, floa
     computes = {
         each: compute_of(job.events(each), layouts.networks.get(each.layout), step) for each, step in measured.items()
     }
-    found = _compute(cell, layouts, computes)
-    if found is None:
+    estimate = _compute(cell, layouts, computes)
+    if estimate is None:
         return None
-    compute, basis = found
+    compute, basis = estimate
     line = replay(job.events(cell), layouts.networks.get(cell.layout), compute)
     moved = job.traffic(cell)
     return Prediction(line.seconds, compute, line.exposed, moved.sent, len(moved.calls), basis)
 
 
 def _compute(cell: Cell, layouts: Layouts, computes: Mapping[Cell, float]) -> tuple[float, str] | None:
-    """The best that is known of the time that ``cell`` computes.
+    """The best estimate of the time that ``cell`` computes, and what it is based on.
 
     The same layout tells how ranks share cores, one rank alone under the same stage what that stage costs by itself
     (stage 3 runs hooks around every module); with both, and the pair that links them, nothing has to be assumed.
@@ -144,8 +144,8 @@ def _compute(cell: Cell, layouts: Layouts, computes: Mapping[Cell, float]) -> tu
     )
     if smallest is None:
         return None
-    told = _shared(smallest, cell, layouts) + _hooks(smallest, cell)
-    return computes[smallest] * layouts.contention(cell.layout, smallest.layout), told
+    basis = _shared(smallest, cell, layouts) + _hooks(smallest, cell)
+    return computes[smallest] * layouts.contention(cell.layout, smallest.layout), basis
 
 
 def _hooks(source: Cell, cell: Cell) -> str:

@@ -20,7 +20,7 @@ from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.units import format_size
-from tunetool.training.cluster import Place, find_place, need_gpus, prepare_nodes, ranks_here, ranks_per_host
+from tunetool.training.cluster import Machines, find_machines, need_gpus, prepare_nodes, ranks_here, ranks_per_host
 from tunetool.training.model import reference_model
 from tunetool.training.preflight import need_memory
 from tunetool.training.preparation import Ready, stacks_of
@@ -36,8 +36,8 @@ def bench(request: Request, progress: MovingProgress, environment: Mapping[str, 
     return session.run(KIND, request.run, _Strategies(request, progress), progress, environment)
 
 
-def _announcement(request: Request, place: Place) -> str:
-    where = f"{place.nodes} hosts by `{place.launcher.name}`" if place.hosts else "this machine"
+def _announcement(request: Request, machines: Machines) -> str:
+    where = f"{machines.nodes} hosts by `{machines.launcher.name}`" if machines.hosts else "this machine"
     tuning = "all parameters" if request.settings.full else f"LoRA of rank {request.settings.lora_rank}"
     return (
         f"trains `{request.material.model}` ({tuning}) on {where}: {request.rounds} round(s) of "
@@ -45,12 +45,12 @@ def _announcement(request: Request, place: Place) -> str:
     )
 
 
-def _guess_ranks(request: Request, place: Place, environment: Mapping[str, str]) -> int:
-    """Before anybody was asked: what is wanted, what the inventory says, what this machine has."""
+def _guess_ranks(request: Request, machines: Machines, environment: Mapping[str, str]) -> int:
+    """The ranks of a host before any host answers: from the request, the inventory or this machine."""
     cluster = request.cluster
-    slots = [host.slots for host in place.hosts if host.slots is not None]
-    here = 1 if place.hosts else ranks_here(cluster, environment)[0]
-    return cluster.ranks_per_node or min(slots, default=max(1, here))
+    slots = [host.slots for host in machines.hosts if host.slots is not None]
+    local_ranks = 1 if machines.hosts else ranks_here(cluster, environment)[0]
+    return cluster.ranks_per_node or min(slots, default=max(1, local_ranks))
 
 
 def _say_plan(fitted: Fitted, request: Request, progress: MovingProgress) -> None:
@@ -58,15 +58,15 @@ def _say_plan(fitted: Fitted, request: Request, progress: MovingProgress) -> Non
         progress.say(note)
     for cell, reason in fitted.left_out:
         progress.say(f"{cell} is left out: {reason}")
-    told = ", ".join(map(str, fitted.cells))
-    progress.say(f"cells: {told}; networks: {', '.join(map(str, layouts(fitted.cells)))}; {request.rounds} round(s)")
+    cells = ", ".join(map(str, fitted.cells))
+    progress.say(f"cells: {cells}; networks: {', '.join(map(str, layouts(fitted.cells)))}; {request.rounds} round(s)")
 
 
 @dataclass
 class _Strategies:
     request: Request
     progress: MovingProgress
-    place: Place = field(init=False)
+    machines: Machines = field(init=False)
     directory: Path = field(init=False)
     ready: list[Ready] = field(default_factory=list)
     study: Study = field(default_factory=lambda: Study(Fitted((), (), ()), {}))
@@ -79,10 +79,10 @@ class _Strategies:
         request, environment = self.request, session.environment
         need_gpus(request.cluster, environment)
         request.settings.workload("", "", request.cluster.device, request.material.seed)
-        place = self.place = find_place(request.cluster, self.progress)
-        self.progress.say(_announcement(request, place))
-        guess = fit(request.matrix, place.nodes, _guess_ranks(request, place, environment))
-        if not place.hosts and ranks_here(request.cluster, environment)[1]:
+        machines = self.machines = find_machines(request.cluster, self.progress)
+        self.progress.say(_announcement(request, machines))
+        guess = fit(request.matrix, machines.nodes, _guess_ranks(request, machines, environment))
+        if not machines.hosts and ranks_here(request.cluster, environment)[1]:
             most = max((cell.layout.ranks for cell in guess.cells), default=1)
             need_memory(reference_model.describe(request.material.model).parameters, request.settings.full, most)
         if request.run.dry_run:
@@ -92,7 +92,7 @@ class _Strategies:
         """See ``session.Work``."""
         self.raw, self.directory = session.raw, session.temporary()
         self._prepare()
-        if not self.place.hosts:
+        if not self.machines.hosts:
             session.lock(stacks_of(self.ready[0]))
         self._run()
 
@@ -106,9 +106,9 @@ class _Strategies:
         """Model and data on every node, and the cells that fit. Raises ``TunetoolError``."""
         request = self.request
         look = not request.run.allow_busy
-        self.ready = prepare_nodes(request.material, self.place, self._own(), self.progress, look)
-        ranks = ranks_per_host(request.cluster, self.place.hosts, self.ready)
-        fitted = fit(request.matrix, self.place.nodes, ranks)
+        self.ready = prepare_nodes(request.material, self.machines, self._launch_directory(), self.progress, look)
+        ranks = ranks_per_host(request.cluster, self.machines.hosts, self.ready)
+        fitted = fit(request.matrix, self.machines.nodes, ranks)
         _say_plan(fitted, request, self.progress)
         if not fitted.cells:
             raise CannotJudge(
@@ -117,17 +117,17 @@ class _Strategies:
         self.study = Study(fitted, {cell: Row(cell) for cell in fitted.cells})
 
     def _run(self) -> None:
-        """The networks, then all rounds. A cell that fails is told and left; the others go on."""
+        """Measure the networks, then all rounds. A cell that fails is reported and left out; the others go on."""
         try:
             for layout in layouts(self.study.fitted.cells):
-                self.study.found[layout] = self._network(layout)
+                self.study.rank_figures[layout] = self._network(layout)
         except CannotJudge as error:
             self._failed(error, "network")
             self.study.errors.append(f"the network could not be measured: {error.message}")
             return
-        told = self.study.found[ALONE][0]
-        assert told.configuration is not None  # noqa: S101  (rank 0's)
-        self.job = job_of(self._workload(2), told.configuration, told.backend == "nccl")
+        first = self.study.rank_figures[ALONE][0]
+        assert first.configuration is not None  # noqa: S101  (rank 0's)
+        self.job = job_of(self._workload(2), first.configuration, first.backend == "nccl")
         for number in range(self.request.rounds):
             # Every other round backwards: what drifts falls on all alike. The first in order: predictions build on it.
             for row in list(self.study.rows.values())[:: 1 if number % 2 == 0 else -1]:
@@ -135,7 +135,7 @@ class _Strategies:
                     self._cell(row, number)
 
     def _conditions(self) -> dict[str, str | int | float | bool]:
-        """What all cells have in common."""
+        """The parameters that all cells share."""
         first, settings = self.study.first, self.request.settings
         assert first is not None  # noqa: S101  (asked after a cell was run)
         tuning = "all parameters" if settings.full else f"LoRA, rank {settings.lora_rank}"
@@ -144,50 +144,50 @@ class _Strategies:
             "tuning": tuning,
             "batch_size": settings.batch_size,
             "steps": settings.steps or 0,
-            "launcher": self.place.launcher.name,
+            "launcher": self.machines.launcher.name,
             "seed": self.request.material.seed,
             "compute": first.device,
             **{f"{name}_version": version for name, version in first.versions.items()},
         }
 
-    def _network(self, layout: Layout) -> list[network.Found]:
+    def _network(self, layout: Layout) -> list[network.RankFigures]:
         order = network.Order(
             model=self.ready[0].model,
             device=self.request.cluster.device,
             hidden=reference_model.describe(self.request.material.model).hidden
-            if self.request.material.model in reference_model.SIZES or not self.place.hosts
+            if self.request.material.model in reference_model.SIZES or not self.machines.hosts
             else 1024,
             seconds=self.request.network_seconds,
         )
         job = self._job(layout)
-        told = ("-m", network.MODULE, "--order", json.dumps(asdict(order)))
+        program = ("-m", network.MODULE, "--order", json.dumps(asdict(order)))
         environment = as_environment(self._workload(2), job.environment)
-        job = replace(job, program=told, environment=environment)
+        job = replace(job, program=program, environment=environment)
         seconds = _START / 2 + (self.request.network_seconds if layout.world > 1 else 0)
         what = f"network of {layout}" if layout.world > 1 else "one rank alone computes"
         with self.progress.step(what, seconds) as tick:
             try:
-                self.place.launcher.run(job, tick)
+                self.machines.launcher.run(job, tick)
             except RankFailed as error:
                 raise explained(error, job) from error
         try:
             files = [rank_directory(job.directory, rank) / network.FILE for rank in range(layout.world)]
-            return [network.Found(**json.loads(file.read_text())) for file in files]
+            return [network.RankFigures(**json.loads(file.read_text())) for file in files]
         except (OSError, ValueError, TypeError) as error:
             raise CannotJudge(f"a rank of {layout} did not say what it measured: {error}") from None
 
     def _cell(self, row: Row, number: int) -> None:
-        """Predict, where that was not done, and run."""
+        """Predict the cell's step, unless that was done, and run the cell."""
         assert self.job is not None  # noqa: S101  (made before any cell)
         cell = row.cell
         if row.prediction is None and not row.samples:
             row.prediction = predict(cell, self.job, self.study.layouts(), self.study.measured)
-            self.progress.say(f"{cell}: {_told(row.prediction)}")
+            self.progress.say(f"{cell}: {_prediction_text(row.prediction)}")
         steps = (self.request.settings.steps or 0) * (row.prediction.step if row.prediction else 1.0)
         try:
             results = run_workload(
                 self._workload(cell.stage),
-                self.place.launcher,
+                self.machines.launcher,
                 self._job(cell.layout),
                 self.progress,
                 f"{cell}, round {number + 1} of {self.request.rounds}",
@@ -212,16 +212,16 @@ class _Strategies:
         return settings.workload(ready.model, ready.dataset, self.request.cluster.device, self.request.material.seed)
 
     def _job(self, layout: Layout) -> launching.Job:
-        job = self.place.job(layout.ranks, self._own(), self.ready[0].model_bytes)
+        job = self.machines.job(layout.ranks, self._launch_directory(), self.ready[0].model_bytes)
         return replace(job, hosts=tuple(job.hosts)[: layout.nodes])
 
-    def _own(self) -> Path:
+    def _launch_directory(self) -> Path:
         """A directory for one launch."""
         self._number += 1
         return self.directory / f"launch-{self._number}"
 
 
-def _told(prediction: Prediction | None) -> str:
+def _prediction_text(prediction: Prediction | None) -> str:
     if prediction is None:
         return "measured first; what follows is predicted from it"
     return (

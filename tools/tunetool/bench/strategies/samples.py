@@ -9,7 +9,7 @@ from statistics import fmean, median
 from tunetool.bench.finetune.figures import STARTS
 from tunetool.bench.strategies.link import Network, fit
 from tunetool.bench.strategies.matrix import Cell, Fitted, Layout
-from tunetool.bench.strategies.network import Found
+from tunetool.bench.strategies.network import RankFigures
 from tunetool.bench.strategies.predict import Layouts, Prediction
 from tunetool.bench.strategies.request import WARM_UP
 from tunetool.errors import CannotJudge
@@ -47,12 +47,12 @@ class Row:
 
 @dataclass
 class Study:
-    """All of it."""
+    """What was measured: networks, cells, errors."""
 
     fitted: Fitted
     rows: dict[Cell, Row]
     """In the order in which they run."""
-    found: dict[Layout, list[Found]] = field(default_factory=dict)
+    rank_figures: dict[Layout, list[RankFigures]] = field(default_factory=dict)
     """By layout, each rank's."""
     errors: list[str] = field(default_factory=list)
     first: RankResult | None = None
@@ -64,9 +64,9 @@ class Study:
         return {cell: row.step for cell, row in self.rows.items() if row.samples}
 
     def layouts(self) -> Layouts:
-        """For predictions."""
-        networks = {layout: network(found) for layout, found in self.found.items() if layout.world > 1}
-        work = {layout: max(median(each.work) for each in found) for layout, found in self.found.items()}
+        """What predictions need of the layouts: their networks and computation times."""
+        networks = {layout: network(ranks) for layout, ranks in self.rank_figures.items() if layout.world > 1}
+        work = {layout: max(median(each.work) for each in ranks) for layout, ranks in self.rank_figures.items()}
         return Layouts(networks, work)
 
 
@@ -81,8 +81,8 @@ def sample(results: Sequence[RankResult]) -> Sample:
     return Sample(median(steps), median(waits), start, losses)
 
 
-def network(found: Sequence[Found]) -> Network:
-    """What the ranks of a layout reach; every rank has the slowest one's times."""
-    told = found[0]
-    fits = {kind: fit([(size, median(taken)) for size, taken in points]) for kind, points in told.points.items()}
-    return Network(fits, median(told.queued))  # type: ignore[arg-type]
+def network(ranks: Sequence[RankFigures]) -> Network:
+    """The network of a layout, fitted to its ranks' figures; every rank has the slowest one's times."""
+    first = ranks[0]
+    fits = {kind: fit([(size, median(taken)) for size, taken in points]) for kind, points in first.points.items()}
+    return Network(fits, median(first.queued))  # type: ignore[arg-type]

@@ -26,8 +26,8 @@ CHAT_TEMPLATE = (
 def _byte_letters() -> list[str]:
     """The printable letter for each byte in a byte-level vocabulary (GPT-2's bytes_to_unicode)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+    substitutes = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]
 
 
 def _vocabulary(first_special: int, size: int) -> dict[str, int]:

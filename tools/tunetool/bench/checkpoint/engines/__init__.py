@@ -17,8 +17,8 @@ REFERENCE = "torch-save-zip"
 
 def _made_by(module: str, kind: str, *arguments: Any) -> Factory:
     def make() -> Engine:
-        found = importlib.import_module(f"{__name__}.{module}")
-        return cast(Engine, getattr(found, kind)(*arguments))
+        imported = importlib.import_module(f"{__name__}.{module}")
+        return cast(Engine, getattr(imported, kind)(*arguments))
 
     return make
 

@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Fill ``like``, shaped and placed as the state was, from ``directory``, and return it. All ranks call it."""
 
     def close(self) -> None:
-        """Give back buffers, threads and processes."""
+        """Release buffers, threads and processes."""
 
 
 class Plain:
@@ -78,7 +78,7 @@ Factory = Callable[[], Engine]
 
 
 class Done:
-    """Everything was durable before ``save`` returned."""
+    """The handle of a save that was durable when ``save`` returned."""
 
     def wait(self) -> None:
         """Nothing to wait for."""

@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 
 from tunetool.bench.checkpoint.engines.base import Done, Plain, State
 from tunetool.bench.checkpoint.engines.files import fsync_names
-from tunetool.bench.checkpoint.engines.ranks import alone, barrier, place
+from tunetool.bench.checkpoint.engines.ranks import alone, barrier, rank_and_world
 from tunetool.checkpoint.steps import fsync
 
 METADATA = ".metadata"
@@ -18,14 +18,14 @@ def finish(directory: Path) -> None:
     """What torch leaves out with ``sync_files=True``, on every rank: the directory is never fsynced, and `.metadata` is
     fsynced with its last bytes, of a small one all, still in Python's buffer (seen in torch 2.13).
     """
-    if place()[0] == 0:
+    if rank_and_world()[0] == 0:
         fsync(directory / METADATA)
     fsync_names(directory)
     barrier()
 
 
 def load_dcp(like: State, directory: Path) -> State:
-    """``dcp.load`` with torch's reader, in place."""
+    """``dcp.load`` with torch's reader, in rank_and_world."""
     dcp.load(like, storage_reader=dcp.FileSystemReader(directory), no_dist=alone())
     return like
 

@@ -14,7 +14,14 @@ from torch.distributed.checkpoint import _async_process_executor, staging, state
 
 from tunetool.bench.checkpoint.engines.base import Context, State, Waiting
 from tunetool.bench.checkpoint.engines.dcp import finish, load_dcp
-from tunetool.bench.checkpoint.engines.ranks import alone, device_of, host_bytes, lacks_memory, place, ranks_here
+from tunetool.bench.checkpoint.engines.ranks import (
+    alone,
+    device_of,
+    host_bytes,
+    lacks_memory,
+    rank_and_world,
+    ranks_here,
+)
 from tunetool.bench.checkpoint.engines.tensors import local_parts
 from tunetool.node.units import format_size_binary
 
@@ -80,8 +87,8 @@ class DcpAsync:
 
     def _make_stager(self, state: State) -> Any:
         cuda = device_of(state).type == "cuda"
-        here = sum(part.nbytes for part in local_parts(state).values())
-        room = shutil.disk_usage(SHARED).free >= here * ranks_here(place()[1])
+        local_bytes = sum(part.nbytes for part in local_parts(state).values())
+        room = shutil.disk_usage(SHARED).free >= local_bytes * ranks_here(rank_and_world()[1])
         shared = self._process or (cuda and room)
         if shared:
             # torch keeps a descriptor open for every shared tensor.

@@ -49,14 +49,14 @@ class FastFile:
         self._files: list[str] = []
 
     def unavailable(self, context: Context) -> str | None:
-        """Where its ops are not built, or its buffer cannot be locked: then the process would be killed."""
+        """Why it cannot run: its ops are not built, or its buffer cannot be locked, which would kill the process."""
         del context
         try:
-            found = ops.probe(Path(sys.executable), os.environ)
-            ops.need(found, OP)
+            installed = ops.probe(Path(sys.executable), os.environ)
+            ops.need(installed, OP)
         except Missing as error:
             return f"{error.message}; {error.hint}"
-        self._files = [str(found.find(part)) for part in found.parts(OP)]
+        self._files = [str(installed.find(part)) for part in installed.parts(OP)]
         allowed = memlock()
         if allowed is not None and allowed < BUFFER_BYTES:
             return f"it locks {format_size_binary(BUFFER_BYTES)}, RLIMIT_MEMLOCK is {format_size_binary(allowed)}"
@@ -82,9 +82,9 @@ class FastFile:
         writer = fast_file_writer.FastFileWriter(str(path), FastFileWriterConfig(self._handle, self._buffer))
         torch.save(parts, writer, _use_new_zipfile_serialization=self._zipped)
         writer.close()
-        written, there = writer._file_offset, path.stat().st_size
-        if written != there:
-            raise CannotJudge(f"`{path}` has {there} of {written} bytes", "is there space? look at `dmesg | tail`")
+        written, stored = writer._file_offset, path.stat().st_size
+        if written != stored:
+            raise CannotJudge(f"`{path}` has {stored} of {written} bytes", "is there space? look at `dmesg | tail`")
 
     def load(self, like: State, directory: Path) -> State:
         """See ``Engine``."""

@@ -61,7 +61,7 @@ class DirectGds(Direct):
     family = "direct-gds"
 
     def unavailable(self, context: Context) -> str | None:
-        """Where there is no GPU, no cuFile, or a file system that cuFile refuses: tried with a small tensor."""
+        """Why it cannot run: no GPU, no cuFile, or a file system that cuFile refuses. Tried with a small tensor."""
         missing = super().unavailable(context)
         if missing or context.device == "cpu":
             return missing or "it is for a state on a GPU"
@@ -69,11 +69,11 @@ class DirectGds(Direct):
 
         from tunetool.checkpoint import DirectWriter
 
-        place = context.directory / f".gds-{context.rank}"
+        directory = context.directory / f".gds-{context.rank}"
         try:
             dcp.save(
                 {"probe": torch.zeros(1 << 20, device="cuda")},
-                storage_writer=DirectWriter(place, gds=True),
+                storage_writer=DirectWriter(directory, gds=True),
                 no_dist=True,
             )
         except TunetoolError as error:
@@ -81,7 +81,7 @@ class DirectGds(Direct):
         except CheckpointException as error:
             return str(next(iter(error.failures.values()))[0])
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
         return None
 
     def save(self, state: State, directory: Path) -> Pending:

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from tunetool.bench.checkpoint.engines.base import Context, Done, Plain, State
 from tunetool.bench.checkpoint.engines.dcp import ReadByTorch, finish
 from tunetool.bench.checkpoint.engines.files import write_durably
-from tunetool.bench.checkpoint.engines.ranks import alone, barrier, host_bytes, lacks_memory, place
+from tunetool.bench.checkpoint.engines.ranks import alone, barrier, host_bytes, lacks_memory, rank_and_world
 
 THREADS = 4
 """As the original has it."""
@@ -59,14 +59,14 @@ class FsdpSharded(ReadByTorch):
 
 
 class FsdpConsolidated(Plain):
-    """Gathered from every rank, written whole by rank 0: ``save_consolidated``. Portable; rank 0 holds all of it."""
+    """Gathered and written by rank 0, which holds the whole state: ``save_consolidated``. Portable."""
 
     name = "fsdp-consolidated"
     family = "consolidated"
     remark = "rank 0 holds the state of all ranks in host memory"
 
     def unavailable(self, context: Context) -> str | None:
-        """Where all of it does not fit into the host's memory."""
+        """Why it cannot run: the whole state does not fit into the host's memory."""
         copied = context.device == "cuda" or context.world > 1
         return lacks_memory(context.state_bytes * context.world) if copied else None
 
@@ -74,7 +74,7 @@ class FsdpConsolidated(Plain):
         """See ``Engine``."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         whole = get_model_state_dict(module_of(state), options=options)
-        if place()[0] == 0:
+        if rank_and_world()[0] == 0:
             write_durably(directory / CONSOLIDATED, lambda path: torch.save(whole, path))
         barrier()
         return Done()
@@ -82,7 +82,7 @@ class FsdpConsolidated(Plain):
     def load(self, like: State, directory: Path) -> State:
         """See ``Engine``. Rank 0 reads, and each rank gets its part of every tensor from it."""
         whole: State = {}
-        if place()[0] == 0:
+        if rank_and_world()[0] == 0:
             whole = torch.load(directory / CONSOLIDATED, map_location="cpu", weights_only=True, mmap=False)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=not alone())
         set_model_state_dict(module_of(like), whole, options=options)

@@ -11,7 +11,15 @@ import torch
 
 from tunetool.bench.checkpoint.engines.base import Context, Done, Plain, State
 from tunetool.bench.checkpoint.engines.files import fsync_names
-from tunetool.bench.checkpoint.engines.ranks import barrier, file_of, fill, host_bytes, lacks_memory, owner, place
+from tunetool.bench.checkpoint.engines.ranks import (
+    barrier,
+    file_of,
+    fill,
+    host_bytes,
+    lacks_memory,
+    owner,
+    rank_and_world,
+)
 from tunetool.bench.checkpoint.engines.tensors import local_parts
 from tunetool.checkpoint.steps import fsync, fsync_directory
 
@@ -36,7 +44,7 @@ class Orbax(Plain):
         """See ``Engine``."""
         import orbax.checkpoint as ocp
 
-        if owner(state) == place()[0]:
+        if owner(state) == rank_and_world()[0]:
             arrays = {name: _array(part) for name, part in local_parts(state).items()}
             path = file_of(state, directory, ".orbax").resolve()
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -55,8 +63,8 @@ class Orbax(Plain):
         wanted = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in like}
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             arrays = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=wanted))
-        found = {name: torch.from_numpy(array).view(like[name].dtype) for name, array in arrays.items()}
-        return fill(like, found, directory)
+        loaded = {name: torch.from_numpy(array).view(like[name].dtype) for name, array in arrays.items()}
+        return fill(like, loaded, directory)
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -18,8 +18,8 @@ from tunetool.errors import CannotJudge
 from tunetool.node.units import format_size_binary
 
 
-def place() -> tuple[int, int]:
-    """This rank, and how many there are."""
+def rank_and_world() -> tuple[int, int]:
+    """This rank's number and the number of ranks."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
@@ -45,7 +45,7 @@ def host_bytes(context: Context) -> int:
 
 
 def lacks_memory(count: int) -> str | None:
-    """Why an engine that takes so many bytes of host memory beside the state cannot run."""
+    """Why an engine cannot run that needs ``count`` bytes of host memory beside the state; None if it can."""
     left = host_memory_left()
     if count <= left:
         return None
@@ -59,7 +59,7 @@ def device_of(state: State) -> torch.device:
 
 def owner(state: State) -> int:
     """The rank whose file holds this rank's part: itself for shards, rank 0 for replicas."""
-    return place()[0] if any(isinstance(tensor, DTensor) for tensor in state.values()) else 0
+    return rank_and_world()[0] if any(isinstance(tensor, DTensor) for tensor in state.values()) else 0
 
 
 def file_of(state: State, directory: Path, suffix: str) -> Path:
@@ -69,16 +69,16 @@ def file_of(state: State, directory: Path, suffix: str) -> Path:
 
 def save_parts(state: State, directory: Path, suffix: str, write: Callable[[State, Path], None]) -> None:
     """One file per rank that holds a part of its own, durable on every rank when it returns."""
-    if owner(state) == place()[0]:
+    if owner(state) == rank_and_world()[0]:
         parts = local_parts(state)
         write_durably(file_of(state, directory, suffix), lambda path: write(parts, path))
     barrier()
 
 
-def fill(like: State, found: State, directory: Path) -> State:
-    """Copy ``found`` into ``like``. Raises ``CannotJudge`` for a tensor that is not there or of another shape."""
+def fill(like: State, loaded: State, directory: Path) -> State:
+    """Copy ``loaded`` into ``like``. Raises ``CannotJudge`` for a tensor that is not there or of another shape."""
     for name, tensor in like.items():
-        into, part = local(tensor), found.get(name)
+        into, part = local(tensor), loaded.get(name)
         if part is None or part.shape != into.shape:
             what = "no tensor" if part is None else f"another shape, {tuple(part.shape)}, of"
             raise CannotJudge(f"`{directory}` has {what} `{name}`", "was it saved from another state?")
