@@ -21,7 +21,7 @@ from tunetool.cli.stage import command
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.node.machine.memory_left import memory_left
 from tunetool.report.table import table_console
-from tunetool.stage.destination import find_place, only_one
+from tunetool.stage.destination import find_destination, only_one
 from tunetool.stage.moving import Moved, Tally, cpu_times
 from tunetool.stage.outcome import binds
 from tunetool.stage.remote import is_remote, nanoseconds
@@ -339,7 +339,7 @@ def test_from_the_command_line(source: Path, tmp_path: Path) -> None:
 
 def test_one_at_a_time(source: Path, tmp_path: Path, runs: Path) -> None:
     destination = tmp_path / "copy"
-    with only_one(find_place(str(destination)), wait=False, say=print):
+    with only_one(find_destination(str(destination)), wait=False, say=print):
         done = cli(source, destination, "--no-wait", "--runs-dir", runs)
         assert done.returncode == 3
         assert f"is being staged by process {os.getpid()} on {os.uname().nodename}" in done.stderr

@@ -21,7 +21,7 @@ import pytest
 
 from staged import Quiet, beside, evict, stage, verify, view
 from tunetool.errors import CannotJudge, ExitCode
-from tunetool.stage.destination import find_place, only_one
+from tunetool.stage.destination import find_destination, only_one
 from tunetool.stage.ends import Source
 from tunetool.stage.moving import BLOCK_BYTES, Plan, move
 from tunetool.stage.tree import Entry
@@ -360,7 +360,7 @@ def test_a_name_that_cannot_be_given_leaves_the_old_tree_known(
 
 
 def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = find_place(str(tmp_path / "copy"))
+    place = find_destination(str(tmp_path / "copy"))
     really, others = fcntl.flock, list[int]()
 
     def flock(handle: int, operation: int) -> None:

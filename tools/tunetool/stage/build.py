@@ -15,7 +15,7 @@ from tunetool.stage import manifest as manifests
 from tunetool.stage import remote
 from tunetool.stage.checksums import Checksum, piece_bytes
 from tunetool.stage.compare import listing
-from tunetool.stage.destination import Place, inode_of, put, remove_tree, settle
+from tunetool.stage.destination import Destination, inode_of, put, remove_tree, settle
 from tunetool.stage.manifest import Manifest, rooted
 from tunetool.stage.moving import Moved, Plan, move
 from tunetool.stage.system import flush
@@ -28,7 +28,7 @@ class Job:
 
     source: str
     remote: bool
-    place: Place
+    destination: Destination
     entries: Sequence[Entry]
     checksum: Checksum
     threads: int
@@ -48,7 +48,7 @@ def build(job: Job, tick: Callable[[int], None]) -> Built:
     """Make the copy and rename it to DST; ``tick`` gets the bytes done. After any error, the copy is removed and DST is
     unchanged."""
     started = time.perf_counter()
-    destination, built = job.place, job.place.fresh("stage")
+    destination, built = job.destination, job.destination.fresh("stage")
     before = content(str(destination.manifest)) if destination.manifest.exists() else None
     inode: int | None = None
     try:
@@ -77,7 +77,7 @@ def build(job: Job, tick: Callable[[int], None]) -> Built:
     return Built(moved, time.perf_counter() - started)
 
 
-def _undo(destination: Place, built: Path, inode: int | None, before: str | None) -> None:
+def _undo(destination: Destination, built: Path, inode: int | None, before: str | None) -> None:
     if inode is not None and inode_of(destination.path) == inode:
         settle(destination)  # the copy is already renamed to DST: only remove the tree that it replaced
         return

@@ -29,7 +29,7 @@ from tunetool.stage.system import exchange
 
 
 @dataclass(frozen=True)
-class Place:
+class Destination:
     """``path`` is DST, absolute, its parent's links resolved."""
 
     path: Path
@@ -58,7 +58,7 @@ class Place:
         return self.path.parent / f".{self.path.name}.tunetool-{end}"
 
 
-def find_place(text: str) -> Place:
+def find_destination(text: str) -> Destination:
     """DST from the command line. Raises ``UsageProblem`` for a path that cannot be DST."""
     absolute = Path(os.path.abspath(text))
     parent = absolute.parent
@@ -76,7 +76,7 @@ def find_place(text: str) -> Place:
             f"`{path}` is a mount point, which nothing can be renamed to",
             f"name a directory in it, such as `{path}/NAME`",
         )
-    return Place(path)
+    return Destination(path)
 
 
 def inode_of(path: Path) -> int | None:
@@ -89,7 +89,7 @@ def inode_of(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def only_one(destination: Place, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
+def only_one(destination: Destination, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of DST; finish and clean up after dead runs first, and remove the lock file at the end.
 
     If another run holds the lock: with ``wait``, names it by ``say`` and waits; otherwise raises ``CannotJudge``.
@@ -107,7 +107,7 @@ def only_one(destination: Place, wait: bool, say: Callable[[str], None]) -> Iter
         os.close(handle)
 
 
-def _locked(destination: Place, wait: bool, say: Callable[[str], None]) -> int:
+def _locked(destination: Destination, wait: bool, say: Callable[[str], None]) -> int:
     announced = False
     while True:
         try:
@@ -145,13 +145,13 @@ def inode_at(path: Path) -> int | None:
         return None
 
 
-def known(destination: Place) -> Manifest | None:
+def known(destination: Destination) -> Manifest | None:
     """The manifest of the tree at DST; None if there is none or it belongs to another tree."""
     manifest = manifests.read(destination.manifest)
     return manifest if manifest is not None and manifest.inode == inode_of(destination.path) else None
 
 
-def settle(destination: Place) -> None:
+def settle(destination: Destination) -> None:
     """Finish the rename of a dead run, then remove its leftovers. The caller must hold the lock."""
     try:
         journal = manifests.read(destination.manifest)
@@ -167,7 +167,7 @@ def settle(destination: Place) -> None:
         destination.manifest.unlink(missing_ok=True)
 
 
-def free_for(destination: Place, replaced: int | None) -> bool:
+def free_for(destination: Destination, replaced: int | None) -> bool:
     """Whether DST is absent, empty, or the directory with the inode ``replaced``."""
     inode = inode_of(destination.path)
     return inode is None or inode == replaced or is_empty(destination.path)
@@ -179,7 +179,7 @@ def is_empty(path: Path) -> bool:
         return next(entries, None) is None
 
 
-def put(built: Path, destination: Place) -> None:
+def put(built: Path, destination: Destination) -> None:
     """Rename the complete tree ``built`` to DST and remove the old tree. DST exists at every moment.
 
     If the file system cannot exchange two names, DST is absent for a moment; if the process dies then, ``settle`` does
@@ -196,7 +196,7 @@ def put(built: Path, destination: Place) -> None:
         remove_tree(path)
 
 
-def take_away(destination: Place) -> None:
+def take_away(destination: Destination) -> None:
     """Remove DST and its manifest. DST is renamed first, so that no process finds an incomplete tree."""
     gone = destination.fresh("gone")
     destination.path.rename(gone)

@@ -85,13 +85,13 @@ class Sink:
     """Writes one piece."""
 
     def __init__(self, entry: Entry, piece: Piece, destination: Path, *, past_cache: bool) -> None:
-        self._entry, self._piece, self._place, self._past_cache = entry, piece, destination, past_cache
+        self._entry, self._piece, self._destination, self._past_cache = entry, piece, destination, past_cache
         self._direct: int | None = None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Sink:
-        path = str(self._place / self._entry.path)
-        with writing(self._place, self._entry), contextlib.ExitStack() as stack:
+        path = str(self._destination / self._entry.path)
+        with writing(self._destination, self._entry), contextlib.ExitStack() as stack:
             if self._piece.of == 1:
                 self._handle = create(path)
             else:
@@ -103,14 +103,14 @@ class Sink:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with writing(self._place, self._entry), self._stack:
+        with writing(self._destination, self._entry), self._stack:
             if kind is None and self._piece.of == 1:
                 os.fchmod(self._handle, self._entry.mode)
                 os.utime(self._handle, ns=(self._entry.mtime_ns, self._entry.mtime_ns))
 
     def put(self, data: memoryview, offset: int) -> None:
         """Write all of ``data`` at ``offset``. Raises ``CannotJudge``."""
-        with writing(self._place, self._entry):
+        with writing(self._destination, self._entry):
             done = self._direct_io(data, offset) if self._direct is not None and offset % SECTOR == 0 else 0
             while done < len(data):
                 done += os.pwrite(self._handle, data[done:], offset + done)

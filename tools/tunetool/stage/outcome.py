@@ -14,7 +14,7 @@ from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, Measurement, Record, Scalar
 from tunetool.stage.build import Built, Job
-from tunetool.stage.destination import Place
+from tunetool.stage.destination import Destination
 from tunetool.stage.manifest import Manifest
 from tunetool.stage.moving import Moved, Plan
 from tunetool.stage.tree import files_of, total_bytes
@@ -49,10 +49,10 @@ def copied(
         details["binds"] = "source"
     size = total_bytes(job.entries)
     figure = _figure(COPY, size, built.seconds, stack, details)
-    return _record(command, job.place, [figure], [], started)
+    return _record(command, job.destination, [figure], [], started)
 
 
-def unchanged(command: Sequence[str], destination: Place, manifest: Manifest, started: datetime) -> Record:
+def unchanged(command: Sequence[str], destination: Destination, manifest: Manifest, started: datetime) -> Record:
     """The record of a run that found DST identical to the source."""
     summary = f"{format_size(manifest.bytes)} in {len(files_of(manifest.entries))} files, staged {manifest.staged}"
     check = CheckResult(id="stage.identical", status="pass", expected=f"a copy of `{manifest.source}`", found=summary)
@@ -61,7 +61,7 @@ def unchanged(command: Sequence[str], destination: Place, manifest: Manifest, st
 
 def verified(
     command: Sequence[str],
-    destination: Place,
+    destination: Destination,
     manifest: Manifest,
     moved: Moved,
     plan: Plan,
@@ -87,7 +87,7 @@ def verified(
     )
 
 
-def evicted(command: Sequence[str], destination: Place, manifest: Manifest, started: datetime) -> Record:
+def evicted(command: Sequence[str], destination: Destination, manifest: Manifest, started: datetime) -> Record:
     """The record of a removal of DST."""
     check = CheckResult(
         id="stage.evicted", status="pass", expected="no tree", found=f"{format_size(manifest.bytes)} removed"
@@ -116,7 +116,7 @@ def _figure(name: str, size: int, seconds: float, stack: BlockStack, details: di
 
 def _record(
     command: Sequence[str],
-    destination: Place,
+    destination: Destination,
     figures: list[Measurement],
     checks: list[CheckResult],
     started: datetime,

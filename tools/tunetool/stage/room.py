@@ -51,14 +51,14 @@ def refuse_too_big(need: int, inodes: int, directory: Path, bounds: list[Limit],
     ``inodes``: number of files, directories and links to create.
     """
     if bounds and need > bounds[0].left:
-        others = "".join(f"; {bound.what} {format_size(bound.left)}" for bound in bounds[1:])
+        other_limits = "".join(f"; {bound.what} {format_size(bound.left)}" for bound in bounds[1:])
         hint = "stage less, free some, or choose another DST"
         if old and need - old <= bounds[0].left:
             hint = (
                 f"the old tree holds {format_size(old)} until the new one is complete: `tunetool stage evict` it first"
             )
         raise CannotJudge(
-            f"{format_size(need)} are needed, {bounds[0].what} {format_size(bounds[0].left)}{others}", hint
+            f"{format_size(need)} are needed, {bounds[0].what} {format_size(bounds[0].left)}{other_limits}", hint
         )
     status = os.statvfs(directory)
     # File systems without a fixed number of inodes say 0.

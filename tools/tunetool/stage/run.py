@@ -21,7 +21,7 @@ from tunetool.stage import remote
 from tunetool.stage.build import Job, build
 from tunetool.stage.checksums import DEFAULT, Checksum
 from tunetool.stage.compare import changes, first
-from tunetool.stage.destination import Place, find_place, inode_of, is_empty, known, only_one, take_away
+from tunetool.stage.destination import Destination, find_destination, inode_of, is_empty, known, only_one, take_away
 from tunetool.stage.manifest import Manifest, rooted
 from tunetool.stage.moving import Plan, move
 from tunetool.stage.outcome import copied, evicted, unchanged, verified
@@ -48,19 +48,19 @@ class Request:
 
 
 def run(request: Request, progress: MovingProgress) -> Result:
-    """Do it. Raises ``UsageProblem`` when the call is wrong, ``CannotJudge`` when it cannot be done."""
-    place = find_place(request.destination)
+    """Stage, verify or evict. Raises ``UsageProblem`` for a wrong call, ``CannotJudge`` when it cannot be done."""
+    destination = find_destination(request.destination)
     runs_dir = request.runs_dir or records.default_runs_dir()
     if request.dry_run:
-        _dry_run(request, place, progress)
+        _dry_run(request, destination, progress)
         return Result()
     records.prepare_runs_dir(runs_dir)
     if request.action == "stage":
-        record = _stage(request, place, progress)
+        record = _stage(request, destination, progress)
     elif request.action == "verify":
-        record = _verify(request, place, progress)
+        record = _verify(request, destination, progress)
     else:
-        record = _evict(request, place, progress)
+        record = _evict(request, destination, progress)
     return Result(record, records.write(record, runs_dir))
 
 
@@ -69,34 +69,34 @@ def default_threads() -> int:
     return min(32, max(8, 2 * len(os.sched_getaffinity(0))))
 
 
-def _dry_run(request: Request, place: Place, progress: MovingProgress) -> None:
+def _dry_run(request: Request, destination: Destination, progress: MovingProgress) -> None:
     if request.action == "stage":
-        job = _prepare(request, place, progress)
+        job = _prepare(request, destination, progress)
         if job is None:
-            progress.say(f"`{place.path}` is that already: nothing would be copied")
+            progress.say(f"`{destination.path}` is that already: nothing would be copied")
     elif request.action == "verify":
-        progress.say(f"reads {format_size(_need(place).bytes)} of `{place.path}`")
+        progress.say(f"reads {format_size(_need(destination).bytes)} of `{destination.path}`")
     else:
-        progress.say(f"removes {format_size(_need(place).bytes)}: `{place.path}`")
+        progress.say(f"removes {format_size(_need(destination).bytes)}: `{destination.path}`")
 
 
-def _stage(request: Request, place: Place, progress: MovingProgress) -> Record:
+def _stage(request: Request, destination: Destination, progress: MovingProgress) -> Record:
     started = records.utc_now()
-    _check_source(request.source or "", place)
-    with only_one(place, request.wait, progress.say):
-        job = _prepare(request, place, progress)
+    _check_source(request.source or "", destination)
+    with only_one(destination, request.wait, progress.say):
+        job = _prepare(request, destination, progress)
         if job is None:
-            found = known(place)
-            assert found is not None  # noqa: S101  (else it could not be identical)
-            progress.say(f"`{place.path}` is that already: nothing is copied")
-            return unchanged(request.command, place, found, started)
+            manifest = known(destination)
+            assert manifest is not None  # noqa: S101  (else it could not be identical)
+            progress.say(f"`{destination.path}` is that already: nothing is copied")
+            return unchanged(request.command, destination, manifest, started)
         with progress.moving("copying", total_bytes(job.entries)) as tick:
             built = build(job, tick)
     source_medium = "remote" if job.remote else read_stack(job.source).medium
-    return copied(request.command, job, built, source_medium, read_stack(str(place.path)), started)
+    return copied(request.command, job, built, source_medium, read_stack(str(destination.path)), started)
 
 
-def _check_source(source: str, place: Place) -> None:
+def _check_source(source: str, destination: Destination) -> None:
     if remote.is_remote(source):
         remote.need_rclone()
         return
@@ -105,35 +105,35 @@ def _check_source(source: str, place: Place) -> None:
         raise UsageProblem(f"`{source}` does not exist", "SRC is a directory, or `remote:path` for rclone")
     if not path.is_dir():
         raise UsageProblem(f"`{source}` is not a directory", "name the directory that it lies in")
-    real, there = os.path.realpath(path), str(place.path)
-    if within(there, real) or within(real, there):
-        raise UsageProblem(f"`{there}` and `{real}` lie in each other", "stage to a directory apart from the source")
+    real, target = os.path.realpath(path), str(destination.path)
+    if within(target, real) or within(real, target):
+        raise UsageProblem(f"`{target}` and `{real}` lie in each other", "stage to a directory apart from the source")
 
 
-def _prepare(request: Request, place: Place, progress: MovingProgress) -> Job | None:
-    """The copy to make, announced; None where DST is that copy already. Changes nothing."""
+def _prepare(request: Request, destination: Destination, progress: MovingProgress) -> Job | None:
+    """Announce the copy and return its job; None if DST is that copy already. Changes nothing."""
     source = request.source or ""
-    _check_source(source, place)
+    _check_source(source, destination)
     far = remote.is_remote(source)
     entries = remote.scan_remote(source) if far else scan(Path(source))
     source = source if far else os.path.realpath(source)
-    reason = _occupied(place, entries, request.checksum)
+    reason = _occupied(destination, entries, request.checksum)
     if reason == "":
         return None
     if reason is not None and not request.replace:
         raise UsageProblem(
-            f"`{place.path}` is there and is not that: {reason}", "`--replace` puts the copy in its place"
+            f"`{destination.path}` is there and is not that: {reason}", "`--replace` puts the copy in its place"
         )
-    parent = place.path.parent
+    parent = destination.path.parent
     mount = mount_holding(str(parent), read_mounts())
     fs_type = mount.fs_type if mount else "unknown"
     need = space_needed(entries)
     bounds = limits(parent, fs_type)
-    refuse_too_big(need, len(entries), parent, bounds, _held(place))
+    refuse_too_big(need, len(entries), parent, bounds, _held(destination))
     job = Job(
         source,
         far,
-        place,
+        destination,
         entries,
         request.checksum or DEFAULT,
         request.threads or default_threads(),
@@ -143,80 +143,84 @@ def _prepare(request: Request, place: Place, progress: MovingProgress) -> Job | 
     room = f"; {bounds[0].what} {format_size(bounds[0].left)}" if bounds else ""
     progress.say(
         f"copies {format_size(total_bytes(entries))} in {len(files_of(entries))} files from `{source}` to "
-        f"`{place.path}` ({fs_type}){room}"
+        f"`{destination.path}` ({fs_type}){room}"
     )
     return job
 
 
-def _held(place: Place) -> int:
+def _held(destination: Destination) -> int:
     """Bytes of a staged tree that is to be replaced."""
     try:
-        found = known(place)
+        manifest = known(destination)
     except UsageProblem:
         return 0
-    return found.bytes if found is not None else 0
+    return manifest.bytes if manifest is not None else 0
 
 
-def _occupied(place: Place, entries: Sequence[Entry], checksum: Checksum | None) -> str | None:
-    """What stands in the way at DST: None nothing, empty that it is this very copy, else why it is not."""
-    if inode_of(place.path) is None or is_empty(place.path):
+def _occupied(destination: Destination, entries: Sequence[Entry], checksum: Checksum | None) -> str | None:
+    """What is at DST: None for nothing, empty for this very copy, else why it is not this copy."""
+    if inode_of(destination.path) is None or is_empty(destination.path):
         return None
     try:
-        found = known(place)
+        manifest = known(destination)
     except UsageProblem as error:
         return error.message
-    if found is None:
+    if manifest is None:
         return "it was not staged by tunetool"
-    wrong = changes(place.path, found, times=True)
+    wrong = changes(destination.path, manifest, times=True)
     if wrong:
-        return first(wrong, str(place.path))
-    if checksum not in (None, found.checksum):
-        return f"its manifest has {found.checksum}, {checksum} was asked for"
-    same = same_source(entries, found.entries)
-    return "" if same else f"the source is not as it was when it was staged ({found.staged})"
+        return first(wrong, str(destination.path))
+    if checksum not in (None, manifest.checksum):
+        return f"its manifest has {manifest.checksum}, {checksum} was asked for"
+    same = same_source(entries, manifest.entries)
+    return "" if same else f"the source is not as it was when it was staged ({manifest.staged})"
 
 
-def _need(place: Place) -> Manifest:
+def _need(destination: Destination) -> Manifest:
     """The manifest of the tree at DST. Raises ``UsageProblem`` where there is no staged tree."""
-    found = known(place)
-    if found is None:
-        beside = "" if manifests.read(place.manifest) is None else f" (`{place.manifest}` is of another tree)"
-        raise UsageProblem(
-            f"`{place.path}` is no tree that tunetool staged{beside}", "name the DST of a `tunetool stage`"
+    manifest = known(destination)
+    if manifest is None:
+        beside = (
+            "" if manifests.read(destination.manifest) is None else f" (`{destination.manifest}` is of another tree)"
         )
-    return found
+        raise UsageProblem(
+            f"`{destination.path}` is no tree that tunetool staged{beside}", "name the DST of a `tunetool stage`"
+        )
+    return manifest
 
 
-def _verify(request: Request, place: Place, progress: MovingProgress) -> Record:
+def _verify(request: Request, destination: Destination, progress: MovingProgress) -> Record:
     started = records.utc_now()
-    found = _need(place)
-    wrong = changes(place.path, found, times=False)
+    manifest = _need(destination)
+    wrong = changes(destination.path, manifest, times=False)
     pairs = [
         (entry, digests)
-        for entry, digests in zip(rooted(files_of(found.entries), place.path), found.digests, strict=True)
+        for entry, digests in zip(rooted(files_of(manifest.entries), destination.path), manifest.digests, strict=True)
         if entry.path not in wrong
     ]
     # What was written may still be in the page cache, and would be found right there whatever is on the medium.
-    in_memory = read_stack(str(place.path)).in_memory
-    plan = Plan(None, found.checksum, request.threads or default_threads(), not in_memory, ask_cache=False)
+    in_memory = read_stack(str(destination.path)).in_memory
+    plan = Plan(None, manifest.checksum, request.threads or default_threads(), not in_memory, ask_cache=False)
     with progress.moving("reading", total_bytes(entry for entry, _ in pairs)) as tick:
         moved = move([entry for entry, _ in pairs], plan, tick)
     for (entry, expected), read in zip(pairs, moved.digests, strict=True):
         if list(expected) != read:
-            wrong[entry.path] = f"does not have the {found.checksum} of the manifest"
-    return verified(request.command, place, found, moved, plan, wrong, read_stack(str(place.path)), started)
+            wrong[entry.path] = f"does not have the {manifest.checksum} of the manifest"
+    return verified(
+        request.command, destination, manifest, moved, plan, wrong, read_stack(str(destination.path)), started
+    )
 
 
-def _evict(request: Request, place: Place, progress: MovingProgress) -> Record:
+def _evict(request: Request, destination: Destination, progress: MovingProgress) -> Record:
     started = records.utc_now()
-    with only_one(place, request.wait, progress.say):
-        found = _need(place)
-        wrong = changes(place.path, found, times=True)
+    with only_one(destination, request.wait, progress.say):
+        manifest = _need(destination)
+        wrong = changes(destination.path, manifest, times=True)
         if wrong:
             raise UsageProblem(
-                f"{first(wrong, str(place.path))} since it was staged",
+                f"{first(wrong, str(destination.path))} since it was staged",
                 "save what is yours and remove the directory yourself",
             )
-        take_away(place)
-    progress.say(f"removed `{place.path}`: {format_size(found.bytes)}")
-    return evicted(request.command, place, found, started)
+        take_away(destination)
+    progress.say(f"removed `{destination.path}`: {format_size(manifest.bytes)}")
+    return evicted(request.command, destination, manifest, started)

@@ -64,7 +64,7 @@ def total_bytes(entries: Iterable[Entry]) -> int:
 
 
 def link_text(text: str, path: str, real_directory: str, root: str, destination: str) -> str:
-    """What a link at ``place`` says in the copy, so that it leads to the copy of ``destination`` (under ``root``).
+    """What a link at ``path`` says in the copy, so that it leads to the copy of ``destination`` (under ``root``).
 
     Kept as it is where it cannot mean anything else there: relative, climbing only at its start and not out of the
     tree, and not in a directory that the copy has elsewhere.

@@ -10,7 +10,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.node.units import format_size
-from tunetool.stage.destination import Place, find_place, inode_of, only_one, put, remove_tree
+from tunetool.stage.destination import Destination, find_destination, inode_of, only_one, put, remove_tree
 from tunetool.stage.room import limits
 from tunetool.stage.system import flush
 
@@ -20,23 +20,23 @@ def need_room(directory: Path, count: int, purpose: str) -> None:
     mount = mount_holding(str(directory), read_mounts())
     bounds = limits(directory, mount.fs_type if mount else "unknown")
     if bounds and count > bounds[0].left:
-        others = "".join(f"; {bound.what} {format_size(bound.left)}" for bound in bounds[1:])
+        other_limits = "".join(f"; {bound.what} {format_size(bound.left)}" for bound in bounds[1:])
         raise CannotJudge(
-            f"{purpose} takes {format_size(count)}, {bounds[0].what} {format_size(bounds[0].left)}{others}",
+            f"{purpose} takes {format_size(count)}, {bounds[0].what} {format_size(bounds[0].left)}{other_limits}",
             "free some, choose a smaller model or fewer pictures, or another `--target`",
         )
 
 
 @contextmanager
-def alone(directory: Path, say: Callable[[str], None]) -> Iterator[Place]:
+def alone(directory: Path, say: Callable[[str], None]) -> Iterator[Destination]:
     """Hold the lock of ``directory``, after the leftovers of killed runs were removed. Waits for other runs."""
-    destination = find_place(str(directory))
+    destination = find_destination(str(directory))
     with only_one(destination, True, say):
         yield destination
 
 
 @contextmanager
-def building(destination: Place) -> Iterator[Path]:
+def building(destination: Destination) -> Iterator[Path]:
     """A hidden directory to fill. It is renamed to its destination on success and removed on an error.
 
     Raises ``CannotJudge`` for an ``OSError`` within the block.

@@ -25,7 +25,7 @@ from tunetool.measure.progress import MovingProgress, Progress
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes
 from tunetool.node.units import format_size
-from tunetool.stage.destination import Place, inode_of
+from tunetool.stage.destination import Destination, inode_of
 from tunetool.stage.whole_directory import alone, building, need_room
 from tunetool.training.data import pictures
 from tunetool.training.model import reference_model
@@ -157,7 +157,7 @@ def _make(part: Part, progress: MovingProgress) -> None:
             _build(part, destination, progress)
 
 
-def _build(part: Part, destination: Place, progress: MovingProgress) -> None:
+def _build(part: Part, destination: Destination, progress: MovingProgress) -> None:
     with building(destination) as built, progress.moving(f"making {part.what}", part.room) as tick:
         part.write(built, tick)
         files = [path for path in built.rglob("*") if path.is_file()]
