@@ -40,8 +40,10 @@ def command(given: Options) -> int:
     from tunetool.report.progress import best_progress
 
     interpreter = local_python(given.python)
-    found, built = build_ops(interpreter, given.ops, given.rebuild, os.environ, best_progress(), dry_run=given.dry_run)
-    click.echo(f"{found.python}: torch {found.torch}, deepspeed {found.deepspeed}")
+    installed, built = build_ops(
+        interpreter, given.ops, given.rebuild, os.environ, best_progress(), dry_run=given.dry_run
+    )
+    click.echo(f"{installed.python}: torch {installed.torch}, deepspeed {installed.deepspeed}")
     for each in built:
         seconds = f" in {each.seconds:.0f} s" if each.seconds >= 1 else ""
         click.echo(f"{each.op:9} {each.status}{seconds}: {each.detail}")

@@ -51,9 +51,9 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Names with the first sentence of each, whole: click cuts them to one line."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, each.get_short_help_str(200)) for name, each in found if each is not None])
+            formatter.write_dl([(name, each.get_short_help_str(200)) for name, each in commands if each is not None])
 
 
 def nearest(word: str, words: Sequence[str]) -> str | None:

@@ -92,11 +92,11 @@ def up(given: UpOptions) -> int:
     lab = Lab()
     settings = fleet.Settings(given.nodes, given.drives, given.drive_size, given.memory, given.os_name, given.fresh)
     with _progress() as say:
-        found = fleet.up(lab, settings, say)
+        started_nodes = fleet.up(lab, settings, say)
         # A lab of one's own (TUNETOOL_LAB_DIR) must not take the inventory away from the one beside it.
         if inventory.DEFAULT_PATH.parent.is_dir() and "TUNETOOL_LAB_DIR" not in os.environ:
             inventory.write(lab, inventory.DEFAULT_PATH)
-    for started in found:
+    for started in started_nodes:
         click.echo(_line(started))
     return 0
 
@@ -146,11 +146,11 @@ def ssh(node: str, arguments: tuple[str, ...]) -> None:
     from tunetool.lab.state import Lab
 
     lab = Lab()
-    found = lab.read(node)
+    state = lab.read(node)
     _need_running(lab, node)
     require("ssh")
     sys.stdout.flush()
-    line = lab_ssh.command(lab, found, list(arguments))
+    line = lab_ssh.command(lab, state, list(arguments))
     os.execvp(line[0], line)  # noqa: S606 -- an argument list; ssh takes over the terminal
 
 
