@@ -71,7 +71,7 @@ def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[st
             raise UsageProblem(
                 f"`{drive.serial}` is the drive that is not for us", "choose a data drive: tunetool lab status"
             )
-        other = replacement(state, drive, kind)
+        new_drive = replacement(state, drive, kind)
         if not node.alive(lab, name):
             raise CannotJudge(f"`{name}` does not run", f"tunetool lab reset {name}")
         say(f"{name}: {drive.serial}: {KINDS[kind]}")
@@ -84,8 +84,8 @@ def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[st
         else:
             if kind != "extra-drive":
                 _pull(lab, state, drive)
-            if other:
-                _plug(lab, state, other)
+            if new_drive:
+                _plug(lab, state, new_drive)
         fault = Fault(kind, drive.serial)
         state.faults.append(fault)
         lab.write(state)
@@ -106,7 +106,7 @@ def extra_drive(state: NodeState) -> Drive:
 
 
 def replacement(state: NodeState, drive: Drive, kind: str) -> Drive | None:
-    """The drive that takes this one's slot, where the fault is about what a drive is."""
+    """The drive that replaces this one in its slot; None if the fault keeps the drive."""
     serial = drive.serial + "R"
     drive = replace(drive, bad_sectors=False)
     path = drive.path.with_name(drive.path.name.replace(drive.serial, serial))
@@ -120,13 +120,13 @@ def replacement(state: NodeState, drive: Drive, kind: str) -> Drive | None:
     if kind != "duplicate-serial":
         return known.get(kind)
     not_these = (drive.serial, state.system_serial)
-    others = [other for other in state.drives if other.serial not in not_these and other.says is None]
-    if not others or any(other.says for other in state.drives):
+    donors = [donor for donor in state.drives if donor.serial not in not_these and donor.says is None]
+    if not donors or any(donor.says for donor in state.drives):
         raise UsageProblem(
             f"`{drive.serial}` cannot show another's serial",
             "one drive of a node with at least two data drives can",
         )
-    return replace(drive, says=others[0].serial)
+    return replace(drive, says=donors[0].serial)
 
 
 def after_reboot(state: NodeState) -> None:

@@ -94,9 +94,9 @@ class Drive:
 
     def _bad_layer(self) -> dict[str, object]:
         rules = [
-            {"event": "none", "iotype": way, "errno": _EIO, "sector": sector}
+            {"event": "none", "iotype": direction, "errno": _EIO, "sector": sector}
             for sector in self.bad_sector_numbers()
-            for way in ("read", "write")
+            for direction in ("read", "write")
         ]
         return {"driver": "blkdebug", "node-name": self.bad_node_name, "inject-error": rules}
 
@@ -136,7 +136,7 @@ class Boot:
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything that QEMU must be told. A restored node needs the same as its snapshot, drives excepted."""
+    """The arguments of QEMU. A restored node needs the same as its snapshot, drives excepted."""
 
     name: str
     memory: int

@@ -44,7 +44,7 @@ def apply(lab: Lab, state: NodeState, change: Change, say: Callable[[str], None]
         # Each to the next one's, the same way every time: what a test finds can be found again.
         ports = [drive.port for drive in data]
         moved = [replace(drive, port=port) for drive, port in zip(data, ports[1:] + ports[:1], strict=True)]
-        state.drives = sorted([*_others(state), *moved], key=lambda drive: drive.port)
+        state.drives = sorted([*_system_drives(state), *moved], key=lambda drive: drive.port)
     if change.blank:
         say(f"{state.name}: blank data drives{', with new serial numbers' if change.new_serials else ''}")
         fresh = []
@@ -55,7 +55,7 @@ def apply(lab: Lab, state: NodeState, change: Change, say: Callable[[str], None]
             fresh.append(replace(drive, serial=serial, path=path, bad_sectors=False))
             node.create_drive(fresh[-1])
             state.faults = [_renewed(fault, drive, serial) for fault in state.faults if _stays(fault, drive)]
-        state.drives = [*_others(state), *fresh]
+        state.drives = [*_system_drives(state), *fresh]
     lab.write(state)
 
 
@@ -63,7 +63,7 @@ def _data(state: NodeState) -> list[Drive]:
     return [drive for drive in state.drives if drive.serial != state.system_serial]
 
 
-def _others(state: NodeState) -> list[Drive]:
+def _system_drives(state: NodeState) -> list[Drive]:
     return [drive for drive in state.drives if drive.serial == state.system_serial]
 
 

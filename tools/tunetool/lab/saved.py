@@ -56,15 +56,15 @@ def every(lab: Lab) -> list[Saved]:
 
 
 def find(lab: Lab, name: str, wanted: str) -> Saved:
-    """A saved state of a node; the node itself need not be there."""
+    """The saved state ``wanted`` of a node, which need not exist now."""
     known = names(lab, name)
     if wanted in known:
         return _read(lab.saved_dir(name) / wanted / "saved.json")
     lab.read(name)
-    there = ", ".join(f"`{each}`" for each in known)
+    listed = ", ".join(f"`{each}`" for each in known)
     raise UsageProblem(
         f"`{wanted}` is not a saved state of `{name}`",
-        f"there is {there}" if known else f"save one: tunetool lab save {name} {wanted}",
+        f"there is {listed}" if known else f"save one: tunetool lab save {name} {wanted}",
     )
 
 
@@ -133,12 +133,12 @@ def start(lab: Lab, kept: Saved, port: int) -> NodeState:
 def _read(path: Path) -> Saved:
     try:
         data = json.loads(path.read_text())
-        there = data["standing"]
+        recorded = data["standing"]
         look = Standing(
-            tuple(there["arrays"]),
-            tuple(there["names"]),
-            tuple(Mount(**mount) for mount in there["mounts"]),
-            tuple((device, uuid) for device, uuid in there["swaps"]),
+            tuple(recorded["arrays"]),
+            tuple(recorded["names"]),
+            tuple(Mount(**mount) for mount in recorded["mounts"]),
+            tuple((device, uuid) for device, uuid in recorded["swaps"]),
         )
         return Saved(path.parent, decode_node(data["node"]), look)
     except (ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What stands on a node's drives: taken down before they are pulled for a saved state, brought back after. Pure."""
+"""Arrays, mounts and swaps on a node's drives: stopped while a saved state is made, restored after. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Standing:
-    """Everything on the drives, in the order in which it was put there."""
+    """What is on the drives, in the order in which it was put there."""
 
     arrays: tuple[str, ...] = ()
     """Kernel names, for taking them down."""
