@@ -131,8 +131,8 @@ def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[s
         return hosts
     if limit is not None and "limit" in done.stderr:
         raise UsageProblem(f"`--limit {limit}` matches no host of `{inventory}`", f"see `{' '.join(argv[:5])}`")
-    told = [line for line in done.stderr.splitlines() if "ERROR" in line or "Unable to parse" in line]
-    hint = told[0].strip() if told else "`inventory/lab` is filled by `tunetool lab up`"
+    complaints = [line for line in done.stderr.splitlines() if "ERROR" in line or "Unable to parse" in line]
+    hint = complaints[0].strip() if complaints else "`inventory/lab` is filled by `tunetool lab up`"
     raise UsageProblem(f"`{inventory}` names no hosts", hint)
 
 
@@ -218,5 +218,5 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
 
 def _last_error(runner: Any) -> str:
     lines = [line.strip() for line in runner.stdout.read().splitlines() if line.strip()]
-    told = [line for line in lines if "ERROR" in line]
-    return one_line((told or lines or ["it said nothing"])[-1])
+    errors = [line for line in lines if "ERROR" in line]
+    return one_line((errors or lines or ["it said nothing"])[-1])

@@ -102,16 +102,16 @@ def check_request(request: ProvisionRequest) -> None:
 
 def variables(request: ProvisionRequest) -> dict[str, object]:
     """The variables of the playbook. Paths are absolute: ansible-runner works in a directory of its own."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     if request.plan is not None:
-        found["plan_file"] = str(request.plan.absolute())
+        values["plan_file"] = str(request.plan.absolute())
     if request.apply is not None:
-        found["apply_plan"] = str(request.apply.absolute())
+        values["apply_plan"] = str(request.apply.absolute())
     if request.batch:
-        found["provision_serial"] = list(request.batch)
+        values["provision_serial"] = list(request.batch)
     if request.max_fail is not None:
-        found["provision_max_fail_percentage"] = request.max_fail
-    return found
+        values["provision_max_fail_percentage"] = request.max_fail
+    return values
 
 
 def exit_code(hosts: Sequence[Host], written: bool = True) -> ExitCode:

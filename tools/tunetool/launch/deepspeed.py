@@ -161,10 +161,10 @@ def ssh_settings(hosts: Sequence[Host], variables: Mapping[str, Mapping[str, Any
             "pdsh uses the same arguments for every host: use `--launcher ssh`",
         )
     arguments = shlex.split(common.pop())
-    others = ["~/.ssh/config", "/etc/ssh/ssh_config"]
+    included = ["~/.ssh/config", "/etc/ssh/ssh_config"]
     while "-F" in arguments[:-1]:
         at = arguments.index("-F")
-        others = [] if arguments[at + 1] == "none" else [arguments[at + 1]]
+        included = [] if arguments[at + 1] == "none" else [arguments[at + 1]]
         del arguments[at : at + 2]
     spaced = next((argument for argument in arguments if any(letter.isspace() for letter in argument)), None)
     if spaced is not None:
@@ -174,7 +174,7 @@ def ssh_settings(hosts: Sequence[Host], variables: Mapping[str, Mapping[str, Any
         )
     blocks = [_block(host, variables.get(host.name, {})) for host in hosts]
     always = ["Host *", "  BatchMode yes", "  ServerAliveInterval 5", "  ServerAliveCountMax 3"]
-    return "\n".join([*blocks, *always, *(f"Include {path}" for path in others), ""]), arguments
+    return "\n".join([*blocks, *always, *(f"Include {path}" for path in included), ""]), arguments
 
 
 def _block(host: Host, variables: Mapping[str, Any]) -> str:

@@ -126,7 +126,7 @@ def _pause(seconds: float, tick: Callable[[], None]) -> None:
 
 
 def _spec(job: Job, work: Path) -> NodeSpec:
-    """What every node is told; its own part it fills in itself (``tunetool.launch.slurm_node``)."""
+    """The specification of every node; each fills in its own part (``tunetool.launch.slurm_node``)."""
     return NodeSpec(
         run=secrets.token_hex(16),
         directory="",

@@ -23,7 +23,7 @@ _LOST_SECONDS = 300.0
 
 @dataclass
 class Submitted:
-    """A job in Slurm's hands. A context: afterwards it is not there any more, however it is left."""
+    """A submitted job, as a context manager that cancels it if it is not over."""
 
     script: str
     job_id: str = ""
@@ -243,7 +243,7 @@ def parse_fields(text: str) -> dict[str, str]:
 
 
 def parse_scontrol(text: str) -> JobState | None:
-    """One line of ``scontrol show job -o``; None where it tells of no job."""
+    """The state in one line of ``scontrol show job -o``; None if it names no job."""
     fields = parse_fields(text.strip())
     if "JobState" not in fields:
         return None

@@ -1,6 +1,6 @@
 """One node of a Slurm job: ``python -m tunetool.launch.slurm_node WORK PLACE ADDRESS PORT HOST...``, a task of srun.
 
-WORK is shared by the nodes: its ``spec.json`` tells what to run, ranks write there, and ``verdict-<NODE>.json`` is
+WORK is shared by the nodes: its ``spec.json`` says what to run, ranks write there, and ``verdict-<NODE>.json`` is
 there in the end. PLACE is this node's own, and gone afterwards.
 """
 

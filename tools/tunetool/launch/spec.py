@@ -1,4 +1,4 @@
-"""What a node's guard is told, and what it says in the end: JSON files in the launcher's directory on the node."""
+"""The specification and the verdict of a node's guard: JSON files in the launcher's directory on the node."""
 
 from __future__ import annotations
 
