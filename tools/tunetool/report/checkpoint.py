@@ -205,7 +205,9 @@ def _footnotes(medium: Medium) -> Iterator[str]:
         if apart is not None:
             yield f"{engine.name}: its first save, not in the figures, stalled the loop for {_seconds(apart.value)} s"
     if medium.fio:
-        jobs = ", ".join(f"{way} by {figure.parameters['files']} files" for way, figure in medium.fio.items())
+        jobs = ", ".join(
+            f"{direction} by {figure.parameters['files']} files" for direction, figure in medium.fio.items()
+        )
         direct = next(iter(medium.fio.values())).parameters["direct"]
         yield f"best of fio: {jobs}, each searched over 1 to 16; direct={int(bool(direct))}, end_fsync=1"
     if not medium.memory:

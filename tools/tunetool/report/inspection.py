@@ -136,11 +136,11 @@ def _volume(shown: Inspection) -> Iterator[str]:
 
 
 def _array(array: Array) -> str:
-    there = sum(member is not None for member in array.members)
+    present = sum(member is not None for member in array.members)
     state = array.state if array.serves else f"{array.state}, DOES NOT SERVE"
     chunk = f", chunk {_binary(array.chunk_bytes)}" if array.chunk_bytes else ""
     return (
-        f"{array.device} `{array.name or '-'}`: {array.level}, {there} of {len(array.members)} drives{chunk}, {state}"
+        f"{array.device} `{array.name or '-'}`: {array.level}, {present} of {len(array.members)} drives{chunk}, {state}"
     )
 
 

@@ -110,10 +110,10 @@ def _table(titles: Sequence[str], right: Sequence[str]) -> Table:
     return table
 
 
-def scaled_as(rate: float, other: float) -> str:
-    """``other`` as a number in the unit in which ``rate`` is shown, without the unit."""
+def scaled_as(rate: float, value: float) -> str:
+    """``value`` as a number in the unit in which ``rate`` is shown, without the unit."""
     factor = rate / float(format_rate(rate).split()[0])
-    return number(other / factor)
+    return number(value / factor)
 
 
 def latency(seconds: float | None) -> str:

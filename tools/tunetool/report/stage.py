@@ -70,14 +70,14 @@ def _lines(figure: Measurement) -> list[str]:
     parameters = figure.parameters
     size, seconds = format_size(float(parameters["bytes"])), float(parameters["seconds"])
     moved = f"{size} in {parameters['files']} files, {seconds:.2f} s"
-    way = (
+    transfer = (
         f"from `{parameters['source']}` ({parameters['source_medium']}) to {figure.medium}"
         if "source" in parameters
         else "read"
     )
     direct = format_size(float(parameters["direct_bytes"]))
     return [
-        f"{moved}: {format_bandwidth(figure.value)}; {way}",
+        f"{moved}: {format_bandwidth(figure.value)}; {transfer}",
         f"{parameters['threads']} threads, {parameters['checksum']}; {direct} read past the page cache; reading "
         f"{float(parameters['reading_seconds']):.2f} s, checksums {float(parameters['checksum_seconds']):.2f} s, "
         f"writing {float(parameters['writing_seconds']):.2f} s over all threads; CPU "

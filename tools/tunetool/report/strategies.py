@@ -188,29 +188,29 @@ def _stage3(third: Cell, ran: Sequence[Cell], links: Mapping[str, Mapping[str, M
     lower_stages = [each for each in ran if each.layout == third.layout and each.stage in (1, 2)]
     if not lower_stages or third.layout == (1, 1):
         return
-    other = max(lower_stages, key=lambda each: each.stage)
-    times = third.step.value / other.step.value
+    below = max(lower_stages, key=lambda each: each.stage)
+    times = third.step.value / below.step.value
     where = f"on {_layout_text(third)}"
-    fits = other.number("state_bytes") <= _STATE_SHARE * other.number("memory_bytes")
+    fits = below.number("state_bytes") <= _STATE_SHARE * below.number("memory_bytes")
     needed = (
-        f"ZeRO-{other.stage} needs {format_size(round(other.number('state_bytes')))} on each rank before activations, "
-        f"of {format_size(round(other.number('memory_bytes')))}"
+        f"ZeRO-{below.stage} needs {format_size(round(below.number('state_bytes')))} on each rank before activations, "
+        f"of {format_size(round(below.number('memory_bytes')))}"
     )
     if times < _CHEAP:
         yield (
-            f"ZeRO-3 {where} takes about as long as ZeRO-{other.stage} ({times:.2f}x): use it where memory is short; "
+            f"ZeRO-3 {where} takes about as long as ZeRO-{below.stage} ({times:.2f}x): use it where memory is short; "
             f"{needed}"
         )
         return
     if times < _COSTLY:
-        yield f"ZeRO-3 {where} takes {times:.2f}x the time of ZeRO-{other.stage}; {needed}"
+        yield f"ZeRO-3 {where} takes {times:.2f}x the time of ZeRO-{below.stage}; {needed}"
         return
     link = _link(third, links)
     if fits:
-        lower = f"ZeRO-{other.stage}"
+        lower = f"ZeRO-{below.stage}"
         yield f"ZeRO-3 {where} takes {times:.1f}x the time of {lower}: use {lower}{link}; {needed}"
     else:
-        yield f"ZeRO-3 {where} takes {times:.1f}x the time of ZeRO-{other.stage}, which does not fit: {needed}{link}"
+        yield f"ZeRO-3 {where} takes {times:.1f}x the time of ZeRO-{below.stage}, which does not fit: {needed}{link}"
 
 
 def _link(third: Cell, links: Mapping[str, Mapping[str, Measurement]]) -> str:
