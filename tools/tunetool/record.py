@@ -292,10 +292,10 @@ def parse(text: str, name: str) -> Record:
         raise UsageProblem(f"`{name}` is not JSON: {error}", hint) from None
     if not isinstance(document, dict):
         raise UsageProblem(f"`{name}` is not a record", hint)
-    found = document.get("schema")
-    if found != SCHEMA_NAME:
+    schema = document.get("schema")
+    if schema != SCHEMA_NAME:
         raise UsageProblem(
-            f"`{name}` has schema `{found}`, this version reads `{SCHEMA_NAME}`",
+            f"`{name}` has schema `{schema}`, this version reads `{SCHEMA_NAME}`",
             "use the tunetool version that wrote it",
         )
     if document.get("sha256") != checksum(document):
@@ -304,8 +304,8 @@ def parse(text: str, name: str) -> Record:
         return Record.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UsageProblem(f"`{name}` is not a record: {place}: {first['msg']}", hint) from None
+        field = ".".join(str(part) for part in first["loc"])
+        raise UsageProblem(f"`{name}` is not a record: {field}: {first['msg']}", hint) from None
 
 
 def read(path: Path) -> Record:

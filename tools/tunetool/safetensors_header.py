@@ -67,9 +67,9 @@ def entries(header: bytes) -> tuple[Entry, ...]:
     ``header`` is the JSON alone. The file must be ``START`` + the header's length + the last ``end`` bytes long, which
     the caller checks. Raises ``Invalid``.
     """
-    found = sorted(_listed(_parsed(header)), key=lambda entry: (entry.begin, entry.end))
+    listed = sorted(_listed(_parsed(header)), key=lambda entry: (entry.begin, entry.end))
     at = 0
-    for entry in found:
+    for entry in listed:
         if entry.begin != at or entry.end < at:
             raise Invalid(f"{_shown(entry.name)} lies at {entry.begin} to {entry.end}, and {at} is where it must begin")
         at = entry.end
@@ -79,7 +79,7 @@ def entries(header: bytes) -> tuple[Entry, ...]:
                 f"{_shown(entry.name)} is {entry.end - entry.begin} bytes long, and its shape and dtype "
                 f"{entry.dtype} take {bits / 8:g}"
             )
-    return tuple(found)
+    return tuple(listed)
 
 
 def _bits(entry: Entry) -> int:
@@ -173,42 +173,42 @@ def _texts(document: _Object) -> Iterator[str]:
 
 def _listed(document: _Object) -> Iterator[Entry]:
     names: set[str] = set()
-    for name, said in document:
+    for name, value in document:
         if name in names:
             raise Invalid(f"its header lists {_shown(name)} twice")
         names.add(name)
         if name == _METADATA:
-            _check_metadata(said)
+            _check_metadata(value)
         else:
-            yield _entry(name, said)
+            yield _entry(name, value)
 
 
-def _check_metadata(said: Any) -> None:
-    if said is not None and (type(said) is not _Object or not all(type(value) is str for _, value in said)):
+def _check_metadata(metadata: Any) -> None:
+    if metadata is not None and (type(metadata) is not _Object or not all(type(value) is str for _, value in metadata)):
         raise Invalid(f"its `{_METADATA}` is no table of texts")
 
 
-def _entry(name: str, said: Any) -> Entry:
-    if type(said) is list:
+def _entry(name: str, description: Any) -> Entry:
+    if type(description) is list:
         # The library takes the three values without their names, too.
-        fields = dict(zip(_FIELDS, said, strict=True)) if len(said) == len(_FIELDS) else {}
-    elif type(said) is _Object:
-        known = [(field, value) for field, value in said if field in _FIELDS]
+        fields = dict(zip(_FIELDS, description, strict=True)) if len(description) == len(_FIELDS) else {}
+    elif type(description) is _Object:
+        known = [(field, value) for field, value in description if field in _FIELDS]
         fields = dict(known) if len(known) == len(_FIELDS) else {}
     else:
         fields = {}
     if len(fields) != len(_FIELDS):
         raise Invalid(f"{_shown(name)} is not described by dtype, shape and data_offsets, each once")
-    dtype, shape, place = fields["dtype"], fields["shape"], fields["data_offsets"]
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if type(dtype) is _Object and len(dtype) == 1 and dtype[0][1] is None:
         dtype = dtype[0][0]
     if type(dtype) is not str or dtype not in BITS:
         raise Invalid(f"{_shown(name)} has a dtype that safetensors does not know")
     if not _are_sizes(shape):
         raise Invalid(f"{_shown(name)} has a shape that is no list of whole numbers")
-    if not _are_sizes(place) or len(place) != 2:
+    if not _are_sizes(offsets) or len(offsets) != 2:
         raise Invalid(f"{_shown(name)} has data_offsets that are no two whole numbers")
-    return Entry(name, dtype, tuple(shape), *place)
+    return Entry(name, dtype, tuple(shape), *offsets)
 
 
 def _are_sizes(values: Any) -> bool:

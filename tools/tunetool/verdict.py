@@ -117,16 +117,16 @@ def limit_of(expected: float, tolerance: float) -> float:
 def status_by_name(case: Case) -> dict[str, Status]:
     """For each expectation, the status of what it applies to."""
     by_name = {measurement.name: measurement for measurement in case.measurements}
-    found: dict[str, Status] = {}
+    statuses: dict[str, Status] = {}
     for expectation in case.expectations:
         measurement = by_name.get(expectation.name)
         if measurement is None:
-            found[expectation.name] = "error"
+            statuses[expectation.name] = "error"
         elif case.doubts or expectation.name in case.unproven or not _has_proof(measurement):
-            found[expectation.name] = "unproven"
+            statuses[expectation.name] = "unproven"
         else:
-            found[expectation.name] = status_of(measurement, expectation, case.tolerance)
-    return found
+            statuses[expectation.name] = status_of(measurement, expectation, case.tolerance)
+    return statuses
 
 
 def judged_expectations(case: Case) -> list[Expectation]:

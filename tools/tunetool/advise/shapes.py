@@ -35,8 +35,8 @@ class Tensor:
     @property
     def block(self) -> str | None:
         """Name of that layer, which is its own where a model has several towers; None outside of them."""
-        found = _LAYER.search(self.name)
-        return self.name[: found.end()] if found else None
+        match = _LAYER.search(self.name)
+        return self.name[: match.end()] if match else None
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: in
             tower = tensor.name.partition(".")[0]
             layers[tower] = max(layers.get(tower, 0), int(tensor.layer) + 1)
 
-    def one(handle: int, tensor: Tensor, at: int, first: int, count: int) -> int:
+    def write_piece(handle: int, tensor: Tensor, at: int, first: int, count: int) -> int:
         data = memoryview(draw(tensor, seed, spread(tensor, layers), first, count)).cast("B")
         done = 0
         while done < len(data):
@@ -122,7 +122,7 @@ def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: in
             os.pwrite(handle, shard.header, 0)
             queues.append([(handle, *piece) for piece in _pieces(shard)])
         # The files in turn: one inode of a tmpfs takes 3.5 GB/s, several take several times that.
-        futures = [threads.submit(one, *piece) for piece in chain(*zip_longest(*queues)) if piece is not None]
+        futures = [threads.submit(write_piece, *piece) for piece in chain(*zip_longest(*queues)) if piece is not None]
         try:
             written = 0
             for future in futures:

@@ -19,20 +19,20 @@ _TIMEOUT = re.compile(r"nvme (?P<controller>nvme\d+): (?P<what>I/O.* timeout.*)"
 
 
 class Watch:
-    """Watches the drives of ``stack`` while it is open. Who may not read the kernel log sees only who is gone."""
+    """Watches the drives of ``stack`` while it is open. Without access to the kernel log it sees only lost drives."""
 
     def __init__(self, stack: BlockStack, log: str = "/dev/kmsg", root: str = "/") -> None:
         self._stack = stack
         self._log = log
         self._root = root
         self._handle: int | None = None
-        self._there: set[str] = set()
+        self._counted: set[str] = set()
 
     def __enter__(self) -> Watch:
         with contextlib.suppress(OSError):
             self._handle = os.open(self._log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._handle, 0, os.SEEK_END)
-        self._there = {leaf.name for leaf in self._stack.leaves if self._counts(leaf)}
+        self._counted = {leaf.name for leaf in self._stack.leaves if self._counts(leaf)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -41,22 +41,22 @@ class Watch:
             self._handle = None
 
     def findings(self) -> list[CheckResult]:
-        """The check ``drives.errors``, failed, by serial; nothing where nothing was seen."""
+        """The failed check ``drives.errors``, by serial; empty if no error was seen."""
         lines = self._new_lines()
-        told, failed = [], []
+        faults, failed = [], []
         for leaf in self._stack.leaves:
             errors = [what for what in (_error_of(line, leaf.counted_by) for line in lines) if what]
-            if leaf.name in self._there and not self._counts(leaf):
-                told.append(f"`{leaf.label}` (`{leaf.name}`) is gone")
+            if leaf.name in self._counted and not self._counts(leaf):
+                faults.append(f"`{leaf.label}` (`{leaf.name}`) is gone")
             elif errors:
                 more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
-                told.append(f"`{leaf.label}`: {errors[0]}{more}")
+                faults.append(f"`{leaf.label}`: {errors[0]}{more}")
                 failed.append(leaf.name)
-        if not told:
+        if not faults:
             return []
         look = f"look at {', '.join(f'`/dev/{name}`' for name in failed)}: `nvme smart-log`; " if failed else ""
         remedy = f"{look}see `dmesg`; a drive that fails or is gone must be reseated or replaced (RAID0 loses its data)"
-        return [CheckResult(id=CHECK_ID, status="fail", expected=_EXPECTED, found="; ".join(told), remedy=remedy)]
+        return [CheckResult(id=CHECK_ID, status="fail", expected=_EXPECTED, found="; ".join(faults), remedy=remedy)]
 
     def _counts(self, leaf: Leaf) -> bool:
         try:
@@ -85,9 +85,9 @@ class Watch:
 
 
 def _error_of(line: str, names: tuple[str, ...]) -> str | None:
-    found = _ERROR.search(line)
-    if found and found["device"] in names:
-        return found["what"].strip()
+    error = _ERROR.search(line)
+    if error and error["device"] in names:
+        return error["what"].strip()
     timeout = _TIMEOUT.search(line)
     if timeout and any(re.match(rf"{timeout['controller']}(c\d+)?n\d+$", name) for name in names):
         return timeout["what"].strip()

@@ -44,7 +44,7 @@ MOUNTED = "filesystem.mounted"
 
 @dataclass
 class _Findings:
-    """Grows as the run goes on: what there is when it fails is kept."""
+    """What the run has found so far; kept if the run fails."""
 
     checks: list[CheckResult] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
@@ -80,20 +80,20 @@ class _Verification:
     manifest: dict[str, Any] | None = None
     scene: _Scene | None = None
     """None where nothing is to be measured."""
-    found: _Findings = field(default_factory=_Findings)
+    collected: _Findings = field(default_factory=_Findings)
     results: Results = field(default_factory=Results)
     fio: Fio | None = None
 
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
-        request, found, progress, environment = self.request, self.found, session.progress, session.environment
+        request, findings, progress, environment = self.request, self.collected, session.progress, session.environment
         manifest = self.manifest = read_manifest(request.manifest)
         if manifest is not None:
-            found.checks += [_as_result(check) for check in run_checks(manifest)]
+            findings.checks += [_as_result(check) for check in run_checks(manifest)]
         if request.level == "config":
-            found.checks += gds.static_check(request.gds or gds.default_mode(manifest), environment)
+            findings.checks += gds.static_check(request.gds or gds.default_mode(manifest), environment)
         else:
-            self.scene = _set_scene(request, manifest, found, progress, environment)
+            self.scene = _set_scene(request, manifest, findings, progress, environment)
         if manifest is None:
             progress.say("no manifest: the configuration checks are skipped")
         if self.scene is None and request.run.dry_run:
@@ -105,14 +105,14 @@ class _Verification:
             return
         stack = self.scene.stack
         session.subject = stack.directory
-        self.found.doubts += obstacles(stack)
-        self.found.doubts += [
+        self.collected.doubts += obstacles(stack)
+        self.collected.doubts += [
             f"`{name}` was set, so foreign code ran in tunetool itself: unset it and verify again"
             for name in preloads(session.environment)
         ]
         self.fio = find_fio(session.environment)
-        session.hold(_watched(stack, self.found.checks))
-        _run(self.request, self.scene, self.fio, self.results, self.found, session)
+        session.hold(_watched(stack, self.collected.checks))
+        _run(self.request, self.scene, self.fio, self.results, self.collected, session)
 
     def findings(self) -> Findings:
         """See ``session.Work``."""
@@ -163,14 +163,16 @@ def _is_mounted(checks: Sequence[CheckResult]) -> bool:
     return any(check.id == MOUNTED and check.status == "pass" for check in checks)
 
 
-def _doubt_manifest(request: Request, manifest: Mapping[str, Any] | None, stack: BlockStack, found: _Findings) -> None:
+def _doubt_manifest(
+    request: Request, manifest: Mapping[str, Any] | None, stack: BlockStack, findings: _Findings
+) -> None:
     """The manifest's expectations hold for the manifest's file system, and for no other."""
     if manifest is None or request.expect or not manifest["expect"]:
         return
     mount_point = manifest["filesystem"]["mount_point"]
-    inside = stack.mount is not None and stack.mount.mount_point == mount_point and _is_mounted(found.checks)
+    inside = stack.mount is not None and stack.mount.mount_point == mount_point and _is_mounted(findings.checks)
     if not inside:
-        found.doubts.append(
+        findings.doubts.append(
             f"`{stack.directory}` is not on the manifest's file system (`{mount_point}`), whose expectations do not "
             "apply to it: pass `--expect`, or leave out `--target`"
         )
@@ -179,28 +181,28 @@ def _doubt_manifest(request: Request, manifest: Mapping[str, Any] | None, stack:
 def _set_scene(
     request: Request,
     manifest: Mapping[str, Any] | None,
-    found: _Findings,
+    findings: _Findings,
     progress: Progress,
     environment: Mapping[str, str],
 ) -> _Scene | None:
-    """Look at the target and say what will happen; None where nothing may be written. Writes nothing itself."""
+    """Inspect the target and announce the run; None if nothing may be written. Writes nothing itself."""
     target, own_mount = _target(request, manifest)
-    if own_mount and not _is_mounted(found.checks):
+    if own_mount and not _is_mounted(findings.checks):
         progress.say(f"`{target}` is not the mount that the manifest names: nothing is written there")
-        found.errors.append(f"`{target}` was not measured: see {MOUNTED}")
+        findings.errors.append(f"`{target}` was not measured: see {MOUNTED}")
         return None
     try:
         check_target(target)
         free = free_bytes(target)
     except OSError as error:
         # A file system that shut itself down.
-        found.errors.append(f"`{target}` was not measured: {error.strerror or error}; see `dmesg | tail`")
+        findings.errors.append(f"`{target}` was not measured: {error.strerror or error}; see `dmesg | tail`")
         return None
     stack = read_stack(str(target))
-    _doubt_manifest(request, manifest, stack, found)
+    _doubt_manifest(request, manifest, stack, findings)
     limit = ceiling(stack, read_drives())
     if limit is not None:
-        found.measurements.append(figures.ceiling_figure(stack, limit))
+        findings.measurements.append(figures.ceiling_figure(stack, limit))
     cpus = os.cpu_count() or 1
     named = {wanted.name: limit_of(wanted.value, request.tolerance) for wanted in expectations(request, manifest)}
     limits = {direction: named[name] for direction, name in figures.NAMES.items() if name in named}
@@ -217,7 +219,7 @@ def _set_scene(
 
 @contextmanager
 def _watched(stack: BlockStack, checks: list[CheckResult]) -> Iterator[None]:
-    """What the drives report until everything is put away becomes a check."""
+    """Turns errors that the drives report, until the files are removed, into a check."""
     with Watch(stack) as watch:
         try:
             yield
@@ -225,73 +227,82 @@ def _watched(stack: BlockStack, checks: list[CheckResult]) -> Iterator[None]:
             checks += watch.findings()
 
 
-def _run(request: Request, scene: _Scene, fio: Fio, results: Results, found: _Findings, session: Session) -> None:
+def _run(request: Request, scene: _Scene, fio: Fio, results: Results, findings: _Findings, session: Session) -> None:
     stack, environment, progress = scene.stack, session.environment, session.progress
-    place = session.directory(Path(scene.shape.target), stack)
+    directory = session.directory(Path(scene.shape.target), stack)
     try:
-        Sequential(scene.shape, stack, fio, place, environment, progress, results).execute()
+        Sequential(scene.shape, stack, fio, directory, environment, progress, results).execute()
     finally:
         session.raw.update(results.raw)
     seen = min((each.outcome.bandwidth for samples in results.samples.values() for each in samples), default=0.0)
-    rung = deepspeed.measure(scene.rung, stack, place, seen, environment, progress)
-    found.checks.append(rung.check)
-    found.measurements += rung.measurements
+    rung = deepspeed.measure(scene.rung, stack, directory, seen, environment, progress)
+    findings.checks.append(rung.check)
+    findings.measurements += rung.measurements
     session.raw.update(rung.raw)
-    direct = gds.measure(scene.gds, request.python, stack, place, seen, environment, progress)
-    found.checks += direct.checks
-    found.measurements += direct.measurements
+    direct = gds.measure(scene.gds, request.python, stack, directory, seen, environment, progress)
+    findings.checks += direct.checks
+    findings.measurements += direct.measurements
     session.raw.update(direct.raw)
     if request.level == "full":
-        found.climbed = ladder.Climbed()
+        findings.climbed = ladder.Climbed()
         try:
             ladder.climb(
-                scene.shape, stack, fio, place, results, read_drives(), scene.wish, environment, progress, found.climbed
+                scene.shape,
+                stack,
+                fio,
+                directory,
+                results,
+                read_drives(),
+                scene.wish,
+                environment,
+                progress,
+                findings.climbed,
             )
         finally:
-            session.raw.update(found.climbed.raw)
+            session.raw.update(findings.climbed.raw)
 
 
 def _conclude(work: _Verification) -> Findings:
-    request, found, results = work.request, work.found, work.results
+    request, findings, results = work.request, work.collected, work.results
     stack = work.scene.stack if work.scene else None
-    if found.climbed is not None:
-        found.measurements += found.climbed.measurements
-        found.unproven.update(found.climbed.unproven)
-        found.errors += found.climbed.errors
-    found.doubts += dict.fromkeys(results.incomplete)
+    if findings.climbed is not None:
+        findings.measurements += findings.climbed.measurements
+        findings.unproven.update(findings.climbed.unproven)
+        findings.errors += findings.climbed.errors
+    findings.doubts += dict.fromkeys(results.incomplete)
     if results.samples and work.scene is not None and work.fio is not None:
         scene = work.scene
-        found.measurements += figures.bandwidths(scene.stack, work.fio, scene.shape, results)
-        found.measurements += figures.service_time_figures(scene.stack, results)
-        found.unproven.update(figures.unproven(scene.stack, results))
-        found.checks.append(balance(scene.stack, figures.counted_samples(results)))
+        findings.measurements += figures.bandwidths(scene.stack, work.fio, scene.shape, results)
+        findings.measurements += figures.service_time_figures(scene.stack, results)
+        findings.unproven.update(figures.unproven(scene.stack, results))
+        findings.checks.append(balance(scene.stack, figures.counted_samples(results)))
     if request.level == "config" and work.manifest is None:
-        found.errors.append("there is no manifest to check against: provision the node, or measure a `--target`")
+        findings.errors.append("there is no manifest to check against: provision the node, or measure a `--target`")
     case = Case(
-        measurements=found.measurements,
+        measurements=findings.measurements,
         expectations=expectations(request, work.manifest),
-        checks=found.checks,
-        unproven=found.unproven,
-        doubts=found.doubts,
-        errors=found.errors,
+        checks=findings.checks,
+        unproven=findings.unproven,
+        doubts=findings.doubts,
+        errors=findings.errors,
         tolerance=request.tolerance,
         judged="checks" if request.level == "config" else "speed",
-        ladder=_ladder(found, stack),
+        ladder=_ladder(findings, stack),
     )
     return Findings(case, target=stack.directory if stack else None, stack=stack)
 
 
-def _ladder(found: _Findings, stack: BlockStack | None) -> Ladder | None:
-    climbed = found.climbed
+def _ladder(findings: _Findings, stack: BlockStack | None) -> Ladder | None:
+    climbed = findings.climbed
     if climbed is None or stack is None:
         return None
     # The handle to pinned memory is measured at every level; where it was left out, its check says why.
-    left_out = {name: check.found for check in found.checks if check.id == deepspeed.CHECK_ID for name in PINNED}
+    left_out = {name: check.found for check in findings.checks if check.id == deepspeed.CHECK_ID for name in PINNED}
     return ladder.conclude(
-        found.measurements,
+        findings.measurements,
         {**left_out, **climbed.skipped},
-        found.unproven,
-        lambda: ladder_facts.read_facts(stack, read_drives(), found.measurements),
+        findings.unproven,
+        lambda: ladder_facts.read_facts(stack, read_drives(), findings.measurements),
     )
 
 
