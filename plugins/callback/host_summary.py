@@ -15,7 +15,7 @@ from ansible.plugins.callback import CallbackBase
 from ansible.template import Templar
 
 from ..module_utils.common.files import replace_file
-from ..module_utils.play.host_summary import BUILD, Summary, Trips, Way, document, lines
+from ..module_utils.play.host_summary import BUILD, Route, Summary, Trips, document, lines
 
 DOCUMENTATION = """
 name: host_summary
@@ -56,7 +56,7 @@ class _Listener(logging.Handler):
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible ships no types
-    """Listens; prints when all is over."""
+    """Collects the results of each host, and prints a line for each at the end."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -81,11 +81,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible ships no ty
             self._summary.goal = BUILD
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
-        """The clock of one task on one host."""
+        """Start the clock of one task on one host."""
         self._started[(host.get_name(), task._uuid)] = time.monotonic()
         self._summary.host(host.get_name())
         if not self._trips.knows(host.get_name()):
-            self._trips.goes(host.get_name(), self._way(host))
+            self._trips.goes(host.get_name(), self._route(host))
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Count it."""
@@ -97,8 +97,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible ships no ty
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """Keep the reason."""
-        name, _action, found, seconds = self._heard(result)
-        self._summary.unreachable(name, found, seconds)
+        name, _action, answer, seconds = self._heard(result)
+        self._summary.unreachable(name, answer, seconds)
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Print the table, below Ansible's own recap."""
@@ -126,7 +126,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible ships no ty
         action = "ansible.builtin.meta" if task.delegate_to else str(task.action)
         return name, action, result._result, seconds
 
-    def _way(self, host: Any) -> Way:
+    def _route(self, host: Any) -> Route:
         variables = self._play.get_variable_manager().get_vars(play=self._play, host=host)
         templar = Templar(loader=self._play.get_loader(), variables=variables)
         wanted = ("ansible_connection", "ansible_host", "ansible_port")
@@ -134,7 +134,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible ships no ty
         connection = str(given.get("ansible_connection") or self._play.connection or constants.DEFAULT_TRANSPORT)
         ssh = connection in _SSH
         port = given.get("ansible_port") if ssh else None
-        return Way(ssh, str(given.get("ansible_host") or host.address), int(port) if port else None)
+        return Route(ssh, str(given.get("ansible_host") or host.address), int(port) if port else None)
 
     @staticmethod
     def _logged() -> bool:

@@ -119,7 +119,7 @@ def prepare(module: Any) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports on which nobody listens now."""
+    """``count`` ports on which nobody listens now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -131,7 +131,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def run(module: Any) -> None:
-    """The run, until it ended."""
+    """Run the guard of the ranks until it ends."""
     given = module.params
     directory = given["directory"]
     spec = json.loads(base64.b64decode(given["spec"]))
@@ -150,14 +150,14 @@ def run(module: Any) -> None:
     with open(os.open(os.path.join(directory, "spec.json"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
         json.dump(spec, out)
     log = os.path.join(directory, "guard.log")
-    with open(log, "wb") as said:
+    with open(log, "wb") as log_stream:
         guard = subprocess.Popen(
             [given["python"], "-m", GUARD, directory],
             cwd="/",
             # It ends by its input, in order, also where this host is the control machine itself.
             env={name: value for name, value in os.environ.items() if name != MARK},
             stdin=subprocess.PIPE,
-            stdout=said,
+            stdout=log_stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )

@@ -197,7 +197,7 @@ def main() -> None:
     if module.check_mode:
         module.exit_json(**result)
     try:
-        _place(block, stale)
+        _write_block(block, stale)
         if before != after:
             write(document)
     except ManifestError as error:
@@ -234,7 +234,7 @@ def _tuned(module: AnsibleModule) -> dict[str, Any] | None:
     return block
 
 
-def _place(block: str | None, stale: bool) -> None:
+def _write_block(block: str | None, stale: bool) -> None:
     if stale and block is None:
         os.unlink(TUNED_PATH)
     elif stale and block is not None:

@@ -211,12 +211,14 @@ def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
     for row in selection.decisions:
         drive = row.drive
         contents_of[drive.name] = [
-            str(one) if one.device == drive.name else "%s (on %s)" % (one, one.device)
-            for one in contents.get(drive.name, ())
+            str(signature) if signature.device == drive.name else "%s (on %s)" % (signature, signature.device)
+            for signature in contents.get(drive.name, ())
         ]
     for drive in wipeable(selection.decisions):
-        above = [name for name, place in devices_of(drive).items() if place.startswith("array")]
-        contents_of[drive.name] += ["%s (in array %s)" % (one, one.device) for one in read_signatures(above)]
+        above = [name for name, kind in devices_of(drive).items() if kind.startswith("array")]
+        contents_of[drive.name] += [
+            "%s (in array %s)" % (signature, signature.device) for signature in read_signatures(above)
+        ]
     return {name: list(dict.fromkeys(lines)) for name, lines in contents_of.items()}
 
 
@@ -351,7 +353,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
 
 
 def fail_over_drift(module: AnsibleModule, selection: Selection, chunk: int, answer: dict[str, Any]) -> None:
-    """On a built node that cannot be brought to what is asked, tell everything that differs."""
+    """Fail with every difference, on a built node that cannot be changed to what is asked."""
     wanted: dict[str, Any] = module.params
     verdicts = {row.verdict for row in selection.decisions}
     if WIPE in verdicts or not (selection.problem or verdicts & {KEEP, ADOPT}):

@@ -112,7 +112,7 @@ CHUNK_MIN = 4096
 
 
 def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive], doomed: list[Drive]) -> Array:
-    """Carry out a step and read back what came of it. ``doomed`` are the members that a plan lets us wipe."""
+    """Carry out a step and read back the array. ``doomed`` are the members that a plan lets us wipe."""
     if step.action == "create":
         refuse_unless_blank([drive for drive in members if drive not in doomed])
         # Cut after this, the node is one that was not built: the next run goes on from what is there.

@@ -25,10 +25,10 @@ from tunetool.node.memory.boot_loader import DROPIN_PATH, Grub, Grubby
 from tunetool.node.memory.hugepage_limits import refuse_impossible
 from tunetool.node.memory.kernel_parameters import (
     carries,
+    foreign_pools,
     grubby_lines,
     knows_nodes,
     linux_lines,
-    others,
     parameters,
     parse,
     parse_dropin,
@@ -162,8 +162,8 @@ def test_what_is_rendered_is_read_back(pools: list[HugePages], strange: list[str
     line = [*strange, *words]
     assert carries(line, words)
     assert without(line, words) == strange
-    assert others(line, [words]) == []
-    assert [pool.path for pool in others(line, [])] == [pool.path for pool in parse(words)]
+    assert foreign_pools(line, [words]) == []
+    assert [pool.path for pool in foreign_pools(line, [])] == [pool.path for pool in parse(words)]
 
 
 def test_the_words_are_the_kernels_own() -> None:

@@ -431,7 +431,7 @@ def test_others_who_set_the_same_are_found_with_who_wins(
     target.parent.mkdir(parents=True)
     target.write_text(f"# a word\n{line}\n")
     (one,) = rivals(normal_form(asked(**ALL)), DEVICES, str(tmp_path))
-    assert (one.setting, one.place, one.wins) == (setting, f"`/{path}` line 2", wins)
+    assert (one.setting, one.location, one.wins) == (setting, f"`/{path}` line 2", wins)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from tunetool.node.play.host_summary import (
     REFUSED,
     UNCHANGED,
     Host,
+    Route,
     Summary,
     Trips,
-    Way,
     lines,
     trip,
 )
@@ -37,17 +37,17 @@ OTHERS = (
 
 
 def test_a_trip_is_what_a_connection_plugin_starts() -> None:
-    assert trip(SSH) == trip(SFTP) == Way(True, "127.0.0.1", 38451)
-    assert trip(LOCAL) == Way(False, "localhost")
+    assert trip(SSH) == trip(SFTP) == Route(True, "127.0.0.1", 38451)
+    assert trip(LOCAL) == Route(False, "localhost")
     assert [trip(line) for line in OTHERS] == [None] * len(OTHERS)
 
 
 def test_trips_are_told_apart_by_address_and_port() -> None:
     trips = Trips()
-    trips.goes("node1", Way(True, "127.0.0.1", 38451))
-    trips.goes("node2", Way(True, "127.0.0.1", 37483))
-    trips.goes("silent", Way(True, "10.0.0.9"))
-    trips.goes("box", Way(False, "box"))
+    trips.goes("node1", Route(True, "127.0.0.1", 38451))
+    trips.goes("node2", Route(True, "127.0.0.1", 37483))
+    trips.goes("silent", Route(True, "10.0.0.9"))
+    trips.goes("box", Route(False, "box"))
     for line in (SSH, SFTP, PUT_BESIDE_SFTP, LOCAL, *OTHERS, "<box> EXEC a", "<box> PUT a TO b", "<box> FETCH b TO a"):
         trips.line(line)
     assert {name: trips.of(name) for name in ("node1", "node2", "silent", "box", "stranger")} == {
@@ -57,7 +57,7 @@ def test_trips_are_told_apart_by_address_and_port() -> None:
         "box": 3,
         "stranger": None,
     }
-    trips.goes("twin", Way(True, "127.0.0.1", 38451))
+    trips.goes("twin", Route(True, "127.0.0.1", 38451))
     assert trips.of("node1") is None  # nobody knows whose they were
 
 

@@ -56,9 +56,11 @@ def _unassembled(arrays: Sequence[Array], superblocks: Mapping[str, Superblock])
     for uuid in sorted({block.uuid for block in superblocks.values()} - running):
         blocks = [block for block in superblocks.values() if block.uuid == uuid]
         roles = {block.role: block.device for block in blocks}
-        one = blocks[0]
-        members = tuple(roles.get(slot) for slot in range(one.raid_disks))
-        differences.append(Array("", uuid, one.name, one.level, one.chunk_bytes, one.raid_disks, "inactive", members))
+        first = blocks[0]
+        members = tuple(roles.get(slot) for slot in range(first.raid_disks))
+        differences.append(
+            Array("", uuid, first.name, first.level, first.chunk_bytes, first.raid_disks, "inactive", members)
+        )
     return differences
 
 
@@ -102,28 +104,28 @@ def compare_array(
 
 
 def _members(manifest: Mapping[str, Any], asked: Asked, array: Array, serials: Mapping[str, str]) -> list[Difference]:
-    found = {serials[name] for name in array.members if name is not None and name in serials}
+    present = {serials[name] for name in array.members if name is not None and name in serials}
     built = [member["serial"] for member in manifest["array"]["members"]]
-    parts = ["%d of %d members" % (len(found), array.raid_disks)]
+    parts = ["%d of %d members" % (len(present), array.raid_disks)]
     for word, some in (
-        ("missing", [serial for serial in built if serial not in found]),
-        ("not the manifest's", sorted(found - set(built))),
-        ("asked for and no member", [one for one in asked.members if one not in found and one not in built]),
-        ("member and not asked for", sorted(found - set(asked.members)) if asked.members else []),
+        ("missing", [serial for serial in built if serial not in present]),
+        ("not the manifest's", sorted(present - set(built))),
+        ("asked for and no member", [serial for serial in asked.members if serial not in {*present, *built}]),
+        ("member and not asked for", sorted(present - set(asked.members)) if asked.members else []),
     ):
         if some:
             parts.append("%s: %s" % (word, ", ".join("`%s`" % serial for serial in some)))
-    if len(parts) == 1 and array.raid_disks == asked.count == len(found):
+    if len(parts) == 1 and array.raid_disks == asked.count == len(present):
         return []
     hint = (
         "put back what is missing. A drive that is lost takes the data with it: `playbooks/replace_drive.yml` rebuilds "
         "the scratch over another one"
-        if len(found) < array.raid_disks
+        if len(present) < array.raid_disks
         else "a RAID0 keeps its members: ask for these %d, or %s" % (array.raid_disks, ANEW)
     )
     expected = "%d members by serial" % asked.count
     # An adopted array may have come with other drives; that it has as many as are asked for, all there, is enough.
-    if asked.adopt and len(found) == array.raid_disks == asked.count and set(asked.members) == found:
+    if asked.adopt and len(present) == array.raid_disks == asked.count and set(asked.members) == present:
         return [Difference("array.members", expected, "; ".join(parts))]
     return [Difference("array.members", expected, "; ".join(parts), mended=False, hint=hint)]
 

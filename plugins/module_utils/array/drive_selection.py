@@ -67,10 +67,10 @@ def select(
         if mismatch:
             rows.append(Decision(drive, IGNORE, mismatch))
             continue
-        found = signatures.get(drive.name, ())
-        contents = _contents(drive, found, array_name)
+        labels = signatures.get(drive.name, ())
+        contents = _contents(drive, labels, array_name)
         # Our own array may hold its member, and its file system may be mounted: that is what it was built for.
-        ours = contents is None and _own(found, array_name)
+        ours = contents is None and _is_our_member(labels, array_name)
         fault = (unreadable or {}).get(drive.name) or _fault(drive, serial_counts, ours)
         if fault is None and drive.metadata_bytes:
             mends = mending(drive.path, formats.get(drive.name), common or drive.lba_bytes)
@@ -83,7 +83,7 @@ def select(
         elif contents:
             holding.add(drive.name)
             rows.append(Decision(drive, REFUSE, contents))
-        elif _own(found, array_name):
+        elif _is_our_member(labels, array_name):
             rows.append(Decision(drive, KEEP, "member of our array `%s`" % array_name))
         else:
             rows.append(Decision(drive, TAKE, "blank"))
@@ -134,22 +134,22 @@ def _common_block(drives: Iterable[Drive]) -> int | None:
 
 def _contents(drive: Drive, signatures: Sequence[Signature], array_name: str) -> str | None:
     """What lies on a drive that nobody uses, our own array's label aside."""
-    ours = _own(signatures, array_name) and not drive.partitions
-    found = [
+    ours = _is_our_member(signatures, array_name) and not drive.partitions
+    held = [
         _where(signature, drive)
         for signature in signatures
         if not (signature.type == RAID_MEMBER and _named(signature.label, array_name))
     ]
     # A label that lies on a drive many times, as ZFS's does by the hundred, is one thing to say.
-    parts = ["holds " + ", ".join(dict.fromkeys(found))] if found else []
-    if drive.partitions and not found:
+    parts = ["holds " + ", ".join(dict.fromkeys(held))] if held else []
+    if drive.partitions and not held:
         parts.append("has partitions " + ", ".join(drive.partitions))
     if drive.idle_arrays and not ours:
         parts.append("; ".join(drive.uses))
     return "; ".join(parts) or None
 
 
-def _own(signatures: Sequence[Signature], array_name: str) -> bool:
+def _is_our_member(signatures: Sequence[Signature], array_name: str) -> bool:
     return any(signature.type == RAID_MEMBER and _named(signature.label, array_name) for signature in signatures)
 
 

@@ -104,15 +104,18 @@ def apart(carried: Carried, wanted: Sequence[ArrayLine], gone: str = "") -> str:
     if carried.conf is None:
         # Without mdadm nothing is assembled before the root file system is there, with its own mdadm.conf.
         return "it has mdadm and no mdadm.conf" if carried.mdadm and wanted else ""
-    there = array_lines(carried.conf.decode("utf-8", "surrogateescape"))
-    known = {one.words for one in wanted}
-    for one in wanted:
-        if one.words not in {other.words for other in there}:
-            return "it lacks `%s`" % one
-    for other in there:
-        same = any(set(one.uuids) & set(other.uuids) or set(one.devices) & set(other.devices) for one in wanted)
-        if other.words not in known and (same or other.names(gone)):
-            return "it still has `%s`" % other
+    carried_lines = array_lines(carried.conf.decode("utf-8", "surrogateescape"))
+    known = {line.words for line in wanted}
+    for line in wanted:
+        if line.words not in {carried_line.words for carried_line in carried_lines}:
+            return "it lacks `%s`" % line
+    for carried_line in carried_lines:
+        same = any(
+            set(line.uuids) & set(carried_line.uuids) or set(line.devices) & set(carried_line.devices)
+            for line in wanted
+        )
+        if carried_line.words not in known and (same or carried_line.names(gone)):
+            return "it still has `%s`" % carried_line
     return ""
 
 
@@ -126,8 +129,8 @@ def check_images(array: Mapping[str, Any], root: str = "/") -> Check:
     text = exact_text(os.path.join(root, conf.lstrip("/")))
     mine = [line for line in array_lines(text) if line.names(array["uuid"])]
     if not any("/dev/md/" + array["name"] in line.devices for line in mine):
-        found = "`%s` has %s" % (conf, "`%s`" % mine[0] if mine else "no line for it")
-        return Check(CHECK_ID, FAIL, expected, found, "run `site.yml`")
+        state = "`%s` has %s" % (conf, "`%s`" % mine[0] if mine else "no line for it")
+        return Check(CHECK_ID, FAIL, expected, state, "run `site.yml`")
     wrong = [str(image) for image in judged if image.problem]
     if wrong:
         command = rebuild_command(root)

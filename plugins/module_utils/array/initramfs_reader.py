@@ -79,7 +79,7 @@ def _opened(path: str, flags: int) -> int:
 def _read(image: FileIO, names: Sequence[str]) -> Carried:
     plain = _Walk(_Source(image.read, image.seek), names)
     rest = plain.walk()
-    if plain.found is not None or not rest:
+    if plain.content is not None or not rest:
         return plain.carried()
     image.seek(plain.source.position)
     pieces = _unpacked(image, rest)
@@ -144,7 +144,7 @@ class _Walk:
     def __init__(self, source: _Source, names: Sequence[str]) -> None:
         self.source = source
         self.names = names
-        self.found: Optional[bytes] = None
+        self.content: Optional[bytes] = None
         self.mdadm = False
         self._open: Optional[bool] = None
         """Whether an archive has begun and not ended yet; None before the first."""
@@ -152,14 +152,14 @@ class _Walk:
         """What identifies a file of ours whose bytes come with a later name of it."""
 
     def carried(self) -> Carried:
-        """What there is. Raises ``Damaged`` for what ends before an archive does."""
-        if self.found is None and self._open is not False:
+        """What the image has of both. Raises ``Damaged`` if it ends before an archive does."""
+        if self.content is None and self._open is not False:
             raise Damaged("it is empty, or cut off after %d bytes" % self.source.position)
-        return Carried(self.found, self.mdadm)
+        return Carried(self.content, self.mdadm)
 
     def walk(self) -> bytes:
         """Go on until the file is found or the archives end. Returns the first bytes of what else follows."""
-        while self.found is None:
+        while self.content is None:
             self.source.skip_padding()
             header = self.source.peek(_HEADER)
             if not _CPIO.fullmatch(header):
@@ -188,7 +188,7 @@ class _Walk:
             if size > _FILE_MAX:
                 raise Damaged("its `%s` has %d bytes" % (name, size))
             if size or links < 2:
-                self.found = self.source.take(size)
+                self.content = self.source.take(size)
                 return
             self._link = identity
         self.source.skip(size)
@@ -202,7 +202,7 @@ _Pieces = Generator[bytes, None, None]
 
 
 def _unpacked(image: FileIO, magic: bytes) -> _Pieces:
-    """The pieces of what is packed from where ``image`` stands on. Raises ``Unreadable``."""
+    """Pieces of the unpacked data, from the current position of ``image`` on. Raises ``Unreadable``."""
     for begin, new in _LIBRARIES.items():
         if magic.startswith(begin):
             return _by_library(image, new)

@@ -225,16 +225,16 @@ def decide(wanted: Wanted, superblocks: Mapping[str, Superblock], arrays: Sequen
     return Step("assemble", uuids[0])
 
 
-def _differences(wanted: Wanted, found: Superblock) -> list[str]:
+def _differences(wanted: Wanted, superblock: Superblock) -> list[str]:
     reasons = []
-    if found.name != wanted.name:
-        reasons.append("name: expected `%s`, found `%s`" % (wanted.name, found.name))
-    if found.level != wanted.level:
-        reasons.append("level: expected %s, found %s" % (wanted.level, found.level))
-    if found.chunk_bytes != wanted.chunk_bytes:
-        reasons.append("chunk: expected %d bytes, found %d" % (wanted.chunk_bytes, found.chunk_bytes))
-    if found.raid_disks != len(wanted.members):
-        reasons.append("members: expected %d, found %d" % (len(wanted.members), found.raid_disks))
+    if superblock.name != wanted.name:
+        reasons.append("name: expected `%s`, found `%s`" % (wanted.name, superblock.name))
+    if superblock.level != wanted.level:
+        reasons.append("level: expected %s, found %s" % (wanted.level, superblock.level))
+    if superblock.chunk_bytes != wanted.chunk_bytes:
+        reasons.append("chunk: expected %d bytes, found %d" % (wanted.chunk_bytes, superblock.chunk_bytes))
+    if superblock.raid_disks != len(wanted.members):
+        reasons.append("members: expected %d, found %d" % (len(wanted.members), superblock.raid_disks))
     return reasons
 
 

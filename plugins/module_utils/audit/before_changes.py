@@ -1,7 +1,7 @@
-"""One look at everything that is asked of a built node, before anything is changed.
+"""Every difference of a built node from what is asked, before anything is changed.
 
-The roles mend one after the other, and the first thing that cannot be mended ends the run. So the first of them looks
-at all of it: the owner reads every difference in one run.
+The roles mend one after the other, and the first thing that cannot be mended ends the run. So the first of them
+compares everything: the owner reads every difference in one run.
 """
 
 from __future__ import annotations

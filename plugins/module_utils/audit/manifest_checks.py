@@ -114,9 +114,9 @@ def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mappin
 
 def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str, Drive]) -> Check:
     expected = [member["serial"] for member in wanted["members"]]
-    found = [drives[name].serial for name in array.members if name is not None and name in drives]
-    gone = [serial for serial in expected if serial not in found]
-    strange = [serial for serial in found if serial not in expected]
+    present = [drives[name].serial for name in array.members if name is not None and name in drives]
+    gone = [serial for serial in expected if serial not in present]
+    strange = [serial for serial in present if serial not in expected]
     text = "%d of %d members" % (len(expected) - len(gone), len(expected))
     if gone:
         text += "; missing %s" % ", ".join("`%s`" % serial for serial in gone)
@@ -209,14 +209,14 @@ def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:
     checks = []
     for entry in wanted["hugepages"]:
         pool = HugePages(entry["size_kib"], entry["count"], entry["numa_node"])
-        found = read_hugepages(pool, root)
+        count = read_hugepages(pool, root)
         where = "" if pool.numa_node is None else " on NUMA node %d" % pool.numa_node
         checks.append(
             _check(
                 "memory.hugepages",
-                found is not None and found >= pool.count,
+                count is not None and count >= pool.count,
                 "%d pages of %s%s" % (pool.count, format_size_binary(pool.size_kib * 1024), where),
-                "%s pages" % found,
+                "%s pages" % count,
                 "memory is fragmented or taken: reboot the node, then run `site.yml` again",
             )
         )
@@ -237,16 +237,16 @@ def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:
 
 
 def _memlock_check(wanted: str, root: str) -> Check:
-    found = memlock_limit(root)
+    limit = memlock_limit(root)
     expected = "unlimited" if wanted == "unlimited" else format_size_binary(int(wanted) * 1024)
-    if found is None:
+    if limit is None:
         return Check("memory.memlock", UNKNOWN, expected, "no limit shown", "is /proc mounted?")
-    enough = found == "unlimited" or (wanted != "unlimited" and int(found) >= int(wanted) * 1024)
+    enough = limit == "unlimited" or (wanted != "unlimited" and int(limit) >= int(wanted) * 1024)
     return _check(
         "memory.memlock",
         enough,
         expected,
-        "unlimited" if found == "unlimited" else format_size_binary(int(found)),
+        "unlimited" if limit == "unlimited" else format_size_binary(int(limit)),
         "log in again, or restart the service: limits reach new sessions only",
     )
 
@@ -268,15 +268,15 @@ def _gds_checks(manifest: Mapping[str, Any], root: str) -> list[Check]:
         return [Check("gds.mode", SKIP, "nothing was set up", "off")]
     now = current(read_gds_facts(root, manifest["filesystem"]["mount_point"]))
     blockers = now.path(mode).blockers
-    found = now.mode
+    state = now.mode
     if blockers:
-        found += ": " + "; ".join("%s (`%s`)" % (blocker.found, blocker.id) for blocker in blockers)
+        state += ": " + "; ".join("%s (`%s`)" % (blocker.found, blocker.id) for blocker in blockers)
     checks = [
         _check(
             "gds.mode",
             MODES.index(now.mode) <= MODES.index(mode),
             mode,
-            found,
+            state,
             "; ".join(dict.fromkeys(blocker.remedy for blocker in blockers)) or "run `site.yml`",
         )
     ]

@@ -67,7 +67,7 @@ def built_manifest(path: str = MANIFEST_PATH) -> dict[str, Any] | None:
 
 
 def forget(path: str = MANIFEST_PATH) -> None:
-    """Remove the manifest of an array that is about to be made anew: a run cut after that starts from what is there."""
+    """Remove the manifest before its array is made again: after an interruption a run starts from what is there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
         sync_directory(os.path.dirname(path))
@@ -128,9 +128,9 @@ class Ledger:
         return [difference for difference in self.differences if not difference.mended]
 
 
-def lines_only_in(text: str, other: str) -> str:
-    """The lines of ``text`` that ``other`` lacks, comments left out, as one line."""
-    known = {line.rstrip("\r\n") for line in lines(other)}
+def lines_only_in(text: str, reference: str) -> str:
+    """The lines of ``text`` that ``reference`` lacks, comments left out, as one line."""
+    known = {line.rstrip("\r\n") for line in lines(reference)}
     mine = [line.rstrip("\r\n") for line in lines(text)]
     return "; ".join("`%s`" % line for line in mine if line and line not in known and line[0] != "#") or "nothing"
 
@@ -141,7 +141,7 @@ Result = TypeVar("Result")
 def settle(
     work: Callable[[Ledger], Result], manifest: Mapping[str, Any] | None, check_mode: bool
 ) -> tuple[Result, Ledger]:
-    """Look at everything that ``work`` is about, then let it act, if all that differs can be mended.
+    """Let ``work`` compare everything, then let it act, if every difference can be mended.
 
     Raises ``Drifted`` with every difference, and ``Refusal`` on a node that is not built; nothing was changed then.
     """

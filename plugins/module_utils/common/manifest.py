@@ -244,35 +244,35 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _problems(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """The part of JSON Schema that ``SCHEMA`` uses: nodes have no library to do it for us."""
+def _problems(value: Any, schema: Mapping[str, Any], path: str) -> list[str]:
+    """What breaks the schema. Knows the part of JSON Schema that ``SCHEMA`` uses: nodes have no library for it."""
     allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     if not any(_is(value, name) for name in allowed):
-        return ["%s is not of type %s" % (place, " or ".join(allowed))]
+        return ["%s is not of type %s" % (path, " or ".join(allowed))]
     problems = []
     if "const" in schema and value != schema["const"]:
-        problems.append("%s is not `%s`" % (place, schema["const"]))
+        problems.append("%s is not `%s`" % (path, schema["const"]))
     if "enum" in schema and value not in schema["enum"]:
-        problems.append("%s is `%s`, not one of %s" % (place, value, ", ".join(schema["enum"])))
+        problems.append("%s is `%s`, not one of %s" % (path, value, ", ".join(schema["enum"])))
     if "minimum" in schema and value is not None and value < schema["minimum"]:
-        problems.append("%s is below %s" % (place, schema["minimum"]))
+        problems.append("%s is below %s" % (path, schema["minimum"]))
     if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
-        problems.append("%s is not above %s" % (place, schema["exclusiveMinimum"]))
+        problems.append("%s is not above %s" % (path, schema["exclusiveMinimum"]))
     if isinstance(value, dict):
-        problems += _object_problems(value, schema, place)
+        problems += _object_problems(value, schema, path)
     if isinstance(value, list):
         for index, item in enumerate(value):
-            problems += _problems(item, schema["items"], "%s[%d]" % (place, index))
+            problems += _problems(item, schema["items"], "%s[%d]" % (path, index))
     return problems
 
 
-def _object_problems(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
+def _object_problems(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> list[str]:
     properties = schema["properties"]
-    problems = ["%s.%s is missing" % (place, name) for name in schema["required"] if name not in value]
-    problems += ["%s.%s is unknown" % (place, name) for name in value if name not in properties]
+    problems = ["%s.%s is missing" % (path, name) for name in schema["required"] if name not in value]
+    problems += ["%s.%s is unknown" % (path, name) for name in value if name not in properties]
     for name, item in value.items():
         if name in properties:
-            problems += _problems(item, properties[name], "%s.%s" % (place, name))
+            problems += _problems(item, properties[name], "%s.%s" % (path, name))
     return problems
 
 

@@ -1,7 +1,7 @@
-"""The one way in which a module says no."""
+"""The exception by which a module refuses."""
 
 from __future__ import annotations
 
 
 class Refusal(Exception):
-    """What stands in the way, as one line with its hint. The step that says it has changed nothing."""
+    """Why a step cannot be done, in one line with its hint. The step has changed nothing."""

@@ -80,7 +80,7 @@ def render(manifest: Mapping[str, Any], program: str, services: Sequence[str]) -
     needs = [os.path.dirname(CONFIG_PATH), os.path.dirname(program), "/usr"]
     return _TEMPLATE % {
         "header": HEADER,
-        "needs": " ".join(quoted(place) for place in needs),
+        "needs": " ".join(quoted(path) for path in needs),
         "before": " ".join([mount, *services]),
         "mount": mount,
         "uuid": manifest["filesystem"]["uuid"],
@@ -103,12 +103,12 @@ def files(manifest: Mapping[str, Any], program: str, services: Sequence[str], co
 def changes(wanted: Mapping[str, str], root: str = "/") -> list[Change]:
     """What differs from exactly these files; none of them when empty. Raises ``ForeignDropIn``."""
     units = os.path.join(root, UNITS_DIRECTORY.lstrip("/"))
-    there = glob.glob(os.path.join(glob.escape(units), "*.device.d", _DEVICE_FILE))
-    there += glob.glob(os.path.join(glob.escape(units), "*.mount.requires", UNIT))
-    there += [os.path.join(units, UNIT), os.path.join(root, CONFIG_PATH.lstrip("/"))]
+    present = glob.glob(os.path.join(glob.escape(units), "*.device.d", _DEVICE_FILE))
+    present += glob.glob(os.path.join(glob.escape(units), "*.mount.requires", UNIT))
+    present += [os.path.join(units, UNIT), os.path.join(root, CONFIG_PATH.lstrip("/"))]
     texts = {os.path.join(root, path.lstrip("/")): text for path, text in wanted.items()}
     changed = []
-    for path in [*texts, *sorted(set(there) - set(texts))]:
+    for path in [*texts, *sorted(set(present) - set(texts))]:
         before = "-> " + os.readlink(path) if os.path.islink(path) else content(path)
         if path == os.path.join(units, UNIT) and before and not before.startswith(HEADER):
             if wanted:

@@ -46,7 +46,7 @@ AFTER_REBOOT = {
 
 
 def traces(root: str = "/") -> bool:
-    """Whether anything of this role lies on the machine."""
+    """Whether the machine has any file of this role."""
     starts = {CONFIG: CONFIG_HEADER, md_udev_override.PATH: md_udev_override.HEADER, LOAD: HEADER, MODPROBE: HEADER}
     return any(content(os.path.join(root, path.lstrip("/"))).startswith(start) for path, start in starts.items())
 
@@ -86,7 +86,7 @@ class GdsJob(Job):
         )
 
     def all(self) -> Decision:
-        """Decide, look at everything that could refuse, then act; decides again over what is there then."""
+        """Decide, check everything that could refuse, act; then decide again from the new facts."""
         facts = self.facts()
         decision = choose(facts, self.wanted["mode"])
         on = decision.mode != OFF
@@ -169,7 +169,7 @@ class GdsJob(Job):
             os.unlink(path)
 
     def put_rule(self, override: md_udev_override.Override, facts: GdsFacts, decision: Decision) -> None:
-        """The override in place, and udev's entry of the array made anew by it."""
+        """Write the override, and make udev read the array again by it."""
         self.put(md_udev_override.PATH, override.after, md_udev_override.HEADER)
         stale = any(blocker.id == "md.udev" for blocker in decision.path().blockers)
         if override.before == override.after and not stale:

@@ -1,6 +1,6 @@
 """Is a cufile.json what libcufile will take it for? Pure.
 
-libcufile says nothing about a key that it does not know or that stands in the wrong place: it goes on with the default.
+libcufile says nothing about a key that it does not know or that is in the wrong place: it uses the default.
 A wrong type makes it refuse the whole file, and a section that is no object ends the process (all tried on libcufile
 1.20). Comments are `//` and `/* */`, as the file that NVIDIA ships has them; `#` is none.
 """
@@ -31,7 +31,7 @@ from .cufile_keys import (
 )
 
 REFUSED, IGNORED, ABORTS, TAKEN = "refused", "ignored", "aborts", "taken"
-"""What libcufile does: refuses the whole file; goes on without the key; ends the process; takes something else."""
+"""What libcufile does: refuses the whole file; ignores the key; ends the process; uses another value."""
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _WALK = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
@@ -87,23 +87,23 @@ def check_config(text: str, version: Optional[str] = None) -> list[Problem]:
         config = read_config(text)
     except ConfigError as error:
         return [error.problem]
-    places = _places(_without_comments(text))
-    lines = {".".join(path): line for path, line in places}
-    problems = _repeated(places)
+    positions = _positions(_without_comments(text))
+    lines = {".".join(path): line for path, line in positions}
+    problems = _repeated(positions)
     release = parse_version(version)
     for path, value in _leaves(config, ""):
         key = BY_PATH.get(path)
         if path in _SECTIONS:
             # An empty one is as good as none.
-            found = (
+            complaint = (
                 None
                 if value == {}
                 else ("`%s` is %s" % (path, _shown(value)), "it is a section: write an object", ABORTS)
             )
         else:
-            found = _stray(path) if key is None else _misfit(key, value, release)
-        if found is not None:
-            problems.append(Problem(path, lines.get(path, 0), *found))
+            complaint = _stray(path) if key is None else _misfit(key, value, release)
+        if complaint is not None:
+            problems.append(Problem(path, lines.get(path, 0), *complaint))
     problems += _pairs(flatten(config), lines)
     return sorted(problems, key=lambda problem: problem.line)
 
@@ -114,10 +114,10 @@ def parse_version(version: Optional[str]) -> Optional[tuple[int, int]]:
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
-_Found = Optional["tuple[str, str, str]"]
+_Complaint = Optional["tuple[str, str, str]"]
 
 
-def _misfit(key: Key, value: Any, release: Optional[tuple[int, int]]) -> _Found:
+def _misfit(key: Key, value: Any, release: Optional[tuple[int, int]]) -> _Complaint:
     if release is not None and release < key.since:
         message = "`%s` needs libcufile %d.%d, this is %d.%d, which ignores it" % (key.path, *key.since, *release)
         return message, "leave it out, or install that libcufile", IGNORED
@@ -161,16 +161,16 @@ def _out_of_range(key: Key, value: Any) -> str:
     return ""
 
 
-def _stray(path: str) -> _Found:
+def _stray(path: str) -> _Complaint:
     """A path that no libcufile reads: in the wrong place, misspelt, or unheard of."""
     if '"' in path:
         return "`%s` has a dot in its name" % path, "libcufile knows sections as objects: nest it", IGNORED
     name = path.rsplit(".", 1)[-1]
     if name in PRINTED:
         return "`%s` is no key" % path, "libcufile reads `%s`" % PRINTED[name], IGNORED
-    places = right_places(path)
-    if places:
-        shown = " or ".join("`%s`" % each for each in places)
+    paths = right_paths(path)
+    if paths:
+        shown = " or ".join("`%s`" % each for each in paths)
         return "`%s` is in the wrong place, where libcufile ignores it" % path, "its place is %s" % shown, IGNORED
     near = difflib.get_close_matches(path, BY_PATH, 1, 0.75)
     near = near or difflib.get_close_matches(
@@ -183,8 +183,8 @@ def _stray(path: str) -> _Found:
     return "`%s` is read by no %s" % (path, versions), remedy, IGNORED
 
 
-def right_places(path: str) -> list[str]:
-    """Where a key that stands at ``path`` belongs: the places that share the most of its path's end."""
+def right_paths(path: str) -> list[str]:
+    """The paths where the key at ``path`` belongs: those that share the most of its path's end."""
     parts = path.split(".")
     best: list[str] = []
     most = 0
@@ -197,9 +197,9 @@ def right_places(path: str) -> list[str]:
     return general or best
 
 
-def _shared_end(one: list[str], other: list[str]) -> int:
+def _shared_end(first: list[str], second: list[str]) -> int:
     count = 0
-    while count < min(len(one), len(other)) and one[-1 - count] == other[-1 - count]:
+    while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:
         count += 1
     return count
 
@@ -210,9 +210,9 @@ def _pairs(values: dict[str, Any], lines: dict[str, int]) -> Iterator[Problem]:
         ("properties.posix_pool_slab_size_kb", "properties.posix_pool_slab_count", REFUSED),
         (slabs + ".slab_size_kb", slabs + ".slab_count", IGNORED),
     ):
-        one, other = values.get(sizes), values.get(counts)
-        if isinstance(one, list) and isinstance(other, list) and len(one) != len(other):
-            message = "`%s` has %d entries, `%s` has %d" % (sizes, len(one), counts, len(other))
+        size_list, count_list = values.get(sizes), values.get(counts)
+        if isinstance(size_list, list) and isinstance(count_list, list) and len(size_list) != len(count_list):
+            message = "`%s` has %d entries, `%s` has %d" % (sizes, len(size_list), counts, len(count_list))
             yield Problem(counts, lines.get(counts, 0), message, "give one count for each size", effect)
     for name in ("max_direct_io_size_kb", "max_device_cache_size_kb", "per_buffer_cache_size_kb"):
         path = "properties." + name
@@ -221,10 +221,10 @@ def _pairs(values: dict[str, Any], lines: dict[str, int]) -> Iterator[Problem]:
             yield Problem(path, lines.get(path, 0), message, "keep one of them", IGNORED)
 
 
-def _repeated(places: list[tuple[tuple[str, ...], int]]) -> list[Problem]:
+def _repeated(positions: list[tuple[tuple[str, ...], int]]) -> list[Problem]:
     seen: dict[tuple[str, ...], int] = {}
     problems = []
-    for path, line in places:
+    for path, line in positions:
         if path in seen:
             name = ".".join(path)
             message = "`%s` is given again, after line %d" % (name, seen[path])
@@ -248,7 +248,7 @@ def _holds_key(value: dict[str, Any]) -> bool:
     return any(name in _NAMES or (isinstance(each, dict) and _holds_key(each)) for name, each in value.items())
 
 
-def _places(plain: str) -> list[tuple[tuple[str, ...], int]]:
+def _positions(plain: str) -> list[tuple[tuple[str, ...], int]]:
     """Each key's path and line, in the order of the text, which is well-formed JSON."""
     positions: list[tuple[tuple[str, ...], int]] = []
     stack: list[Optional[str]] = []

@@ -56,7 +56,7 @@ class GdsFacts(NvidiaFs):
     nvme_patched: Optional[bool] = None
     """The running NVMe driver offers nvidia-fs its hooks."""
     nvme_patched_on_disk: bool = False
-    """A driver that does lies on disk, for the next boot."""
+    """A driver that does is on disk, for the next boot."""
     nvme_multipath: Optional[bool] = None
     mount_point: Optional[str] = None
     fs_type: Optional[str] = None
@@ -186,18 +186,18 @@ def read_secure_boot(root: str = "/") -> Optional[bool]:
 def read_libcufile(root: str = "/") -> Optional[str]:
     """Newest version among the libraries of the system, the CUDA toolkits and the system Pythons' wheels."""
     versions = []
-    for place in (
+    for directory in (
         "usr/lib",
         "usr/lib64",
         "usr/lib/*-linux-gnu",
         "usr/local/cuda*/lib64",
         "usr/local/cuda*/targets/*/lib",
     ):
-        for path in glob.glob(os.path.join(root, place, "libcufile.so.*.*")):
+        for path in glob.glob(os.path.join(root, directory, "libcufile.so.*.*")):
             versions.append(os.path.basename(path)[len("libcufile.so.") :])
-    for place in ("usr/lib/python3*", "usr/local/lib/python3*"):
+    for directory in ("usr/lib/python3*", "usr/local/lib/python3*"):
         # A wheel's library is called libcufile.so.0: its version is the wheel's.
-        for path in glob.glob(os.path.join(root, place, "*-packages/nvidia_cufile*-*.dist-info")):
+        for path in glob.glob(os.path.join(root, directory, "*-packages/nvidia_cufile*-*.dist-info")):
             versions.append(os.path.basename(path)[: -len(".dist-info")].rpartition("-")[2])
     return max(versions, key=version_key) if versions else None
 

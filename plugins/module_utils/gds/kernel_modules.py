@@ -106,8 +106,8 @@ def read_nvidia_fs(kernel: str, root: str = "/") -> NvidiaFs:
     sources = glob.glob(os.path.join(root, "usr/src/nvidia-fs-*/dkms.conf"))
     versions = [os.path.basename(os.path.dirname(path))[len("nvidia-fs-") :] for path in sources]
     source = max(versions, key=version_key) if versions else None
-    said = read_text(os.path.join(root, "proc/driver/nvidia-fs/version")) or ""
-    version = re.search(r"version:\s*(\S+)", said)
+    version_text = read_text(os.path.join(root, "proc/driver/nvidia-fs/version")) or ""
+    version = re.search(r"version:\s*(\S+)", version_text)
     registered = None
     if loaded:
         listed = read_text(os.path.join(root, "proc/driver/nvidia-fs/modules"))

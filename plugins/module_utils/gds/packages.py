@@ -25,11 +25,11 @@ def installed() -> dict[str, str]:
     raise problem
 
 
-def differing(names: Sequence[str], versions: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """Those of ``names``, and of what is pinned and installed, that are not there in the version asked for."""
-    found = [name for name in names if name not in there]
-    found += [name for name, version in versions.items() if name in there and not matches(there[name], version)]
-    return list(dict.fromkeys(found))
+def differing(names: Sequence[str], versions: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """The packages of ``names`` that are absent, and those of ``versions`` that are present in another version."""
+    missing = [name for name in names if name not in present]
+    missing += [name for name, version in versions.items() if name in present and not matches(present[name], version)]
+    return list(dict.fromkeys(missing))
 
 
 def pinned(names: Sequence[str], versions: Mapping[str, str], debian: bool) -> list[str]:
@@ -38,9 +38,9 @@ def pinned(names: Sequence[str], versions: Mapping[str, str], debian: bool) -> l
     return [name + between + versions[name] if name in versions else name for name in names]
 
 
-def matches(found: str, asked: str) -> bool:
-    """Whether a version is the one that was asked for; rpm's release may be left out."""
-    return found == asked or found.startswith(asked + "-")
+def matches(version: str, asked: str) -> bool:
+    """Whether ``version`` is ``asked``, which may leave out rpm's release."""
+    return version == asked or version.startswith(asked + "-")
 
 
 def available(names: Sequence[str]) -> bool:

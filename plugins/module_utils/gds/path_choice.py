@@ -1,4 +1,4 @@
-"""Which path I/O between files and GPU memory takes, or could take, and what stands in the way of the better ones.
+"""Which path I/O between files and GPU memory takes, or could take, and what blocks the better ones.
 
 Pure: ``facts`` reads. What each blocker rests on is in ``requirements`` and docs/concepts/gpudirect-storage.md.
 """
@@ -32,7 +32,7 @@ __all__ = ["MODES", "Blocker", "Decision", "GdsFacts", "Impossible", "Path", "ch
 
 @dataclass(frozen=True)
 class Path:
-    """A way for the bytes, with everything that stands in it. No blocker: I/O can take it now."""
+    """A path that I/O can take, with what blocks it. Without blockers I/O can take it now."""
 
     mode: str
     blockers: tuple[Blocker, ...] = ()

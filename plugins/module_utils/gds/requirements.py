@@ -23,7 +23,7 @@ Finding = Optional[tuple[str, str, bool]]
 
 @dataclass(frozen=True)
 class Blocker:
-    """One thing that stands in the way of a path."""
+    """One reason why a path cannot be taken."""
 
     id: str
     found: str
@@ -65,12 +65,12 @@ def _driver_open(facts: GdsFacts) -> Finding:
     """RN 1.7.2: the proprietary module is not supported. NFS#48: the kernel refuses nvidia-fs that module's symbols."""
     if facts.driver is None or facts.driver_open:
         return None
-    found = (
+    problem = (
         "whether the driver is the open module is not known"
         if facts.driver_open is None
         else ("driver %s is the proprietary kernel module" % facts.driver)
     )
-    return found, "install NVIDIA's open kernel module of that driver and reboot", False
+    return problem, "install NVIDIA's open kernel module of that driver and reboot", False
 
 
 def _driver_version(facts: GdsFacts) -> Finding:
@@ -93,8 +93,8 @@ def _libcufile_version(facts: GdsFacts) -> Finding:
     if facts.libcufile is None or version_key(facts.libcufile) >= least:
         return None
     what = "through RAID" if facts.md_levels else "at all"
-    found = "libcufile %s knows no P2PDMA %s" % (facts.libcufile, what)
-    return found, "libcufile %d.%d or newer" % least, False
+    problem = "libcufile %s knows no P2PDMA %s" % (facts.libcufile, what)
+    return problem, "libcufile %d.%d or newer" % least, False
 
 
 def _udev(facts: GdsFacts) -> Finding:
@@ -118,8 +118,8 @@ def _config(facts: GdsFacts) -> Finding:
 def _volume(facts: GdsFacts) -> Finding:
     if facts.mount_point is None or facts.device:
         return None
-    found = "`%s` lies on %s, no local block device" % (facts.mount_point, facts.fs_type or "nothing that is mounted")
-    return found, "mount a local NVMe file system", False
+    problem = "`%s` lies on %s, no local block device" % (facts.mount_point, facts.fs_type or "nothing that is mounted")
+    return problem, "mount a local NVMe file system", False
 
 
 def _filesystem(facts: GdsFacts) -> Finding:
@@ -150,10 +150,10 @@ def _mapper(facts: GdsFacts) -> Finding:
 
 def _md_level(facts: GdsFacts) -> Finding:
     """TG 15, RAID: "GDS only supports RAID 0"."""
-    other = [level for level in facts.md_levels if level != "raid0"]
-    if not other:
+    levels = [level for level in facts.md_levels if level != "raid0"]
+    if not levels:
         return None
-    return "md %s under the file system" % ", ".join(other), "md RAID0 (data must move)", False
+    return "md %s under the file system" % ", ".join(levels), "md RAID0 (data must move)", False
 
 
 def _drives(facts: GdsFacts) -> Finding:
@@ -208,8 +208,8 @@ def _nvfs_build(facts: GdsFacts) -> Finding:
         return "the former build of nvidia-fs is still loaded", "reboot, or unload it when nobody uses it", True
     if facts.nvfs_built_for is None or facts.driver is None or facts.nvfs_built_for == facts.driver:
         return None
-    found = "nvidia-fs was built for driver %s, %s is loaded" % (facts.nvfs_built_for, facts.driver)
-    return found, "build it anew with dkms", facts.nvfs_source is not None
+    problem = "nvidia-fs was built for driver %s, %s is loaded" % (facts.nvfs_built_for, facts.driver)
+    return problem, "build it anew with dkms", facts.nvfs_source is not None
 
 
 def _nvfs_devices(facts: GdsFacts) -> Finding:
@@ -227,9 +227,9 @@ def _nvme_patched(facts: GdsFacts) -> Finding:
         return None
     if facts.nvme_patched_on_disk:
         return "the running NVMe driver has no hooks for nvidia-fs, another lies on disk", "reboot into it", True
-    found = "not known" if facts.nvme_patched is None else "none"
+    hooks = "not known" if facts.nvme_patched is None else "none"
     return (
-        "hooks of the NVMe driver for nvidia-fs: %s" % found,
+        "hooks of the NVMe driver for nvidia-fs: %s" % hooks,
         (
             "install the patched driver (doca-ofed with mlnx-nvme-dkms; kmod-mlnx-nvme on RHEL; Ubuntu's linux-nvidia "
             "kernels have it) and reboot"
@@ -249,8 +249,8 @@ def _iommu(facts: GdsFacts) -> Finding:
     """TG 1.1: "iommu=on is not guaranteed to work functionally or performantly"; Grace (BP 1.1) wants it on."""
     if facts.architecture == "aarch64" or facts.iommu not in (IOMMU_TRANSLATED, None):
         return None
-    found = "the IOMMU translates" if facts.iommu else "the IOMMU's state is not known"
-    return found, "`iommu=pt`, or intel_iommu=off / amd_iommu=off, on the kernel command line, then reboot", False
+    problem = "the IOMMU translates" if facts.iommu else "the IOMMU's state is not known"
+    return problem, "`iommu=pt`, or intel_iommu=off / amd_iommu=off, on the kernel command line, then reboot", False
 
 
 def _peer_kernel(facts: GdsFacts) -> Finding:
@@ -275,9 +275,9 @@ def _multipath(facts: GdsFacts) -> Finding:
     """TG 14.3, RN 9; the kernel's own multipath passes it on since 7.2 (commit fb0eeeed91f3)."""
     if facts.nvme_multipath is False or facts.kernel_version >= PEER_PAGES_STACKED_SINCE:
         return None
-    found = "is on" if facts.nvme_multipath else "is not known to be off"
+    state = "is on" if facts.nvme_multipath else "is not known to be off"
     return (
-        "NVMe multipath %s" % found,
+        "NVMe multipath %s" % state,
         ("`options nvme_core multipath=N` in /etc/modprobe.d, rebuild the initramfs, reboot"),
         False,
     )
@@ -287,9 +287,9 @@ def _peer_driver(facts: GdsFacts) -> Finding:
     """TG 14.3: required on x86."""
     if facts.p2pdma_driver or facts.architecture == "aarch64" or facts.driver is None:
         return None
-    found = "does not offer" if facts.p2pdma_driver is False else "is not known to offer"
+    state = "does not offer" if facts.p2pdma_driver is False else "is not known to offer"
     return (
-        "the NVIDIA driver %s GPU memory to the kernel" % found,
+        "the NVIDIA driver %s GPU memory to the kernel" % state,
         (
             '`options nvidia NVreg_RegistryDwords="RMForceStaticBar1=1;RmForceDisableIomapWC=1;"` in /etc/modprobe.d, '
             "rebuild the initramfs, reboot"

@@ -215,8 +215,8 @@ def read_counters(name: str, root: str = "/") -> Counters:
 
 def _sum(counters: list[Counters]) -> Counters:
     total = counters[0]
-    for other in counters[1:]:
-        total = total.plus(other)
+    for device in counters[1:]:
+        total = total.plus(device)
     return total
 
 
@@ -227,8 +227,8 @@ def device_directory(name: str, root: str) -> str:
         by_number = os.path.join(root, "sys/dev/block", number)
         if os.path.isdir(by_number):
             return by_number
-    for place in ("sys/class/block", "sys/block"):
-        path = os.path.join(root, place, name)
+    for directory in ("sys/class/block", "sys/block"):
+        path = os.path.join(root, directory, name)
         if os.path.isdir(path):
             return path
     return os.path.join(root, "sys/class/block", name)

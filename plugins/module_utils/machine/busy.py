@@ -82,7 +82,7 @@ def volume_users(mount_point: str, root: str = "/") -> list[str]:
 
 
 def killed_by_a_reboot(mount_point: str, environment: Mapping[str, str], root: str = "/") -> list[str]:
-    """A line for everything that a reboot would end under somebody's hands."""
+    """Work that a reboot would end, a line each."""
     work = scheduler_jobs(environment, root) + (gpu_processes() if root == "/" else [])
     seen = " ".join(work)
     # One process once: nvidia-smi names it too.

@@ -128,7 +128,7 @@ def claim_problem(path: str) -> str | None:
 
 
 def contents_hash(drive: Drive, root: str = "/") -> str:
-    """One hash of what can be told of a drive's contents in a moment; equal while nobody writes to the labels.
+    """A quick hash of a drive's contents; equal while nobody writes to the labels.
 
     It covers identity (serial, size, block size), every signature, the partitions with their places, and the first
     and last MiB of the drive, of each partition and of each idle array over them. A file deep inside a file system
@@ -149,9 +149,9 @@ def contents_hash(drive: Drive, root: str = "/") -> str:
             for signature in signatures
         )
     )
-    for name, place in devices.items():
+    for name, kind in devices.items():
         base = os.path.join(root, "sys/class/block", name)
-        parts.append([place, read_int(os.path.join(base, "start")), read_int(os.path.join(base, "size"))])
+        parts.append([kind, read_int(os.path.join(base, "start")), read_int(os.path.join(base, "size"))])
         parts.append(ends_digest(os.path.join(root, "dev", name)))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -112,7 +112,7 @@ class _Question:
     wrong: Callable[[Health], str]
     """What is wrong with a drive, or nothing."""
     summary: Callable[[Mapping[str, Health]], str] = field(default=lambda drives: "%d drives" % len(drives))
-    """What is told where nothing is wrong."""
+    """The words for drives with nothing wrong."""
 
 
 def warnings_of(bits: int) -> str:
@@ -217,8 +217,8 @@ def _answer(question: _Question, answers: _Answers) -> Check:
     if wrong:
         return Check(question.id, FAIL, question.expected, "; ".join(wrong), question.remedy)
     if answers.silent:
-        found = "no answer from " + "; ".join(answers.silent)
-        return Check(question.id, UNKNOWN, question.expected, found, "look for the drive in the kernel's log")
+        silence = "no answer from " + "; ".join(answers.silent)
+        return Check(question.id, UNKNOWN, question.expected, silence, "look for the drive in the kernel's log")
     note = "no health log from " + ", ".join(answers.without) if answers.without else ""
     if not answers.healthy:
         return Check(question.id, SKIP, question.expected, note)

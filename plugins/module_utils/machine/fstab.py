@@ -44,8 +44,8 @@ def with_entry(
     entry = present[0]
     if entry.spec != spec and not replace_any_spec:
         raise FstabConflict(_conflict(entry, mount_point))
-    found = (entry.spec, entry.fs_type, ",".join(entry.options), entry.skipped)
-    if found == (spec, fs_type, options, False):
+    current = (entry.spec, entry.fs_type, ",".join(entry.options), entry.skipped)
+    if current == (spec, fs_type, options, False):
         return text
     whole = lines(text)
     old = whole[entry.line_number - 1]

@@ -41,15 +41,15 @@ def redirects(config: bytes) -> Optional[bool]:
     return False
 
 
-def redirecting_ports(ones: Sequence[str], others: Sequence[str], root: str = "/") -> Optional[tuple[str, ...]]:
-    """Addresses of the ports on the ways between ``ones`` and ``others`` that redirect; None where one cannot be read.
+def redirecting_ports(gpus: Sequence[str], drives: Sequence[str], root: str = "/") -> Optional[tuple[str, ...]]:
+    """Addresses of the ports on the paths between ``gpus`` and ``drives`` that redirect; None where one cannot be read.
 
     Of each pair the ports below the one where their ways meet; under different root ports, all of them.
     """
     between: set[str] = set()
-    for one in ones:
-        for other in others:
-            first, second = ports_above(one, root), ports_above(other, root)
+    for gpu in gpus:
+        for drive in drives:
+            first, second = ports_above(gpu, root), ports_above(drive, root)
             between |= set(first) ^ set(second)
     redirecting = []
     for port in sorted(between):

@@ -179,44 +179,44 @@ class _Walk:
         """Where ``path`` leads inside the root; every link on the way is kept, the last one if it is asked for."""
         done, parts, hops = "", path.strip("/").split("/"), 0
         while parts:
-            place = done + "/" + parts.pop(0)
-            if os.path.islink(self.root + place) and not place.startswith("/proc/"):
-                target = os.readlink(self.root + place)
+            location = done + "/" + parts.pop(0)
+            if os.path.islink(self.root + location) and not location.startswith("/proc/"):
+                target = os.readlink(self.root + location)
                 target = os.path.relpath(target, done or "/") if target.startswith("/") else target
-                self.links[place] = target
+                self.links[location] = target
                 hops += 1
                 if hops > 40 or (not parts and not last):
                     return None
                 joined = os.path.normpath(os.path.join(done or "/", target))
                 done, parts = "", joined.strip("/").split("/") + parts
                 continue
-            done = place
+            done = location
         return done
 
     def file(self, path: str) -> None:
-        place = self.real(path)
-        if place is None or place in self.files or not os.path.isfile(self.root + place):
+        location = self.real(path)
+        if location is None or location in self.files or not os.path.isfile(self.root + location):
             return
         try:
-            with open(self.root + place, encoding="utf-8", errors="replace") as stream:
-                text = stream.read(_FILE_LIMIT if not place.endswith("/cpuinfo") else 2**23)
+            with open(self.root + location, encoding="utf-8", errors="replace") as stream:
+                text = stream.read(_FILE_LIMIT if not location.endswith("/cpuinfo") else 2**23)
         except OSError:
             return
         for end, clean in _CLEANED.items():
-            text = clean(text) if place.endswith(end) else text
+            text = clean(text) if location.endswith(end) else text
         self.total += len(text)
         if self.total > _TOTAL_LIMIT:
             raise ValueError("a recording of more than %d bytes" % _TOTAL_LIMIT)
-        self.files[place] = text
+        self.files[location] = text
 
     def present(self, path: str) -> None:
-        place = self.real(path)
-        if place is None or place in self.files:
+        location = self.real(path)
+        if location is None or location in self.files:
             return
-        if os.path.isdir(self.root + place):
-            self.directories.add(place)
-        elif os.path.exists(self.root + place):
-            self.files[place] = ""
+        if os.path.isdir(self.root + location):
+            self.directories.add(location)
+        elif os.path.exists(self.root + location):
+            self.files[location] = ""
 
 
 def record(root: str = "/") -> dict[str, Any]:
@@ -232,8 +232,8 @@ def record(root: str = "/") -> dict[str, Any]:
         for path in walk.matches(pattern):
             walk.real(path, last=False)
     # /proc/self is this very process: it is kept under the name that readers use.
-    own = "/proc/%d/" % os.getpid()
-    files = {path.replace(own, "/proc/self/"): text for path, text in walk.files.items()}
+    own_directory = "/proc/%d/" % os.getpid()
+    files = {path.replace(own_directory, "/proc/self/"): text for path, text in walk.files.items()}
     return {
         "schema": SCHEMA_NAME,
         "files": files,
@@ -276,21 +276,21 @@ def lay_out(document: Mapping[str, Any], directory: str) -> None:
     for path in document.get("directories", ()):
         os.makedirs(_inside(directory, path), exist_ok=True)
     for path, text in document["files"].items():
-        place = _inside(directory, path)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        with open(place, "w", encoding="utf-8") as stream:
+        location = _inside(directory, path)
+        os.makedirs(os.path.dirname(location), exist_ok=True)
+        with open(location, "w", encoding="utf-8") as stream:
             stream.write(text)
-    places = []
+    links = []
     for path, target in document["links"].items():
-        place = _inside(directory, path)
-        _within(directory, os.path.join(os.path.dirname(place), target), path)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        if not os.path.lexists(place):
-            os.symlink(target, place)
-            places.append((place, path))
-    for place, path in places:
+        location = _inside(directory, path)
+        _within(directory, os.path.join(os.path.dirname(location), target), path)
+        os.makedirs(os.path.dirname(location), exist_ok=True)
+        if not os.path.lexists(location):
+            os.symlink(target, location)
+            links.append((location, path))
+    for location, path in links:
         # A link made later may have turned an earlier one.
-        _within(directory, place, path)
+        _within(directory, location, path)
     beside = {key: value for key, value in document.items() if key not in ("files", "links", "directories")}
     with open(os.path.join(directory, BESIDE), "w", encoding="utf-8") as stream:
         json.dump(beside, stream, indent=1, sort_keys=True)
@@ -304,8 +304,8 @@ def _inside(directory: str, path: str) -> str:
     return os.path.join(directory, path.lstrip("/"))
 
 
-def _within(directory: str, place: str, path: str) -> None:
-    real, top = os.path.realpath(place), os.path.realpath(directory)
+def _within(directory: str, location: str, path: str) -> None:
+    real, top = os.path.realpath(location), os.path.realpath(directory)
     if not (real + "/").startswith(top + "/"):
         raise ValueError("`%s` leads out of the recording" % path)
 

@@ -27,7 +27,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _VolumeMount:
     """One mount of the volume, as one namespace sees it."""
 
     mount_id: str
@@ -40,7 +40,7 @@ def occupants(device_number: str, device: str, mount_point: str, root: str = "/"
     """All that bars the volume ``device`` (``major:minor``, kernel name) from being unmounted for good, a line each."""
     mount_point = plain_path(mount_point)
     uses = ["`%s` is mounted in it" % point for point in _mounts_within(mount_point, root)]
-    uses += ["it is mounted at `%s`, too" % point for point in _elsewhere(device_number, mount_point, root)]
+    uses += ["it is mounted at `%s`, too" % point for point in _other_mount_points(device_number, mount_point, root)]
     uses += ["swap file `%s`" % path for path in _swap_files(mount_point, root)]
     uses += ["loop device `%s` on `%s`" % pair for pair in _loops(mount_point, root)]
     uses += ["device `%s` is built on it" % holder for holder in holders_of(root, device)]
@@ -50,7 +50,7 @@ def occupants(device_number: str, device: str, mount_point: str, root: str = "/"
 def processes(device_number: str, root: str = "/") -> list[Process]:
     """Processes with an open file, working directory, program or mapping on the device, sorted by pid."""
     users = []
-    places: dict[str, list[_Place]] = {}
+    mounts: dict[str, list[_VolumeMount]] = {}
     first = _namespace("self", root)
     for pid in sorted(int(name) for name in _listdir(os.path.join(root, "proc")) if name.isdigit()):
         if pid == os.getpid():
@@ -58,23 +58,23 @@ def processes(device_number: str, root: str = "/") -> list[Process]:
         namespace = _namespace(str(pid), root)
         # A process whose namespace may not be read is looked at by itself.
         key = namespace or str(pid)
-        if key not in places:
-            places[key] = _places(str(pid), device_number, root)
-        how = _how(pid, places[key], device_number, root)
-        if not how and namespace not in ("", first) and any(not place.follows for place in places[key]):
+        if key not in mounts:
+            mounts[key] = _mounts(str(pid), device_number, root)
+        how = _how(pid, mounts[key], device_number, root)
+        if not how and namespace not in ("", first) and any(not mount.follows for mount in mounts[key]):
             how = "keeps its own mount of it, as a container does"
         if how:
             users.append(Process(pid, read_text(os.path.join(root, "proc/%d/comm" % pid)) or "?", how))
     return users
 
 
-def _how(pid: int, places: Sequence[_Place], device_number: str, root: str) -> str | None:
+def _how(pid: int, mounts: Sequence[_VolumeMount], device_number: str, root: str) -> str | None:
     base = os.path.join(root, "proc", str(pid))
     for link, words in (("cwd", "working directory"), ("root", "root directory"), ("exe", "program")):
         target = _readlink(os.path.join(base, link))
-        if any(_within(target, place.point) for place in places):
+        if any(_within(target, mount.point) for mount in mounts):
             return words
-    ids = {place.mount_id for place in places}
+    ids = {mount.mount_id for mount in mounts}
     for number in _listdir(os.path.join(base, "fdinfo")):
         match = re.search(r"^mnt_id:\s*(\d+)", read_text(os.path.join(base, "fdinfo", number)) or "", re.MULTILINE)
         if match and match.group(1) in ids:
@@ -89,7 +89,7 @@ def _how(pid: int, places: Sequence[_Place], device_number: str, root: str) -> s
     return None
 
 
-def _places(pid: str, device_number: str, root: str) -> list[_Place]:
+def _mounts(pid: str, device_number: str, root: str) -> list[_VolumeMount]:
     """Mounts of the device, from /proc/PID/mountinfo with its ids and propagation (proc(5))."""
     mounts = []
     for line in lines(exact_text(os.path.join(root, "proc", pid, "mountinfo"))):
@@ -97,7 +97,7 @@ def _places(pid: str, device_number: str, root: str) -> list[_Place]:
         if len(fields) > 6 and fields[2] == device_number:
             tags = fields[6 : fields.index("-")] if "-" in fields else []
             follows = any(tag.startswith(("shared:", "master:")) for tag in tags)
-            mounts.append(_Place(fields[0], unescape(fields[4]), follows))
+            mounts.append(_VolumeMount(fields[0], unescape(fields[4]), follows))
     return mounts
 
 
@@ -107,8 +107,8 @@ def _mounts_within(mount_point: str, root: str) -> list[str]:
     return [point for point in points if point != mount_point and _within(point, mount_point)]
 
 
-def _elsewhere(device_number: str, mount_point: str, root: str) -> list[str]:
-    points = [place.point for place in _places("self", device_number, root)]
+def _other_mount_points(device_number: str, mount_point: str, root: str) -> list[str]:
+    points = [mount.point for mount in _mounts("self", device_number, root)]
     return [point for point in points if not _within(point, mount_point)]
 
 

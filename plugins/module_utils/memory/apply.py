@@ -107,18 +107,18 @@ class MemoryJob(Job):
 
     def _resize(self, pool: HugePages, hint: str) -> None:
         name = "memory.hugepages[%s]" % pool.label
-        found = read_hugepages(pool, self.root)
+        pages = read_hugepages(pool, self.root)
         expected = "%d pages" % pool.count
-        if not self.ledger.differs(name, expected, "%s pages" % found, pool.path, "%s\n" % found, "%d\n" % pool.count):
+        if not self.ledger.differs(name, expected, "%s pages" % pages, pool.path, "%s\n" % pages, "%d\n" % pool.count):
             return
-        found = self.write_pool(pool)
-        if found != pool.count:
+        pages = self.write_pool(pool)
+        if pages != pool.count:
             self.ledger.give_up(
                 name,
-                "%s pages" % found,
+                "%s pages" % pages,
                 hint,
                 "%d huge pages of %s asked for, the kernel has %s. hint: %s"
-                % (pool.count, format_size_binary(pool.size_kib * 1024), found, hint),
+                % (pool.count, format_size_binary(pool.size_kib * 1024), pages, hint),
             )
 
     def _until_reboot(self, pool: HugePages, try_now: bool) -> None:
@@ -127,22 +127,22 @@ class MemoryJob(Job):
         It moves whatever lies in the way, which costs running jobs time, and mostly fails on a node that has worked
         for a while. So only the run that sets the command line tries.
         """
-        found = read_hugepages(pool, self.root)
+        pages = read_hugepages(pool, self.root)
         name = "memory.hugepages[%s]" % pool.label
         if try_now and self.ledger.differs(
-            name, "%d pages" % pool.count, "%s pages" % found, pool.path, "%s\n" % found, "%d\n" % pool.count
+            name, "%d pages" % pool.count, "%s pages" % pages, pool.path, "%s\n" % pages, "%d\n" % pool.count
         ):
-            found = self.write_pool(pool)
-            if found != pool.count:
-                self.ledger.later(name, "%s pages" % found, "the next boot brings the rest")
-        if found != pool.count:
+            pages = self.write_pool(pool)
+            if pages != pool.count:
+                self.ledger.later(name, "%s pages" % pages, "the next boot brings the rest")
+        if pages != pool.count:
             self.reboot_reasons.append(
                 "huge pages: %d of %s%s are asked for, the running kernel has %s; the next boot reserves them"
                 % (
                     pool.count,
                     format_size_binary(pool.size_kib * 1024),
                     "" if pool.numa_node is None else " on NUMA node %d" % pool.numa_node,
-                    found,
+                    pages,
                 )
             )
 
@@ -174,9 +174,9 @@ class MemoryJob(Job):
             if os.path.isdir("/run/systemd/system"):
                 run(["systemctl", "daemon-reload"])
         live = shm_bytes(self.root)
-        found = format_size_binary(live) if live is not None else "no tmpfs"
+        size_now = format_size_binary(live) if live is not None else "no tmpfs"
         if self.ledger.differs(
-            "memory.shm", format_size_binary(size), found, "/dev/shm", "size %s\n" % live, "size %d\n" % size
+            "memory.shm", format_size_binary(size), size_now, "/dev/shm", "size %s\n" % live, "size %d\n" % size
         ):
             run(["mount", "-o", "remount,size=%d" % size, "/dev/shm"])
             if shm_bytes(self.root) != size:

@@ -10,13 +10,13 @@ from ..common.files import read_text
 from ..common.refusal import Refusal
 from ..machine.memory import HugePages
 from . import boot_loader
-from .kernel_parameters import carries, knows_nodes, others, parameters
+from .kernel_parameters import carries, foreign_pools, knows_nodes, parameters
 
 NAME = "memory.hugepages.cmdline"
 
 
 class CommandLine:
-    """What the next boot will be told, and what the running kernel was told."""
+    """The kernel's command line at the next boot, and that of the running kernel."""
 
     def __init__(self, ledger: Ledger, root: str = "/") -> None:
         self.ledger = ledger
@@ -28,7 +28,7 @@ class CommandLine:
         return carries(self.running, parameters(pools))
 
     def settle(self, pools: Sequence[HugePages], before: Sequence[HugePages]) -> bool:
-        """Bring the boot loader to the words for ``pools``, those for ``before`` away; true when that changes it."""
+        """Make the boot loader add the words for ``pools`` and drop those for ``before``; true when that changes it."""
         wanted, old = parameters(pools), parameters(before)
         has_file = os.path.exists(os.path.join(self.root, boot_loader.DROPIN_PATH.lstrip("/")))
         if not (wanted or old or has_file):
@@ -48,9 +48,9 @@ class CommandLine:
         )
         if right and loader.keeps(wanted):
             return False
-        found = " ".join(ours) if ours and any(carries(words, ours) for words in entries) else "none"
+        present = " ".join(ours) if ours and any(carries(words, ours) for words in entries) else "none"
         if self.ledger.differs(
-            NAME, " ".join(wanted) or "none", found, loader.where, found + "\n", (" ".join(wanted) or "none") + "\n"
+            NAME, " ".join(wanted) or "none", present, loader.where, present + "\n", (" ".join(wanted) or "none") + "\n"
         ):
             loader.put(wanted, ours)
         return True
@@ -79,7 +79,7 @@ def _refuse_others(
 ) -> None:
     sizes = {pool.size_kib for pool in pools if pool.gigantic}
     for words in entries:
-        for pool in others(words, ours):
+        for pool in foreign_pools(words, ours):
             if pool.size_kib in sizes:
                 # The kernel takes the first of two counts for one size and only warns about the second.
                 raise Refusal(

@@ -39,12 +39,12 @@ class BootLoader(Protocol):
         """Whether its source says ``words`` of ours and no others, so that they outlive the next kernel's install."""
 
     def put(self, words: Sequence[str], before: Sequence[str]) -> None:
-        """Replace our words ``before`` by ``words``. Raises ``Refusal``, with everything as it was."""
+        """Replace our words ``before`` by ``words``. Raises ``Refusal`` after restoring the old state."""
 
 
 def find(root: str = "/") -> BootLoader | None:
     """The boot loader of the machine under ``root``, None where it is none that is known here."""
-    if any(os.path.isfile(os.path.join(root, place.lstrip("/"))) for place in _GRUBBY):
+    if any(os.path.isfile(os.path.join(root, path.lstrip("/"))) for path in _GRUBBY):
         return Grubby()
     # Reading /etc/default/grub.d is Debian's own addition to grub-mkconfig.
     if "default/grub.d" in content(os.path.join(root, _MKCONFIG.lstrip("/"))) and os.path.isfile(
@@ -129,10 +129,10 @@ class Grubby:
         return True
 
     def put(self, words: Sequence[str], before: Sequence[str]) -> None:
-        """Take the old words away, put the new ones, and read back what came of it."""
-        there = self.entries()
+        """Remove the old words, add the new ones, and read back the entries."""
+        entries = self.entries()
         # grubby knows a word by its name: another pool's `hugepages=` would be overwritten.
-        for entry in there:
+        for entry in entries:
             strange = [word for word in without(entry, before) if word.partition("=")[0] in ("hugepages", "hugepagesz")]
             if words and strange and not carries(entry, words):
                 raise Refusal(
@@ -145,7 +145,7 @@ class Grubby:
             _check(self.entries(), words, [before] if list(before) != list(words) else [])
         except (CommandError, Refusal) as error:
             try:
-                self._update(before if any(carries(entry, before) for entry in there) else (), words)
+                self._update(before if any(carries(entry, before) for entry in entries) else (), words)
             except CommandError as again:
                 raise Refusal(
                     "the boot configuration could not be changed: %s. hint: what was there before could not be put "
@@ -170,6 +170,6 @@ def _check(entries: Sequence[Sequence[str]], words: Sequence[str], gone: Sequenc
     for entry in entries:
         if words and not carries(entry, words):
             raise Refusal("`%s` is missing from `%s`" % (" ".join(words), " ".join(entry)))
-        for one in gone:
-            if one and carries(entry, one):
-                raise Refusal("`%s` is still in `%s`" % (" ".join(one), " ".join(entry)))
+        for absent in gone:
+            if absent and carries(entry, absent):
+                raise Refusal("`%s` is still in `%s`" % (" ".join(absent), " ".join(entry)))

@@ -54,25 +54,25 @@ def parse(words: Sequence[str]) -> list[HugePages]:
 
 
 def carries(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether ``wanted`` stands in ``words`` in one piece: a size speaks for the count that follows it."""
-    return _place(words, wanted) is not None
+    """Whether ``words`` contains ``wanted`` in one piece: a size belongs to the count that follows it."""
+    return _start_of(words, wanted) is not None
 
 
 def without(words: Sequence[str], ours: Sequence[str]) -> list[str]:
-    """``words`` less the first place where ``ours`` stands in one piece."""
-    start = _place(words, ours)
+    """``words`` without the first occurrence of ``ours`` in one piece."""
+    start = _start_of(words, ours)
     return list(words) if not ours or start is None else [*words[:start], *words[start + len(ours) :]]
 
 
-def _place(words: Sequence[str], wanted: Sequence[str]) -> int | None:
+def _start_of(words: Sequence[str], wanted: Sequence[str]) -> int | None:
     length = len(wanted)
     return next((at for at in range(len(words) - length + 1) if list(words[at : at + length]) == list(wanted)), None)
 
 
-def others(words: Sequence[str], ours: Sequence[Sequence[str]]) -> list[HugePages]:
+def foreign_pools(words: Sequence[str], ours: Sequence[Sequence[str]]) -> list[HugePages]:
     """Gigantic pools that somebody else put on a command line; ``ours`` are the words that may be from us."""
-    for one in ours:
-        words = without(words, one)
+    for wanted in ours:
+        words = without(words, wanted)
     return [pool for pool in parse(words) if pool.gigantic]
 
 

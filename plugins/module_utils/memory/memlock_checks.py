@@ -61,7 +61,7 @@ class Attempt:
 
 
 Locker = Callable[[str, int], Attempt]
-"""Locks so many bytes in a session of that kind. Raises ``CommandError``."""
+"""Locks a number of bytes in a session of a kind. Raises ``CommandError``."""
 
 
 def lock_memory(kind: str, size: int) -> Attempt:

@@ -29,11 +29,11 @@ _POOL_LINE = re.compile(
 
 
 def parse_tmpfiles(text: str) -> list[HugePages]:
-    """The pools of a file that ``render_tmpfiles`` wrote; other lines are none."""
+    """The pools of a file that ``render_tmpfiles`` wrote; other lines are ignored."""
     matches = [match for match in map(_POOL_LINE.match, text.splitlines()) if match]
     return [
-        HugePages(int(one["size"]), int(one["count"]), None if one["node"] is None else int(one["node"]))
-        for one in matches
+        HugePages(int(pool["size"]), int(pool["count"]), None if pool["node"] is None else int(pool["node"]))
+        for pool in matches
     ]
 
 
@@ -47,11 +47,11 @@ def pools_to_give_back(
     """
     left: dict[str, HugePages] = {}
     for pool in before:
-        others = {other.numa_node for other in asked if other.size_kib == pool.size_kib}
-        if None in others or pool.numa_node in others:
+        nodes_asked = {pool_asked.numa_node for pool_asked in asked if pool_asked.size_kib == pool.size_kib}
+        if None in nodes_asked or pool.numa_node in nodes_asked:
             continue
-        if pool.numa_node is None and others:
-            unasked = [HugePages(pool.size_kib, 0, node) for node in nodes if node not in others]
+        if pool.numa_node is None and nodes_asked:
+            unasked = [HugePages(pool.size_kib, 0, node) for node in nodes if node not in nodes_asked]
         else:
             unasked = [HugePages(pool.size_kib, 0, pool.numa_node)]
         left.update((unasked_pool.path, unasked_pool) for unasked_pool in unasked)

@@ -1,4 +1,4 @@
-"""The frame of a module that brings a node to what is asked for: lock, comparison, action, and what Ansible is told."""
+"""The frame of a module that changes a node to what is asked for: lock, comparison, action, and Ansible's result."""
 
 from __future__ import annotations
 

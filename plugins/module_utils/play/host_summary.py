@@ -86,7 +86,7 @@ class Summary:
         self._waiting: dict[tuple[str, str], list[str]] = {}
 
     def host(self, name: str) -> Host:
-        """The host's line; a new one for a host not heard of before."""
+        """The host's entry, made at its first result."""
         return self.hosts.setdefault(name, Host(name))
 
     def ok(self, name: str, action: str, result: Mapping[str, Any], seconds: float = 0.0) -> None:
@@ -208,7 +208,7 @@ def _row(cells: list[str], widths: list[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """How Ansible gets to a host: over ssh to an address and a port, or by another connection plugin to a name."""
 
     ssh: bool
@@ -216,8 +216,8 @@ class Way:
     port: int | None = None
 
 
-def trip(line: str) -> Way | None:
-    """The way that one line of Ansible's log took, None for a line that is no round trip.
+def trip(line: str) -> Route | None:
+    """The route of a round trip that a line of Ansible's log reports; None if it reports none.
 
     The ssh plugin writes one `SSH: EXEC` for every ssh, sftp or scp that it starts, and a `PUT` or `FETCH` beside the
     latter two; other plugins write `EXEC`, `PUT` and `FETCH` alone. So both are told apart.
@@ -226,35 +226,35 @@ def trip(line: str) -> Way | None:
     if match is None:
         return None
     if not match[2].startswith("SSH"):
-        return Way(False, match[1])
+        return Route(False, match[1])
     port = _PORT.search(line)
-    return Way(True, match[1], int(port[1]) if port else None)
+    return Route(True, match[1], int(port[1]) if port else None)
 
 
 class Trips:
-    """Round trips by the way they took; a way that two hosts share cannot be told apart."""
+    """Counts round trips by route; those of two hosts with one route cannot be separated."""
 
     def __init__(self) -> None:
-        self._counts: dict[Way, int] = {}
-        self._hosts: dict[str, Way] = {}
+        self._counts: dict[Route, int] = {}
+        self._hosts: dict[str, Route] = {}
 
     def line(self, text: str) -> None:
-        """One line of the log."""
-        way = trip(text)
-        if way is not None:
-            self._counts[way] = self._counts.get(way, 0) + 1
+        """Count the round trip that a line of the log reports, if any."""
+        route = trip(text)
+        if route is not None:
+            self._counts[route] = self._counts.get(route, 0) + 1
 
     def knows(self, host: str) -> bool:
         """Whether the host's way was given."""
         return host in self._hosts
 
-    def goes(self, host: str, way: Way) -> None:
-        """The host is reached by this way."""
-        self._hosts[host] = way
+    def goes(self, host: str, route: Route) -> None:
+        """Record that the host is reached by this route."""
+        self._hosts[host] = route
 
     def of(self, host: str) -> int | None:
         """Trips to the host; None where none was logged, since no task runs without one."""
-        way = self._hosts.get(host)
-        if way is None or list(self._hosts.values()).count(way) > 1:
+        route = self._hosts.get(host)
+        if route is None or list(self._hosts.values()).count(route) > 1:
             return None
-        return self._counts.get(way)
+        return self._counts.get(route)

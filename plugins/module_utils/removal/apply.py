@@ -31,8 +31,8 @@ from .wipe_drives import contents_text, refuse_unless_wipeable, wipe
 class Job:
     """The steps in order; collects the diff as it goes."""
 
-    def __init__(self, found: Removal, volume: Volume, job: str, check_mode: bool) -> None:
-        self.found = found
+    def __init__(self, removal: Removal, volume: Volume, job: str, check_mode: bool) -> None:
+        self.removal = removal
         self.volume = volume
         self.teardown = job == TEARDOWN
         self.check_mode = check_mode
@@ -46,15 +46,15 @@ class Job:
             self.diff.append({"before_header": what, "after_header": what, "before": before, "after": after})
 
     def occupants(self) -> list[str]:
-        """All that uses the volume."""
+        """What uses the volume, a line each."""
         point = self.volume.mount_point
-        return [line for array in self.found.arrays for line in occupants(array.device_number, array.device, point)]
+        return [line for array in self.removal.arrays for line in occupants(array.device_number, array.device, point)]
 
     def refuse_if_busy(self) -> None:
-        """Nobody's work is pulled from under them."""
+        """Raises ``Refusal`` if anything uses the volume."""
         point = self.volume.mount_point
         mount = mount_at(point, read_mounts())
-        if mount is not None and mount.device_number not in {array.device_number for array in self.found.arrays}:
+        if mount is not None and mount.device_number not in {array.device_number for array in self.removal.arrays}:
             raise Refusal(
                 "`%s` is a mount of `%s`, which is not this volume. hint: nothing was changed; unmount it first"
                 % (point, mount.source)
@@ -64,13 +64,13 @@ class Job:
             raise Refusal("`%s` is in use: %s. hint: nothing was changed; end that first" % (point, shown(in_the_way)))
 
     def run(self, allowed: Mapping[str, str]) -> None:
-        """Everything, in an order in which a cut run is finished by the next one.
+        """Do every step, in an order that lets the next run finish an interrupted one.
 
         Of a volume that goes for good nothing is remembered before it is touched; one that is built anew keeps its
         line in fstab until it is gone, so that services go on waiting for it.
         """
-        if self.found.incoming is not None:
-            refuse_unless_wipeable([self.found.incoming], allowed)
+        if self.removal.incoming is not None:
+            refuse_unless_wipeable([self.removal.incoming], allowed)
         self.unmount()
         if self.teardown:
             self.forget()
@@ -84,7 +84,7 @@ class Job:
         self.remove_manifest()
 
     def unmount(self) -> None:
-        """The volume off its place, and nobody else holding it."""
+        """Unmount the volume; afterwards nothing else holds it."""
         point = self.volume.mount_point
         mount = mount_at(point, read_mounts())
         if mount is not None:
@@ -93,7 +93,7 @@ class Job:
             return
         if mount is not None:
             run(["umount", point])
-        for array in self.found.arrays:
+        for array in self.removal.arrays:
             problem = self._claimed(array.path)
             if problem:
                 raise Refusal(
@@ -126,7 +126,7 @@ class Job:
             replace_file(conf, after)
 
     def forget_services(self) -> None:
-        """The drop-ins of the services that needed the volume, and the unit that would make it anew at boot."""
+        """Remove the drop-ins of services that needed the volume, and the unit that would make it again at boot."""
         dropins = changes([], self.volume.mount_point)
         at_boot = boot_unit.changes({})
         for change in [*dropins, *at_boot]:
@@ -139,8 +139,8 @@ class Job:
             boot_unit.take_effect(False)
 
     def wipe(self) -> None:
-        """Every label off what the plan named: in the array, of the array, on the drives."""
-        removal = self.found
+        """Wipe every label that the plan named: in the array, of the array, on the drives."""
+        removal = self.removal
         doomed = [*removal.members] + ([removal.incoming] if removal.incoming else [])
         self.wiped = [drive.serial for drive in doomed]
         if not doomed:
@@ -186,7 +186,7 @@ class Job:
         os.rmdir(point)
 
     def remove_manifest(self) -> None:
-        """Last of all: until now it tells the next run what to finish."""
+        """Remove the manifest, last of all: until then the next run reads from it what to finish."""
         self.note(MANIFEST_PATH, content(MANIFEST_PATH), "")
         if self.check_mode or not os.path.exists(MANIFEST_PATH):
             return

@@ -16,7 +16,7 @@ from ..machine.drives import Drive
 
 @dataclass(frozen=True)
 class Machine:
-    """A node as it was read, all of it in one moment."""
+    """The facts of a node that a removal depends on, read at one time."""
 
     drives: Sequence[Drive]
     signatures: Mapping[str, Sequence[Signature]]
@@ -26,7 +26,7 @@ class Machine:
     under: Mapping[str, frozenset[str]]
     """Kernel names of the disks under each md device."""
     inside: Mapping[str, Sequence[Signature]]
-    """What lies in each md device that can be read, by kernel name."""
+    """The labels in each md device that can be read, by kernel name."""
     manifest: Mapping[str, Any] | None
     unreadable: Mapping[str, str]
 
@@ -46,7 +46,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Removal:
-    """What would be done. ``problems`` bar all of it."""
+    """What a removal would do. With ``problems`` it does nothing."""
 
     volume: Volume | None
     decisions: tuple[Decision, ...]
@@ -61,7 +61,7 @@ class Removal:
     hashes: Mapping[str, str] | None = None
     """By serial, of the drives that lose something."""
     inside: str | None = None
-    """Hash of what lies in the array; None where it does not run."""
+    """Hash of the array's contents; None if it does not run."""
     holds: tuple[str, ...] = ()
     serials: tuple[str, ...] = ()
     """With a swap: the members of the array to come, in slot order."""
@@ -105,7 +105,7 @@ def arrays_over(machine: Machine, names: set[str]) -> list[Array]:
 
 
 def _inside(machine: Machine, arrays: Sequence[Array]) -> Sequence[Signature] | None:
-    """What lies in the one of them that can be read; None where none can."""
+    """The labels in the array that can be read; None if none can."""
     return next((machine.inside[array.device] for array in arrays if array.device in machine.inside), None)
 
 
@@ -187,13 +187,13 @@ def _member_fault(drive: Drive, volume: Volume, machine: Machine) -> str | None:
 
 
 def member_hash(drive: Drive, block: Superblock) -> str:
-    """What tells this membership from any other; nothing that a job's writing could change."""
+    """A hash that identifies this membership; no write of a job changes it."""
     level = [block.uuid, block.created, block.name, block.level, block.chunk_bytes, block.raid_disks, block.role]
     return _digest(["member", drive.serial, drive.size_bytes, drive.lba_bytes, *level])
 
 
 def inside_hash(uuid: str, signatures: Sequence[Signature]) -> str:
-    """What tells the file system in the array from any other; what is written in it does not count."""
+    """A hash that identifies the file system in the array; no write into it changes it."""
     return _digest(
         [
             "inside",
@@ -207,21 +207,21 @@ def _digest(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def consent_problem(found: Removal, wipes: Mapping[str, str], volume: Mapping[str, Any] | None) -> str | None:
+def consent_problem(removal: Removal, wipes: Mapping[str, str], volume: Mapping[str, Any] | None) -> str | None:
     """Why the applied plan does not allow this; None when it does, or when nothing would be lost."""
     # Members that are absent may hold what nobody can see; those of a drive to be replaced are its owner's matter.
-    unseen = found.absent and not found.serials
-    if found.volume is None or not (found.members or found.incoming or unseen):
+    unseen = removal.absent and not removal.serials
+    if removal.volume is None or not (removal.members or removal.incoming or unseen):
         return None
     if not volume:
         return "nothing is removed without a plan"
     stale = None
-    if plain_uuid(volume["uuid"]) != plain_uuid(found.volume.uuid):
-        stale = "it names array %s, this is %s" % (volume["uuid"], found.volume.uuid)
-    elif found.holds and found.inside != volume["hash"]:
+    if plain_uuid(volume["uuid"]) != plain_uuid(removal.volume.uuid):
+        stale = "it names array %s, this is %s" % (volume["uuid"], removal.volume.uuid)
+    elif removal.holds and removal.inside != volume["hash"]:
         # A file system that a run which was cut has wiped is nothing to lose.
-        stale = "the array holds something else since, %s" % ", ".join(found.holds)
-    for serial, digest in (found.hashes or {}).items():
+        stale = "the array holds something else since, %s" % ", ".join(removal.holds)
+    for serial, digest in (removal.hashes or {}).items():
         if serial not in wipes:
             stale = stale or "it does not name drive `%s`" % serial
         elif wipes[serial] != digest:

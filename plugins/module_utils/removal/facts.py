@@ -22,7 +22,7 @@ from .decision import Machine, Removal
 from .wipe_drives import has_capacity
 
 SHOWN = 5
-"""So many occupants are named; the first that is ended usually takes others with it."""
+"""Number of occupants that are named: ending the first usually ends others too."""
 
 
 def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
@@ -46,7 +46,7 @@ def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
             problem = claim_problem(drive.path)
             if problem:
                 unreadable[drive.name] = problem
-    members = [name for name, found in signatures.items() for one in found if one.type == RAID_MEMBER]
+    members = [name for name, labels in signatures.items() for signature in labels if signature.type == RAID_MEMBER]
     arrays = read_arrays()
     inside = {}
     for array in arrays:
@@ -66,23 +66,23 @@ def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
     return machine, hashes
 
 
-def describe(found: Removal, in_the_way: list[str]) -> str:
+def describe(removal: Removal, in_the_way: list[str]) -> str:
     """What the plan's reader must know beside the table of drives."""
-    if found.problems:
-        return "refused: %s" % "; ".join(found.problems)
-    if found.done or found.volume is None:
-        return found.note
-    volume = found.volume
+    if removal.problems:
+        return "refused: %s" % "; ".join(removal.problems)
+    if removal.done or removal.volume is None:
+        return removal.note
+    volume = removal.volume
     lines = ["would be lost: array `%s` UUID %s" % (volume.name, volume.uuid)]
-    if found.holds:
-        lines += ["  with %s" % what for what in found.holds]
-    elif found.inside is not None:
+    if removal.holds:
+        lines += ["  with %s" % what for what in removal.holds]
+    elif removal.inside is not None:
         lines.append("  with nothing in it")
-    elif found.members:
-        state = ", ".join("`%s` is %s" % (array.device, array.state) for array in found.arrays)
+    elif removal.members:
+        state = ", ".join("`%s` is %s" % (array.device, array.state) for array in removal.arrays)
         lines.append("  what lies in it cannot be read: %s" % (state or "it is not assembled"))
     mount = mount_at(volume.mount_point, read_mounts())
-    if mount is not None and any(mount.device_number == array.device_number for array in found.arrays):
+    if mount is not None and any(mount.device_number == array.device_number for array in removal.arrays):
         with contextlib.suppress(OSError):
             numbers = os.statvfs(volume.mount_point)
             used = (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
@@ -98,10 +98,10 @@ def describe(found: Removal, in_the_way: list[str]) -> str:
                     ": " + named if entries else "",
                 )
             )
-    if found.absent:
-        lines.append("absent: %s" % ", ".join("`%s`" % serial for serial in found.absent))
-    if found.incoming is not None:
-        lines.append("would be lost: what the incoming drive `%s` holds" % found.incoming.serial)
+    if removal.absent:
+        lines.append("absent: %s" % ", ".join("`%s`" % serial for serial in removal.absent))
+    if removal.incoming is not None:
+        lines.append("would be lost: what the incoming drive `%s` holds" % removal.incoming.serial)
     if in_the_way:
         lines.append("in use, must end before the plan is applied: %s" % shown(in_the_way))
     lines.append("the plan names the volume, not what is in it: what is written from now on is lost as well")

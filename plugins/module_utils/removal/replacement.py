@@ -1,4 +1,4 @@
-"""One member for another: the volume goes only when the array with the new drive can be built. Pure."""
+"""Replacing a member: the volume is removed only if the array with the new drive can be built. Pure."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ def _is_built(machine: Machine, name: str, volume: Volume, wanted: tuple[str, ..
     return len(uuids) == 1 and names == {name} and plain_uuid(volume.uuid) not in uuids
 
 
-def _wrong_serials(found: Removal, swap: Swap) -> list[str]:
+def _wrong_serials(removal: Removal, swap: Swap) -> list[str]:
     """What is wrong about the serials that were given, before any drive is looked at."""
-    serials = found.volume.serials if found.volume else ()
+    serials = removal.volume.serials if removal.volume else ()
     problems = []
     if swap.old not in serials:
         problems.append("`%s` is no member. hint: the members are %s" % (swap.old, ", ".join(serials)))
     elif swap.new in serials:
         problems.append("`%s` is a member already. hint: name the drive that came for `%s`" % (swap.new, swap.old))
-    gone = [serial for serial in found.absent if serial != swap.old]
+    gone = [serial for serial in removal.absent if serial != swap.old]
     if gone:
         problems.append(
             "more members are absent: %s. hint: put them back, or tear down and build with the drives there are"
@@ -85,12 +85,12 @@ def _wrong_serials(found: Removal, swap: Swap) -> list[str]:
     return problems
 
 
-def _with_new(found: Removal, machine: Machine, swap: Swap) -> Removal:
+def _with_new(removal: Removal, machine: Machine, swap: Swap) -> Removal:
     """Ask the provisioning's own rules about the drives as they will be."""
-    name = found.volume.name if found.volume else ""
+    name = removal.volume.name if removal.volume else ""
     new = [drive for drive in machine.drives if drive.serial == swap.new]
     holding = [drive for drive in new if machine.signatures.get(drive.name) or drive.partitions]
-    members = {drive.name for drive in found.members}
+    members = {drive.name for drive in removal.members}
     after = [
         # What is to be wiped counts as blank: a member, and a new drive that nobody uses.
         replace(drive, uses=(), arrays=(), idle_arrays=(), partitions=())
@@ -98,10 +98,10 @@ def _with_new(found: Removal, machine: Machine, swap: Swap) -> Removal:
         else drive
         for drive in machine.drives
     ]
-    selection = select(after, {}, replace(swap.criteria, serials=found.serials), name, machine.unreadable)
-    ruled = {row.drive.name: row for row in selection.decisions if row.drive.serial in found.serials}
+    selection = select(after, {}, replace(swap.criteria, serials=removal.serials), name, machine.unreadable)
+    ruled = {row.drive.name: row for row in selection.decisions if row.drive.serial in removal.serials}
     rows = []
-    for row in found.decisions:
+    for row in removal.decisions:
         rule = ruled.get(row.drive.name)
         if rule is not None and rule.verdict != TAKE:
             rows.append(Decision(row.drive, REFUSE, rule.reason))
@@ -115,10 +115,10 @@ def _with_new(found: Removal, machine: Machine, swap: Swap) -> Removal:
     if not problem and holding and holding[0].name not in swap.hashes:
         problem = "drive `%s` cannot be hashed" % swap.new
     if problem:
-        return replace(found, decisions=tuple(rows), problems=("%s, so nothing could be built" % problem,))
-    hashes = dict(found.hashes or {})
+        return replace(removal, decisions=tuple(rows), problems=("%s, so nothing could be built" % problem,))
+    hashes = dict(removal.hashes or {})
     hashes.update((drive.serial, swap.hashes[drive.name]) for drive in holding)
-    return replace(found, decisions=tuple(rows), incoming=holding[0] if holding else None, hashes=hashes)
+    return replace(removal, decisions=tuple(rows), incoming=holding[0] if holding else None, hashes=hashes)
 
 
 def _held(drive: Drive, machine: Machine) -> str:

@@ -24,14 +24,14 @@ WIPES: dict[str, Any] = {
 
 
 def refuse_unless_wipeable(drives: list[Drive], hashes: Mapping[str, str]) -> None:
-    """All of the plan's conditions, for all drives, before the first byte is written to any."""
+    """Check the plan's conditions for all drives before the first byte is written to any. Raises ``Refusal``."""
     names = {drive.name for drive in drives}
     for drive in drives:
         problem = "; ".join(drive.claims)
         for array in drive.idle_arrays:
-            others = sorted(disks_under("/", array) - names)
-            if others:
-                problem = "is in array `%s` with drives that may not be wiped: %s" % (array, ", ".join(others))
+            strangers = sorted(disks_under("/", array) - names)
+            if strangers:
+                problem = "is in array `%s` with drives that may not be wiped: %s" % (array, ", ".join(strangers))
         for path in ["/dev/" + array for array in drive.idle_arrays] or [drive.path]:
             problem = problem or claim_problem(path) or ""
         if not problem and contents_hash(drive) != hashes[drive.serial]:

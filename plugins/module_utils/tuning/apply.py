@@ -87,7 +87,7 @@ class TuningJob(Job):
         self.state = State.load(self._path(STATE_PATH))
 
     def all(self) -> dict[str, Any]:
-        """Everything in turn; returns what holds from now on, as the manifest keeps it."""
+        """Apply every setting; returns the tuning that holds from now on, in the manifest's form."""
         self._refuse_impossible()
         self.ledger.warnings += skipped(self.tuning, self.machine)
         if self.tuning.get(FSTRIM) == "enabled" and fstrim_state(self.root) == "masked":
@@ -147,68 +147,68 @@ class TuningJob(Job):
         return True
 
     def _set(self, setting: str, value: str) -> None:
-        places = self.machine.places(setting)
-        if setting == "read_ahead" and not places:
+        targets = self.machine.targets(setting)
+        if setting == "read_ahead" and not targets:
             self.ledger.note("read_ahead of the new array", "", "%s\n" % shown(setting, value))
             return
-        found = {place: self.machine.read(setting, place) for place in places}
-        off = [place for place in places if found[place] != value]
-        values = by_value(setting, {place: found[place] for place in off})
-        before = "".join("%s %s\n" % (place or setting, found[place]) for place in off)
-        after = "".join("%s %s\n" % (place or setting, value) for place in off)
+        values_now = {target: self.machine.read(setting, target) for target in targets}
+        off = [target for target in targets if values_now[target] != value]
+        values = by_value(setting, {target: values_now[target] for target in off})
+        before = "".join("%s %s\n" % (target or setting, values_now[target]) for target in off)
+        after = "".join("%s %s\n" % (target or setting, value) for target in off)
         name = "io_tuning." + setting
         must = self.ledger.differs(name, shown(setting, value), values, name, before, after)
-        for place in off:
+        for target in off:
             if setting == "scheduler":
                 # The kernel goes back to its own nr_requests with it.
-                self.state.forget(key_of("nr_requests", place))
-            self.state.remember(key_of(setting, place), str(found[place]), value)
+                self.state.forget(key_of("nr_requests", target))
+            self.state.remember(key_of(setting, target), str(values_now[target]), value)
         if must:
             self.state.save()
-            for place in off:
-                self._write(setting, place, value)
+            for target in off:
+                self._write(setting, target, value)
 
-    def _write(self, setting: str, place: str, value: str) -> None:
-        where = "/%s" % self.machine.file(setting, place)
+    def _write(self, setting: str, target: str, value: str) -> None:
+        where = "/%s" % self.machine.file(setting, target)
         try:
-            self.machine.write(setting, place, value)
+            self.machine.write(setting, target, value)
         except OSError as error:
             raise Refusal(
                 "`%s` does not take `%s`: %s. hint: see `dmesg | tail`" % (where, value, error.strerror)
             ) from None
-        found = self.machine.read(setting, place)
-        if found != value:
-            raise Refusal("`%s` was set to `%s` and says `%s`. hint: choose what it says" % (where, value, found))
+        value_now = self.machine.read(setting, target)
+        if value_now != value:
+            raise Refusal("`%s` was set to `%s` and says `%s`. hint: choose what it says" % (where, value, value_now))
 
     def _give_back(self, key: str) -> None:
-        """What an earlier run set and nobody asks for now, unless somebody else has changed it since."""
-        setting, place = split_key(key)
+        """Restore what an earlier run set and nobody asks for now, unless it was changed since."""
+        setting, target = split_key(key)
         change = self.state.changes[key]
         if setting in (FSTRIM, "tuned"):
             return
-        if wanted(self.tuning, setting) is not None and (place == "" or place in self.machine.places(setting)):
+        if wanted(self.tuning, setting) is not None and (target == "" or target in self.machine.targets(setting)):
             return
-        found = self.machine.read(setting, place) if setting in SETTINGS else None
-        if found == change.set:
+        value_now = self.machine.read(setting, target) if setting in SETTINGS else None
+        if value_now == change.set:
             name = "io_tuning." + setting
-            expected, now = shown(setting, change.before), shown(setting, found)
-            if self.ledger.differs(name, expected, now, key, "%s\n" % found, "%s\n" % change.before):
-                self._write(setting, place, change.before)
+            expected, now = shown(setting, change.before), shown(setting, value_now)
+            if self.ledger.differs(name, expected, now, key, "%s\n" % value_now, "%s\n" % change.before):
+                self._write(setting, target, change.before)
             if setting == "scheduler":
-                self.state.forget(key_of("nr_requests", place))
+                self.state.forget(key_of("nr_requests", target))
         self.state.forget(key)
 
     def _fstrim(self) -> None:
-        asked, found = self.tuning.get(FSTRIM), fstrim_state(self.root)
+        asked, state = self.tuning.get(FSTRIM), fstrim_state(self.root)
         ours = self.state.changes.get(FSTRIM)
         if asked is None and ours is not None:
-            asked = ours.before if found == ours.set else None
+            asked = ours.before if state == ours.set else None
             self.state.forget(FSTRIM)
-        if asked in (None, found) or (asked, found) == ("disabled", "masked"):
+        if asked in (None, state) or (asked, state) == ("disabled", "masked"):
             return
-        must = self.ledger.differs("io_tuning." + FSTRIM, asked, found, "fstrim.timer", found + "\n", asked + "\n")
+        must = self.ledger.differs("io_tuning." + FSTRIM, asked, state, "fstrim.timer", state + "\n", asked + "\n")
         if FSTRIM in self.tuning:
-            self.state.remember(FSTRIM, found, asked)
+            self.state.remember(FSTRIM, state, asked)
         if must:
             self.state.save()
             now = ["--now"] if os.path.isdir("/run/systemd/system") else []

@@ -25,26 +25,26 @@ def tuning_checks(manifest: Mapping[str, Any], root: str = "/") -> list[Check]:
         if value is not None:
             checks.append(_check(setting, value, tuning, machine))
     if FSTRIM in tuning:
-        found = fstrim_state(root)
+        state = fstrim_state(root)
         remedy = "run `site.yml`, or `systemctl enable --now fstrim.timer`"
-        holds = found == tuning[FSTRIM]
+        holds = state == tuning[FSTRIM]
         checks.append(
-            Check(PREFIX + FSTRIM, PASS if holds else FAIL, str(tuning[FSTRIM]), found, "" if holds else remedy)
+            Check(PREFIX + FSTRIM, PASS if holds else FAIL, str(tuning[FSTRIM]), state, "" if holds else remedy)
         )
     return checks
 
 
 def _check(setting: str, value: str, tuning: Tuning, machine: Machine) -> Check:
     expected = shown(setting, value)
-    places = machine.places(setting)
-    found = {place: machine.read(setting, place) for place in places}
-    if not places or None in found.values():
+    targets = machine.targets(setting)
+    values_now = {target: machine.read(setting, target) for target in targets}
+    if not targets or None in values_now.values():
         return Check(PREFIX + setting, UNKNOWN, expected, "nothing to ask", "look at the drives and the array first")
-    off = [place for place in places if found[place] != value]
+    off = [target for target in targets if values_now[target] != value]
     if not off:
-        where = " on %d drives" % len(places) if len(places) > 1 and not places[0].startswith("cpu") else ""
+        where = " on %d drives" % len(targets) if len(targets) > 1 and not targets[0].startswith("cpu") else ""
         return Check(PREFIX + setting, PASS, expected, expected + where)
-    values = by_value(setting, {place: found[place] for place in off})
+    values = by_value(setting, {target: values_now[target] for target in off})
     devices = [*machine.drives.values(), *machine.arrays.values()]
     who = [rival for rival in rivals(tuning, devices, machine.root) if rival.setting == setting and rival.wins]
     return Check(PREFIX + setting, FAIL, expected, values, _remedy(who))

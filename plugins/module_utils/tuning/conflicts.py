@@ -16,29 +16,29 @@ from .settings import CPU_SETTINGS, DRIVE_SETTINGS, THP, Tuning, wanted
 
 @dataclass(frozen=True)
 class Rival:
-    """A line of somebody else's that sets the same. ``wins``: its tool lets it overrule ours at the next boot."""
+    """A line of another tool that sets the same. ``wins``: it overrules ours at the next boot."""
 
     setting: str
-    place: str
+    location: str
     line: str
     wins: bool
 
     def __str__(self) -> str:
-        return "%s has `%s`" % (self.place, self.line)
+        return "%s has `%s`" % (self.location, self.line)
 
 
 def rivals(tuning: Tuning, devices: Sequence[str], root: str = "/") -> list[Rival]:
-    """Everybody else who sets one of the settings that are asked for. ``devices`` are kernel names, the array's too."""
-    others: list[Rival] = []
+    """Lines of other tools that set what ``tuning`` asks for. ``devices`` are kernel names, the array's too."""
+    rival_lines: list[Rival] = []
     for setting in (*DRIVE_SETTINGS, "read_ahead"):
         if wanted(tuning, setting) is not None:
-            others += _udev(
+            rival_lines += _udev(
                 setting, [name for name in devices if name.startswith("md") == (setting == "read_ahead")], root
             )
-            others += _mentions(setting, "queue/" + attribute(setting), root)
+            rival_lines += _mentions(setting, "queue/" + attribute(setting), root)
     for setting in ("dirty_background", "dirty"):
         if wanted(tuning, setting) is not None:
-            others += _sysctl(setting, root)
+            rival_lines += _sysctl(setting, root)
     paths = {
         "transparent_hugepages": THP,
         "cpu_governor": "cpufreq/scaling_governor",
@@ -46,9 +46,9 @@ def rivals(tuning: Tuning, devices: Sequence[str], root: str = "/") -> list[Riva
     }
     for setting, path in paths.items():
         if setting in tuning:
-            others += _tmpfiles(setting, path, root)
-            others += _mentions(setting, "transparent_hugepage/enabled" if path == THP else path, root)
-    return [*others, *_tuned(tuning, root)]
+            rival_lines += _tmpfiles(setting, path, root)
+            rival_lines += _mentions(setting, "transparent_hugepage/enabled" if path == THP else path, root)
+    return [*rival_lines, *_tuned(tuning, root)]
 
 
 def ordered(kind: str, suffix: str, root: str) -> list[str]:
@@ -74,7 +74,7 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
         held, first = "", 0
 
 
-def _place(path: str, number: int, root: str) -> str:
+def _location(path: str, number: int, root: str) -> str:
     return "`/%s` line %d" % (os.path.relpath(path, root), number)
 
 
@@ -86,13 +86,13 @@ def _udev(setting: str, devices: Sequence[str], root: str) -> Iterator[Rival]:
         for number, line in _lines(path) if name != ours else ():
             match = assigned.search(line)
             if match and _may_match(line, devices):
-                yield Rival(setting, _place(path, number, root), match.group(0), name > ours)
+                yield Rival(setting, _location(path, number, root), match.group(0), name > ours)
 
 
 def _may_match(line: str, devices: Sequence[str]) -> bool:
     """Whether KERNEL lets a rule reach one of the devices; what else it asks cannot be known here."""
     for operator, pattern in re.findall(r'\bKERNEL\s*([!=]=)\s*"([^"]*)"', line):
-        hits = [any(fnmatch.fnmatchcase(name, one) for one in pattern.split("|")) for name in devices]
+        hits = [any(fnmatch.fnmatchcase(name, alternative) for alternative in pattern.split("|")) for name in devices]
         if not any(hit == (operator == "==") for hit in hits):
             return False
     return True
@@ -113,7 +113,7 @@ def _sysctl(setting: str, root: str) -> Iterator[Rival]:
         for number, line in _lines(path):
             key = line.lstrip("-").partition("=")[0].strip().replace("/", ".")
             if key in keys:
-                yield Rival(setting, _place(path, number, root), line, name > ours)
+                yield Rival(setting, _location(path, number, root), line, name > ours)
 
 
 def _tmpfiles(setting: str, path: str, root: str) -> Iterator[Rival]:
@@ -124,7 +124,7 @@ def _tmpfiles(setting: str, path: str, root: str) -> Iterator[Rival]:
             fields = line.split()
             if len(fields) > 1 and fields[0].startswith("w") and path in fields[1]:
                 # Of two lines for one path the first counts (tmpfiles.d(5)).
-                yield Rival(setting, _place(file, number, root), line, name < ours)
+                yield Rival(setting, _location(file, number, root), line, name < ours)
 
 
 _ELSEWHERE = (
@@ -137,12 +137,12 @@ _ELSEWHERE = (
 
 
 def _mentions(setting: str, path: str, root: str) -> Iterator[Rival]:
-    """Places that write to sysfs by themselves, later than udev and tmpfiles.d."""
+    """Lines of files that write to sysfs by themselves, later than udev and tmpfiles.d."""
     for pattern in _ELSEWHERE:
         for file in sorted(glob.glob(os.path.join(root, pattern))):
             for number, line in _lines(file):
                 if path in line:
-                    yield Rival(setting, _place(file, number, root), line, True)
+                    yield Rival(setting, _location(file, number, root), line, True)
 
 
 def active_profile(root: str = "/") -> str | None:
@@ -193,4 +193,4 @@ def _tuned(tuning: Tuning, root: str) -> Iterator[Rival]:
                 if re.match(option + r"\s*=", line):
                     # Our profile lies on top of it; sysctl.d is applied anew after tuned's own (reapply_sysctl).
                     fields = (*CPU_SETTINGS, "transparent_hugepages", "dirty", "dirty_background")
-                    yield Rival(setting, _place(path, number, root), line, setting not in fields)
+                    yield Rival(setting, _location(path, number, root), line, setting not in fields)

@@ -9,7 +9,7 @@ from typing import Sequence
 from .settings import CPU_SETTINGS, DRIVE_SETTINGS, THP, Tuning, wanted
 
 UDEV_PATH = "/etc/udev/rules.d/90-tunetool-io.rules"
-"""After 63-md-raid-arrays.rules, which tells an array's UUID, and the distributions' 60-block-scheduler.rules."""
+"""After 63-md-raid-arrays.rules, which sets an array's UUID, and the distributions' 60-block-scheduler.rules."""
 TMPFILES_PATH = "/etc/tmpfiles.d/60-tunetool-io.conf"
 SYSCTL_PATH = "/etc/sysctl.d/90-tunetool-io.conf"
 TUNED_PROFILE = "tunetool-io"
@@ -27,7 +27,7 @@ _TUNED_OPTIONS = {"cpu_governor": "governor", "cpu_latency_us": "pm_qos_resume_l
 
 
 def anything_of_ours(root: str = "/") -> bool:
-    """Whether a run has tuned this node: if not, there is nothing to give back."""
+    """Whether a run has tuned this node; if not, there is nothing to restore."""
     paths = (STATE_PATH, UDEV_PATH, TMPFILES_PATH, SYSCTL_PATH)
     return any(os.path.exists(os.path.join(root, path.lstrip("/"))) for path in paths)
 

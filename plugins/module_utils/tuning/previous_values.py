@@ -16,19 +16,19 @@ _SCHEMA = "tunetool.io-tuning/1"
 
 @dataclass(frozen=True)
 class Change:
-    """One place that we changed."""
+    """One value that we changed."""
 
     before: str
     set: str
 
 
-def key_of(setting: str, place: str) -> str:
-    """How the file names a place."""
-    return "%s[%s]" % (setting, place) if place else setting
+def key_of(setting: str, target: str) -> str:
+    """The file's key of a setting on a target."""
+    return "%s[%s]" % (setting, target) if target else setting
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Setting and place of a key."""
+    """Setting and target of a key."""
     match = re.match(r"^([a-z_]+)(?:\[(.*)\])?$", key)
     return (match.group(1), match.group(2) or "") if match else (key, "")
 

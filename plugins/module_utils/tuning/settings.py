@@ -124,8 +124,8 @@ class Machine:
     """CPUs with idle states that can be limited."""
     root: str = "/"
 
-    def places(self, setting: str) -> list[str]:
-        """Every place that has this setting: serials, UUIDs, CPUs, or the one nameless place."""
+    def targets(self, setting: str) -> list[str]:
+        """What the setting applies to: serials, UUIDs or CPUs, or one empty name for the machine."""
         if setting in DRIVE_SETTINGS:
             return list(self.drives)
         if setting == "read_ahead":
@@ -134,22 +134,22 @@ class Machine:
             return list(self.governed if setting == "cpu_governor" else self.idling)
         return [""]
 
-    def file(self, setting: str, place: str) -> str | None:
-        """The file of one place, without its leading slash; None where the device is not there."""
+    def file(self, setting: str, target: str) -> str | None:
+        """The file of the setting on a target, without its leading slash; None if the device is absent."""
         if setting == "transparent_hugepages":
             return THP
         if setting.startswith("dirty"):
             return "proc/sys/vm/%s_bytes" % setting
-        device: str | None = place
+        device: str | None = target
         if setting in DRIVE_SETTINGS:
-            device = self.drives.get(place)
+            device = self.drives.get(target)
         elif setting == "read_ahead":
-            device = self.arrays.get(place)
+            device = self.arrays.get(target)
         return _FILES[setting] % device if device else None
 
-    def read(self, setting: str, place: str) -> str | None:
-        """The value now, as ``wanted`` writes it; None where there is none."""
-        name = self.file(setting, place)
+    def read(self, setting: str, target: str) -> str | None:
+        """The current value, in the form of ``wanted``; None if there is none."""
+        name = self.file(setting, target)
         if name is None:
             return None
         text = read_text(os.path.join(self.root, name))
@@ -160,9 +160,9 @@ class Machine:
         active = re.search(r"\[([^\]]+)\]", text or "")
         return active.group(1) if active else text
 
-    def write(self, setting: str, place: str, value: str) -> None:
-        """Set it now. Raises ``OSError``."""
-        name = self.file(setting, place) or ""
+    def write(self, setting: str, target: str, value: str) -> None:
+        """Set the value of a target now. Raises ``OSError``."""
+        name = self.file(setting, target) or ""
         if value.endswith("%"):
             name, value = name.replace("_bytes", "_ratio"), value[:-1]
         with open(os.path.join(self.root, name), "w", encoding="ascii") as stream:
@@ -192,11 +192,11 @@ def shown(setting: str, value: str | None) -> str:
     return "`%s`" % value
 
 
-def by_value(setting: str, found: Mapping[str, str | None]) -> str:
-    """Places by what they have: ```none` on LAB1NV1, LAB1NV2``."""
+def by_value(setting: str, values: Mapping[str, str | None]) -> str:
+    """The values with their targets, in words: ```none` on LAB1NV1, LAB1NV2``."""
     parts = []
-    for value in sorted(set(found.values()), key=str):
-        names = ["`%s`" % place for place in found if found[place] == value and place]
+    for value in sorted(set(values.values()), key=str):
+        names = ["`%s`" % target for target in values if values[target] == value and target]
         # There is one array only: its UUID says nothing to a reader.
         where = " on %s" % ", ".join(names) if names and setting != "read_ahead" else ""
         parts.append(shown(setting, value) + where)
@@ -258,8 +258,8 @@ def skipped(tuning: Tuning, machine: Machine) -> list[str]:
 
 
 def done_here(tuning: Tuning, machine: Machine) -> dict[str, Any]:
-    """Without what is skipped: what a later check can hold the node to."""
-    gone = {name for name in CPU_SETTINGS if not machine.places(name)}
+    """The tuning without the skipped settings: what a later check can expect of the node."""
+    gone = {name for name in CPU_SETTINGS if not machine.targets(name)}
     return {name: value for name, value in tuning.items() if name not in gone}
 
 

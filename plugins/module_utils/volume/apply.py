@@ -16,7 +16,7 @@ from ..machine.fstab import FSTAB, FstabConflict, entries_at, with_entry
 from ..machine.mounts import mount_at, read_mounts
 from .make_xfs import discard_half_made, half_made, make_xfs
 from .mount_options import at_mount_only, like, shown_options, unwanted
-from .mount_point import Place, reload_systemd
+from .mount_point import MountPoint, reload_systemd
 from .offload_arguments import OFFLOAD_ARGUMENTS
 from .xfs_geometry import Geometry, apart, parse_xfs_info, wanted_geometry
 
@@ -36,7 +36,7 @@ ARGUMENTS: dict[str, Any] = {
 """What M(tunetool.node.scratch_filesystem) takes."""
 
 
-class Volume(Place):
+class Volume(MountPoint):
     """The whole job: the steps in order, each comparing before it acts."""
 
     def __init__(self, wanted: Mapping[str, Any], ledger: Ledger, array: Array | None, root: str = "/") -> None:
@@ -48,7 +48,7 @@ class Volume(Place):
 
     def all(self) -> tuple[str | None, str | None]:
         """Make, remember, mount and fill it in this order; returns UUID (None: not made yet) and offload directory."""
-        bare = self.place()
+        bare = self.bare_mount_point()
         uuid = self.make()
         if bare is not None:
             self.protect(bare)
@@ -99,9 +99,11 @@ class Volume(Place):
         return self._uuid(str(signatures[0].uuid))
 
     def _compare_geometry(self, array: Array) -> None:
-        places = [mount.mount_point for mount in read_mounts(self.root) if mount.device_number == array.device_number]
+        mount_points = [
+            mount.mount_point for mount in read_mounts(self.root) if mount.device_number == array.device_number
+        ]
         # xfs_info reads a mounted file system through its mount point, an unmounted one through its device.
-        geometry = parse_xfs_info(run(["xfs_info", places[0] if places else array.path]).stdout)
+        geometry = parse_xfs_info(run(["xfs_info", mount_points[0] if mount_points else array.path]).stdout)
         hint = (
             "geometry cannot be changed in place. Save the data, `playbooks/teardown.yml`, then `site.yml`; or ask for "
             "what is there"
@@ -115,34 +117,34 @@ class Volume(Place):
         for name, expected, actual in wrong:
             self.ledger.cannot("filesystem." + name, expected, actual, hint, refusal)
 
-    def _uuid(self, found: str) -> str:
-        expected = str(self.built.get("uuid", found))
-        self.known |= {expected, found}
-        if expected == found:
-            return found
+    def _uuid(self, uuid: str) -> str:
+        expected = str(self.built.get("uuid", uuid))
+        self.known |= {expected, uuid}
+        if expected == uuid:
+            return uuid
         if self.wanted["adopt"]:
-            self.ledger.differs("filesystem.uuid", expected, found, "file system", expected + "\n", found + "\n")
-            return found
+            self.ledger.differs("filesystem.uuid", expected, uuid, "file system", expected + "\n", uuid + "\n")
+            return uuid
         self.ledger.cannot(
             "filesystem.uuid",
             expected,
-            found,
+            uuid,
             "somebody made it anew. `raid_array_adopt: true` takes it as it is, with what it holds",
             "",
         )
         return expected
 
     def remember(self, uuid: str | None) -> None:
-        """The line in /etc/fstab, by UUID."""
+        """Write the volume's line in /etc/fstab, by UUID."""
         # A node whose array is gone must still boot: nofail, and a bounded wait for the device.
         timeout = "x-systemd.device-timeout=" + self.wanted["device_timeout"]
         options = ",".join([*self.wanted["mount_options"], "nofail", timeout])
         before = content(self._path(FSTAB))
         ours = {"UUID=" + known for known in self.known}
-        there = {entry.spec for entry in entries_at(before, self.point)}
+        specs = {entry.spec for entry in entries_at(before, self.point)}
         try:
             after = with_entry(
-                before, "UUID=" + (uuid or "(new)"), self.point, "xfs", options, replace_any_spec=there <= ours
+                before, "UUID=" + (uuid or "(new)"), self.point, "xfs", options, replace_any_spec=specs <= ours
             )
         except FstabConflict as error:
             hint = "remove the line that is not the volume's"
@@ -154,12 +156,12 @@ class Volume(Place):
             reload_systemd()
 
     def mount(self) -> None:
-        """Mounted at its place with its options."""
+        """Mount the volume at its mount point with its options."""
         asked = shown_options(self.wanted["mount_options"])
         mount = self._mount()
         if mount is None:
             if mount_at(self.point, read_mounts(self.root)) is not None:
-                return  # told by place()
+                return  # reported by bare_mount_point()
             what = "mount " + self.point
             if self.ledger.differs("mount", "`%s`" % self.point, "not mounted", what, "", ",".join(asked)):
                 os.makedirs(self.point, mode=0o755, exist_ok=True)
@@ -184,14 +186,14 @@ class Volume(Place):
         strange = unwanted(asked, mount.options)
         live = [option for option in missing if option not in fixed] + list(strange.values())
         if live:
-            found = like(live, mount.options) or "none of them"
+            options_now = like(live, mount.options) or "none of them"
             if self.ledger.differs(
                 "mount.options",
                 ",".join(live),
-                found,
+                options_now,
                 "mount " + self.point,
                 ",".join(mount.options) + "\n",
-                ",".join([option for option in mount.options if option not in found.split(",")] + live) + "\n",
+                ",".join([option for option in mount.options if option not in options_now.split(",")] + live) + "\n",
             ):
                 run(["mount", "-o", "remount," + ",".join(live), self.point])
                 self._refuse_unless_set(asked)
@@ -206,14 +208,14 @@ class Volume(Place):
             )
 
     def label(self) -> None:
-        """The label, changed while mounted. An adopted file system keeps its own: others may know it by that."""
+        """Change the label while mounted. An adopted file system keeps its own: others may know it by that."""
         if self.array is None or self.wanted["adopt"]:
             return
         signatures = [signature for signature in read_signatures([self.array.device]) if signature.type == "xfs"]
         if not signatures:
             return
-        wanted, found = self.wanted["label"], signatures[0].label or ""
-        if self.ledger.differs("filesystem.label", quoted(wanted), quoted(found), "label", found + "\n", wanted + "\n"):
+        wanted, label = self.wanted["label"], signatures[0].label or ""
+        if self.ledger.differs("filesystem.label", quoted(wanted), quoted(label), "label", label + "\n", wanted + "\n"):
             run(["xfs_io", "-c", "label -s " + wanted if wanted else "label -c", self.point])
             now = read_signatures([self.array.device])[0].label or ""
             if now != wanted:

@@ -82,10 +82,10 @@ def _ask(handle: int, size: int) -> list[tuple[Extent, int]]:
     return extents
 
 
-def whole(found: list[tuple[Extent, int]], size: int) -> list[Extent]:
+def whole(flagged: list[tuple[Extent, int]], size: int) -> list[Extent]:
     """Extents with their flags to a file of ``size`` bytes, clipped at its end. Raises ``NoExtents``."""
     extents, reached = [], 0
-    for extent, flags in found:
+    for extent, flags in flagged:
         if extent.logical >= size:
             break
         for bit, words in _UNUSABLE:

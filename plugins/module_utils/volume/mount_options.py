@@ -45,7 +45,7 @@ def _inode(option: str) -> str | None:
 
 def unwanted(asked: Sequence[str], shown: Sequence[str]) -> dict[str, str]:
     """Flags that are set and not asked for, each with the option that takes it away."""
-    opposites = {option: other for option, other in _OPPOSITES.items() if option in shown and option not in asked}
+    opposites = {option: opposite for option, opposite in _OPPOSITES.items() if option in shown and option not in asked}
     if not set(asked) & set(_TIMES):
         # relatime is what mount(8) does when nothing is said.
         opposites.update((option, "relatime") for option in ("noatime", "strictatime") if option in shown)

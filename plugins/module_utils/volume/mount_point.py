@@ -18,7 +18,7 @@ from .immutable_flag import Directory, Unsupported, look, look_beneath, set_immu
 from .unit_dropins import UNITS_DIRECTORY, ForeignDropIn, apply, changes
 
 
-class Place(Job):
+class MountPoint(Job):
     """The steps, each comparing before it acts. ``array`` is None where check mode would make it."""
 
     def __init__(self, wanted: Mapping[str, Any], ledger: Ledger, array: Array | None, root: str = "/") -> None:
@@ -28,12 +28,12 @@ class Place(Job):
         self.point: str = plain_path(wanted["mount_point"])
 
     def _mount(self) -> Mount | None:
-        """What is mounted at the place, if it is the array."""
+        """What is mounted at the mount point, if it is the array."""
         mount = mount_at(self.point, read_mounts(self.root))
         same = mount is not None and self.array is not None and mount.device_number == self.array.device_number
         return mount if same else None
 
-    def place(self) -> Directory | None:
+    def bare_mount_point(self) -> Directory | None:
         """The bare mount point; None, with a warning, where its flag cannot be read."""
         point, mounts = self.point, read_mounts(self.root)
         mount = mount_at(point, mounts)
@@ -41,18 +41,19 @@ class Place(Job):
             source = "a mount of `%s`" % mount.source
             self._taken(source, "is already " + source, "unmount it first")
             return None
-        places = [
+        mount_points = [
             entry.mount_point for entry in mounts if self.array and entry.device_number == self.array.device_number
         ]
-        if places and mount is None:
+        if mount_points and mount is None:
             # A second mount would be a second door to one volume.
-            hint = "set `scratch_filesystem_mount_point: %s`, or unmount it first" % places[0]
+            hint = "set `scratch_filesystem_mount_point: %s`, or unmount it first" % mount_points[0]
             self.ledger.cannot(
                 "mount",
                 "`%s`" % point,
-                "`%s`" % places[0],
+                "`%s`" % mount_points[0],
                 hint,
-                "array `%s` is mounted at `%s`, not at `%s`. hint: %s" % (self.wanted["array"], places[0], point, hint),
+                "array `%s` is mounted at `%s`, not at `%s`. hint: %s"
+                % (self.wanted["array"], mount_points[0], point, hint),
             )
             return None
         real = self._path(point)
@@ -87,13 +88,13 @@ class Place(Job):
             self.ledger.warnings.append("the bare mount point cannot be protected: %s" % error)
 
     def protect(self, bare: Directory) -> None:
-        """The bare mount point, before it is mounted over for the first time: immutable, if so wanted."""
+        """Make the bare mount point immutable or writable, as asked, also beneath a mount."""
         wanted = self.wanted["protect_mount_point"]
         words = {True: "immutable", False: "writable"}
         before = "%s, %s\n" % (self.point, words[bare.immutable]) if bare.exists else ""
         after = "%s, %s\n" % (self.point, words[wanted])
-        found = words[bare.immutable] if bare.exists else "no directory"
-        if not self.ledger.differs("mount.bare", words[wanted], found, "bare mount point", before, after):
+        state = words[bare.immutable] if bare.exists else "no directory"
+        if not self.ledger.differs("mount.bare", words[wanted], state, "bare mount point", before, after):
             return
         try:
             if self._mount() is not None:

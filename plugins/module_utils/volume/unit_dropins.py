@@ -46,19 +46,19 @@ def render(mount_point: str) -> str:
 
 def quoted(path: str) -> str:
     """A path as a word of a unit file."""
-    place = path.replace("%", "%%")
-    if re.search(r"[\s\"'\\]", place):
-        place = '"%s"' % place.replace("\\", "\\\\").replace('"', '\\"')
-    return place
+    word = path.replace("%", "%%")
+    if re.search(r"[\s\"'\\]", word):
+        word = '"%s"' % word.replace("\\", "\\\\").replace('"', '\\"')
+    return word
 
 
 def changes(units: Sequence[str], mount_point: str, directory: str = UNITS_DIRECTORY) -> list[Change]:
     """What differs from one drop-in for each of ``units`` and none for any other. Raises ``ForeignDropIn``."""
     text = render(mount_point)
     wanted = {os.path.join(directory, unit + ".d", FILE_NAME): text for unit in units}
-    there = glob.glob(os.path.join(glob.escape(directory), "*.d", FILE_NAME))
+    present = glob.glob(os.path.join(glob.escape(directory), "*.d", FILE_NAME))
     changed = []
-    for path in sorted(set(there) | set(wanted)):
+    for path in sorted(set(present) | set(wanted)):
         before = content(path)
         ours = before.startswith(HEADER)
         if before and not ours:

@@ -68,17 +68,17 @@ def geometry_of_mount(options: Sequence[str]) -> tuple[int, int] | None:
         return None
 
 
-def apart(wanted: Geometry, found: Geometry) -> list[tuple[str, str, str]]:
+def apart(wanted: Geometry, present: Geometry) -> list[tuple[str, str, str]]:
     """Each difference: name, expected, found."""
     rows = (
-        ("data_stripe_unit", wanted.data_su_bytes, found.data_su_bytes),
-        ("log_stripe_unit", wanted.log_su_bytes, found.log_su_bytes),
+        ("data_stripe_unit", wanted.data_su_bytes, present.data_su_bytes),
+        ("log_stripe_unit", wanted.log_su_bytes, present.log_su_bytes),
     )
     wrong = [
         (name, format_size_binary(expected), format_size_binary(actual))
         for name, expected, actual in rows
         if expected != actual
     ]
-    if wanted.data_sw != found.data_sw:
-        wrong.append(("data_stripe_width", "%d members" % wanted.data_sw, "%d members" % found.data_sw))
+    if wanted.data_sw != present.data_sw:
+        wrong.append(("data_stripe_width", "%d members" % wanted.data_sw, "%d members" % present.data_sw))
     return wrong
