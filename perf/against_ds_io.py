@@ -1,4 +1,4 @@
-"""Does `tunetool bench ds-io` find what DeepSpeed's own `ds_io` finds, where that tells the truth?
+"""Does `tunetool bench ds-io` measure the same as DeepSpeed's own `ds_io`, where that is right?
 
     .venv/bin/python perf/against_ds_io.py --target DIR [--pairs 9] [--io-size 1G]
 
@@ -29,22 +29,33 @@ NEAR = 0.05
 """How far from 1 the median ratio may lie without a warning."""
 
 
-def theirs(place: Path, direction: str, size: str, shape: list[str]) -> float:
+def theirs(directory: Path, direction: str, size: str, shape: list[str]) -> float:
     """Bytes per second, as ds_io prints them."""
     program = Path(sys.executable).with_name("ds_io")
-    command = [str(program), "--folder", str(place), "--io_size", size, *shape, *extra(direction)]
+    command = [str(program), "--folder", str(directory), "--io_size", size, *shape, *extra(direction)]
     # ds_io's loader wants ninja on PATH, and compiles if this checkout's torch is not the one the op was built by.
     environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=1800)
-    found = re.search(r"^E2E (?:Read|Write) Speed = ([0-9.]+) GB/sec", done.stdout, re.MULTILINE)
-    if not found:
+    match = re.search(r"^E2E (?:Read|Write) Speed = ([0-9.]+) GB/sec", done.stdout, re.MULTILINE)
+    if not match:
         raise SystemExit(f"error: `ds_io` printed no speed\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
-    return float(found[1]) * 2**30
+    return float(match[1]) * 2**30
 
 
-def ours(place: Path, runs: Path, direction: str, size: str, shape: list[str]) -> tuple[float, float | None] | None:
+def ours(directory: Path, runs: Path, direction: str, size: str, shape: list[str]) -> tuple[float, float | None] | None:
     """Bytes per second, and with the sync; None where something else used the drives meanwhile."""
-    command = [sys.executable, "-m", "tunetool", "bench", "ds-io", "--folder", str(place), "--io_size", size, *shape]
+    command = [
+        sys.executable,
+        "-m",
+        "tunetool",
+        "bench",
+        "ds-io",
+        "--folder",
+        str(directory),
+        "--io_size",
+        size,
+        *shape,
+    ]
     command += [*extra(direction), "--runs-dir", str(runs), "--json", "-", "--allow-busy"]
     for _ in range(60):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
@@ -79,28 +90,28 @@ def main() -> int:
     options = parser.parse_args()
     shape = ["--block_size", "1M", "--queue_depth", "32", "--io_parallel", str(options.io_parallel)]
     shape += ["--loops", str(LOOPS), "--warmup_loops", str(WARM_UPS)]
-    place = Path(tempfile.mkdtemp(prefix="against-ds-io-", dir=options.target))
+    directory = Path(tempfile.mkdtemp(prefix="against-ds-io-", dir=options.target))
     good = True
     try:
-        (place / "data").mkdir()
-        theirs(place / "data", "write", options.io_size, shape)  # compiles, if it must
+        (directory / "data").mkdir()
+        theirs(directory / "data", "write", options.io_size, shape)  # compiles, if it must
         for direction in options.direction or DIRECTIONS:
             first: list[float] = []
             second: list[float] = []
             durable: list[float] = []
             thrown = 0
             while len(first) < options.pairs and thrown <= MOST_THROWN:
-                other, mine = None, None
+                reference, mine = None, None
                 for turn in (len(first) % 2, 1 - len(first) % 2):
                     if turn == 0:
-                        other = theirs(place / "data", direction, options.io_size, shape)
+                        reference = theirs(directory / "data", direction, options.io_size, shape)
                     else:
-                        mine = ours(place / "data", place / "runs", direction, options.io_size, shape)
-                if mine is None or other is None:
+                        mine = ours(directory / "data", directory / "runs", direction, options.io_size, shape)
+                if mine is None or reference is None:
                     # Only the drives' counters decide what is thrown away, never a speed.
                     thrown += 1
                     continue
-                first.append(other)
+                first.append(reference)
                 second.append(mine[0])
                 durable += [mine[1]] if mine[1] is not None else []
             if not first:
@@ -116,7 +127,7 @@ def main() -> int:
                 flush=True,
             )
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
     return 0 if good else 1
 
 

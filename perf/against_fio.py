@@ -31,19 +31,19 @@ def verify(target: Path, duration: int) -> dict[str, float]:
 
 
 def bare(target: Path, duration: int, direction: str, jobs: int, depth: int) -> float:
-    place = Path(tempfile.mkdtemp(prefix="bare-", dir=target))
+    directory = Path(tempfile.mkdtemp(prefix="bare-", dir=target))
     size = 2**30 // jobs
     shape = [f"--numjobs={jobs}", f"--iodepth={depth}", f"--size={size}", "--bs=1M", "--direct=1", "--thread"]
     common = ["fio", "--name=bare", "--ioengine=libaio", "--group_reporting", "--output-format=json", *shape]
     try:
         if direction == "read":
-            subprocess.run([*common, "--rw=write"], cwd=place, check=True, capture_output=True)
+            subprocess.run([*common, "--rw=write"], cwd=directory, check=True, capture_output=True)
         timed = [*common, f"--rw={direction}", "--time_based", f"--runtime={duration}"]
-        done = subprocess.run(timed, cwd=place, check=True, capture_output=True, text=True)
+        done = subprocess.run(timed, cwd=directory, check=True, capture_output=True, text=True)
         job = json.loads(done.stdout)["jobs"][0][direction]
         return float(job["io_bytes"]) / (float(job["runtime"]) / 1000)
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
 
 
 def main() -> int:
@@ -56,9 +56,9 @@ def main() -> int:
     theirs: dict[str, list[tuple[float, int, int]]] = {"read": [], "write": []}
     for number in range(options.rounds):
         jobs, depth = SHAPES[number % len(SHAPES)]
-        found = verify(options.target, options.duration)
+        rates = verify(options.target, options.duration)
         for direction, values in ours.items():
-            values.append(found[direction])
+            values.append(rates[direction])
             theirs[direction].append((bare(options.target, options.duration, direction, jobs, depth), jobs, depth))
     good = True
     for direction, values in ours.items():

@@ -95,15 +95,17 @@ def node_record(number: int, source: random.Random) -> Record:
 
 
 def aggregate(events: dict[str, dict[str, Any]]) -> float:
-    """Seconds from what Ansible hands over to the fleet's record on disk and its table."""
+    """Seconds from Ansible's results to the fleet's record on disk and its table."""
     began = time.perf_counter()
     hosts = name_outliers([host_result(name, event) for name, event in events.items()])
     record = fleet_record(FleetRequest(Path("inventory")), hosts, records.utc_now())
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as directory:
         raw = {
-            f"hosts/{host.host}.json": records.dumps(found, compact=True) for host, found in hosts if found is not None
+            f"hosts/{host.host}.json": records.dumps(host_record, compact=True)
+            for host, host_record in hosts
+            if host_record is not None
         }
-        records.write(record, Path(place), raw)
+        records.write(record, Path(directory), raw)
     print_fleet(hosts, Console(file=io.StringIO(), width=WIDTH))
     return time.perf_counter() - began
 
@@ -127,12 +129,12 @@ def main() -> int:
     if options.once:
         once(options.nodes)
         return 0
-    found = []
+    samples = []
     for _ in range(options.rounds):
         command = [sys.executable, __file__, "--once", "--nodes", str(options.nodes)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found.append([float(word) for word in done.stdout.split()])
-    seconds, megabytes = (sorted(column) for column in zip(*found, strict=True))
+        samples.append([float(word) for word in done.stdout.split()])
+    seconds, megabytes = (sorted(column) for column in zip(*samples, strict=True))
     print(f"{options.nodes} records, {options.rounds} rounds")
     for name, values, most in (("seconds", seconds, SECONDS), ("peak MB", megabytes, MEGABYTES)):
         middle = statistics.median(values)

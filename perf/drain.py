@@ -88,8 +88,8 @@ def main() -> int:
     good = True
     print(f"saves of {options.size / 2**20:.0f} MiB, {options.rounds} rounds")
     for arm in ARMS:
-        found = interval_of(times[arm])
-        line = f"{arm:31} {found.value:6.3f} s [{found.low:.3f} to {found.high:.3f}]"
+        interval = interval_of(times[arm])
+        line = f"{arm:31} {interval.value:6.3f} s [{interval.low:.3f} to {interval.high:.3f}]"
         if arm != "alone":
             ratio = interval_of([b / a for a, b in zip(times["alone"], times[arm], strict=True)])
             drained_bytes = interval_of(moved[arm]).value / 2**20

@@ -26,12 +26,12 @@ ALLOWED = 0.1
 """Seconds a node, on a control machine with a core for each few forks."""
 
 
-def lay_out(place: Path, nodes: int, seconds: float) -> Path:
+def lay_out(directory: Path, nodes: int, seconds: float) -> Path:
     """An inventory of ``nodes`` hosts, each with a program of its own."""
     source = random.Random(1)
     hosts = {}
     for number in range(nodes):
-        home = place / f"node{number:04d}"
+        home = directory / f"node{number:04d}"
         (home / "bin").mkdir(parents=True)
         (home / "record.json").write_text(records.dumps(node_record(number, source), compact=True))
         program = home / "bin/tunetool"
@@ -39,17 +39,17 @@ def lay_out(place: Path, nodes: int, seconds: float) -> Path:
         program.chmod(0o755)
         hosts[home.name] = {"tunetool_prefix": str(home)}
     variables = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
-    inventory = place / "hosts.json"
+    inventory = directory / "hosts.json"
     inventory.write_text(json.dumps({"all": {"vars": variables, "hosts": hosts}}))
     return inventory
 
 
-def beyond(place: Path, nodes: int, seconds: float) -> float:
+def beyond(directory: Path, nodes: int, seconds: float) -> float:
     """Seconds that one run took beyond what each of its nodes took."""
-    inventory = lay_out(place, nodes, seconds)
+    inventory = lay_out(directory, nodes, seconds)
     started = time.monotonic()
     done = subprocess.run(
-        [Path(sys.executable).parent / "tunetool", "verify", "-i", inventory, "--runs-dir", place / "runs"],
+        [Path(sys.executable).parent / "tunetool", "verify", "-i", inventory, "--runs-dir", directory / "runs"],
         capture_output=True,
         text=True,
         check=False,
@@ -65,16 +65,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    found: dict[int, list[float]] = {nodes: [] for nodes in sorted(set(options.nodes))}
+    excess: dict[int, list[float]] = {nodes: [] for nodes in sorted(set(options.nodes))}
     for _ in range(options.rounds):
-        for nodes, runs in found.items():
+        for nodes, runs in excess.items():
             with tempfile.TemporaryDirectory() as directory:
                 runs.append(beyond(Path(directory), nodes, options.seconds))
-    for nodes, runs in found.items():
+    for nodes, runs in excess.items():
         print(
             f"{nodes} nodes: {statistics.median(runs):.1f} s beyond a node's own [{min(runs):.1f} to {max(runs):.1f}]"
         )
-    (few, first), *_, (many, last) = found.items() if len(found) > 1 else [*found.items()] * 2
+    (few, first), *_, (many, last) = excess.items() if len(excess) > 1 else [*excess.items()] * 2
     if many > few:
         slope = (statistics.median(last) - statistics.median(first)) / (many - few)
         print(f"{slope:.2f} s for each further node (allowed {ALLOWED:g})")

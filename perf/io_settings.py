@@ -107,17 +107,17 @@ def machine_under(stack: BlockStack) -> Machine:
 
 def unwritable(machine: Machine, setting: str) -> str | None:
     """Why a setting cannot be tried here."""
-    places = machine.places(setting)
-    if not places:
+    targets = machine.targets(setting)
+    if not targets:
         return "this machine has none"
-    for place in places:
-        found = machine.read(setting, place)
-        if found is None:
-            return f"`/{machine.file(setting, place)}` is not there"
+    for target in targets:
+        value = machine.read(setting, target)
+        if value is None:
+            return f"`/{machine.file(setting, target)}` is not there"
         try:
-            Path(f"/{machine.file(setting, place)}").open("w", encoding="ascii").close()
+            Path(f"/{machine.file(setting, target)}").open("w", encoding="ascii").close()
         except OSError as error:
-            return f"`/{machine.file(setting, place)}` cannot be written: {error.strerror}"
+            return f"`/{machine.file(setting, target)}` cannot be written: {error.strerror}"
     return None
 
 
@@ -125,7 +125,7 @@ def unwritable(machine: Machine, setting: str) -> str | None:
 class Bench:
     stack: BlockStack
     fio: Fio
-    place: Path
+    directory: Path
     file_bytes: int
     duration: float
 
@@ -146,7 +146,9 @@ class Bench:
         argv, job = self.argv(workload)
         for _ in range(1 + REPEATS):
             with Counting(self.stack, workload) as counting:
-                outcome = parse(self.fio, job, *execute(self.fio, argv, self.place, os.environ, self.duration + 300))
+                outcome = parse(
+                    self.fio, job, *execute(self.fio, argv, self.directory, os.environ, self.duration + 300)
+                )
             counted = counting.count(job.direction, outcome.claimed_bytes)
             proven = counted is not None and counted.judgement == "proven"
             if proven:
@@ -169,7 +171,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 def measure(
     options: Options, touched: Touched, machine: Machine, bench: Bench, say: Callable[[str], None]
 ) -> tuple[list[Row], list[str]]:
-    """All rows, and why candidates were left out."""
+    """The rows of the table, and the reason for each candidate that was left out."""
     order = random.Random(options.seed)
     rows: list[Row] = []
     left_out: list[str] = []
@@ -177,21 +179,21 @@ def measure(
         name, tuning = parsed(text)
         value = str(wanted(tuning, name))
         problem = unwritable(machine, name) or next(iter(impossible(tuning, machine)), None)
-        before = {place: str(machine.read(name, place)) for place in machine.places(name)}
+        before = {target: str(machine.read(name, target)) for target in machine.targets(name)}
         if not problem and set(before.values()) == {value}:
             problem = "it is what the machine has"
         if problem:
             left_out.append(f"`{text}`: {problem}")
             continue
         touched.remember(machine, name)
-        default = ", ".join(sorted({shown(name, one) for one in before.values()}))
+        default = ", ".join(sorted({shown(name, each) for each in before.values()}))
         kinds = BUFFERED.get(name, DIRECT)
         mine = [Row(name, default, shown(name, value), kind, "1/s" if kind == "randread" else "B/s") for kind in kinds]
         for number in range(options.pairs):
             for side in order.sample(("default", "candidate"), 2):
                 touched.put(machine)
-                for place in before if side == "candidate" else ():
-                    machine.write(name, place, value)
+                for target in before if side == "candidate" else ():
+                    machine.write(name, target, value)
                 for row in mine:
                     rate, proven = bench.once(row.workload)
                     (row.candidates if side == "candidate" else row.defaults).append(rate)
@@ -207,18 +209,18 @@ def conclude(rows: Sequence[Row]) -> None:
     """A gain must show twice: by its interval, and among all comparisons of the table together."""
     real = significant([difference(row.defaults, row.candidates).probability for row in rows])
     for row, counts in zip(rows, real, strict=True):
-        found = estimate(row.ratios())
+        interval = estimate(row.ratios())
         row.conclusion = "no difference shown"
         if row.unproven:
             row.conclusion = f"unproven ({row.unproven} samples)"
-        elif counts and found.low > 1:
+        elif counts and interval.low > 1:
             row.conclusion = "faster"
-        elif counts and found.high < 1:
+        elif counts and interval.high < 1:
             row.conclusion = "slower"
 
 
 def run(options: Options, say: Callable[[str], None]) -> dict[str, Any]:
-    """Everything; returns the table and what it was measured on. Raises ``TunetoolError``."""
+    """Measure every candidate; returns the table and what it was measured on. Raises ``TunetoolError``."""
     if os.geteuid() != 0:
         raise UsageProblem("settings can be changed by root alone", "run it with sudo")
     if STATE.exists():
@@ -240,8 +242,8 @@ def run(options: Options, say: Callable[[str], None]) -> dict[str, Any]:
         rundir.remove_stale(rundir.stale_directories(options.target))
         if not options.allow_busy:
             busy.refuse(busy.look(stack, lambda: None))
-        place = held.enter_context(rundir.run_directory(options.target, uuid.uuid4().hex))
-        bench = Bench(stack, fio, place, size, options.duration)
+        directory = held.enter_context(rundir.run_directory(options.target, uuid.uuid4().hex))
+        bench = Bench(stack, fio, directory, size, options.duration)
         try:
             for kind in ("buffered write", "read"):
                 bench.once(kind)
@@ -252,8 +254,8 @@ def run(options: Options, say: Callable[[str], None]) -> dict[str, Any]:
     conclude(rows)
     table = []
     for row in rows:
-        found, ends = estimate(row.ratios()), (estimate(row.defaults).value, estimate(row.candidates).value)
-        more = {"ratio": found.value, "low": found.low, "high": found.high, "level": found.level}
+        interval, ends = estimate(row.ratios()), (estimate(row.defaults).value, estimate(row.candidates).value)
+        more = {"ratio": interval.value, "low": interval.low, "high": interval.high, "level": interval.level}
         table.append({**asdict(row), "default_median": ends[0], "median": ends[1], **more})
     return {
         "target": str(options.target),

@@ -61,8 +61,8 @@ def in_lab(node: str, wanted: Options) -> dict[str, Any]:
         done = subprocess.run(command, input=in_one_file(), stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(done.returncode)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    table: dict[str, Any] = json.loads(done.stdout)
+    return table
 
 
 def in_one_file() -> str:

@@ -81,14 +81,14 @@ class Model(nn.Module):
 
 
 def build(sizes: Decoder) -> Any:
-    """The model, randomly initialised. Raises ``SystemExit`` for what it does not have."""
+    """The model, randomly initialised. Raises ``SystemExit`` if ``sizes`` needs parts that it lacks."""
     if sizes.tied or sizes.qkv_bias or sizes.qk_norm:
         raise SystemExit(
             "error: the model to train has no tied embedding, no biases and no norms of its own for q and k"
         )
     model = Model(sizes)
     expected = sorted(tensor.shape for tensor in sizes.tensors())
-    found = sorted(tuple(getattr(each, "ds_shape", each.shape)) for each in model.parameters())
-    if found != expected:
+    shapes = sorted(tuple(getattr(each, "ds_shape", each.shape)) for each in model.parameters())
+    if shapes != expected:
         raise SystemExit("error: the model's tensors are not those that the arithmetic counts with")
     return model

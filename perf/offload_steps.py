@@ -69,12 +69,12 @@ def main() -> int:
 
 
 def launch(options: argparse.Namespace, config: Path, against: str | None) -> dict[str, Any]:
-    """Train in processes of their own; what rank 0 wrote."""
-    found = probe(Path(sys.executable), os.environ)
+    """Train in new processes; returns the result that rank 0 wrote."""
+    installed = probe(Path(sys.executable), os.environ)
     for op in OPS:
-        need(found, op)
-    ops = [*OPS, *(["utils"] if found.has("utils") else [])]
-    files = {op: [str(found.find(part)) for part in found.parts(op)] for op in ops}
+        need(installed, op)
+    ops = [*OPS, *(["utils"] if installed.has("utils") else [])]
+    files = {op: [str(installed.find(part)) for part in installed.parts(op)] for op in ops}
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -130,8 +130,8 @@ def print_result(result: dict[str, Any]) -> None:
         shown = " ".join(f"{value:.2f}" for value in seconds)
         print(f"{name}: median step {statistics.median(seconds):.2f} s of {shown}; {json.dumps(block)}")
     if len(result["blocks"]) == 2:
-        ours, other = (statistics.median(result["seconds"][name]) for name in result["blocks"])
-        print(f"a step under the config's block takes {ours / other:.3f} of one under the other")
+        ours, theirs = (statistics.median(result["seconds"][name]) for name in result["blocks"])
+        print(f"a step under the config's block takes {ours / theirs:.3f} of one under the other")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The processes that ``offload_steps.py`` starts: they train, and rank 0 writes what came of it."""
+"""The processes that ``offload_steps.py`` starts: they train, and rank 0 writes the result."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def train(options: argparse.Namespace, config: dict[str, Any], ops: dict[str, An
     losses: list[float] = []
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(options.warm_ups + options.steps * len(kinds)):
-        turn, place = divmod(max(0, number - options.warm_ups), len(kinds))
-        name = kinds[place if turn % 2 == 0 else -1 - place]
+        turn, position = divmod(max(0, number - options.warm_ups), len(kinds))
+        name = kinds[position if turn % 2 == 0 else -1 - position]
         if handles:
             handles[name].use()
         took, loss = step(engine, tokens) if trains else infer(engine, tokens)
@@ -155,11 +155,11 @@ def swap_files(config: dict[str, Any]) -> dict[str, int]:
     """Bytes of the swap files by folder, while they are there."""
     zero = config["zero_optimization"]
     roots = {zero.get(part, {}).get("nvme_path") for part in ("offload_optimizer", "offload_param")} - {None}
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for root in roots:
         for path in Path(root).glob("zero_stage_3/**/*.swp"):
-            found[str(path.parent)] = found.get(str(path.parent), 0) + path.stat().st_size
-    return found
+            sizes[str(path.parent)] = sizes.get(str(path.parent), 0) + path.stat().st_size
+    return sizes
 
 
 class Handles:

@@ -18,44 +18,44 @@ STATE = Path("/run/tunetool-bench-io-tuning.json")
 
 
 class Touched:
-    """What was there before, on disk before anything is changed."""
+    """The values before the first change; they are on disk before anything is changed."""
 
     def __init__(self) -> None:
         self.before: list[tuple[str, str, str]] = []
 
     def remember(self, machine: Machine, setting: str) -> None:
-        """Before a setting is changed for the first time."""
+        """Record the values of ``setting`` before it is changed for the first time."""
         # Another scheduler resets the queue's length, so that is put back after it.
         for name in (setting, "nr_requests") if setting == "scheduler" else (setting,):
-            known = {(one, place) for one, place, _ in self.before}
-            for place in machine.places(name):
-                found = machine.read(name, place)
-                if found is not None and (name, place) not in known:
-                    self.before.append((name, place, found))
+            known = {(changed, target) for changed, target, _ in self.before}
+            for target in machine.targets(name):
+                value = machine.read(name, target)
+                if value is not None and (name, target) not in known:
+                    self.before.append((name, target, value))
         replace_file(str(STATE), json.dumps({"boot": boot_id(), "before": self.before}))
 
     def put(self, machine: Machine) -> None:
-        """All of it as it was, for now."""
-        for setting, place, value in self.before:
-            if machine.read(setting, place) != value:
-                machine.write(setting, place, value)
+        """Write the recorded values back; the record stays."""
+        for setting, target, value in self.before:
+            if machine.read(setting, target) != value:
+                machine.write(setting, target, value)
 
     def restore(self, machine: Machine) -> None:
-        """For good. Raises ``CannotJudge`` where a value did not come back."""
+        """Write the values back and forget them. Raises ``CannotJudge`` if the machine does not take one."""
         self.put(machine)
-        wrong = [one for one in self.before if machine.read(one[0], one[1]) != one[2]]
+        wrong = [entry for entry in self.before if machine.read(entry[0], entry[1]) != entry[2]]
         if wrong:
             raise CannotJudge(f"{wrong} could not be put back", f"see `{STATE}`; a reboot puts it back")
         STATE.unlink(missing_ok=True)
 
 
 def boot_id() -> str:
-    """Another one after each boot."""
+    """The kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def restore() -> str:
-    """After a SIGKILL: from the file. Says what was done."""
+    """Restore the values from the file that a killed run left; returns what was done, in words."""
     try:
         document = json.loads(STATE.read_text())
     except FileNotFoundError:
@@ -64,8 +64,8 @@ def restore() -> str:
         STATE.unlink()
         return "nothing to put back: the machine has booted since, with its own values"
     touched = Touched()
-    touched.before = [(setting, place, value) for setting, place, value in document["before"]]
-    names = {place: place for _, place, _ in touched.before}
+    touched.before = [(setting, target, value) for setting, target, value in document["before"]]
+    names = {target: target for _, target, _ in touched.before}
     touched.restore(Machine(drives=names, arrays=names, governed=list(names), idling=list(names)))
     return f"put back: {len(touched.before)} values"
 

@@ -36,11 +36,13 @@ OURS = "tunetool stage"
 BLOCK = 64 * 2**20
 
 
-def make(place: Path, model_bytes: int, images: int) -> int:
-    """The data; bytes made. Random, each block marked, so that no layer below can make it small."""
+def make(directory: Path, model_bytes: int, images: int) -> int:
+    """Write the data; returns its bytes. Random, each block marked, so that nothing can compress or deduplicate it."""
     block = bytearray(os.urandom(BLOCK))
-    jobs = [(place / f"model/part-{number}.safetensors", model_bytes // MODEL_FILES) for number in range(MODEL_FILES)]
-    jobs += [(place / f"images/{number:05}.jpg", IMAGE_BYTES) for number in range(images)]
+    jobs = [
+        (directory / f"model/part-{number}.safetensors", model_bytes // MODEL_FILES) for number in range(MODEL_FILES)
+    ]
+    jobs += [(directory / f"images/{number:05}.jpg", IMAGE_BYTES) for number in range(images)]
     for count, (path, size) in enumerate(jobs):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb", buffering=0) as stream:
@@ -51,9 +53,9 @@ def make(place: Path, model_bytes: int, images: int) -> int:
     return sum(size for _, size in jobs)
 
 
-def cool(place: Path) -> None:
-    """The source out of the page cache."""
-    for path in place.rglob("*"):
+def cool(directory: Path) -> None:
+    """Drop the source from the page cache."""
+    for path in directory.rglob("*"):
         if path.is_file():
             handle = os.open(path, os.O_RDONLY)
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -61,19 +63,19 @@ def cool(place: Path) -> None:
 
 
 def programs(runs: Path, extra: Sequence[str]) -> dict[str, Callable[[Path, Path], list[str]]]:
-    """Name and command line of each that is installed."""
-    own = [sys.executable, "-m", "tunetool", "stage", "--runs-dir", str(runs), *extra]
-    found: dict[str, Callable[[Path, Path], list[str]]] = {
-        OURS: lambda source, target: [*own, str(source), str(target)],
+    """By name, the command line of each program that is installed."""
+    tunetool = [sys.executable, "-m", "tunetool", "stage", "--runs-dir", str(runs), *extra]
+    commands: dict[str, Callable[[Path, Path], list[str]]] = {
+        OURS: lambda source, target: [*tunetool, str(source), str(target)],
         "cp -r": lambda source, target: ["cp", "-r", str(source), str(target)],
     }
     if shutil.which("rsync"):
-        found["rsync -a"] = lambda source, target: ["rsync", "-a", f"{source}/", f"{target}/"]
+        commands["rsync -a"] = lambda source, target: ["rsync", "-a", f"{source}/", f"{target}/"]
     if shutil.which("rclone"):
-        found["rclone copy --transfers 8"] = lambda source, target: [
+        commands["rclone copy --transfers 8"] = lambda source, target: [
             "rclone", "copy", "--transfers", "8", str(source), str(target),
         ]  # fmt: skip
-    return found
+    return commands
 
 
 def timed(command: list[str]) -> float:
@@ -106,38 +108,38 @@ def read_of_source(model: Path) -> float:
 
 
 def write_to_target(target: Path, size: int, jobs: int) -> float:
-    """New files, as many as ``jobs``, until they are on the medium."""
-    place = Path(tempfile.mkdtemp(prefix="stage-fio-", dir=target))
+    """Bytes per second at which fio writes ``jobs`` new files until they are on the medium."""
+    directory = Path(tempfile.mkdtemp(prefix="stage-fio-", dir=target))
     common = ["--ioengine=psync", "--rw=write", "--bs=1M", "--fallocate=none", "--end_fsync=1", "--create_on_open=1"]
     try:
         share = max(2**20, size // jobs // 2**20 * 2**20)
-        return fio([*common, f"--directory={place}", "--name=w", f"--numjobs={jobs}", f"--size={share}"], "write")
+        return fio([*common, f"--directory={directory}", "--name=w", f"--numjobs={jobs}", f"--size={share}"], "write")
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
 
 
 def spread(values: Sequence[float], unit: float = 1e9) -> str:
-    found = estimate(values)
-    level = f", {found.level:.0%}" if len(values) >= 6 else ""
-    return f"{found.value / unit:6.2f} [{found.low / unit:.2f} to {found.high / unit:.2f}{level}]"
+    interval = estimate(values)
+    level = f", {interval.level:.0%}" if len(values) >= 6 else ""
+    return f"{interval.value / unit:6.2f} [{interval.low / unit:.2f} to {interval.high / unit:.2f}{level}]"
 
 
 def figures(runs: Path) -> list[dict[str, Any]]:
-    """Of our own runs, from their records."""
-    found = [json.loads(path.read_text())["measurements"][0] for path in sorted(runs.glob("*/record.json"))]
-    return [{"value": one["value"], **one["parameters"]} for one in found]
+    """The figures of tunetool's runs, from their records."""
+    measurements = [json.loads(path.read_text())["measurements"][0] for path in sorted(runs.glob("*/record.json"))]
+    return [{"value": measurement["value"], **measurement["parameters"]} for measurement in measurements]
 
 
 def measure(
-    options: argparse.Namespace, place: Path, target: Path, runs: Path
+    options: argparse.Namespace, directory: Path, target: Path, runs: Path
 ) -> tuple[int, dict[str, list[float]], list[float], list[float]]:
     """Size, bytes per second of each program by rounds, fio's read and write."""
-    data = place / "data"
+    data = directory / "data"
     size = make(data, parse_size(options.model), options.images)
-    print(f"{size / 1e9:.2f} GB under {place}, copied to {target}; {os.cpu_count()} CPUs", flush=True)
+    print(f"{size / 1e9:.2f} GB under {directory}, copied to {target}; {os.cpu_count()} CPUs", flush=True)
     extra = [] if options.threads is None else ["--threads", str(options.threads)]
-    found = programs(runs, extra)
-    names = list(found)
+    commands = programs(runs, extra)
+    names = list(commands)
     speeds: dict[str, list[float]] = {name: [] for name in names}
     reads: list[float] = []
     writes: list[float] = []
@@ -147,35 +149,35 @@ def measure(
         for name in names[first:] + names[:first]:
             cool(data)
             copy = target / "copy"
-            speeds[name].append(size / timed(found[name](data, copy)))
+            speeds[name].append(size / timed(commands[name](data, copy)))
             print(f"{name}: {speeds[name][-1] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
             shutil.rmtree(copy)
             (target / ".copy.tunetool-stage.json").unlink(missing_ok=True)
         cool(data)
         reads.append(read_of_source(data / "model"))
         writes.append(write_to_target(target, size, options.fio_jobs))
-        told = ", ".join(f"{name} {speeds[name][-1] / 1e9:.2f}" for name in names)
-        print(f"round {turn + 1} (load {load:.1f}): {told}; fio read {reads[-1] / 1e9:.2f}", end="")
+        speeds_text = ", ".join(f"{name} {speeds[name][-1] / 1e9:.2f}" for name in names)
+        print(f"round {turn + 1} (load {load:.1f}): {speeds_text}; fio read {reads[-1] / 1e9:.2f}", end="")
         print(f", write {writes[-1] / 1e9:.2f} GB/s", flush=True)
     return size, speeds, reads, writes
 
 
 def report(size: int, speeds: dict[str, list[float]], reads: list[float], writes: list[float], runs: Path) -> bool:
-    """Print it; whether what was asked for holds, or what binds is named."""
+    """Print the result; true if the goals are met, or one limit explains why they are not."""
     print(f"\nGB/s of {size / 1e9:.2f} GB, medians of {len(reads)} rounds")
     for name, values in speeds.items():
         print(f"{name:26} {spread(values)}")
-    own = figures(runs)
-    print(f"{'  by its own clock':26} {spread([one['value'] for one in own])}")
+    records = figures(runs)
+    print(f"{'  by its own clock':26} {spread([record['value'] for record in records])}")
     print(f"{'fio read of the source':26} {spread(reads)}")
     print(f"{'fio write to the target':26} {spread(writes)}")
     best = max((name for name in speeds if name != OURS), key=lambda name: median(speeds[name]))
-    times = [mine / other for mine, other in zip(speeds[OURS], speeds[best], strict=True)]
+    times = [mine / theirs for mine, theirs in zip(speeds[OURS], speeds[best], strict=True)]
     shares = [mine / min(pair) for mine, *pair in zip(speeds[OURS], reads, writes, strict=True)]
     print(f"of the best other ({best}): {spread(times, 1)} times; {TIMES:g} wanted")
     print(f"of the slower of fio's read and write: {spread(shares, 1)}; {SHARE:g} wanted")
-    middle = sorted(own, key=lambda one: one["seconds"])[len(own) // 2]
-    binds = {one["binds"] for one in own}
+    middle = sorted(records, key=lambda record: record["seconds"])[len(records) // 2]
+    binds = {record["binds"] for record in records}
     print(
         f"binds: {', '.join(sorted(binds))}; in the median run of {middle['seconds']:.2f} s, {middle['threads']} "
         f"threads read for {middle['reading_seconds']:.2f} s, wrote for {middle['writing_seconds']:.2f} s, summed up "
@@ -197,12 +199,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, help="of ours; default: its own")
     parser.add_argument("--fio-jobs", type=int, default=min(8, 2 * (os.cpu_count() or 1)), help="that write")
     options = parser.parse_args()
-    place = Path(tempfile.mkdtemp(prefix="stage-", dir=options.source))
+    directory = Path(tempfile.mkdtemp(prefix="stage-", dir=options.source))
     target = Path(tempfile.mkdtemp(prefix="stage-", dir=options.target))
     try:
-        return 0 if report(*measure(options, place, target, place / "runs"), place / "runs") else 1
+        return 0 if report(*measure(options, directory, target, directory / "runs"), directory / "runs") else 1
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
         shutil.rmtree(target)
 
 

@@ -34,7 +34,6 @@ from tunetool.measure import aio, rundir
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.tune.pairs import interval_of
 from tunetool.tune.pool import Pool
-from tunetool.tune.run import janitor
 from tunetool.tune.samples import Samples
 from tunetool.tune.settings import DEFAULTS, AioSettings, from_block
 from tunetool.tune.space import SWEEP, read_space
@@ -45,11 +44,11 @@ THEIRS = "400M"
 """ds_nvme_tune's own default transfer: everything is tried, and all are compared, by it."""
 
 
-def tune(options: argparse.Namespace, place: Path, mix: str, *more: str) -> tuple[dict[str, Any], float]:
+def tune(options: argparse.Namespace, directory: Path, mix: str, *more: str) -> tuple[dict[str, Any], float]:
     """The record of one run, and its seconds."""
     command = [sys.executable, "-m", "tunetool", "tune", "--target", str(options.target)]
     command += ["--mix", mix, "--json", "-", *more]
-    command += ["--runs-dir", str(place / "runs"), "-o", str(place / "aio.json"), "--device", options.device]
+    command += ["--runs-dir", str(directory / "runs"), "-o", str(directory / "aio.json"), "--device", options.device]
     command += ["--space", str(options.space)] if options.space else []
     command += ["--allow-busy"] if options.allow_busy else []
     for _ in range(60):
@@ -66,12 +65,12 @@ def tune(options: argparse.Namespace, place: Path, mix: str, *more: str) -> tupl
 
 def chosen(record: dict[str, Any], goal: str) -> dict[str, Any]:
     """The block of one goal."""
-    told = next(m["parameters"] for m in record["measurements"] if m["name"] == f"tune.gain.{goal}")
-    return {name: told[name] for name in DEFAULTS.block()}
+    parameters = next(m["parameters"] for m in record["measurements"] if m["name"] == f"tune.gain.{goal}")
+    return {name: parameters[name] for name in DEFAULTS.block()}
 
 
-def part_tune(options: argparse.Namespace, place: Path) -> dict[str, Any]:
-    record, seconds = tune(options, place, "read=1,write=1", "--budget", options.budget)
+def part_tune(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    record, seconds = tune(options, directory, "read=1,write=1", "--budget", options.budget)
     blocks = {f"tune, {goal}": chosen(record, goal) for goal in ("read", "write", "mix")}
     return {"seconds": seconds, "blocks": blocks}
 
@@ -79,13 +78,16 @@ def part_tune(options: argparse.Namespace, place: Path) -> dict[str, Any]:
 def best_of(record: dict[str, Any], direction: str) -> dict[str, Any]:
     """The block whose median is highest."""
     figures = [m for m in record["measurements"] if m["name"].startswith(f"tune.{direction}.")]
-    told = max(figures, key=lambda m: m["value"])["parameters"]
-    return {name: told[name] for name in DEFAULTS.block()}
+    parameters = max(figures, key=lambda m: m["value"])["parameters"]
+    return {name: parameters[name] for name in DEFAULTS.block()}
 
 
-def part_exhaustive(options: argparse.Namespace, place: Path) -> dict[str, Any]:
-    record, seconds = tune(options, place, "read=1,write=1", "--exhaustive", "--io-size", THEIRS)
-    return {"seconds": seconds, "blocks": {f"exhaustive, {way}": best_of(record, way) for way in ("read", "write")}}
+def part_exhaustive(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    record, seconds = tune(options, directory, "read=1,write=1", "--exhaustive", "--io-size", THEIRS)
+    return {
+        "seconds": seconds,
+        "blocks": {f"exhaustive, {direction}": best_of(record, direction) for direction in ("read", "write")},
+    }
 
 
 def sweep_config(space: dict[str, Any]) -> dict[str, Any]:
@@ -101,19 +103,19 @@ def sweep_config(space: dict[str, Any]) -> dict[str, Any]:
 
 def theirs(name: str) -> Path:
     """One of DeepSpeed's programs: beside this Python, or on the PATH."""
-    found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if found is None:
+    program = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
         raise SystemExit(f"error: no `{name}`\nhint: install DeepSpeed")
-    return Path(found)
+    return Path(program)
 
 
-def part_sweep(options: argparse.Namespace, place: Path) -> dict[str, Any]:
+def part_sweep(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     program = theirs("ds_nvme_tune")
-    config, data = place / "sweep.json", place / "data"
+    config, data = directory / "sweep.json", directory / "data"
     space = {**{name: [value] for name, value in DEFAULTS.block().items()}, **options.values}
     config.write_text(json.dumps(sweep_config(space)))
     data.mkdir()
-    logs = place / "logs"
+    logs = directory / "logs"
     command = [str(program), "--nvme_dir", str(data), "--log_dir", str(logs), "--sweep_config", str(config)]
     command += ["--gpu"] if options.device == "cuda" else []
     environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
@@ -123,23 +125,23 @@ def part_sweep(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=7200)
     seconds = time.monotonic() - began
-    found = re.search(r"^\{.*^\}", done.stdout, re.MULTILINE | re.DOTALL)
-    if done.returncode != 0 or not found:
+    match = re.search(r"^\{.*^\}", done.stdout, re.MULTILINE | re.DOTALL)
+    if done.returncode != 0 or not match:
         raise SystemExit(f"error: `ds_nvme_tune` failed\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
-    told = json.loads(found[0])["aio"]
+    best = json.loads(match[0])["aio"]
     block = {
-        "block_size": told["block_size"],
-        "queue_depth": told["queue_depth"],
-        "intra_op_parallelism": told["num_threads"],
-        "single_submit": told["single_submit"] == "true",
-        "overlap_events": told["overlap_events"] == "true",
+        "block_size": best["block_size"],
+        "queue_depth": best["queue_depth"],
+        "intra_op_parallelism": best["num_threads"],
+        "single_submit": best["single_submit"] == "true",
+        "overlap_events": best["overlap_events"] == "true",
         "use_gds": False,
     }
     runs = len(list(logs.glob("*/*.txt")))
     return {"seconds": seconds, "runs": runs, "blocks": {"ds_nvme_tune": block}}
 
 
-def part_compare(options: argparse.Namespace, place: Path, state: dict[str, Any]) -> dict[str, Any]:
+def part_compare(options: argparse.Namespace, directory: Path, state: dict[str, Any]) -> dict[str, Any]:
     """Each setting once a round, in random order, both directions; rates by name, direction and round."""
     blocks: dict[str, dict[str, Any]] = {"default": DEFAULTS.block()}
     for part in ("tune", "sweep", "exhaustive"):
@@ -147,14 +149,14 @@ def part_compare(options: argparse.Namespace, place: Path, state: dict[str, Any]
     settings = {name: from_block(block) for name, block in blocks.items()}
     different = list(dict.fromkeys(settings.values()))
     stack = read_stack(str(options.target))
-    found = aio.probe(Path(sys.executable), os.environ)
+    installed = aio.probe(Path(sys.executable), os.environ)
     rates: dict[AioSettings, dict[str, list[float | None]]] = {each: {"read": [], "write": []} for each in different}
-    target = place / "data"
+    target = directory / "data"
     target.mkdir()
-    with rundir.run_directory(target, "compare") as inner, janitor(inner):
+    with rundir.run_directory(target, "compare") as inner, rundir.janitor(inner):
         pinned = "cuda" if options.device == "cuda" else "deepspeed"
         spec = aio.Spec(inner, 0, options.device, pinned_by=pinned)
-        with Pool(spec, 1, different, found, stack, os.environ, 400 * 2**20) as pool:
+        with Pool(spec, 1, different, installed, stack, os.environ, 400 * 2**20) as pool:
             pool.open()
             samples = Samples(pool, stack, time.monotonic)
             order = random.Random(0)  # an order, not a secret
@@ -174,7 +176,7 @@ def ratios(first: list[float | None], second: list[float | None]) -> list[float]
 
 
 def report(state: dict[str, Any]) -> bool:
-    """Print what is known. Whether everything that was asked for is known and holds."""
+    """Print the results so far; true if every part has one and every goal is met."""
     good = all(part in state for part in PARTS)
     for part in ("tune", "sweep", "exhaustive"):
         if part in state:
@@ -196,14 +198,16 @@ def report(state: dict[str, Any]) -> bool:
             shares = ratios(sides[direction], rates[best][direction])
             if not shares or name == best:
                 continue
-            told = interval_of(shares)
+            interval = interval_of(shares)
             verdict = ""
             if name in (f"tune, {direction}", "tune, mix"):
-                held = told.low >= WANTED_SHARE
-                verdict = "holds" if held else "falls short" if told.high < WANTED_SHARE else "not decided"
+                held = interval.low >= WANTED_SHARE
+                verdict = "holds" if held else "falls short" if interval.high < WANTED_SHARE else "not decided"
                 verdict = f"  {verdict} ({WANTED_SHARE:.0%} wanted)"
-                good = good and told.value >= WANTED_SHARE and verdict != "falls short"
-            print(f"  {name:18} {told.value:.3f} [{told.low:.3f} to {told.high:.3f}]  {same[name]}{verdict}")
+                good = good and interval.value >= WANTED_SHARE and verdict != "falls short"
+            print(
+                f"  {name:18} {interval.value:.3f} [{interval.low:.3f} to {interval.high:.3f}]  {same[name]}{verdict}"
+            )
     return good
 
 
@@ -229,12 +233,12 @@ def main() -> int:
     for part in PARTS:
         if part not in wanted:
             continue
-        place = Path(tempfile.mkdtemp(prefix="bench-tune-", dir=options.target))
+        directory = Path(tempfile.mkdtemp(prefix="bench-tune-", dir=options.target))
         try:
             run = {"tune": part_tune, "sweep": part_sweep, "exhaustive": part_exhaustive}.get(part)
-            state[part] = run(options, place) if run else part_compare(options, place, state)
+            state[part] = run(options, directory) if run else part_compare(options, directory, state)
         finally:
-            shutil.rmtree(place)
+            shutil.rmtree(directory)
         if options.state:
             options.state.write_text(json.dumps(state, indent=2) + "\n")
     return 0 if report(state) else 1
