@@ -107,7 +107,7 @@ def only_builder(cache: Path) -> Iterator[None]:
 
 
 def cache_directory() -> Path:
-    """Where everything lies that is made once and outlives a checkout."""
+    """The directory of what is made once and outlives a checkout."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tunetool"
 
 
@@ -135,7 +135,7 @@ def made_image(runtime: str, system: str, purpose: str, packages: Sequence[str])
 
 
 def build(system: str, archive: Path, packages: Sequence[str]) -> None:
-    """The archive by mmdebstrap, put in its place by rename; older ones of this system go."""
+    """Build the archive by mmdebstrap and rename it into place; older ones of this system are removed."""
     program = shutil.which("mmdebstrap")
     if program is None:
         stop(
@@ -163,7 +163,7 @@ def build(system: str, archive: Path, packages: Sequence[str]) -> None:
             start_new_session=True,
         ) as process:
             try:
-                said = process.communicate(timeout=BUILD_SECONDS)[1]
+                messages = process.communicate(timeout=BUILD_SECONDS)[1]
             except BaseException:
                 # To the session, since apt under mmdebstrap does not hear of a signal to mmdebstrap alone.
                 os.killpg(process.pid, signal.SIGINT)
@@ -171,7 +171,7 @@ def build(system: str, archive: Path, packages: Sequence[str]) -> None:
                 raise
         if process.returncode:
             stop(
-                f"`mmdebstrap` could not build the {system} image: {last_line(said)}",
+                f"`mmdebstrap` could not build the {system} image: {last_line(messages)}",
                 "it needs a Debian mirror: does `apt-get update` work?",
             )
         for old in archive.parent.glob(f"{system}-*.tar"):
@@ -194,8 +194,8 @@ def up(runtime: str, system: str, name: str) -> None:
             "degraded",
         ):
             if time.monotonic() > deadline:
-                said = last_line(state.stdout + state.stderr)
-                stop(f"systemd in `{name}` says `{said}` after {READY_SECONDS} s", f"look at `{runtime} info`")
+                answer = last_line(state.stdout + state.stderr)
+                stop(f"systemd in `{name}` says `{answer}` after {READY_SECONDS} s", f"look at `{runtime} info`")
             time.sleep(0.5)
     except BaseException:
         down(runtime, name)
@@ -203,16 +203,16 @@ def up(runtime: str, system: str, name: str) -> None:
 
 
 def start(runtime: str, image: str, name: str) -> None:
-    said = ""
+    error = ""
     for before, after in PODMAN_WAYS if runtime == "podman" else (((), ()),):
-        own = PODMAN if runtime == "podman" else DOCKER
-        run = [runtime, *before, "run", "--detach", f"--name={name}", f"--hostname={name}", *COMMON, *own, *after]
+        options = PODMAN if runtime == "podman" else DOCKER
+        run = [runtime, *before, "run", "--detach", f"--name={name}", f"--hostname={name}", *COMMON, *options, *after]
         done = call([*run, image, "/sbin/init"])
         if done.returncode == 0:
             return
-        said = said or last_line(done.stderr)
+        error = error or last_line(done.stderr)
         down(runtime, name)
-    stop(f"`{runtime} run` failed: {said}", f"does `{runtime} run --rm {image} true` work?")
+    stop(f"`{runtime} run` failed: {error}", f"does `{runtime} run --rm {image} true` work?")
 
 
 def down(runtime: str, name: str) -> None:

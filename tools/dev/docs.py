@@ -76,9 +76,9 @@ def commands() -> str:
         parts.append(f"## {context.command_path}\n\n```text\n{command.get_help(context).rstrip()}\n```")
         if isinstance(command, click.Group):
             for child in command.list_commands(context):
-                found = command.get_command(context, child)
-                assert found is not None
-                walk(found, child, context)
+                child_command = command.get_command(context, child)
+                assert child_command is not None
+                walk(child_command, child, context)
 
     walk(cli, "tunetool", None)
     return "\n\n".join(parts) + "\n"

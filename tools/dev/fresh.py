@@ -70,14 +70,14 @@ def home_cache() -> Path:
 
 
 def way_to_run(runtime: str, image: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The first way in which this runtime starts anything here."""
-    said = ""
+    """The first arguments, before and after `run`, with which this runtime starts a container here."""
+    error = ""
     for before, after in container.PODMAN_WAYS if runtime == "podman" else (((), ()),):
         done = container.call([runtime, *before, "run", "--rm", "--network=host", *after, image, "true"])
         if done.returncode == 0:
             return before, after
-        said = said or container.last_line(done.stderr)
-    return container.stop(f"`{runtime} run` failed: {said}", f"look at `{runtime} info`")
+        error = error or container.last_line(done.stderr)
+    return container.stop(f"`{runtime} run` failed: {error}", f"look at `{runtime} info`")
 
 
 @contextlib.contextmanager
@@ -94,17 +94,17 @@ def in_a_container(skipped: Path | None) -> int:
     before, after = way_to_run(runtime, image)
     name = f"tunetool-fresh-{secrets.token_hex(4)}"
     with only_one(), tempfile.TemporaryDirectory(prefix="tunetool-fresh-") as folder:
-        place, cache = Path(folder), home_cache()
-        clone(place)
-        (place / "skipped").mkdir()
-        settings.write(place / "settings", container.SUITES[SYSTEM])
+        directory, cache = Path(folder), home_cache()
+        clone(directory)
+        (directory / "skipped").mkdir()
+        settings.write(directory / "settings", container.SUITES[SYSTEM])
         mounts = [
-            f"{place / 'clone'}:/mnt/clone:ro",
-            f"{place / 'settings'}:/mnt/settings:ro",
-            f"{place / 'skipped'}:/mnt/skipped",
+            f"{directory / 'clone'}:/mnt/clone:ro",
+            f"{directory / 'settings'}:/mnt/settings:ro",
+            f"{directory / 'skipped'}:/mnt/skipped",
             f"{cache / 'cache'}:/root/.cache",
             f"{cache / 'apt'}:/var/cache/apt/archives",
-            *(f"{path}:{there}:ro" for path, there in settings.mounts()),
+            *(f"{path}:{inside}:ro" for path, inside in settings.mounts()),
         ]
         command = [
             *(runtime, *before, "run", "--rm", "--interactive", "--network=host", "--label=tunetool=test", *after),
@@ -117,7 +117,7 @@ def in_a_container(skipped: Path | None) -> int:
         try:
             status = subprocess.run(command, input=PREPARE + STEPS, text=True, check=False).returncode
             if skipped and status == 0:
-                tests = place / "skipped/tests"
+                tests = directory / "skipped/tests"
                 lines = tests.read_text().splitlines() if tests.exists() else []
                 skipped.write_text("".join(f"{test}\n" for test in sorted(set(lines))))
             return status

@@ -56,7 +56,7 @@ class Folders(SimpleHTTPRequestHandler):
 
     def translate_path(self, path: str) -> str:
         wanted = Path(os.path.normpath(super().translate_path(path)))
-        return str(wanted) if any(wanted.is_relative_to(one) for one in self.allowed) else "/nonexistent"
+        return str(wanted) if any(wanted.is_relative_to(folder) for folder in self.allowed) else "/nonexistent"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is the library's)
         """Thousands of requests, and nobody reads them."""
@@ -83,13 +83,13 @@ def served(folders: Sequence[Path]) -> Iterator[int]:
 
 def pip_conf(values: Mapping[str, str], port: int) -> str:
     """pip's settings for the node: folders of this machine become addresses that lead to it."""
-    there = f"http://{THIS_MACHINE}:{port}"
+    address = f"http://{THIS_MACHINE}:{port}"
     lines = {}
     for name, value in values.items():
         if name in settings.OF_PLACES:
-            words = (re.sub(r"^(file://)?(?=/)", there, word) for word in value.replace("\\n", " ").split())
+            words = (re.sub(r"^(file://)?(?=/)", address, word) for word in value.replace("\\n", " ").split())
             # As a page of links: a folder's own address ends with a slash.
-            lines[name] = " ".join(f"{word}/" if word.startswith(there) else word for word in words)
+            lines[name] = " ".join(f"{word}/" if word.startswith(address) else word for word in words)
         else:
             lines[name] = value
     lines["trusted-host"] = f"{lines.get('trusted-host', '')} {THIS_MACHINE}:{port} {THIS_MACHINE}".strip()
@@ -104,20 +104,20 @@ def variables(given: Mapping[str, str]) -> dict[str, str]:
 
 def root_files(folder: Path, port: int) -> None:
     """Files to be laid over the node's root."""
-    own = [settings.OWN_CERTIFICATES] if settings.OWN_CERTIFICATES.is_dir() else []
-    for path in (*settings.files(settings.environment()), *own):
-        there = folder / path.relative_to("/")
-        there.parent.mkdir(parents=True, exist_ok=True)
+    certificates = [settings.OWN_CERTIFICATES] if settings.OWN_CERTIFICATES.is_dir() else []
+    for path in (*settings.files(settings.environment()), *certificates):
+        copy = folder / path.relative_to("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            shutil.copytree(path, there)
+            shutil.copytree(path, copy)
         else:
-            shutil.copy(path, there)
+            shutil.copy(path, copy)
     (folder / "etc").mkdir(parents=True, exist_ok=True)
     (folder / "etc/pip.conf").write_text(pip_conf(settings.pip_settings(), port))
 
 
-def in_a_node(place: Path, suite: str) -> int:
-    """Exit status of `make setup && make check` there. ``place`` has the clone."""
+def in_a_node(directory: Path, suite: str) -> int:
+    """Exit status of `make setup && make check` there. ``directory`` has the clone."""
     with tempfile.TemporaryDirectory(prefix="tunetool-fresh-lab-") as lab:
         environment = {**os.environ, "TUNETOOL_LAB_DIR": lab}
         tool = [str(Path(sys.executable).with_name("tunetool")), "lab"]
@@ -127,10 +127,10 @@ def in_a_node(place: Path, suite: str) -> int:
             return subprocess.run(line, input=text, env=environment, check=False).returncode
 
         with served(settings.folders(settings.pip_settings())) as port:
-            settings.write(place / "settings", suite)
-            root_files(place / "settings/root", port)
+            settings.write(directory / "settings", suite)
+            root_files(directory / "settings/root", port)
             packed = subprocess.run(
-                ["tar", "-cz", "-C", str(place), "clone", "settings"], capture_output=True, check=True
+                ["tar", "-cz", "-C", str(directory), "clone", "settings"], capture_output=True, check=True
             ).stdout
             exports = "".join(
                 f"export {name}={shlex.quote(value)}\n" for name, value in variables(settings.environment()).items()

@@ -95,9 +95,9 @@ def other_pythons(slow: bool) -> list[list[str]]:
     """Unit tests on other supported Pythons of this machine: the oldest, which lacks most, and ``slow`` a newer one."""
     commands = []
     for version in ("3.10", "3.12") if slow else ("3.10",):
-        found = find_python(version)
-        if found:
-            commands.append([sys.executable, str(ROOT / "tools/dev/other_python.py"), found, version])
+        interpreter = find_python(version)
+        if interpreter:
+            commands.append([sys.executable, str(ROOT / "tools/dev/other_python.py"), interpreter, version])
     return commands
 
 
@@ -159,8 +159,8 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
         everything = pytest("-v", "--durations=0", "tests/lab", *marks)
         # The build and the refusals are what another system's kernel and tools could change.
         core = [f"tests/lab/test_{name}.py" for name in ("main_job", "refusals")]
-        other = ["env", "TUNETOOL_LAB_OS=debian13", *pytest("-v", "--durations=0", *core, "-m", "not slow")]
-        return [everything, other] if slow else [everything]
+        on_debian13 = ["env", "TUNETOOL_LAB_OS=debian13", *pytest("-v", "--durations=0", *core, "-m", "not slow")]
+        return [everything, on_debian13] if slow else [everything]
     raise SystemExit(f"error: `{group}` is not a group\nhint: see tests/timeboxes.toml")
 
 

@@ -145,8 +145,8 @@ class Machine:
             pool = f"hugepages/hugepages-{size}kB"
             self.put(f"/sys/kernel/mm/{pool}", nr_hugepages=count * nodes, free_hugepages=count * nodes)
             for node in range(nodes):
-                place = f"/sys/devices/system/node/node{node}/{pool}"
-                self.put(place, nr_hugepages=count, free_hugepages=count)
+                directory = f"/sys/devices/system/node/node{node}/{pool}"
+                self.put(directory, nr_hugepages=count, free_hugepages=count)
         head = "Limit                     Soft Limit           Hard Limit           Units     \n"
         self.files["/proc/self/limits"] = f"{head}Max locked memory         {memlock:20} {memlock:20} bytes     \n"
 
@@ -207,12 +207,12 @@ def h100() -> str:
     # nvme0 and nvme1 are the M.2 pair here; on another boot they need not be.
     for number in range(10):
         small = number < 2
-        numa, place = (0, number) if small else divmod(number - 2, 4)
+        numa, position = (0, number) if small else divmod(number - 2, 4)
         bus = 0x02 if small else (0x26, 0xA6)[numa]
-        port = (f"pci0000:{bus:02x}", f"0000:{bus:02x}:{2 * place + 1:02x}.0")
+        port = (f"pci0000:{bus:02x}", f"0000:{bus:02x}:{2 * position + 1:02x}.0")
         machine.port(*port, numa=numa, speed=GEN4 if small else GEN5, width=4)
         block = machine.drive(
-            *port, f"0000:{bus + 1 + place:02x}:00.0", number=number,
+            *port, f"0000:{bus + 1 + position:02x}:00.0", number=number,
             model="SAMSUNG MZ1L21T9HCLS-00A07" if small else "SAMSUNG MZWLO3T8HCLS-00A07",
             firmware="GDC7502Q" if small else "OPPA3B5Q", serial=f"MADE{'M2' if small else 'U2'}{number:02d}",
             size=1_920_383_410_176 if small else 3_840_755_982_336, numa=numa, speed=GEN4 if small else GEN5,

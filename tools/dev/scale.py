@@ -50,7 +50,7 @@ class Measured:
 
 
 class Memory(threading.Thread):
-    """Samples a process and its children until told to stop."""
+    """Samples a process and its children until it is stopped."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -70,15 +70,15 @@ class Memory(threading.Thread):
 
 
 def family(pid: int) -> list[int]:
-    """The process and all that descend from it, ssh clients included."""
-    found, todo = [], [pid]
+    """Pids of the process and its descendants, ssh clients included."""
+    pids, todo = [], [pid]
     while todo:
-        one = todo.pop()
-        found.append(one)
+        parent = todo.pop()
+        pids.append(parent)
         with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
+            for task in Path(f"/proc/{parent}/task").iterdir():
                 todo += [int(child) for child in (task / "children").read_text().split()]
-    return found
+    return pids
 
 
 def sizes_of(pid: int) -> tuple[int, int] | None:
@@ -252,7 +252,7 @@ def checked(argv: Sequence[str]) -> None:
         raise SystemExit(f"error: `{' '.join(argv)}` failed\nhint: {container.last_line(done.stderr)}")
 
 
-def container_playbook(place: Path) -> str:
+def container_playbook(directory: Path) -> str:
     """provision.yml's own plays, with the roles that a container can take."""
     plays = yaml.safe_load((ROOT / "playbooks/provision.yml").read_text())
     plays[-1]["tasks"] = [
@@ -268,12 +268,12 @@ def container_playbook(place: Path) -> str:
     del plays[-1]["roles"]
     for play in plays:
         play["become"] = False
-    path = place / "playbook.yml"
+    path = directory / "playbook.yml"
     path.write_text(yaml.safe_dump(plays, sort_keys=False))
     return str(path)
 
 
-def container_inventory(place: Path, runtime: str, names: Sequence[str]) -> Path:
+def container_inventory(directory: Path, runtime: str, names: Sequence[str]) -> Path:
     variables: dict[str, Any] = yaml.safe_load((ROOT / "molecule/default/vars/container.yml").read_text())
     variables |= {
         "ansible_connection": "container",
@@ -282,7 +282,7 @@ def container_inventory(place: Path, runtime: str, names: Sequence[str]) -> Path
         "ansible_pipelining": True,
         "nvme_drives_count": 8,
     }
-    path = place / "hosts.json"
+    path = directory / "hosts.json"
     path.write_text(json.dumps({"all": {"vars": variables, "hosts": {name: {} for name in names}}}))
     return path
 

@@ -57,16 +57,16 @@ def end_started(token: str) -> None:
 
 
 def with_token(token: str) -> list[int]:
-    """This run's own processes, except for a container's, which go with the container."""
-    wanted, found = f"{TOKEN}={token}".encode(), []
-    for place in Path("/proc").glob("[0-9]*"):
+    """Pids of this run's processes, except for a container's, which end with the container."""
+    wanted, pids = f"{TOKEN}={token}".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (
-                wanted in (place / "environ").read_bytes().split(b"\0")
-                and b"conmon" not in (place / "cmdline").read_bytes().split(b"\0")[0]
+                wanted in (process / "environ").read_bytes().split(b"\0")
+                and b"conmon" not in (process / "cmdline").read_bytes().split(b"\0")[0]
             ):
-                found.append(int(place.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def main() -> None:

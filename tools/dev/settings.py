@@ -36,23 +36,23 @@ def pip_settings() -> dict[str, str]:
 
 def parse_pip(text: str) -> dict[str, str]:
     """The output of `pip config list`: SECTION.NAME='VALUE' a line; of a name in several sections the last."""
-    found = {}
+    values = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")
         if equals:
-            found[name.rsplit(".", 1)[-1]] = value.strip().strip("'\"")
-    return found
+            values[name.rsplit(".", 1)[-1]] = value.strip().strip("'\"")
+    return values
 
 
 def folders(values: Mapping[str, str]) -> list[Path]:
-    """Folders of this machine that pip's settings name: of an index also what lies beside it, where its files are."""
-    found = []
+    """Folders of this machine that pip's settings name: of an index also the folder around it, where its files are."""
+    paths = []
     for name in OF_PLACES:
         for word in values.get(name, "").replace("\\n", " ").split():
             path = Path(unquote(urlsplit(word).path)) if word.startswith("file:") else Path(word)
             if path.is_absolute() and path.exists():
-                found.append(path.parent if "index" in name and len(path.parts) > 2 else path)
-    return list(dict.fromkeys(found))
+                paths.append(path.parent if "index" in name and len(path.parts) > 2 else path)
+    return list(dict.fromkeys(paths))
 
 
 def files(variables: Mapping[str, str]) -> list[Path]:
@@ -62,13 +62,13 @@ def files(variables: Mapping[str, str]) -> list[Path]:
 
 
 def mounts() -> list[tuple[Path, str]]:
-    """What a container is to see of this machine: the path here and the path there."""
+    """What a container sees of this machine: the path here and the path inside."""
     home = Path.home()
-    found = [(path, str(path)) for path in (*folders(pip_settings()), *files(environment()))]
-    found += [(Path("/etc/pip.conf"), "/etc/pip.conf")]
-    found += [(home / path, f"/root/{path}") for path in (".config/pip", ".pip")]
-    found += [(OWN_CERTIFICATES, str(OWN_CERTIFICATES))]
-    return [(path, there) for path, there in found if path.exists()]
+    pairs = [(path, str(path)) for path in (*folders(pip_settings()), *files(environment()))]
+    pairs += [(Path("/etc/pip.conf"), "/etc/pip.conf")]
+    pairs += [(home / path, f"/root/{path}") for path in (".config/pip", ".pip")]
+    pairs += [(OWN_CERTIFICATES, str(OWN_CERTIFICATES))]
+    return [(path, inside) for path, inside in pairs if path.exists()]
 
 
 def apt_lines(dump: str) -> str:
@@ -85,7 +85,7 @@ def apt_sources(suite: str, root: Path = Path("/")) -> Iterable[Path]:
 
 
 def write(folder: Path, suite: str) -> None:
-    """Files for that machine: ca-certificates.crt, and apt/ to be laid over its /etc/apt."""
+    """Write the files for that machine: ca-certificates.crt, and apt/ to be laid over its /etc/apt."""
     apt = folder / "apt"
     (apt / "apt.conf.d").mkdir(parents=True)
     if CERTIFICATES.is_file():
@@ -98,9 +98,9 @@ def write(folder: Path, suite: str) -> None:
         # Both may say the same: apt then warns of every line.
         (apt / "sources.list").write_text("")
     for path in sources:
-        there = apt / path.relative_to("/etc/apt")
-        there.parent.mkdir(exist_ok=True)
-        shutil.copy(path, there)
+        destination = apt / path.relative_to("/etc/apt")
+        destination.parent.mkdir(exist_ok=True)
+        shutil.copy(path, destination)
     for path in Path("/etc/apt").glob("auth.conf*"):
         copy = shutil.copytree if path.is_dir() else shutil.copy
         copy(path, apt / path.name)

@@ -64,8 +64,10 @@ def in_turn(slices: Sequence[Slice], commit: str) -> list[Slice]:
 
 
 def next_of(waiting: Sequence[Slice], elapsed: float, limit: float) -> Slice | None:
-    """The first that surely ends within the limit, and so was timed once; None where none does."""
-    return next((one for one in waiting if one.seconds is not None and elapsed + SLOWER * one.seconds <= limit), None)
+    """The first slice that surely ends within the limit, which needs its recorded time; None if there is none."""
+    return next(
+        (part for part in waiting if part.seconds is not None and elapsed + SLOWER * part.seconds <= limit), None
+    )
 
 
 def run(command: Sequence[str], seconds: float) -> str:
@@ -97,7 +99,7 @@ def head() -> str:
 
 
 def work(slices: Sequence[Slice], commit: str, limit: float, stop: float) -> list[Ran]:
-    """`make test`, then slices; everything that ran, in its order, and after it what did not."""
+    """Run `make test`, then slices; returns what ran, in order, then what did not."""
     started = time.monotonic()
     ran = []
 
@@ -109,15 +111,15 @@ def work(slices: Sequence[Slice], commit: str, limit: float, stop: float) -> lis
 
     step("make test", ["make", "test"])
     waiting = in_turn(slices, commit)
-    while one := next_of(waiting, time.monotonic() - started, limit):
-        waiting.remove(one)
-        pytest = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-v", "--durations=0", *one.paths, "-m", "slow"]
-        step(f"slice {one.name}", pytest, one.seconds)
+    while part := next_of(waiting, time.monotonic() - started, limit):
+        waiting.remove(part)
+        pytest = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-v", "--durations=0", *part.paths, "-m", "slow"]
+        step(f"slice {part.name}", pytest, part.seconds)
     return [
         *ran,
         *(
-            Ran(f"slice {one.name}", 0, one.seconds, "not run" if one.seconds else "not run: never timed")
-            for one in waiting
+            Ran(f"slice {part.name}", 0, part.seconds, "not run" if part.seconds else "not run: never timed")
+            for part in waiting
         ),
     ]
 
@@ -132,12 +134,13 @@ def main() -> int:
     slices = read(ROOT / "tests/slices.toml")
     ran = work(slices, options.commit or head(), options.limit, options.stop)
     print(f"\n{'step':<32} {'used':>7} {'recorded':>9}  status")
-    for one in ran:
-        used = f"{one.seconds:.0f}s" if not one.status.startswith("not run") else "-"
-        expected = f"{one.expected:.0f}s" if one.expected else "-"
-        print(f"{one.name:<32} {used:>7} {expected:>9}  {one.status}")
+    for step in ran:
+        used = f"{step.seconds:.0f}s" if not step.status.startswith("not run") else "-"
+        expected = f"{step.expected:.0f}s" if step.expected else "-"
+        print(f"{step.name:<32} {used:>7} {expected:>9}  {step.status}")
     counts = [
-        sum(one.status.startswith(statuses) for one in ran) for statuses in ("passed", ("FAILED", "stopped"), "not run")
+        sum(step.status.startswith(statuses) for step in ran)
+        for statuses in ("passed", ("FAILED", "stopped"), "not run")
     ]
     print("steps: {} passed, {} failed, {} not run".format(*counts), flush=True)
     return 1 if counts[1] else 0
