@@ -31,9 +31,9 @@ from tunetool import record as records
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.bench import ds_io
 from tunetool.bench.checkpoint import preflight
+from tunetool.bench.checkpoint import rank_processes as checkpoint_ranks
 from tunetool.bench.checkpoint import request as checkpoint
 from tunetool.bench.checkpoint import run as checkpoint_run
-from tunetool.bench.checkpoint import session as checkpoint_ranks
 from tunetool.bench.finetune import request as finetune
 from tunetool.bench.finetune import run as finetune_run
 from tunetool.bench.reference import request as reference
@@ -193,14 +193,14 @@ def bench_checkpoint(scene: Scene) -> Any:
     seam = scene.seam(3)  # saves
     starts: list[int] = []
 
-    def start(ranks: checkpoint_ranks.Session) -> None:
+    def start(ranks: checkpoint_ranks.RankProcesses) -> None:
         if starts and isinstance(scene.fault, RankFailed):
             raise scene.fault  # nor does it start again
         starts.append(1)
         ranks.starts += 1
         ranks.rank_facts = {"device": "cpu"}
 
-    def ask(ranks: checkpoint_ranks.Session, order: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def ask(ranks: checkpoint_ranks.RankProcesses, order: Mapping[str, Any]) -> list[dict[str, Any]]:
         if order["do"] == "place":
             told = {"family": "torch.save", "remark": "", "unavailable": None}
             return [{"engines": dict.fromkeys(order["engines"], told)}]
@@ -212,8 +212,8 @@ def bench_checkpoint(scene: Scene) -> Any:
         return [{**moved, "different": None}]
 
     scene.patch.setattr(preflight, "engines", lambda request: ["torch-save-zip", "safetensors"])
-    scene.patch.setattr(checkpoint_ranks.Session, "start", start)
-    scene.patch.setattr(checkpoint_ranks.Session, "ask", ask)
+    scene.patch.setattr(checkpoint_ranks.RankProcesses, "start", start)
+    scene.patch.setattr(checkpoint_ranks.RankProcesses, "ask", ask)
     scene.patch.setattr("os.sync", lambda: None)
     scene.patch.setattr(preflight, "check_space", lambda *_: None)
     scene.patch.setattr(preflight, "check_memory", lambda *_: None)
