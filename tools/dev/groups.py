@@ -150,11 +150,13 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
         program = [str(VENV / "python"), "tools/dev/fresh.py"]
         container = [*program, "--skipped", str(SKIPPED_IN_FRESH)]
         return [container, [*program, "--node"]] if slow else [container]
-    if group in MEASURED:
-        others = pytest("-q", "--durations=5", *PARALLEL, *ON_A_DISK[group], "--ignore", MEASURED[group], *marks)
-        return [others, pytest("-q", "--durations=5", MEASURED[group], *marks)]
     if group in ON_A_DISK:
-        return [pytest("-q", "--durations=5", *ON_A_DISK[group], *marks)]
+        alone = [MEASURED[group]] if group in MEASURED else ON_A_DISK[group]
+        commands = [pytest("-q", "--durations=5", *alone, *marks)]
+        if group in MEASURED:
+            beside = [*PARALLEL, *ON_A_DISK[group], "--ignore", MEASURED[group]]
+            commands.insert(0, pytest("-q", "--durations=5", *beside, *marks))
+        return commands
     if group == "node":
         everything = pytest("-v", "--durations=0", "tests/lab", *marks)
         # The build and the refusals are what another system's kernel and tools could change.
