@@ -280,7 +280,27 @@ def missing_blob(root: Path) -> str:
     return "leads to `../../blobs/gone`, which is not there"
 
 
-@pytest.mark.parametrize("spoil", [socket_in, pipe_in, device_in, loop_in, way_up, long_way_round, missing_blob])
+def missing_beside_a_followed_directory(root: Path) -> str:
+    (root.parent / "other").mkdir()
+    (root / "other").symlink_to(root.parent / "other")
+    # There is a `fine` beside the link, and none beside the directory that `..` is said of.
+    (root / "lost").symlink_to("other/../fine")
+    return "leads to `other/../fine`, which is not there"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        socket_in,
+        pipe_in,
+        device_in,
+        loop_in,
+        way_up,
+        long_way_round,
+        missing_blob,
+        missing_beside_a_followed_directory,
+    ],
+)
 def test_what_cannot_be_copied_is_named_before_anything_is(tmp_path: Path, runs: Path, spoil: object) -> None:
     root = tmp_path / "at/source"
     root.mkdir(parents=True)

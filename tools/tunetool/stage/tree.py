@@ -73,12 +73,33 @@ def link_text(text: str, path: str, real_directory: str, root: str, destination:
     climbs = len(parts) - len([part for part in parts if part != ".."])
     depth = path.count("/")
     plain = parts[:climbs] == [".."] * climbs and climbs <= depth
-    parent = path.rpartition("/")[0]
-    at_home = os.path.normpath(os.path.join(root, parent)) == real_directory
-    if plain and at_home and not text.startswith("/"):
+    if plain and _at_home(path, real_directory, root) and not text.startswith("/"):
         return text
     inside = os.path.relpath(destination, root)
-    return os.path.relpath(os.path.join("/", inside), os.path.join("/", parent))
+    return os.path.relpath(os.path.join("/", inside), os.path.join("/", path.rpartition("/")[0]))
+
+
+def _at_home(path: str, real_directory: str, root: str) -> bool:
+    """Whether what is at ``path`` in the copy lies there in the source too, and is not reached by a followed link."""
+    return os.path.normpath(os.path.join(root, path.rpartition("/")[0])) == real_directory
+
+
+def _breaks_within(text: str, directory: str, root: str) -> bool:
+    """Whether a link in ``directory`` that says ``text`` breaks at something under ``root``, after no step outside.
+
+    A copy of the tree has all of these steps, so that the same text breaks at the same step there.
+    """
+    if text.startswith("/"):
+        return False
+    at = directory
+    for part in text.split("/"):
+        if not within(at, root):
+            return False
+        step = os.path.join(at, part)
+        if not os.path.isdir(at) or not os.path.exists(step):
+            return True
+        at = os.path.realpath(step)
+    return False
 
 
 def within(path: str, directory: str) -> bool:
@@ -135,6 +156,8 @@ class _Walk:
             return
         text = os.readlink(path)
         try:
+            # The kernel decides whether it leads anywhere: ``realpath`` takes `file/..` and `file/` for good.
+            target_status = os.stat(path)
             destination = os.path.realpath(path, strict=True)
         except OSError as error:
             self._add_broken_link(name, path, real, text, error)
@@ -143,7 +166,6 @@ class _Walk:
             target = link_text(text, name, real, self.root, destination)
             self.entries.append(Entry(name, "link", target=target, mtime_ns=status.st_mtime_ns))
             return
-        target_status = os.stat(destination)
         chain = (*followed, real)
         if stat.S_ISDIR(target_status.st_mode) and any(within(directory, destination) for directory in chain):
             self._refuse(
@@ -157,13 +179,21 @@ class _Walk:
             self._refuse(f"`{path}` is a loop of links", "remove that link")
         elif error.errno == errno.EACCES:
             self._refuse(f"`{path}` leads to what may not be read", "run as a user who may")
-        elif text.startswith("/") or not within(os.path.normpath(os.path.join(real, text)), self.root):
+        elif (target := self._broken_text(name, real, text)) is None:
             self._refuse(
                 f"`{path}` leads to `{text}`, which is not there", "fetch what is missing, or remove that link"
             )
         else:
-            target = link_text(text, name, real, self.root, os.path.normpath(os.path.join(real, text)))
             self.entries.append(Entry(name, "link", target=target, mtime_ns=os.lstat(path).st_mtime_ns))
+
+    def _broken_text(self, name: str, real: str, text: str) -> str | None:
+        """What a link says in the copy that leads nowhere there either; None where nothing can promise that."""
+        if _breaks_within(text, real, self.root) and _at_home(name, real, self.root):
+            return text
+        destination = os.path.normpath(os.path.join(real, text))
+        if text.startswith("/") or not within(destination, self.root) or os.path.exists(destination):
+            return None
+        return link_text(text, name, real, self.root, destination)
 
     def _add(self, name: str, path: str, status: os.stat_result, followed: tuple[str, ...]) -> None:
         if stat.S_ISDIR(status.st_mode):
