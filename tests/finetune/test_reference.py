@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 def reference(target: Path, runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     target.mkdir(exist_ok=True)
-    small = ["--model", "tiny", "--images", "16", "--steps", "3", "--state-bytes", "20MB", "--device", "cpu"]
+    small = ["--model", "tiny", "--images", "16", "--steps", "3", "--device", "cpu"]
+    small += ["--checkpoint-model", "tiny", "--state-bytes", "20MB"]
     common = ["--rounds", "1", "--duration", "1s", "--allow-busy", "--target", str(target), "--runs-dir", str(runs)]
     return subprocess.run(
         [sys.executable, "-m", "tunetool", "bench", "reference", *small, *common, *arguments],

@@ -206,6 +206,15 @@ def test_parts_are_chosen_by_name(tmp_path: Path) -> None:
         steps(request(tmp_path, skip=("verify", "checkpoint", "staging", "strategies")), Quiet())
 
 
+def test_a_state_that_no_checkpoint_can_be_made_of_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    small = request(tmp_path, state_bytes=20_000_000)
+    with pytest.raises(UsageProblem, match="`--state-bytes 20000000` is too little for `--model phi3-mini`"):
+        steps(small, Quiet())
+    assert len(steps(replace(small, skip=("checkpoint",)), Quiet())) == 3
+    assert len(steps(replace(small, cluster=Cluster(inventory=tmp_path / "hosts.yml")), Quiet())) == 4
+    assert len(steps(replace(small, checkpoint_model="tiny"), Quiet())) == 4
+
+
 def test_hosts_are_asked_for_the_same_checkpoints(tmp_path: Path) -> None:
     from tunetool.cli.bench_checkpoint import checkpoint
 

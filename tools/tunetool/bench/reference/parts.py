@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tunetool.bench.checkpoint.request import KIND as CHECKPOINT
+from tunetool.bench.checkpoint.states import shape
 from tunetool.bench.reference import headlines
 from tunetool.bench.reference.chain import Outcome, Step
 from tunetool.bench.reference.request import PARTS, Request
@@ -27,6 +28,9 @@ def steps(request: Request, progress: MovingProgress) -> list[Step]:
     chosen = [name for name in PARTS if name not in request.skip]
     if not chosen:
         raise UsageProblem("`--skip` leaves nothing", f"the parts are {', '.join(PARTS)}")
+    # What a part would refuse after the others have measured. A model of the hosts need not be here.
+    if "checkpoint" in chosen and request.cluster.inventory is None:
+        shape(request.checkpoint_model, request.state_bytes, request.cluster.ranks_per_node or 1)
     return [Step(name, partial(_RUN[name], request, progress), _HEADLINES[name]) for name in chosen]
 
 
