@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tunetool.measure.marked_processes import marked
+from waiting import PATIENCE, until
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is an extra of the package: `tools/dev/setup.sh --deepspeed`")
 
@@ -22,7 +22,7 @@ case "$*" in
 *--version*|*-dumpfullversion*|*-print*|*-v) exec g++ "$@";;
 esac
 echo $$ >> "$COMPILERS"
-exec sleep 600
+exec sleep 6000
 """
 _MARK = "TUNETOOL_TEST_OF_BUILDS"
 _COMMAND = "build-ops"
@@ -50,11 +50,7 @@ def build(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
     ) as process:
         try:
-            deadline = time.monotonic() + 240
-            while not compilers.exists():
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                assert time.monotonic() < deadline, "no compiler was started"
-                time.sleep(0.1)
+            until(compilers.exists, "a compiler to run", process)
             yield process
         finally:
             for pid in (process.pid, *marked(_MARK, str(tmp_path))):
@@ -68,14 +64,29 @@ def test_a_stopped_build_leaves_no_compiler_and_no_lock(
 ) -> None:
     assert len(marked(_MARK, str(tmp_path))) > 1
     build.send_signal(how)
-    code = build.wait(60)
+    code = build.wait(PATIENCE)
     assert code == (-signal.SIGKILL if how == signal.SIGKILL else 130)
-    deadline = time.monotonic() + (60 if how == signal.SIGKILL else 0)
-    while (left := marked(_MARK, str(tmp_path))) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
-    if how != signal.SIGKILL:
+    if how == signal.SIGKILL:
+        until(lambda: not marked(_MARK, str(tmp_path)), "the end of its compilers")
+    else:
+        assert marked(_MARK, str(tmp_path)) == []
         assert not list((tmp_path / "ops").glob("*/lock"))
+
+
+def test_a_dry_run_says_what_would_be_built_and_makes_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tunetool", _COMMAND, "--op", "utils", "--op", "cpu_adam", "--dry-run"],
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == [
+        f"{op:9} would be built: {tmp_path}/ops/{op}" for op in ("utils", "cpu_adam")
+    ]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow  # one real build
@@ -92,7 +103,7 @@ def test_of_two_side_by_side_one_builds_and_the_other_takes_what_it_built(tmp_pa
     argv = [sys.executable, "-m", "tunetool", _COMMAND, "--op", "utils"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     builds = [subprocess.Popen(argv, env=environment, **pipes) for _ in range(2)]  # type: ignore[call-overload]
-    ended = [(*build.communicate(timeout=900), build.returncode) for build in builds]
+    ended = [(*build.communicate(timeout=PATIENCE), build.returncode) for build in builds]
     assert [code for _, _, code in ended] == [0, 0], ended
     shown = sorted(
         stdout.splitlines()[-1].split(":")[0].split(" in ")[0].split(maxsplit=1)[1] for stdout, _, _ in ended

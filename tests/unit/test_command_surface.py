@@ -12,14 +12,14 @@ from pathlib import Path
 import click
 import pytest
 
+import calls
+from calls import ROOT, TUNETOOL, imported_by
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.advise.read_model import NAMES, load_model
 from tunetool.bench.checkpoint.states import BYTES_PER_PARAMETER, shape
 from tunetool.cli import main as entry
 from tunetool.cli.main import cli
 from tunetool.training.model.reference_model import describe
-
-TUNETOOL = [sys.executable, "-m", "tunetool"]
 
 
 def walk(command: click.Command, path: tuple[str, ...], parent: click.Context | None) -> Iterator[tuple[str, ...]]:
@@ -43,13 +43,10 @@ PURE = [
     ("inspect", "--root", "docs/machines/h100-made.json", "--json", "-"),
     ("report", "list", "--runs-dir", "/nonexistent"),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def call(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TUNETOOL, *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120, check=False, cwd=ROOT
-    )
+    return calls.call(*TUNETOOL, *arguments, stdout=stdout, cwd=ROOT)
 
 
 def closed(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,19 +60,38 @@ def closed(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", PURE, ids=" ".join)
-def test_a_pipe_that_nobody_reads_does_not_end_as_a_shortfall(arguments: tuple[str, ...]) -> None:
+def test_what_judges_nothing_is_done_when_nobody_reads_its_pipe(arguments: tuple[str, ...]) -> None:
     done = closed(*arguments)
-    assert (done.returncode, done.stderr) == (3, "")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_pipe_that_closes_after_the_first_line_is_no_shortfall_either() -> None:
-    line = " ".join(
-        [*TUNETOOL, "inspect --root docs/machines/h100-made.json --json - | head -1; echo ${PIPESTATUS[0]}"]
-    )
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
-    # 0 where all of it fitted into the pipe's buffer before `head` ended.
-    assert done.stdout.splitlines()[-1] in ("0", "3")
+@pytest.mark.parametrize("arguments", ["--root docs/machines/h100-made.json --json -", "--help"])
+def test_a_pipe_that_closes_after_the_first_line_is_no_fault(arguments: str) -> None:
+    line = " ".join([*TUNETOOL, f"inspect {arguments} | head -1; echo ${{PIPESTATUS[0]}}"])
+    done = calls.call("bash", "-c", line, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "0"
     assert done.stderr == ""
+
+
+FAULTY = """
+import sys
+from tunetool.cli.main import main
+from tunetool.inspect import collect
+collect.inspect = lambda source: 1 // 0
+sys.argv = ["tunetool", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_fault_of_tunetool_itself_is_no_shortfall(debug: bool) -> None:
+    options = ["--debug"] if debug else []
+    done = calls.call(sys.executable, "-c", FAULTY, *options, "inspect")
+    assert done.returncode == 3, done.stderr
+    *shown, message, hint = done.stderr.splitlines()
+    assert message == "error: a fault of tunetool itself: `ZeroDivisionError`: integer division or modulo by zero"
+    assert hint == "hint: report it with what `tunetool --debug` prints"
+    assert any(line.startswith("Traceback") for line in shown) == debug
 
 
 def test_what_was_judged_before_the_pipe_was_found_closed_holds(tmp_path: Path) -> None:
@@ -187,19 +203,12 @@ def test_a_name_is_the_same_model_in_every_command() -> None:
 
 
 def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
-    program = (
-        "import sys; sys.argv = ['tunetool', *sys.argv[1:]]\n"
-        "from tunetool.cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    print(*sys.modules, file=sys.stderr)\n"
-    )
     heavy = {"torch", "numpy", "pydantic", "rich", "jinja2", "yaml", "deepspeed", "transformers", "ansible_runner"}
     for path in TREE:
-        done = subprocess.run(
-            [sys.executable, "-c", program, *path, "--help"], capture_output=True, text=True, timeout=120, check=True
-        )
-        loaded = {name.partition(".")[0] for name in done.stderr.split()}
-        assert loaded & heavy == set(), path
-        assert path or not any(name.startswith("tunetool.cli.verify") for name in done.stderr.split())
+        done, imported = imported_by(*path, "--help")
+        assert done.returncode == 0, done.stderr
+        assert {name.partition(".")[0] for name in imported} & heavy == set(), path
+        assert path or not any(name.startswith("tunetool.cli.verify") for name in imported)
 
 
 def test_json_of_a_comparison_and_of_advice_can_be_a_file(tmp_path: Path) -> None:

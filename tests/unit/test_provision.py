@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from tunetool.node.play.host_summary import BUILT, CHECKED, NOT_REACHED, PLANNED
 from tunetool.node.play.host_summary import document as document_of_hosts
 from tunetool.report.progress import PlainProgress
 from tunetool.report.table import print_provision, table_console
+from waiting import PATIENCE
 
 INVENTORY = Path("inventory")
 
@@ -119,6 +122,33 @@ def test_batches_are_handed_to_the_playbook() -> None:
         done = CliRunner().invoke(command, ["-i", "x", "--hosts-per-batch", wrong])
         assert isinstance(done.exception, UsageProblem), wrong
         assert "neither a number of hosts" in done.exception.message
+
+
+@pytest.mark.parametrize("to", ["-", "file"])
+def test_a_dry_run_of_hosts_that_are_gone_is_a_document(tmp_path: Path, to: str) -> None:
+    pytest.importorskip("ansible_runner", reason="Ansible's control side needs Python 3.11")
+    inventory, file = tmp_path / "hosts.json", tmp_path / "hosts-found.json"
+    # Nothing listens on port 1: the kernel refuses at once.
+    gone = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_become": False}
+    inventory.write_text(json.dumps({"all": {"hosts": {"node1": gone, "node2": gone}}}))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tunetool", "provision", "-i", str(inventory), "--dry-run"),
+            *("--json", str(file) if to == "file" else "-"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == ExitCode.NOT_JUDGED, done.stderr
+    found = json.loads(file.read_text() if to == "file" else done.stdout)
+    assert (found["schema"], found["exit_code"]) == ("tunetool.provision/1", 3)
+    assert [(host["host"], host["status"]) for host in found["hosts"]] == [
+        ("node1", UNREACHABLE),
+        ("node2", UNREACHABLE),
+    ]
+    assert ("UNREACHABLE" in done.stdout) == (to == "file"), "a table for people, unless it is JSON"
 
 
 def test_round_trips_come_from_the_callback_and_only_where_it_counted(tmp_path: Path) -> None:

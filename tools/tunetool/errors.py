@@ -54,6 +54,11 @@ class CannotJudge(TunetoolError):
     exit_code = ExitCode.NOT_JUDGED
 
 
+def fault_of_ours(error: BaseException) -> str:
+    """One line about an exception that nobody foresaw."""
+    return f"a fault of tunetool itself: `{type(error).__name__}`: {error}"
+
+
 class Unforeseen(TunetoolError):
     """A fault of tunetool itself. Its cause is the exception that nobody foresaw."""
 

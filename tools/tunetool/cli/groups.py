@@ -20,10 +20,11 @@ class ReaderGone(Exception):
     """Whoever read standard output closed it. Not an ``OSError``: click ends every closed pipe with 1, which here means
     that something was judged and falls short."""
 
-    def __init__(self, code: ExitCode | None = None) -> None:
+    def __init__(self, code: ExitCode) -> None:
         super().__init__("standard output was closed")
         self.code = code
-        """What the work itself ended with, where it was done before the pipe was found closed."""
+        """What the command ends with. A judgement that nobody got is no pass; what was judged to fall short, or was
+        wrong with the call, holds."""
 
 
 class Group(click.Group):

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ import click
 
 from tunetool import __version__
 from tunetool.cli.groups import HELP_OPTIONS, Group, ReaderGone, nearest
-from tunetool.errors import ExitCode, TunetoolError
+from tunetool.errors import ExitCode, TunetoolError, fault_of_ours
 
 # name -> one-line help. The module of a command is imported only when it is called, so that `--help` is quick.
 COMMANDS = {
@@ -34,6 +35,8 @@ _QUOTED = re.compile(r"'(-[\w-]+)'(?: / '-[\w-]+')*")
 """An option as click quotes it."""
 HIDDEN = ("ephemeral-rebuild",)
 """Called by systemd, not by people."""
+PRINT_LAST = ("inspect", "advise", "report", "build-ops", "ds-config")
+"""Commands that judge nothing and print when everything else is done, as ``--help`` of every command does."""
 
 
 class _LazyGroup(Group):
@@ -56,13 +59,18 @@ class _LazyGroup(Group):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except BrokenPipeError:
-            raise ReaderGone from None
+            # Its help or its version.
+            raise ReaderGone(ExitCode.OK) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            ended = super().invoke(ctx)
+            # What is still in the buffer must not fail later, where Python would end with 120.
+            sys.stdout.flush()
         except BrokenPipeError:
-            raise ReaderGone from None
+            done = ctx.invoked_subcommand in PRINT_LAST or not set(HELP_OPTIONS).isdisjoint(sys.argv[1:])
+            raise ReaderGone(ExitCode.OK if done else ExitCode.NOT_JUDGED) from None
+        return ended
 
 
 @click.command(cls=_LazyGroup, context_settings={"help_option_names": HELP_OPTIONS})
@@ -82,31 +90,30 @@ def main() -> NoReturn:
     """Entry point of the ``tunetool`` program."""
     debug = "--debug" in sys.argv
     signal.signal(signal.SIGTERM, _as_interrupt)
-    code: int | None = None
     try:
         ended = cli.main(prog_name="tunetool", standalone_mode=False)
-        code = ended if isinstance(ended, int) else ExitCode.OK
-        # What is still in the buffer must not fail later, where Python would end with 120.
-        sys.stdout.flush()
-        sys.exit(code)
+        sys.exit(ended if isinstance(ended, int) else ExitCode.OK)
     except click.exceptions.Abort:
         _leave("interrupted", None, ExitCode.INTERRUPTED)
     except KeyboardInterrupt:
         _leave("interrupted", None, ExitCode.INTERRUPTED)
     except click.ClickException as error:
         _leave(*_usage(error), ExitCode.USAGE)
-    except TunetoolError as error:
-        if debug:
-            raise
-        _leave(error.message, error.hint, error.exit_code)
     except ReaderGone as error:
         _leave_in_silence(error.code)
-    except BrokenPipeError:
-        _leave_in_silence(code)
+    except TunetoolError as error:
+        if debug:
+            traceback.print_exc()
+        _leave(error.message, error.hint, error.exit_code)
     except OSError as error:
         if debug:
-            raise
+            traceback.print_exc()
         _leave(f"`{error.filename or 'system call'}`: {error.strerror or error}", None, ExitCode.NOT_JUDGED)
+    except Exception as error:
+        # Python would end with 1, which means here that something falls short.
+        if debug:
+            traceback.print_exc()
+        _leave(fault_of_ours(error), "report it with what `tunetool --debug` prints", ExitCode.NOT_JUDGED)
 
 
 def _usage(error: click.ClickException) -> tuple[str, str | None]:
@@ -133,14 +140,13 @@ def _leave(message: str, hint: str | None, code: ExitCode) -> NoReturn:
     sys.exit(code)
 
 
-def _leave_in_silence(code: int | None) -> NoReturn:
-    """Nobody reads what is printed (`| head`): it was not delivered, so that 0 would be wrong. What was judged before
-    that, or was wrong with the call, holds."""
+def _leave_in_silence(code: int) -> NoReturn:
+    """End after the reader closed the pipe (`| head`)."""
     # Both may be that pipe (`2>&1 |`), and Python writes what is left in their buffers when it ends.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
-    sys.exit(code or ExitCode.NOT_JUDGED)
+    sys.exit(code)
 
 
 def _as_interrupt(signum: int, frame: FrameType | None) -> None:

@@ -49,7 +49,7 @@ def finish(outcome: Outcome, json_to: str | None, show: Show | None = None) -> i
         sys.stdout.flush()
     except BrokenPipeError:
         # The record was made and judged all the same.
-        raise ReaderGone(outcome.code) from None
+        raise ReaderGone(outcome.code or ExitCode.NOT_JUDGED) from None
     return int(outcome.code)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tunetool.cli.groups import ReaderGone
 from tunetool.cli.options import AsJson, OnManyHosts, number, option, takes
 from tunetool.cli.output import write_text
 from tunetool.cli.values import FILE, PATH, Value
-from tunetool.errors import UsageProblem
+from tunetool.errors import ExitCode, UsageProblem
 
 _SIZE = re.compile(r"([1-9]\d*|([1-9]\d?|100)%)")
 
@@ -88,7 +90,11 @@ def command(given: Options) -> int:
         max_fail=given.max_fail,
     )
     result = provision(request, best_progress())
-    write_text(as_document(result), given.json_to)
-    if given.json_to != "-":
-        print_provision(result, table_console())
+    try:
+        write_text(as_document(result), given.json_to)
+        if given.json_to != "-":
+            print_provision(result, table_console())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGone(result.code or ExitCode.NOT_JUDGED) from None
     return int(result.code)

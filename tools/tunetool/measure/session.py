@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tunetool import record as records
-from tunetool.errors import ExitCode, TunetoolError, Unforeseen, UsageProblem
+from tunetool.errors import ExitCode, TunetoolError, Unforeseen, UsageProblem, fault_of_ours
 from tunetool.measure import busy, rundir
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import Progress
@@ -144,8 +144,9 @@ class Session:
         return None
 
     def close(self) -> None:
-        """The record is written."""
-        self._until_record.close()
+        """The record is written, or there is none: what was held for the announcement goes too."""
+        with self._until_record:
+            self._held.close()
 
 
 def run(
@@ -191,7 +192,7 @@ def reason(error: BaseException, subject: str = "system call") -> str:
         return f"`{error.filename or subject}`: {error.strerror or error}; see `dmesg | tail`"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted before it was done"
-    return f"a fault of tunetool itself: `{type(error).__name__}`: {error}"
+    return fault_of_ours(error)
 
 
 def _ask(work: Work, faults: list[BaseException]) -> Findings | None:

@@ -1,0 +1,41 @@
+"""Programs that tests run to their end, tunetool above all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from waiting import PATIENCE
+
+ROOT = Path(__file__).parents[1]
+TUNETOOL = [sys.executable, "-m", "tunetool"]
+_IMPORTS = """
+import sys
+from tunetool.cli.main import main
+sys.argv[0] = "tunetool"
+try:
+    main()
+finally:
+    print("imported", *sys.modules, file=sys.stderr)
+"""
+
+
+def call(*command: object, stdout: int = subprocess.PIPE, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``command`` to its end. ``more``: further arguments of ``subprocess.run``."""
+    return subprocess.run(
+        [*map(str, command)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        **more,
+    )
+
+
+def imported_by(*arguments: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    """A command of tunetool, and the modules that it imported."""
+    done = call(sys.executable, "-c", _IMPORTS, *arguments, cwd=ROOT)
+    return done, set(done.stderr.splitlines()[-1].split()[1:])
