@@ -14,8 +14,6 @@ OTHERS = (
     "something else used the drives",
     "lies on both sides of",
     "samples are too few to judge by",
-    # Beside a program that keeps a slow disk busy before fio begins and after it ends.
-    "its clock is wrong",
 )
 
 

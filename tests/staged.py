@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tunetool.stage.run import Request, Result, run
+from tunetool.errors import ExitCode
+from tunetool.measure.session import Result
+from tunetool.stage.run import Request, run
 
 
 class Quiet:
@@ -14,6 +16,8 @@ class Quiet:
 
     def __init__(self, on_copy: Callable[[], None] = lambda: None) -> None:
         self.lines: list[str] = []
+        self.done: list[int] = []
+        """Of what moves."""
         self.on_copy = on_copy
 
     def say(self, line: str) -> None:
@@ -26,7 +30,7 @@ class Quiet:
     @contextlib.contextmanager
     def moving(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
         self.on_copy()
-        yield lambda _: None
+        yield self.done.append
 
 
 def stage(source: object, destination: Path, runs: Path, progress: Quiet | None = None, **more: object) -> Result:
@@ -40,6 +44,16 @@ def verify(destination: Path, runs: Path) -> Result:
 
 def evict(destination: Path, runs: Path) -> Result:
     return run(Request("evict", str(destination), runs_dir=runs), Quiet())
+
+
+def failed(result: Result) -> str:
+    """Why it could not be done, by its record."""
+    assert result.code == ExitCode.NOT_JUDGED
+    assert result.record is not None
+    assert result.record.verdict is not None
+    assert result.record.verdict.status == "error"
+    assert result.record.measurements == []
+    return result.record.verdict.reasons[0]
 
 
 def view(root: Path, depth: int = 6) -> dict[str, object]:

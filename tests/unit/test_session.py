@@ -27,6 +27,7 @@ from test_verify import Drives, stack_on
 
 from pythons import bare_python
 from staged import Quiet
+from staged import stage as stage_tree
 from tunetool import record as records
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.bench import ds_io
@@ -202,8 +203,8 @@ def bench_checkpoint(scene: Scene) -> Any:
 
     def ask(ranks: checkpoint_ranks.RankProcesses, order: Mapping[str, Any]) -> list[dict[str, Any]]:
         if order["do"] == "place":
-            told = {"family": "torch.save", "remark": "", "unavailable": None}
-            return [{"engines": dict.fromkeys(order["engines"], told)}]
+            facts = {"family": "torch.save", "remark": "", "unavailable": None}
+            return [{"engines": dict.fromkeys(order["engines"], facts)}]
         if order["do"] == "save":
             seam.call()
             Path(order["directory"]).mkdir()
@@ -229,19 +230,19 @@ def launching(scene: Scene, well: int) -> None:
 
     def launch(launcher: LocalLauncher, job: Job, tick: Callable[[], None]) -> None:
         for rank in range(job.ranks_per_host):
-            own = rank_directory(job.directory, rank)
-            (own / "series").mkdir(parents=True)
-            (own / "series" / "loss.csv").write_text("seconds,value (1),step\n1.000,2.5,1\n")
+            directory = rank_directory(job.directory, rank)
+            (directory / "series").mkdir(parents=True)
+            (directory / "series" / "loss.csv").write_text("seconds,value (1),step\n1.000,2.5,1\n")
         seam.call()
         for rank in range(job.ranks_per_host):
-            own = rank_directory(job.directory, rank)
+            directory = rank_directory(job.directory, rank)
             if network.MODULE in job.program:
-                told = network.RankFigures(
+                answer = network.RankFigures(
                     rank, "n1", "gloo", "cpu", [0.1], GB, configuration=dict(CONFIGURATIONS["tiny"]), communicator=0.1
                 )
-                (own / network.FILE).write_text(json.dumps(asdict(told)))
+                (directory / network.FILE).write_text(json.dumps(asdict(answer)))
             else:
-                keep_result(own, rank_result(rank))
+                keep_result(directory, rank_result(rank))
 
     scene.patch.setattr(LocalLauncher, "run", launch)
 
@@ -287,6 +288,15 @@ def bench_strategies(scene: Scene) -> Any:
     return strategies_run.bench(request, Quiet())
 
 
+def stage(scene: Scene) -> Any:
+    seam = scene.seam(0)  # when everything is copied, and the copy is to get its name
+    source = scene.folder / "source"
+    source.mkdir()
+    (source / "data").write_bytes(b"x" * 5000)
+    scene.patch.setattr("tunetool.stage.build.put", lambda *_: seam.call())
+    return stage_tree(source, scene.target / "copy", scene.runs)
+
+
 def bench_reference(scene: Scene) -> Any:
     seam = scene.seam(1)
 
@@ -321,6 +331,8 @@ KINDS: Mapping[str, tuple[Callable[[Scene], Any], Callable[[Record], bool]]] = {
     "bench.finetune": (bench_finetune, lambda record: [each.name for each in record.series] == ["loss"]),
     "bench.staging": (bench_staging, has("staging.")),
     "bench.strategies": (bench_strategies, has("strategies.step.")),
+    # A copy is there as a whole or not at all.
+    "stage": (stage, lambda record: record.measurements == [] and Path(record.target or "").name == "copy"),
     "bench.reference": (
         bench_reference,
         lambda record: [each.status for each in record.parts or []] == ["pass", "error"],
@@ -416,20 +428,24 @@ def test_what_a_shell_sees(fault: BaseException, code: int, scene: Scene, capsys
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == code
-        told = capsys.readouterr().err.splitlines()
-        assert not any(line.startswith("Traceback") for line in told)
+        said = capsys.readouterr().err.splitlines()
+        assert not any(line.startswith("Traceback") for line in said)
         if code == 130:
-            assert told[-1] == "interrupted"
+            assert said[-1] == "interrupted"
         elif isinstance(fault, ZeroDivisionError):
-            assert told[-2] == "error: a fault of tunetool itself: `ZeroDivisionError`: division by zero"
-            assert told[-1].startswith(f"hint: report it with its record, `{scene.runs}/")
-        # With --debug, the traceback of a fault is shown: it escapes.
+            assert said[-2] == "error: a fault of tunetool itself: `ZeroDivisionError`: division by zero"
+            assert said[-1].startswith(f"hint: report it with its record, `{scene.runs}/")
+        # With --debug, the traceback of a fault is shown besides.
         if isinstance(fault, ZeroDivisionError):
             seam.well = 9
             scene.patch.setattr("sys.argv", ["tunetool", "--debug", *sys.argv[1:]])
-            with pytest.raises(Unforeseen) as escaped:
+            with pytest.raises(SystemExit) as ended:
                 main()
-            assert escaped.value.__cause__ is fault
+            assert ended.value.code == code
+            said = capsys.readouterr().err.splitlines()
+            assert [line for line in said if line.startswith("Traceback")]
+            assert "ZeroDivisionError: division by zero" in said
+            assert said[-2].startswith("error: ")
     finally:
         signal.signal(signal.SIGTERM, before)
     assert len(list(scene.runs.iterdir())) == (2 if isinstance(fault, ZeroDivisionError) else 1)
@@ -440,9 +456,9 @@ def test_two_runs_on_one_device_exclude_each_other_even_where_busy_is_allowed(sc
         result = deepspeed_io(scene)
     assert result.code == 3
     assert result.record is not None
-    (told,) = result.record.verdict.reasons[:1]
-    assert "another tunetool run is measuring" in told
-    assert "with `--allow-busy` too" in told
+    (reason,) = result.record.verdict.reasons[:1]
+    assert "another tunetool run is measuring" in reason
+    assert "with `--allow-busy` too" in reason
     assert not scene.seams[0].failed
 
 
@@ -456,9 +472,9 @@ def test_what_cannot_be_removed_is_told_and_the_record_is_kept(scene: Scene) -> 
         patch.setattr(rundir, "_remove", refuse)
         result = deepspeed_io(scene)
     assert result.code == 3
-    told = result.record.verdict.reasons
-    assert told[0] == "it stopped"
-    assert any("could not be removed: Input/output error" in reason for reason in told), told
+    reasons = result.record.verdict.reasons
+    assert reasons[0] == "it stopped"
+    assert any("could not be removed: Input/output error" in reason for reason in reasons), reasons
 
 
 def test_a_fault_in_what_is_handed_over_still_keeps_a_record(scene: Scene) -> None:

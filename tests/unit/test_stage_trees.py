@@ -59,7 +59,7 @@ def target(root: Path, outside: Path, base: Path, kind: str, climb: str, path: s
 
 # `./a/../a`, where `a` is a file: names alone lead to it, and the kernel does not go through a file.
 @example([("file", "a", b""), ("link", "b", ("dot", "", "a"))])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_a_copy_looks_as_its_source(steps: list[tuple[str, str, object]]) -> None:
     with tempfile.TemporaryDirectory() as given_base:

@@ -1,24 +1,22 @@
-"""The results of a run as a record of kind ``stage``."""
+"""The results of a run as findings for a record of kind ``stage``."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from tunetool import __version__
-from tunetool import record as records
-from tunetool.measure.facts import node_facts
 from tunetool.measure.figure import What, computed
+from tunetool.measure.session import Findings
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.units import format_size
-from tunetool.record import CheckResult, Measurement, Record, Scalar
+from tunetool.record import CheckResult, Measurement, Scalar
 from tunetool.stage.build import Built, Job
 from tunetool.stage.destination import Destination
 from tunetool.stage.manifest import Manifest
 from tunetool.stage.moving import Moved, Plan
 from tunetool.stage.tree import files_of, total_bytes
-from tunetool.verdict import Case, judge
+from tunetool.verdict import Case
 
 KIND = "stage"
 CONTENT = "stage.content"
@@ -38,10 +36,8 @@ def binds(moved: Moved) -> str:
     return "source" if moved.tally.reading >= moved.tally.writing else "destination"
 
 
-def copied(
-    command: Sequence[str], job: Job, built: Built, source_medium: str, stack: BlockStack, started: datetime
-) -> Record:
-    """The record of a copy."""
+def copied(job: Job, built: Built, source_medium: str, stack: BlockStack) -> Findings:
+    """Of a copy."""
     moved = built.moved
     details: dict[str, Scalar] = {"source": job.source, "source_medium": source_medium, **_details(moved)}
     details |= {"files": len(files_of(job.entries)), "threads": job.threads, "checksum": job.checksum}
@@ -49,27 +45,25 @@ def copied(
         details["binds"] = "source"
     size = total_bytes(job.entries)
     figure = _figure(COPY, size, built.seconds, stack, details)
-    return _record(command, job.destination, [figure], [], started)
+    return findings(job.destination, [figure])
 
 
-def unchanged(command: Sequence[str], destination: Destination, manifest: Manifest, started: datetime) -> Record:
-    """The record of a run that found DST identical to the source."""
+def unchanged(destination: Destination, manifest: Manifest) -> Findings:
+    """Of a run that found DST identical to the source."""
     summary = f"{format_size(manifest.bytes)} in {len(files_of(manifest.entries))} files, staged {manifest.staged}"
     check = CheckResult(id="stage.identical", status="pass", expected=f"a copy of `{manifest.source}`", found=summary)
-    return _record(command, destination, [], [check], started)
+    return findings(destination, [], [check])
 
 
 def verified(
-    command: Sequence[str],
     destination: Destination,
     manifest: Manifest,
     moved: Moved,
     plan: Plan,
     differences: Mapping[str, str],
     stack: BlockStack,
-    started: datetime,
-) -> Record:
-    """The record of a verification, which has read DST again."""
+) -> Findings:
+    """Of a verification, which has read DST again."""
     details: dict[str, Scalar] = {**_details(moved), "threads": plan.threads, "checksum": manifest.checksum}
     figure = _figure(READ, moved.tally.bytes, moved.seconds, stack, {**details, "files": len(moved.digests)})
     named = [f"`{path}` {difference}" for path, difference in differences.items()]
@@ -82,17 +76,15 @@ def verified(
         found=f"{len(differences)} entries are not" if differences else "all of them",
         remedy=f"stage `{manifest.source}` again with `--replace`" if differences else "",
     )
-    return _record(
-        command, destination, [figure] if moved.tally.bytes else [], [check], started, [*named[:_NAMED], *more]
-    )
+    return findings(destination, [figure] if moved.tally.bytes else [], [check], [*named[:_NAMED], *more])
 
 
-def evicted(command: Sequence[str], destination: Destination, manifest: Manifest, started: datetime) -> Record:
-    """The record of a removal of DST."""
+def evicted(destination: Destination, manifest: Manifest) -> Findings:
+    """Of a removal of DST."""
     check = CheckResult(
         id="stage.evicted", status="pass", expected="no tree", found=f"{format_size(manifest.bytes)} removed"
     )
-    return _record(command, destination, [], [check], started)
+    return findings(destination, [], [check])
 
 
 def _details(moved: Moved) -> dict[str, Scalar]:
@@ -114,23 +106,12 @@ def _figure(name: str, size: int, seconds: float, stack: BlockStack, details: di
     return computed(what, size / max(seconds, 1e-6))
 
 
-def _record(
-    command: Sequence[str],
+def findings(
     destination: Destination,
-    figures: list[Measurement],
-    checks: list[CheckResult],
-    started: datetime,
+    figures: Sequence[Measurement] = (),
+    checks: Sequence[CheckResult] = (),
     reasons: Sequence[str] = (),
-) -> Record:
-    return Record(
-        kind=KIND,
-        id=records.new_id(),
-        started=started,
-        finished=records.utc_now(),
-        node=node_facts([], None),
-        command=list(command),
-        target=str(destination.path),
-        measurements=figures,
-        checks=checks,
-        verdict=judge(Case(checks=checks, words={CONTENT: reasons} if reasons else {}, judged="work")),
-    )
+) -> Findings:
+    """For the record; without figures and checks, of a run that came to nothing."""
+    case = Case(figures, checks=checks, words={CONTENT: reasons} if reasons else {}, judged="work")
+    return Findings(case, target=str(destination.path), drives=False)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tunetool import record as records
 from tunetool.errors import UsageProblem
+from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
-from tunetool.measure.session import Result
+from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.machine.mounts import mount_holding, read_mounts
 from tunetool.node.units import format_size
-from tunetool.record import Record
 from tunetool.stage import manifest as manifests
 from tunetool.stage import remote
 from tunetool.stage.build import Job, build
@@ -24,7 +23,7 @@ from tunetool.stage.compare import changes, first
 from tunetool.stage.destination import Destination, find_destination, inode_of, is_empty, known, only_one, take_away
 from tunetool.stage.manifest import Manifest, rooted
 from tunetool.stage.moving import Plan, move
-from tunetool.stage.outcome import copied, evicted, unchanged, verified
+from tunetool.stage.outcome import KIND, copied, evicted, findings, unchanged, verified
 from tunetool.stage.room import IN_MEMORY, limits, refuse_too_big, space_needed
 from tunetool.stage.tree import Entry, files_of, same_source, scan, total_bytes, within
 
@@ -48,20 +47,13 @@ class Request:
 
 
 def run(request: Request, progress: MovingProgress) -> Result:
-    """Stage, verify or evict. Raises ``UsageProblem`` for a wrong call, ``CannotJudge`` when it cannot be done."""
+    """Stage, verify or evict. What goes wrong in the middle of the work is in the record.
+
+    Raises ``UsageProblem`` when the call is wrong, ``CannotJudge`` when it cannot start.
+    """
     destination = find_destination(request.destination)
-    runs_dir = request.runs_dir or records.default_runs_dir()
-    if request.dry_run:
-        _dry_run(request, destination, progress)
-        return Result()
-    records.prepare_runs_dir(runs_dir)
-    if request.action == "stage":
-        record = _stage(request, destination, progress)
-    elif request.action == "verify":
-        record = _verify(request, destination, progress)
-    else:
-        record = _evict(request, destination, progress)
-    return Result(record, records.write(record, runs_dir))
+    options = session.Run(request.runs_dir, dry_run=request.dry_run, command=request.command)
+    return session.run(KIND, options, _WORK[request.action](request, destination, progress), progress)
 
 
 def default_threads() -> int:
@@ -69,31 +61,47 @@ def default_threads() -> int:
     return min(32, max(8, 2 * len(os.sched_getaffinity(0))))
 
 
-def _dry_run(request: Request, destination: Destination, progress: MovingProgress) -> None:
-    if request.action == "stage":
-        job = _prepare(request, destination, progress)
-        if job is None:
-            progress.say(f"`{destination.path}` is that already: nothing would be copied")
-    elif request.action == "verify":
-        progress.say(f"reads {format_size(_need(destination).bytes)} of `{destination.path}`")
-    else:
-        progress.say(f"removes {format_size(_need(destination).bytes)}: `{destination.path}`")
+class _Staging:
+    """What the three have in common; see ``session.Work``."""
+
+    def __init__(self, request: Request, destination: Destination, progress: MovingProgress) -> None:
+        self.request, self.destination, self.progress = request, destination, progress
+        self.outcome = findings(destination)
+        """Nothing yet."""
+
+    def findings(self) -> Findings:
+        """See ``session.Work``."""
+        return self.outcome
+
+    def lock(self, session: Session) -> None:
+        """Nobody else works on DST until the work ends."""
+        session.subject = str(self.destination.path)
+        session.hold(only_one(self.destination, self.request.wait, self.progress.say))
 
 
-def _stage(request: Request, destination: Destination, progress: MovingProgress) -> Record:
-    started = records.utc_now()
-    _check_source(request.source or "", destination)
-    with only_one(destination, request.wait, progress.say):
-        job = _prepare(request, destination, progress)
+class _Copy(_Staging):
+    job: Job | None = None
+
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``."""
+        _check_source(self.request.source or "", self.destination)
+        if not self.request.dry_run:
+            self.lock(session)
+        self.job = _prepare(self.request, self.destination, self.progress)
+        if self.job is None:
+            done = "would be" if self.request.dry_run else "is"
+            self.progress.say(f"`{self.destination.path}` is that already: nothing {done} copied")
+
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        job, destination = self.job, self.destination
         if job is None:
-            manifest = known(destination)
-            assert manifest is not None  # noqa: S101  (else it could not be identical)
-            progress.say(f"`{destination.path}` is that already: nothing is copied")
-            return unchanged(request.command, destination, manifest, started)
-        with progress.moving("copying", total_bytes(job.entries)) as tick:
+            self.outcome = unchanged(destination, _need(destination))
+            return
+        with self.progress.moving("copying", total_bytes(job.entries)) as tick:
             built = build(job, tick)
-    source_medium = "remote" if job.remote else read_stack(job.source).medium
-    return copied(request.command, job, built, source_medium, read_stack(str(destination.path)), started)
+        source_medium = "remote" if job.remote else read_stack(job.source).medium
+        self.outcome = copied(job, built, source_medium, read_stack(str(destination.path)))
 
 
 def _check_source(source: str, destination: Destination) -> None:
@@ -122,7 +130,7 @@ def _prepare(request: Request, destination: Destination, progress: MovingProgres
         return None
     if reason is not None and not request.replace:
         raise UsageProblem(
-            f"`{destination.path}` is there and is not that: {reason}", "`--replace` puts the copy in its place"
+            f"`{destination.path}` is there and is not that: {reason}", "`--replace` puts the copy in its destination"
         )
     parent = destination.path.parent
     mount = mount_holding(str(parent), read_mounts())
@@ -189,38 +197,61 @@ def _need(destination: Destination) -> Manifest:
     return manifest
 
 
-def _verify(request: Request, destination: Destination, progress: MovingProgress) -> Record:
-    started = records.utc_now()
-    manifest = _need(destination)
-    wrong = changes(destination.path, manifest, times=False)
-    pairs = [
-        (entry, digests)
-        for entry, digests in zip(rooted(files_of(manifest.entries), destination.path), manifest.digests, strict=True)
-        if entry.path not in wrong
-    ]
-    # What was written may still be in the page cache, and would be found right there whatever is on the medium.
-    in_memory = read_stack(str(destination.path)).in_memory
-    plan = Plan(None, manifest.checksum, request.threads or default_threads(), not in_memory, ask_cache=False)
-    with progress.moving("reading", total_bytes(entry for entry, _ in pairs)) as tick:
-        moved = move([entry for entry, _ in pairs], plan, tick)
-    for (entry, expected), read in zip(pairs, moved.digests, strict=True):
-        if list(expected) != read:
-            wrong[entry.path] = f"does not have the {manifest.checksum} of the manifest"
-    return verified(
-        request.command, destination, manifest, moved, plan, wrong, read_stack(str(destination.path)), started
-    )
+class _Verify(_Staging):
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``."""
+        session.subject = str(self.destination.path)
+        self.manifest = _need(self.destination)
+        if self.request.dry_run:
+            self.progress.say(f"reads {format_size(self.manifest.bytes)} of `{self.destination.path}`")
+
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        destination, manifest = self.destination, self.manifest
+        wrong = changes(destination.path, manifest, times=False)
+        pairs = [
+            (entry, digests)
+            for entry, digests in zip(
+                rooted(files_of(manifest.entries), destination.path), manifest.digests, strict=True
+            )
+            if entry.path not in wrong
+        ]
+        # What was written may still be in the page cache, and would be found right there whatever is on the medium.
+        stack = read_stack(str(destination.path))
+        threads = self.request.threads or default_threads()
+        plan = Plan(None, manifest.checksum, threads, not stack.in_memory, ask_cache=False)
+        with self.progress.moving("reading", total_bytes(entry for entry, _ in pairs)) as tick:
+            moved = move([entry for entry, _ in pairs], plan, tick)
+        for (entry, expected), read in zip(pairs, moved.digests, strict=True):
+            if list(expected) != read:
+                wrong[entry.path] = f"does not have the {manifest.checksum} of the manifest"
+        self.outcome = verified(destination, manifest, moved, plan, wrong, stack)
 
 
-def _evict(request: Request, destination: Destination, progress: MovingProgress) -> Record:
-    started = records.utc_now()
-    with only_one(destination, request.wait, progress.say):
-        manifest = _need(destination)
-        wrong = changes(destination.path, manifest, times=True)
+class _Evict(_Staging):
+    def announce(self, session: Session) -> None:
+        """See ``session.Work``."""
+        if self.request.dry_run:
+            self.progress.say(f"removes {format_size(_need(self.destination).bytes)}: `{self.destination.path}`")
+            return
+        self.lock(session)
+        self.manifest = _need(self.destination)
+        wrong = changes(self.destination.path, self.manifest, times=True)
         if wrong:
             raise UsageProblem(
-                f"{first(wrong, str(destination.path))} since it was staged",
+                f"{first(wrong, str(self.destination.path))} since it was staged",
                 "save what is yours and remove the directory yourself",
             )
-        take_away(destination)
-    progress.say(f"removed `{destination.path}`: {format_size(manifest.bytes)}")
-    return evicted(request.command, destination, manifest, started)
+
+    def measure(self, session: Session) -> None:
+        """See ``session.Work``."""
+        take_away(self.destination)
+        self.progress.say(f"removed `{self.destination.path}`: {format_size(self.manifest.bytes)}")
+        self.outcome = evicted(self.destination, self.manifest)
+
+
+_WORK: Mapping[Action, Callable[[Request, Destination, MovingProgress], session.Work]] = {
+    "stage": _Copy,
+    "verify": _Verify,
+    "evict": _Evict,
+}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunetool.bench.staging.advice import Room, refusal
-from tunetool.errors import UsageProblem
+from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure import page_cache
 from tunetool.measure.progress import MovingProgress
 from tunetool.node.machine.block_stack import read_stack
@@ -206,6 +206,9 @@ def take(task: Task, progress: MovingProgress) -> Answer:
         for source, destination in pairs:
             result = stage(Stage("stage", str(destination), str(source), runs_dir=Path(runs)), progress)
             assert result.record is not None and result.path is not None  # noqa: PT018, S101  (no dry run)
+            if result.code != ExitCode.OK:
+                reasons = result.record.verdict.reasons if result.record.verdict is not None else []
+                raise CannotJudge(next(iter(reasons), f"`{source}` was not staged"))
             records.append(result.path.read_text())
             staged += sum(int(figure.parameters["bytes"]) for figure in result.record.measurements)
         seconds = time.perf_counter() - started
