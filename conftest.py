@@ -1,8 +1,17 @@
-"""For all tests: Ctrl-C reaches what they start (tests/signals.py), and which skips are allowed (tests/skips.py)."""
+"""For all tests: Ctrl-C reaches what they start (tests/signals.py), which skips are allowed (tests/skips.py), and what
+Hypothesis draws."""
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, settings
+
 from signals import pytest_configure, pytest_unconfigure
 from skips import pytest_make_collect_report, pytest_runtest_makereport
+
+# The same examples in every run, and no bound on their time: the code alone decides whether a test passes. Runs with
+# slow tests draw others every time (`--hypothesis-profile=search`, tools/dev/groups.py).
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("steady", settings.get_profile("search"), derandomize=True)
+settings.load_profile("steady")
 
 __all__ = ["pytest_configure", "pytest_make_collect_report", "pytest_runtest_makereport", "pytest_unconfigure"]

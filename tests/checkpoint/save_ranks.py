@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,10 @@ from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 
 from tunetool.checkpoint.saver_lock import NAME
 from tunetool.checkpoint.writer import DirectWriter
+
+# A program: pytest's path is not its own.
+sys.path.append(str(Path(__file__).parents[1]))
+from waiting import until
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
@@ -40,13 +43,6 @@ class Meanwhile(DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
-def eventually(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 90
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.01)
-
-
 def written_by(other: int) -> bool:
     """Whether the other rank's bytes all have their blocks."""
     return sum(path.stat().st_blocks * 512 for path in directory.glob(f"__{other}_*")) >= BYTES
@@ -57,13 +53,13 @@ def fails() -> None:
 
 
 def kills_all() -> None:
-    eventually(lambda: written_by(1 - rank))
+    until(lambda: written_by(1 - rank))
     os.kill(other_pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def dies() -> None:
-    eventually(lambda: written_by(1 - rank))
+    until(lambda: written_by(1 - rank))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -89,8 +85,8 @@ except CheckpointException as error:
     if not what.endswith("and lives on"):
         raise
     # The exception, and with it torch's frames, and the writer are kept.
-    eventually(lambda: not (directory / NAME).exists())
-    eventually(lambda: not list(directory.glob("*.distcp")))
+    until(lambda: not (directory / NAME).exists())
+    until(lambda: not list(directory.glob("*.distcp")))
     print(f"over: {next(iter(error.failures))}", flush=True)
     dist.barrier()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)

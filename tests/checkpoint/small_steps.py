@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-
-PATIENCE = 90.0
-"""Seconds after which a test fails; a drain gives way to everything else that runs."""
 
 
 def save(step: Path, value: float, *, count: int = 64) -> Path:
@@ -45,10 +39,3 @@ def overwrite(path: Path, like: Path) -> None:
 def names(tier: Path) -> list[str]:
     """The steps that are there."""
     return sorted(path.name for path in tier.glob("step*"))
-
-
-def eventually(holds: Callable[[], Any], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.01)

@@ -43,7 +43,7 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     dtype=st.sampled_from(DTYPES),
     shape=st.one_of(st.lists(st.integers(0, 5), max_size=6), st.tuples(st.integers(0, 70000))).map(tuple),

@@ -13,12 +13,13 @@ import pytest
 
 pytest.importorskip("torch", reason="the checkpoints are torch's own")
 
-from small_steps import PATIENCE, data_of, eventually, overwrite, save, values
+from small_steps import data_of, overwrite, save, values
 
 from tunetool.checkpoint import Drain, latest, markers, saving, verify_drained
 from tunetool.checkpoint import bulk as on_bulk
 from tunetool.checkpoint.transfer import copy_file
 from tunetool.errors import CannotJudge, UsageProblem
+from waiting import PATIENCE, until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
@@ -30,7 +31,7 @@ def held_at_its_first_byte(begin: Callable[[], Drain], scratch: Path, bulk: Path
     """A drain that waits, as for any save, after it opened its first file, until ``harm`` is done."""
     with saving(scratch):
         work = begin()
-        eventually(lambda: list(bulk.glob(".draining-*/.part-0-*")) or not work.running)
+        until(lambda: list(bulk.glob(".draining-*/.part-0-*")) or not work.running)
         harm()
     return work
 
@@ -131,7 +132,7 @@ def test_a_drain_that_was_killed_is_not_completed_with_another_save(
     step, other = save(scratch / "step_7", 1.0), save(tmp_path / "other" / "step_7", 2.0)
     with saving(scratch):
         work = drains(step, bulk)
-        eventually(lambda: list(bulk.glob(".draining-*/.part-0-*")))
+        until(lambda: list(bulk.glob(".draining-*/.part-0-*")))
         work.stop()
     # A save dies when it has written one of the two files.
     overwrite(data_of(step)[1], data_of(other)[1])
@@ -162,9 +163,9 @@ def test_the_same_metadata_is_not_the_same_save(tmp_path: Path, drains: Callable
     # Writers that put no identity of the save into `.metadata`, as torch before 2.3.
     step, bulk = save(tmp_path / "scratch" / "step_7", 1.0), tmp_path / "bulk"
 
-    found = pickle.loads((step / ".metadata").read_bytes())
-    found.storage_meta = None
-    same = pickle.dumps(found)
+    loaded = pickle.loads((step / ".metadata").read_bytes())
+    loaded.storage_meta = None
+    same = pickle.dumps(loaded)
     (step / ".metadata").write_bytes(same)
     drains(step, bulk).wait(PATIENCE)
     first = markers.marker_of(bulk / "step_7")
@@ -200,14 +201,14 @@ def test_a_step_on_the_node_that_was_partly_overwritten_is_not_read(
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     step, other = save(scratch / "step_7", 1.0), save(tmp_path / "other" / "step_7", 2.0)
     drains(step, bulk).wait(PATIENCE)
-    found = latest([scratch, bulk])
-    assert found is not None
-    assert found.path == step
+    newest = latest([scratch, bulk])
+    assert newest is not None
+    assert newest.path == step
     overwrite(data_of(step)[0], data_of(other)[0])
-    found = latest([scratch, bulk])
-    assert found is not None
-    assert found.path == bulk / "step_7"
-    assert values(found.path) == (1.0, 1.0)
+    newest = latest([scratch, bulk])
+    assert newest is not None
+    assert newest.path == bulk / "step_7"
+    assert values(newest.path) == (1.0, 1.0)
 
 
 def test_a_step_that_was_moved_drains_on(tmp_path: Path, drains: Callable[..., Drain]) -> None:
@@ -215,7 +216,7 @@ def test_a_step_that_was_moved_drains_on(tmp_path: Path, drains: Callable[..., D
     step = save(scratch / "step_7", 1.0)
     with saving(scratch):
         work = drains(step, bulk)
-        eventually(lambda: list(bulk.glob(".draining-*/.part-0-*")))
+        until(lambda: list(bulk.glob(".draining-*/.part-0-*")))
         work.stop()
     moved = tmp_path / "elsewhere" / "step_7"
     shutil.copytree(step, moved, copy_function=shutil.copyfile)

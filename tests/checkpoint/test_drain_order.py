@@ -12,9 +12,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the checkpoints are torch's own")
 
-from small_steps import PATIENCE, data_of, names, overwrite, save, values
+from small_steps import data_of, names, overwrite, save, values
 
 from tunetool.checkpoint import Drain, latest, markers
+from waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),

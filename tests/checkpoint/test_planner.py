@@ -20,7 +20,6 @@ def write_item(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.flo
     return item
 
 
-@settings(deadline=None)
 @given(
     shape=st.lists(st.integers(0, 100), max_size=3).map(tuple),
     limit=st.integers(1000, 10**6),
@@ -42,7 +41,7 @@ def test_a_tensor_is_cut_into_rows_that_make_it_up(shape: tuple[int, ...], limit
     assert metadata.state_dict_metadata["x"].size == torch.Size(shape)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     replicated=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 2000)), max_size=40),
     own=st.lists(st.integers(1, 200), min_size=3, max_size=3),

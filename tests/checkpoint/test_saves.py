@@ -24,6 +24,7 @@ from tunetool.checkpoint.commit import UNFINISHED, Saving
 from tunetool.checkpoint.job import Item, Job, Settings
 from tunetool.checkpoint.pace import FLAG, is_saving
 from tunetool.errors import CannotJudge
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 PROGRAM = str(Path(__file__).with_name("save_ranks.py"))
@@ -60,13 +61,13 @@ def state(value: float) -> dict[str, Any]:
 
 
 def holds(path: Path, value: float) -> bool:
-    found = state(-1.0)
-    dcp.load(found, storage_reader=dcp.FileSystemReader(path))
+    loaded = state(-1.0)
+    dcp.load(loaded, storage_reader=dcp.FileSystemReader(path))
     expected = state(value)
     return bool(
-        torch.equal(found["w"], expected["w"])
-        and torch.equal(found["n"]["turned"], expected["n"]["turned"])
-        and found["n"]["step"] == expected["n"]["step"]
+        torch.equal(loaded["w"], expected["w"])
+        and torch.equal(loaded["n"]["turned"], expected["n"]["turned"])
+        and loaded["n"]["step"] == expected["n"]["step"]
     )
 
 
@@ -118,12 +119,12 @@ def test_ranks_that_cache_plans(forks: Ask, tmp_path: Path, planner: str) -> Non
     assert [answer["status"] for answer in answers] == [0, 0, 0], answers
     for step in range(5):
         rows = 7 if step < 2 else 9
-        found = {f"own{rank}": torch.zeros(rows if rank == 1 else 7, 1000) for rank in range(3)}
-        found["same"] = torch.zeros(1000, 130)
+        loaded = {f"own{rank}": torch.zeros(rows if rank == 1 else 7, 1000) for rank in range(3)}
+        loaded["same"] = torch.zeros(1000, 130)
         path = tmp_path / f"step_{step}"
-        dcp.load(found, storage_reader=dcp.FileSystemReader(path))
-        assert torch.equal(found.pop("same"), torch.full((1000, 130), 100.0 * step))
-        for name, tensor in found.items():
+        dcp.load(loaded, storage_reader=dcp.FileSystemReader(path))
+        assert torch.equal(loaded.pop("same"), torch.full((1000, 130), 100.0 * step))
+        for name, tensor in loaded.items():
             assert torch.equal(tensor, torch.full_like(tensor, 100.0 * step + int(name[-1]))), (step, name)
     assert only_the_checkpoint(tmp_path / "same")
 
@@ -199,7 +200,7 @@ def ranks(what: str, directories: list[Path], meet: Path, seed: int, check: bool
     said = []
     try:
         for process in begun:
-            out, error = process.communicate(timeout=180)
+            out, error = process.communicate(timeout=PATIENCE)
             assert not check or process.returncode == 0, error
             said.append(out)
     finally:
@@ -210,24 +211,24 @@ def ranks(what: str, directories: list[Path], meet: Path, seed: int, check: bool
 
 
 def whole(directory: Path, seed: int) -> bool:
-    found = {f"w{rank}": torch.zeros(6 * MIB) for rank in range(2)}
-    dcp.load(found, storage_reader=dcp.FileSystemReader(directory))
-    return all(torch.equal(found[f"w{rank}"], torch.full((6 * MIB,), float(seed + rank))) for rank in range(2))
+    loaded = {f"w{rank}": torch.zeros(6 * MIB) for rank in range(2)}
+    dcp.load(loaded, storage_reader=dcp.FileSystemReader(directory))
+    return all(torch.equal(loaded[f"w{rank}"], torch.full((6 * MIB,), float(seed + rank))) for rank in range(2))
 
 
 @contextlib.contextmanager
-def small_tmpfs(place: Path, megabytes: int) -> Iterator[Path]:
-    place.mkdir()
+def small_tmpfs(mount_point: Path, megabytes: int) -> Iterator[Path]:
+    mount_point.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)],
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(mount_point)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if made.returncode:
         pytest.skip(f"no tmpfs can be mounted here: {made.stderr}")
     try:
-        yield place
+        yield mount_point
     finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(mount_point)], check=True)
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
@@ -303,7 +304,7 @@ class Forking(dcp.DefaultSavePlanner):
         return super().resolve_data(item)
 dcp.save({"w": torch.ones(9)}, storage_writer=DirectWriter(sys.argv[1]), planner=Forking())
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, timeout=PATIENCE)
     assert only_the_checkpoint(tmp_path)
 
 
@@ -317,7 +318,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 class Slow(dcp.DefaultSavePlanner):
     def finish_plan(self, plan):
         print("saving", flush=True)
-        time.sleep(60)
+        time.sleep(6000)
 dcp.save({"w": torch.ones(9)}, storage_writer=DirectWriter(sys.argv[1]), planner=Slow())
 """
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
@@ -326,7 +327,7 @@ dcp.save({"w": torch.ones(9)}, storage_writer=DirectWriter(sys.argv[1]), planner
         assert names(tmp_path) == {saver_lock.NAME}
         process.send_signal(signal.SIGTERM)
         # torch wraps the exit into its own exception.
-        assert process.wait(timeout=60) != 0
+        assert process.wait(timeout=PATIENCE) != 0
     assert names(tmp_path) == set()
 
 
@@ -344,9 +345,9 @@ def test_who_waits_for_a_drain_hears_for_whom_it_waits(tmp_path: Path, how: str)
         held.callback(work.stop)
         with pytest.raises(TimeoutError) as caught:
             work.wait(2)
-        told = str(caught.value)
-        assert f"it pauses for a save, `{file}`: process {os.getpid()} on `{os.uname().nodename}`" in told
-        assert ("last sign of life " in told) == (how == "our writer")
+        message = str(caught.value)
+        assert f"it pauses for a save, `{file}`: process {os.getpid()} on `{os.uname().nodename}`" in message
+        assert ("last sign of life " in message) == (how == "our writer")
     assert not is_saving(scratch)
 
 
@@ -354,7 +355,7 @@ def test_a_dead_saver_s_lock_holds_nobody_up_whatever_its_time(tmp_path: Path) -
     (tmp_path / "step_1").mkdir()
     script = "import os, sys; from pathlib import Path; from tunetool.checkpoint.saver_lock import Lock\n"
     script += "held = Lock.take(Path(sys.argv[1])); os._exit(0)"
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "step_1")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "step_1")], check=True, timeout=PATIENCE)
     left = tmp_path / "step_1" / saver_lock.NAME
     assert left.exists()
     for seconds in (0.0, 3600.0, 10 * 365 * 86400.0):

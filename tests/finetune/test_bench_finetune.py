@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,10 +16,11 @@ import pytest
 if not find_spec("deepspeed") or not find_spec("peft"):
     pytest.skip("DeepSpeed or peft is not installed", allow_module_level=True)
 
+from calls import TUNETOOL, call
+from tunetool.measure.marked_processes import marked
 from tunetool.record import Measurement, Record, parse
 from waiting import PATIENCE, until
 
-TUNETOOL = [sys.executable, "-m", "tunetool"]
 IMAGES = 48
 SHM = Path("/dev/shm")
 
@@ -34,28 +33,11 @@ def command(target: Path, runs: Path, *arguments: str) -> list[str]:
 def bench(
     target: Path, runs: Path, *arguments: str, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(target, runs, *arguments),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        env={**os.environ, **(environment or {})},
-    )
+    return call(*command(target, runs, *arguments), env={**os.environ, **(environment or {})})
 
 
 def of_rank(record: Record, rank: int) -> dict[str, Measurement]:
     return {each.name.removeprefix("finetune."): each for each in record.measurements if each.rank == rank}
-
-
-def marked(mark: str) -> list[int]:
-    """Processes with ``mark`` in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +97,15 @@ def test_each_rank_reads_the_whole_model_and_the_kernel_says_from_where(
 ) -> None:
     record = whole[0]
     held = sum(path.stat().st_size for path in (target / "qwen2.5-vl-tiny").glob("*.safetensors"))
-    for rank in (0, 1):
-        load = of_rank(record, rank)["model_bandwidth"]
+    loads = [of_rank(record, rank)["model_bandwidth"] for rank in (0, 1)]
+    fetched = sum(float(load.parameters["storage_read_bytes"]) for load in loads)
+    for load in loads:
         assert 0.98 * held < float(load.parameters["model_bytes"]) <= held
         assert float(load.parameters["logical_read_bytes"]) >= float(load.parameters["model_bytes"])
         assert load.evidence is not None
         assert load.evidence.kind == "block", "the cache was dropped before"
-        assert load.evidence.ratio is not None
-        assert load.evidence.ratio < 2, "one rank reads for both"
+        # How often a drive is asked depends on what else needs memory; that ranks share it is in test_model_and_data.py.
+        assert load.evidence.counted_bytes == fetched, "one rank may read for both"
 
 
 def test_it_learns_and_its_curves_lie_beside_the_record(whole: tuple[Record, Path, set[Path]]) -> None:
@@ -200,7 +183,7 @@ def test_a_rank_that_dies_is_named_and_nothing_of_the_run_stays(
         until(lambda: [path for path in temporary.glob(losses) if path.stat().st_size > 40], "a step", process)
         (victim,) = [
             pid
-            for pid in marked(f"{name}={value}")
+            for pid in marked(name, value)
             if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes().replace(b"LOCAL_RANK", b"")
             and Path(f"/proc/{pid}/stat").read_text().split()[5] == str(pid)
         ] or [0]
@@ -214,7 +197,7 @@ def test_a_rank_that_dies_is_named_and_nothing_of_the_run_stays(
     assert number.name in verdict["reasons"][0]
     if number == signal.SIGILL:
         assert "ONEDNN_MAX_CPU_ISA" in verdict["reasons"][0]
-    until(lambda: not marked(f"{name}={value}"), "the end of all its processes")
+    until(lambda: not marked(name, value), "the end of all its processes")
     assert list(temporary.iterdir()) == []
     assert set(SHM.iterdir()) - before == set()
 

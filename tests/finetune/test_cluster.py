@@ -16,9 +16,9 @@ from waiting import PATIENCE, until
 _RECEIVE = """
 import socket, sys, time
 with socket.create_server(("", 7000)) as server:
+    started, received = time.monotonic(), 0
     print("ready", flush=True)
     with server.accept()[0] as stream:
-        started, received = time.monotonic(), 0
         while part := stream.recv(1 << 20):
             received += len(part)
     print(received / (time.monotonic() - started))
@@ -35,7 +35,7 @@ print(time.monotonic() - started)
 
 
 def _sent(cluster: Cluster, size: int) -> float:
-    """Bytes/s from node1 to node2."""
+    """Bytes/s from node1 to node2, at most: the time begins before the first of them is sent."""
     with cluster.start("node2", [sys.executable, "-c", _RECEIVE]) as receiver:
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == "ready\n"

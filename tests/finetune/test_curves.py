@@ -23,9 +23,9 @@ INTERVAL = 0.1
 
 
 def curve(directory: Path, name: str) -> Curve:
-    found = read_curve(directory / f"series/{name}.csv")
-    assert found is not None, name
-    return found
+    read = read_curve(directory / f"series/{name}.csv")
+    assert read is not None, name
+    return read
 
 
 def sampled_again(curves: Curves, times: int = 2) -> None:
@@ -81,28 +81,48 @@ def test_the_node_s_curves_are_within_what_a_node_can_have(sampled: Path) -> Non
 def test_tensorboard_reads_the_events(sampled: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(sampled / "tensorboard"), size_guidance={"scalars": 0})
-    found.Reload()
-    tags = found.Tags()["scalars"]
+    events = EventAccumulator(str(sampled / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
     names = [path.stem for path in (sampled / "series").glob("*.csv")]
     assert sorted(tags) == sorted(name.replace(".", "/") if "." in name else f"train/{name}" for name in names)
-    assert [(point.step, point.value) for point in found.Scalars("train/loss")] == [
+    assert [(point.step, point.value) for point in events.Scalars("train/loss")] == [
         (step, pytest.approx(1.0 / (step + 1))) for step in range(5)
     ]
     for tag, name in (("rank/memory", "rank.memory"), ("node/cpu", "node.cpu")):
         kept = curve(sampled, name)
-        points = found.Scalars(tag)
+        points = events.Scalars(tag)
         assert [point.value for point in points] == pytest.approx(list(kept.values), rel=1e-6)
         # The same clock in both: the curve's zero is the start of the run.
         zero = {round(point.wall_time - at, 2) for point, at in zip(points, kept.seconds, strict=True)}
         assert max(zero) - min(zero) <= 0.01
 
 
-def test_a_sample_costs_little(sampled: Path) -> None:
-    about = read_about(sampled)
-    each = about["cpu_seconds"] / about["samples"]
-    # CPU time, which other work on the machine does not lengthen much: 2 ms are usual, and 50 a fault.
-    assert 0 < each < 0.05, about
+OPENED = """
+import sys, threading, time
+from pathlib import Path
+from tunetool.training.rank.curves import Curves
+opened = []
+def watch(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir") and threading.current_thread().name == "curves":
+        opened.append(arguments[0])
+sys.addaudithook(watch)
+with Curves(Path(sys.argv[1]), 0.05, rank=0, local_rank=0, device="cpu") as curves:
+    while curves.samples < 5:
+        time.sleep(0.01)
+print(len(opened) / curves.samples)
+"""
+
+
+def test_a_sample_looks_at_little(sampled: Path, tmp_path: Path) -> None:
+    """At some files of the kernel for each device, and none for each process or thread."""
+    assert read_about(sampled)["cpu_seconds"] > 0
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    devices = [path for kind in ("block", "net", "infiniband") for path in Path("/sys/class", kind).glob("*")]
+    assert 0 < float(done.stdout) < 20 + 4 * len(devices)
 
 
 def test_only_one_rank_of_a_node_samples_the_node(tmp_path: Path) -> None:
@@ -202,9 +222,9 @@ def test_a_disk_that_fills_up_ends_the_curves_and_not_the_run(tmp_path: Path) ->
     assert 20 <= len(loss.values) < 2000
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(tmp_path / "rank-0/tensorboard"), size_guidance={"scalars": 0})
-    found.Reload()
-    points = found.Scalars("train/loss")
+    events = EventAccumulator(str(tmp_path / "rank-0/tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    points = events.Scalars("train/loss")
     assert [point.step for point in points] == list(range(len(points)))
     assert {"curves.loss", "curves.tensorboard"} <= {
         check.id for check in gather(tmp_path).checks if check.found == "rank 0: No space left on device"

@@ -65,10 +65,10 @@ def _logits(model: Any, samples: Samples) -> torch.Tensor:
 
 
 def test_transformers_takes_a_built_model_without_a_word(made: Made) -> None:
-    model, told = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+    model, loading = Qwen2_5_VLForConditionalGeneration.from_pretrained(
         made.model, dtype=torch.bfloat16, output_loading_info=True
     )
-    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert sum(each.numel() for each in model.parameters()) == reference_model.check(made.model).parameters
 
 
@@ -97,10 +97,23 @@ def test_both_loaders_give_the_same_model(made: Made, samples: Samples, dtype: s
 
 
 def test_the_ranks_of_a_node_share_the_page_cache(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    past_the_cache: list[str] = []
+    really_open = os.open
+
+    def watched(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_DIRECT:
+            past_the_cache.append(Path(path).name)
+        return really_open(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", watched)
     alone = load(made.model, "cpu", "parallel")
+    if "O_DIRECT" in alone.how:
+        assert set(past_the_cache) >= set(safetensors_files.files_of(made.model))
+    past_the_cache.clear()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     shared = load(made.model, "cpu", "parallel")
     assert "page cache" in shared.how
+    assert past_the_cache == [], "each rank would have the drive asked again"
     _same(shared.model, alone.model)
 
 
@@ -161,9 +174,13 @@ def test_the_true_vocabulary_has_every_token_at_its_published_number(tmp_path: P
     from tunetool.training.model import tokenizer
 
     tokenizer.write(tmp_path, CONFIGURATIONS["7b"])
-    found = Tokenizer(tmp_path)
-    assert [found.special[name] for name in ("<|im_start|>", "<|im_end|>", "<|image_pad|>")] == [151644, 151645, 151655]
-    assert max(found.encode("any text at all")) < 256
+    tokens = Tokenizer(tmp_path)
+    assert [tokens.special[name] for name in ("<|im_start|>", "<|im_end|>", "<|image_pad|>")] == [
+        151644,
+        151645,
+        151655,
+    ]
+    assert max(tokens.encode("any text at all")) < 256
 
 
 def test_a_batch_is_filled_up_at_the_end(samples: Samples) -> None:

@@ -36,8 +36,8 @@ def bench(slurm: Cluster, runs: Path, *arguments: str) -> Record:
 
 def test_staging_runs_as_jobs(slurm: Cluster, tmp_path: Path) -> None:
     record = bench(slurm, tmp_path, "staging", "--scenarios", "nodes")
-    found = [each for each in record.measurements if each.name == "staging.nodes.memory.rank_model_load"]
-    assert {each.rank: each.host for each in found} == dict(enumerate(NODES))
+    loads = [each for each in record.measurements if each.name == "staging.nodes.memory.rank_model_load"]
+    assert {each.rank: each.host for each in loads} == dict(enumerate(NODES))
     assert {check.id: check.status for check in record.checks}["staging.nodes.losses"] == "pass"
 
 
@@ -53,6 +53,6 @@ def test_strategies_run_as_jobs(slurm: Cluster, tmp_path: Path) -> None:
         "--ranks-per-node",
         "1",
     )
-    found = {each.name: each for each in record.measurements}
-    assert {"strategies.step.1x1.z2", "strategies.step.2x1.z2", "strategies.step.2x1.z3"} <= set(found)
-    assert float(found["strategies.step.2x1.z2"].parameters["sent_bytes"]) > 0
+    by_name = {each.name: each for each in record.measurements}
+    assert {"strategies.step.1x1.z2", "strategies.step.2x1.z2", "strategies.step.2x1.z3"} <= set(by_name)
+    assert float(by_name["strategies.step.2x1.z2"].parameters["sent_bytes"]) > 0

@@ -1,4 +1,4 @@
-"""ZeRO-2 against ZeRO-3 over two nodes and a network of 1 Gbit/s: measured, and predicted in that order."""
+"""ZeRO-2 against ZeRO-3 over two nodes and a network of 1 Gbit/s: measured, and predicted before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # Ansible starts ranks seven times in it: two min
 MATRIX = "1x1:z2,1x1:z3,2x1:z2,2x1:z3"
 
 
-def test_over_one_gigabit_zero_3_sends_more_and_is_predicted_to_be_slower(cluster: Cluster, tmp_path: Path) -> None:
+def test_over_one_gigabit_zero_3_sends_more_and_is_predicted_to_wait(cluster: Cluster, tmp_path: Path) -> None:
     model = wide_model.write(cluster.shared / "wide")
     cluster.limit_network("1gbit")
     command = [sys.executable, "-m", "tunetool", "bench", "strategies", "--model", str(model), "--images", "16"]
@@ -33,8 +33,12 @@ def test_over_one_gigabit_zero_3_sends_more_and_is_predicted_to_be_slower(cluste
     assert done.returncode == 0, done.stderr + done.stdout
     found = {each.name: each for each in parse(done.stdout, "stdout").measurements}
     second, third = (found[f"strategies.step.2x1.z{stage}"] for stage in (2, 3))
-    predicted = [float(each.parameters["predicted_seconds"]) for each in (second, third)]
-    assert predicted[1] > predicted[0]
+    # Not which of them is slower: what each computes depends on what else runs. No computation hides the first gather.
+    step, compute, waiting = (
+        float(third.parameters[f"predicted_{name}seconds"]) for name in ("", "compute_", "waiting_")
+    )
+    assert waiting > 0
+    assert step == pytest.approx(compute + waiting)
     # What two ranks send each other is half of what they gather, and 1 Gbit/s carries no more than 125 MB.
     bus = found["strategies.network.2x1.all_gather.bus_bandwidth"].value
     assert 0 < bus < 130e6

@@ -29,31 +29,57 @@ WORKER = ("-m", "tunetool.training.rank.worker", "--workload")
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("material")
-    reference_model.build("tiny", place / "model", seed=0)
-    pictures.make(place / "data", images=12, width=56, height=56, seed=0)
-    return place
+    folder = tmp_path_factory.mktemp("material")
+    reference_model.build("tiny", folder / "model", seed=0)
+    pictures.make(folder / "data", images=12, width=56, height=56, seed=0)
+    return folder
 
 
 def workload(material: Path, **more: object) -> Workload:
-    told = {"model": str(material / "model"), "dataset": str(material / "data"), "device": "cpu", "workers": 0}
-    return Workload(**{**told, **more})  # type: ignore[arg-type]
+    fields = {"model": str(material / "model"), "dataset": str(material / "data"), "device": "cpu", "workers": 0}
+    return Workload(**{**fields, **more})  # type: ignore[arg-type]
 
 
 def results(out: Path) -> list[RankResult]:
     return [read_result(out, rank) for rank in range(2)]
 
 
-def one_rank(told: Workload, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def one_rank(workload: Workload, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TUNETOOL_OUT": str(out)}
     return subprocess.run(
-        [sys.executable, *WORKER, told.to_json()],
+        [sys.executable, *WORKER, workload.to_json()],
         env={**os.environ, **alone, **environment},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
+
+
+WATCHED = """
+import contextlib, sys
+from tunetool.training.rank import recorder, worker
+reading = recorder.Recorder.reading
+@contextlib.contextmanager
+def watched(self, what):
+    before = set(sys.modules)
+    with reading(self, what):
+        yield
+    print("imported:", *(name for name in set(sys.modules) - before if name.startswith("transformers.models")))
+recorder.Recorder.reading = watched
+sys.exit(worker.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow  # a whole fine-tune of one step
+def test_what_a_model_is_made_by_is_imported_before_its_bytes_are_counted(material: Path, tmp_path: Path) -> None:
+    program = tmp_path / "watched.py"
+    program.write_text(WATCHED)
+    asked = workload(material, steps=1)
+    environment = {**as_environment(asked, os.environ), "TUNETOOL_OUT": str(tmp_path)}
+    run_ranks([str(program), "--workload", asked.to_json()], 1, environment, tmp_path / "logs", PATIENCE)
+    (said,) = [path.read_text() for path in tmp_path.glob("logs/*/attempt_0/*/stdout.log")]
+    assert [line for line in said.splitlines() if line.startswith("imported:")] == ["imported:"]
 
 
 def test_lightning_stops_on_a_machine_without_a_gpu(material: Path, tmp_path: Path) -> None:
@@ -69,30 +95,34 @@ def test_lightning_stops_on_a_machine_without_a_gpu(material: Path, tmp_path: Pa
 @pytest.mark.skipif(not find_spec("lightning"), reason="Lightning is not installed")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_lightning_with_deepspeed_makes_the_same_steps_as_ours(material: Path, tmp_path: Path, stage: int) -> None:
-    told = workload(material, zero_stage=stage, steps=3, learning_rate=0.01, trainer="lightning")
-    environment = as_environment(told, os.environ)
+    theirs = workload(material, zero_stage=stage, steps=3, learning_rate=0.01, trainer="lightning")
+    environment = as_environment(theirs, os.environ)
     program = [str(Path(__file__).with_name("lightning_on_cpu.py"))]
-    saved = Workload(**{**vars(told), "checkpoint": str(tmp_path / "saved")})
-    run_ranks([*program, saved.to_json(), str(tmp_path / "theirs")], 2, environment, tmp_path / "logs", 150)
-    ours = Workload(**{**vars(told), "trainer": "deepspeed"})
+    saved = Workload(**{**vars(theirs), "checkpoint": str(tmp_path / "saved")})
+    run_ranks([*program, saved.to_json(), str(tmp_path / "theirs")], 2, environment, tmp_path / "logs", PATIENCE)
+    ours = Workload(**{**vars(theirs), "trainer": "deepspeed"})
     told_ours = {**environment, "TUNETOOL_OUT": str(tmp_path / "ours")}
-    run_ranks([*WORKER, ours.to_json()], 2, told_ours, tmp_path / "logs-ours", 150)
-    for one, other in zip(results(tmp_path / "theirs"), results(tmp_path / "ours"), strict=True):
+    run_ranks([*WORKER, ours.to_json()], 2, told_ours, tmp_path / "logs-ours", PATIENCE)
+    for their_rank, our_rank in zip(results(tmp_path / "theirs"), results(tmp_path / "ours"), strict=True):
         # The same model, samples, optimizer and schedule: the same numbers.
-        assert one.losses == pytest.approx(other.losses, rel=1e-4)
-        assert one.learning_rates == pytest.approx(other.learning_rates)
-        assert (one.tokens, one.images, one.trainable) == (other.tokens, other.images, other.trainable)
-        assert {"communicator", "model_load", "engine", "first_batch", "checkpoint"} <= set(one.seconds)
-        assert len(one.step_seconds) == len(one.data_seconds) == 3
-        assert all(seconds > 0 for seconds in (*one.step_seconds, *one.data_seconds))
-        assert {"lightning", "deepspeed"} <= set(one.versions)
-        assert one.read_bytes["model"]["logical"] > 0
+        assert their_rank.losses == pytest.approx(our_rank.losses, rel=1e-4)
+        assert their_rank.learning_rates == pytest.approx(our_rank.learning_rates)
+        assert (their_rank.tokens, their_rank.images, their_rank.trainable) == (
+            our_rank.tokens,
+            our_rank.images,
+            our_rank.trainable,
+        )
+        assert {"communicator", "model_load", "engine", "first_batch", "checkpoint"} <= set(their_rank.seconds)
+        assert len(their_rank.step_seconds) == len(their_rank.data_seconds) == 3
+        assert all(seconds > 0 for seconds in (*their_rank.step_seconds, *their_rank.data_seconds))
+        assert {"lightning", "deepspeed"} <= set(their_rank.versions)
+        assert their_rank.read_bytes["model"]["logical"] > 0
     assert list((tmp_path / "saved").rglob("*optim_states.pt"))
 
 
 def test_without_llamafactory_its_files_are_left_for_the_user(material: Path, tmp_path: Path) -> None:
-    told = workload(material, trainer="llamafactory", epochs=10)
-    done = one_rank(told, tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), PATH="/usr/bin:/bin")
+    asked = workload(material, trainer="llamafactory", epochs=10)
+    done = one_rank(asked, tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), PATH="/usr/bin:/bin")
     assert done.returncode == 3, done.stderr
     (script,) = (tmp_path / "cache/tunetool/llamafactory").glob("*/llamafactory.sh")
     assert done.stderr.splitlines()[-2:] == [
@@ -149,9 +179,9 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tmp_path: Path, stand_in: Path) -> None:
-    told = workload(material, trainer="llamafactory", steps=4, curves=0.5)
+    asked = workload(material, trainer="llamafactory", steps=4, curves=0.5)
     environment = {**os.environ, "TUNETOOL_LLAMAFACTORY": str(stand_in), "TUNETOOL_OUT": str(tmp_path)}
-    run_ranks([*WORKER, told.to_json()], 2, environment, tmp_path / "logs", PATIENCE)
+    run_ranks([*WORKER, asked.to_json()], 2, environment, tmp_path / "logs", PATIENCE)
     for each in results(tmp_path):
         assert each.losses == [1.0, 1 / 2, 1 / 3, 1 / 4]
         assert each.learning_rates == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4])
@@ -173,10 +203,10 @@ def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tm
 
 @pytest.mark.slow
 def test_llamafactory_s_own_error_is_what_is_said(material: Path, tmp_path: Path, stand_in: Path) -> None:
-    told = workload(material, trainer="llamafactory", steps=13)
+    asked = workload(material, trainer="llamafactory", steps=13)
     environment = {**os.environ, "TUNETOOL_LLAMAFACTORY": str(stand_in), "TUNETOOL_OUT": str(tmp_path)}
     with pytest.raises(RankFailed):
-        run_ranks([*WORKER, told.to_json()], 2, environment, tmp_path / "logs", PATIENCE)
+        run_ranks([*WORKER, asked.to_json()], 2, environment, tmp_path / "logs", PATIENCE)
     said = [json.loads(path.read_text())["message"] for path in sorted(tmp_path.glob("rank-*/error.json"))]
     # Whichever died first, what is said is the reason and not that another rank is gone.
     assert said == ["LLaMA-Factory ended with status 1: ValueError: what it does not like"] * 2

@@ -75,9 +75,9 @@ def run(directory: Path, case: str, calls: list[tuple[str, int]]) -> dict[str, A
         calls.clear()
         engine.backward(engine(**batch).loss)
         engine.step()
-    found = {"case": case, "calls": list(calls)}
+    counted = {"case": case, "calls": list(calls)}
     engine.destroy()
-    return found
+    return counted
 
 
 def main() -> None:
@@ -86,10 +86,10 @@ def main() -> None:
     deepspeed.init_distributed("gloo", verbose=False)
     count(calls)
     for case in sys.argv[2:]:
-        found = run(Path(sys.argv[1]), case, calls)
+        counted = run(Path(sys.argv[1]), case, calls)
         if os.environ["RANK"] == "0":
             with Path(os.environ["TUNETOOL_COUNTED"]).open("a") as stream:
-                stream.write(json.dumps(found) + "\n")
+                stream.write(json.dumps(counted) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tunetool.advise.communication import Backend, Module, Parameter, Zero, buckets, bus_factor, sent_share
@@ -17,19 +17,19 @@ GB = 10**9
 
 def qwen(size: str, *, full: bool = False) -> list[Module]:
     configuration = CONFIGURATIONS[size]
-    found = tensors(configuration, size)
-    return modules_of(in_full(found) if full else with_lora(found, 8, LORA_TARGETS), is_tied(configuration))
+    listed = tensors(configuration, size)
+    return modules_of(in_full(listed) if full else with_lora(listed, 8, LORA_TARGETS), is_tied(configuration))
 
 
 @st.composite
 def models(draw: st.DrawFn) -> list[Module]:
     """Layers with a large tensor and perhaps a small one, some of them trained."""
-    found = []
+    made = []
     for number in range(draw(st.integers(1, 6))):
         sizes = draw(st.lists(st.integers(1, 3_000_000), min_size=1, max_size=3))
-        held = tuple(Parameter(f"{number}.{place}", size, draw(st.booleans())) for place, size in enumerate(sizes))
-        found.append(Module(str(number), held, block=number // 2))
-    return found
+        held = tuple(Parameter(f"{number}.{index}", size, draw(st.booleans())) for index, size in enumerate(sizes))
+        made.append(Module(str(number), held, block=number // 2))
+    return made
 
 
 stages = st.sampled_from([0, 1, 2, 3])
@@ -48,12 +48,11 @@ three = st.builds(
 
 @given(models(), stages, backends)
 def test_one_rank_alone_sends_nothing(model: list[Module], stage: int, backend: Backend) -> None:
-    found = traffic(model, Zero(stage), 1, 2, backend)
-    assert found.calls == ()
-    assert found.sent == 0
+    sent = traffic(model, Zero(stage), 1, 2, backend)
+    assert sent.calls == ()
+    assert sent.sent == 0
 
 
-@settings(deadline=None)
 @given(models(), stages, backends, st.integers(2, 64), st.integers(2, 4))
 def test_more_ranks_send_no_less_each(
     model: list[Module], stage: int, backend: Backend, world: int, times: int
@@ -63,7 +62,6 @@ def test_more_ranks_send_no_less_each(
     assert more >= fewer * (1 - 1e-12)
 
 
-@settings(deadline=None)
 @given(models(), three, st.integers(2, 16), backends)
 def test_stage_3_gathers_all_that_stage_2_leaves_where_it_is(
     model: list[Module], zero: Zero, world: int, backend: Backend
@@ -79,7 +77,6 @@ def test_stage_3_gathers_all_that_stage_2_leaves_where_it_is(
     assert traffic(model, zero, world, 2, "gloo").sent >= second.sent
 
 
-@settings(deadline=None)
 @given(models(), three, st.integers(2, 8))
 def test_nothing_is_waited_for_that_was_not_asked_for_and_all_of_it_is(
     model: list[Module], zero: Zero, world: int
@@ -96,16 +93,15 @@ def test_nothing_is_waited_for_that_was_not_asked_for_and_all_of_it_is(
     assert waited == set(asked)
 
 
-@settings(deadline=None)
 @given(models(), three)
 def test_every_parameter_is_there_when_its_module_runs(model: list[Module], zero: Zero) -> None:
     """As many elements are gathered as the replay says are needed: with no reuse and no looking ahead, each use pays."""
     strict = Zero(3, prefetch_bucket=0, persistence=0, reuse=0, recompute=zero.recompute)
-    found = traffic(model, strict, 2, 2, "nccl")
+    needed = traffic(model, strict, 2, 2, "nccl")
     wanted = sum(each.numel + each.numel % 2 for use in uses(model, zero.recompute) for each in use.module.parameters)
     # The last module forward is the first one backward: it is kept in between.
     kept = sum(each.numel + each.numel % 2 for each in model[-1].parameters)
-    assert 2 * (wanted - kept) <= found.sizes["all_gather"] <= 2 * wanted
+    assert 2 * (wanted - kept) <= needed.sizes["all_gather"] <= 2 * wanted
 
 
 @pytest.mark.parametrize(
@@ -173,12 +169,12 @@ def test_recomputation_gathers_once_more() -> None:
 def test_a_tied_output_layer_is_one_parameter() -> None:
     model = qwen("3b", full=True)
     assert model[-1].parameters == next(module for module in model if not module.works).parameters
-    found = traffic(model, Zero(2), 2, 2, "nccl")
-    assert found.sizes["all_gather"] == 2 * 3_754_622_976, "the published count: the embedding once"
+    moved = traffic(model, Zero(2), 2, 2, "nccl")
+    assert moved.sizes["all_gather"] == 2 * 3_754_622_976, "the published count: the embedding once"
 
 
 def test_states_take_what_the_paper_says() -> None:
     """Table 1 of arXiv 1910.02054: 7.5 billion parameters, 64 ranks: 120, 31.4, 16.6 and 1.9 GB."""
-    found = [state_bytes(stage, 7_500_000_000, 7_500_000_000, 64, 2) / 1e9 for stage in range(4)]
-    assert found == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
+    gigabytes = [state_bytes(stage, 7_500_000_000, 7_500_000_000, 64, 2) / 1e9 for stage in range(4)]
+    assert gigabytes == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
     assert state_bytes(2, 7_500_000_000, 0, 64, 2) == 15e9, "nothing trained: weights alone"

@@ -17,7 +17,7 @@ from tunetool.node.machine.fstab import FstabConflict, entries_at, foreign_entry
 from tunetool.node.machine.mounts import mount_at, parse_fstab, parse_mountinfo, plain_path
 
 POINT = "/mnt/nvme_raid0"
-FEW = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 # --- the same entries as libmount ---
 
@@ -169,7 +169,7 @@ ODD = st.lists(
 ).map(b"\n".join)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(before=ODD, end=st.sampled_from([b"", b"\n", b"\r\n"]))
 @example(before=b"# fr\xfc\n#\f\v\xe2\x80\xa8\xc2\x85\r\nUUID=1 / ext4 defaults 0 1", end=b"")
 def test_an_fstab_edited_and_put_back_is_the_same_to_the_byte(before: bytes, end: bytes, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from waiting import PATIENCE
+
 pytest.importorskip("ansible", reason="ansible-core is for control machines, with Python 3.11 and newer")
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +30,7 @@ def documented() -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return {name.rpartition(".")[2]: entry["doc"] for name, entry in found.items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from machines import lay_out
@@ -127,7 +127,6 @@ def test_a_recording_cannot_lead_out_of_its_folder(document: dict[str, Any], tmp
 PARTS = st.lists(st.sampled_from(["a", "b", "..", ".", ""]), min_size=1, max_size=6).map("/".join)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(PARTS, PARTS), max_size=4))
 def test_no_path_or_link_leads_out(links: list[tuple[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as outside:

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import sampled
@@ -54,7 +54,6 @@ def check(status: str, identity: str = "array.chunk") -> CheckResult:
     )
 
 
-@settings(deadline=None)
 @given(st.lists(RATES, min_size=6, max_size=11), RATES, st.floats(0, 0.4))
 def test_the_whole_interval_decides(samples: list[float], limit: float, tolerance: float) -> None:
     case = Case(measurements=[figure(*samples)], expectations=[wanted(limit)], tolerance=tolerance)
@@ -63,7 +62,6 @@ def test_the_whole_interval_decides(samples: list[float], limit: float, toleranc
     assert (status == "fail") == (max(samples) < limit * (1 - tolerance))
 
 
-@settings(deadline=None)
 @given(st.lists(RATES, min_size=2, max_size=5), RATES)
 def test_too_few_samples_decide_nothing(samples: list[float], limit: float) -> None:
     verdict = judge(Case(measurements=[figure(*samples)], expectations=[wanted(limit)]))
@@ -92,7 +90,6 @@ def test_what_is_forgiven_is_said() -> None:
     assert "50 GB/s (46.57 GiB/s) less 0.02 of it" in judge(case).reasons[0]
 
 
-@settings(deadline=None)
 @given(
     st.lists(RATES, max_size=3),
     st.lists(RATES, max_size=2),
@@ -128,7 +125,6 @@ def test_a_pass_needs_something_judged_and_nothing_against_it(
         assert {expectation.status for expectation in judged} == {"pass"}
 
 
-@settings(deadline=None)
 @given(st.lists(STATUSES))
 def test_precedence(statuses: list[Status]) -> None:
     code = exit_code(statuses)

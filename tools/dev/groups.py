@@ -126,22 +126,16 @@ def all_is_committed() -> bool:
     return not subprocess.run(status, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def unit_tests(slow: bool, fresh_passed: bool) -> list[list[str]]:
-    """All of them; after `fresh` passed only those that it left out."""
-    if not fresh_passed:
-        return [pytest("-q", *PARALLEL, "tests/unit", *([] if slow else ["-m", "not slow"]))]
-    skipped = SKIPPED_IN_FRESH.read_text().splitlines()
-    commands = [pytest("-q", *skipped, "-m", "not slow")] if skipped else []
-    return [*commands, pytest("-q", *PARALLEL, "tests/unit", "-m", "slow")] if slow else commands
-
-
 def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = False) -> list[list[str]]:
-    marks = [] if slow else ["-m", "not slow"]
+    marks = ["--hypothesis-profile=search"] if slow else ["-m", "not slow"]
     if group == "lint":
         return [] if fresh_passed else lint_commands()
     if group == "unit":
         everywhere = other_pythons(slow) if pythons else []
-        return [*unit_tests(slow, fresh_passed), *compiled_by_the_oldest(), *everywhere]
+        # Whoever runs the slow tests wants all that Hypothesis can find in them here.
+        left = SKIPPED_IN_FRESH.read_text().splitlines() if fresh_passed and not slow else ["tests/unit"]
+        here = [pytest("-q", *PARALLEL, *left, *marks)] if left else []
+        return [*here, *compiled_by_the_oldest(), *everywhere]
     if group == "containers":
         systems = ["debian12", "debian13"] if slow else ["debian12"]
         program = [str(VENV / "python"), "tools/dev/container.py", "test"]
