@@ -203,10 +203,10 @@ class Cluster:
         assert keeper.stdout is not None
         with keeper.stdin as stream:  # not as an argument, which `ps` would show with its keys
             json.dump(spec, stream)
-        told = json.loads(keeper.stdout.readline() or '{"error": "its keeper died"}')
-        if "error" in told:
-            raise NoCluster(told["error"])
-        node.pid = told["pid"]
+        answer = json.loads(keeper.stdout.readline() or '{"error": "its keeper died"}')
+        if "error" in answer:
+            raise NoCluster(answer["error"])
+        node.pid = answer["pid"]
         self._connect(node)
         self.run(name, ["/usr/sbin/sshd", "-f", "/etc/ssh/cluster_config"])
         _wait_for(node.address, 22)
@@ -349,7 +349,7 @@ def _apart() -> list[Path]:
 
 def _groups(name: str) -> list[Path]:
     """Control groups of its own for a node, where the disk can be limited: of either version."""
-    found = []
+    groups = []
     for parent in (Path("/sys/fs/cgroup/blkio"), Path("/sys/fs/cgroup")):
         group = parent / f"tunetool-{os.getpid()}-{name}"
         v2 = (parent / "cgroup.controllers").exists()
@@ -359,8 +359,8 @@ def _groups(name: str) -> list[Path]:
             if v2:
                 (parent / "cgroup.subtree_control").write_text("+io")
             group.mkdir()
-            found.append(group)
-    return found
+            groups.append(group)
+    return groups
 
 
 def _wait_for(address: str, port: int) -> None:

@@ -32,3 +32,12 @@ def disk(tmp_path: Path) -> Path:
     if obstacles(read_stack(str(path))):
         pytest.skip("the temporary directory lies on no disk: set TMPDIR to one")
     return path
+
+
+def has_deepspeed() -> bool:
+    """Whether this Python has DeepSpeed with its op built; `make setup` sees to it where torch comes without CUDA."""
+    try:
+        need(probe(Path(sys.executable), os.environ), "async_io")
+    except Missing:
+        return False
+    return True

@@ -31,15 +31,15 @@ def read(path: Path = LIST) -> list[Program]:
 
 def packages(group: str) -> tuple[str, ...]:
     """The Debian packages that a group needs, each once."""
-    return tuple(dict.fromkeys(one.package for one in read() if group in one.needed_by))
+    return tuple(dict.fromkeys(program.package for program in read() if group in program.needed_by))
 
 
 def need_program(*names: str) -> None:
     """Fail the test where a program is missing: `make check` and `make test` install it, so this is no skip."""
-    known = {one.name: one for one in read()}
+    known = {program.name: program for program in read()}
     missing = [known[name] for name in names if shutil.which(name, path=_PATH) is None]
     if missing:
-        named = ", ".join(f"`{one.name}` (package {one.package})" for one in missing)
+        named = ", ".join(f"`{program.name}` (package {program.package})" for program in missing)
         pytest.fail(
             f"{named} is missing\nhint: tools/dev/setup.sh --for {missing[0].needed_by[0]} installs it", pytrace=False
         )

@@ -44,13 +44,13 @@ def main() -> None:
     model, directory = sys.argv[1:]
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    told = {}
+    results = {}
     for name in ENGINES:
-        told[f"sharded {name}"] = cycle(name, "sharded", shape(model), Path(directory, "sharded", name))
+        results[f"sharded {name}"] = cycle(name, "sharded", shape(model), Path(directory, "sharded", name))
     for name in ("torch-save-zip", "dcp-t1-single", "dcp-async-thread", "fsdp-consolidated", "orbax", "direct"):
-        told[f"replicated {name}"] = cycle(name, "replicated", shape(model), Path(directory, "replicated", name))
+        results[f"replicated {name}"] = cycle(name, "replicated", shape(model), Path(directory, "replicated", name))
     dist.barrier()
-    print(json.dumps(told))
+    print(json.dumps(results))
     dist.destroy_process_group()
 
 

@@ -31,16 +31,16 @@ def child(order: dict[str, Any], rank: int, answer: Path) -> int:
     try:
         if rank == 0 and "stop" in order:
             stops.install(**order["stop"])
-        told = {"value": getattr(ranks, order["do"])(rank, order["world"], **order.get("with", {}))}
+        answered = {"value": getattr(ranks, order["do"])(rank, order["world"], **order.get("with", {}))}
     except BaseException as error:
-        told = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-    answer.write_text(json.dumps(told))
-    return 1 if "error" in told else 0
+        answered = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+    answer.write_text(json.dumps(answered))
+    return 1 if "error" in answered else 0
 
 
 def carry_out(order: dict[str, Any]) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as place:
-        answers = [Path(place) / str(rank) for rank in range(order["world"])]
+    with tempfile.TemporaryDirectory() as folder:
+        answers = [Path(folder) / str(rank) for rank in range(order["world"])]
         children, began = [], time.monotonic()
         for rank, answer in enumerate(answers):
             pid = os.fork()

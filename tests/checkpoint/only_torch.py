@@ -22,16 +22,16 @@ assert importlib.util.find_spec("tunetool") is None, "tunetool can be imported h
 
 for line in sys.stdin:
     order = json.loads(line)
-    told: dict[str, object] = {}
+    answer: dict[str, object] = {}
     try:
         state = seeded.state(order["seed"], order.get("megabytes", 0.0))
         if order["do"] == "save":
             writer = dcp.FileSystemWriter(order["path"], **order.get("settings", {}))
             dcp.save(state, storage_writer=writer)
         else:
-            found = seeded.blank(state)
-            dcp.load(found, storage_reader=dcp.FileSystemReader(order["path"]))
-            told["difference"] = seeded.difference(state, found)
+            loaded = seeded.blank(state)
+            dcp.load(loaded, storage_reader=dcp.FileSystemReader(order["path"]))
+            answer["difference"] = seeded.difference(state, loaded)
     except Exception as error:
-        told["error"] = f"{type(error).__name__}: {error}"
-    print(json.dumps(told), flush=True)
+        answer["error"] = f"{type(error).__name__}: {error}"
+    print(json.dumps(answer), flush=True)

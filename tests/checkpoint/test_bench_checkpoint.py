@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ import pytest
 if not find_spec("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
 
+from calls import TUNETOOL, call
 from judged import interrupted, undisturbed
 from tunetool.bench.checkpoint.figures import case, checks
 from tunetool.bench.checkpoint.rank_processes import RankProcesses
@@ -27,13 +27,13 @@ from tunetool.bench.checkpoint.samples import Matrix
 from tunetool.bench.checkpoint.site import Site
 from tunetool.bench.drawn_order import drawn_order
 from tunetool.launch.local import RankFailed
+from tunetool.measure.marked_processes import marked
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse
 from tunetool.verdict import judge
 from waiting import PATIENCE, until
 
 pytest_plugins = ["disks"]
-TUNETOOL = [sys.executable, "-m", "tunetool"]
 SMALL = {
     "model_type": "llama",
     "hidden_size": 256,
@@ -68,9 +68,7 @@ def command(model: str, runs: Path, *arguments: str) -> list[str]:
 
 
 def bench(model: str, runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(model, runs, *arguments), capture_output=True, text=True, timeout=PATIENCE, check=False, env=os.environ
-    )
+    return call(*command(model, runs, *arguments), env=os.environ)
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> Record:
@@ -90,39 +88,39 @@ def test_engines_in_turns_on_disk_and_in_memory(model: str, disk: Path, memory: 
         *("--rounds", "2", "--against-fio", "--json", "-"),
     )
     record = passed(done)
-    found = {each.name: each for each in record.measurements}
+    by_name = {each.name: each for each in record.measurements}
     assert {check.id: check.status for check in record.checks} == {
-        f"checkpoint.{place}{name}": "pass" for place in ("", "memory.") for name in names
+        f"checkpoint.{prefix}{name}": "pass" for prefix in ("", "memory.") for name in names
     }
     for name in names:
-        durable = found[f"checkpoint.{name}.durable"]
+        durable = by_name[f"checkpoint.{name}.durable"]
         assert durable.evidence is not None
         assert durable.evidence.kind == "block"
         assert durable.evidence.ratio is not None
         assert durable.evidence.ratio >= 0.98, f"{name} calls durable what the drive never got"
-        restore = found[f"checkpoint.{name}.restore"]
+        restore = by_name[f"checkpoint.{name}.restore"]
         assert restore.evidence is not None
         assert restore.evidence.ratio is not None
         assert restore.evidence.ratio >= 0.98, f"{name} was restored from the page cache"
         state_bytes = float(durable.parameters["state_bytes"])
         assert 28e6 < state_bytes < 31e6
         assert len(durable.samples or []) == 2
-        assert found[f"checkpoint.{name}.stall"].value <= 1.001 * state_bytes / min(durable.samples or [0])
-        assert found[f"checkpoint.{name}.cpu"].value > 0
-        in_memory = found[f"checkpoint.memory.{name}.durable"]
+        assert by_name[f"checkpoint.{name}.stall"].value <= 1.001 * state_bytes / min(durable.samples or [0])
+        assert by_name[f"checkpoint.{name}.cpu"].value > 0
+        in_memory = by_name[f"checkpoint.memory.{name}.durable"]
         assert in_memory.medium == "tmpfs"
         assert in_memory.evidence is not None
         assert in_memory.evidence.kind == "memory"
-    assert found["checkpoint.dcp-async-thread.first_stall"].value > 0
-    copies = [found[f"checkpoint.{name}.peak_memory"].value for name in ("dcp-async-thread", "torch-save-zip")]
+    assert by_name["checkpoint.dcp-async-thread.first_stall"].value > 0
+    copies = [by_name[f"checkpoint.{name}.peak_memory"].value for name in ("dcp-async-thread", "torch-save-zip")]
     assert copies[0] > 0.9 * state_bytes, "it keeps a copy of the state between saves"
     assert copies[1] < state_bytes / 2
-    assert "checkpoint.torch-save-zip.first_stall" not in found
-    versus = found["checkpoint.safetensors.versus_torch_save"]
+    assert "checkpoint.torch-save-zip.first_stall" not in by_name
+    versus = by_name["checkpoint.safetensors.versus_torch_save"]
     assert versus.parameters["pairs"] == 2
-    assert found["checkpoint.fio.write"].evidence is not None
-    assert found["checkpoint.fio.write"].evidence.ratio >= 0.98  # type: ignore[operator]
-    assert found["checkpoint.safetensors.of_fio_write"].value > 0
+    assert by_name["checkpoint.fio.write"].evidence is not None
+    assert by_name["checkpoint.fio.write"].evidence.ratio >= 0.98  # type: ignore[operator]
+    assert by_name["checkpoint.safetensors.of_fio_write"].value > 0
     assert [entry.name for entry in disk.iterdir()] == ["theirs"]
     assert list(memory.iterdir()) == []
     (kept,) = (tmp_path / "runs").iterdir()
@@ -138,19 +136,19 @@ def test_two_ranks_save_their_shards_and_get_them_back(model: str, disk: Path, t
     where = ("--target", str(disk), "--engines", ",".join(names), "--ranks", "2", "--rounds", "1", "--json", "-")
     train = ("--train", "--steps", "3", "--sharded-every", "1", "--consolidated-every", "2")
     record = passed(bench(model, tmp_path / "runs", *where, *train))
-    found = {each.name: each for each in record.measurements}
+    by_name = {each.name: each for each in record.measurements}
     for name in names:
-        durable = found[f"checkpoint.{name}.durable"]
+        durable = by_name[f"checkpoint.{name}.durable"]
         assert 28e6 < float(durable.parameters["state_bytes"]) < 31e6, "the whole state, not each rank's"
         assert float(durable.parameters["file_bytes"]) >= float(durable.parameters["state_bytes"])
         saves = 1 if name == "fsdp-consolidated" else 2
-        assert len(found[f"checkpoint.{name}.held"].samples or []) == saves, "after every step or two of three"
-        assert len(found[f"checkpoint.{name}.lost_time"].samples or []) == 1
-    loops = found["checkpoint.training.baseline"].samples or []
+        assert len(by_name[f"checkpoint.{name}.held"].samples or []) == saves, "after every step or two of three"
+        assert len(by_name[f"checkpoint.{name}.lost_time"].samples or []) == 1
+    loops = by_name["checkpoint.training.baseline"].samples or []
     assert len(loops) == 2 * len(names), "a loop without a save before and after each with"
     assert min(loops) > 3 * 0.05, "a step does work"
     # A rank that gathers the whole state holds it: 29 MB.
-    assert found["checkpoint.fsdp-consolidated.peak_memory"].value > 25e6
+    assert by_name["checkpoint.fsdp-consolidated.peak_memory"].value > 25e6
     assert list(disk.iterdir()) == []
 
 
@@ -158,15 +156,15 @@ def test_two_ranks_save_their_shards_and_get_them_back(model: str, disk: Path, t
 def session(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
     """Two ranks that hold their state."""
     request = Request(model, device="cpu", ranks=2)
-    place = tmp_path_factory.mktemp("s")
-    with RankProcesses(request, 30 * 10**6, os.environ, place) as found:
-        found.start()
-        yield found
+    folder = tmp_path_factory.mktemp("s")
+    with RankProcesses(request, 30 * 10**6, os.environ, folder) as ranks:
+        ranks.start()
+        yield ranks
 
 
-def prepared(session: RankProcesses, place: Path, engine: str) -> None:
-    told = session.ask({"do": "place", "directory": str(place), "bytes": 0, "engines": [engine]})
-    assert all(each["engines"][engine]["unavailable"] is None for each in told)
+def prepared(session: RankProcesses, folder: Path, engine: str) -> None:
+    answers = session.ask({"do": "place", "directory": str(folder), "bytes": 0, "engines": [engine]})
+    assert all(each["engines"][engine]["unavailable"] is None for each in answers)
 
 
 def test_a_byte_that_changes_on_the_medium_is_found_and_its_tensor_named(
@@ -194,8 +192,8 @@ def test_the_state_may_change_once_an_async_save_returned(session: RankProcesses
     prepared(session, tmp_path, "dcp-async-thread")
     directory = tmp_path / "saved"
     save = {"do": "save", "engine": "dcp-async-thread", "directory": str(directory), "overwrite": True}
-    told = session.ask(save)
-    assert all(each["began"] <= each["returned"] <= each["ended"] for each in told)
+    answers = session.ask(save)
+    assert all(each["began"] <= each["returned"] <= each["ended"] for each in answers)
     load = {"do": "load", "engine": "dcp-async-thread", "directory": str(directory)}
     assert [each["different"] for each in session.ask(load)] == [None, None]
 
@@ -248,19 +246,9 @@ def test_a_rank_that_dies_in_a_save_is_named_and_new_ranks_can_be_started(
     assert [each["different"] for each in session.ask(load)] == [None, None]
 
 
-def processes_of(mark: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
-
-
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_run_leaves_nothing(model: str, disk: Path, tmp_path: Path, number: int) -> None:
-    mark = f"TUNETOOL_TEST_MARK={tmp_path}"
-    name, _, value = mark.partition("=")
+    name, value = "TUNETOOL_TEST_MARK", str(tmp_path)
     arguments = ("--target", str(disk), "--engines", "dcp-t4-multi,torch-save-zip", "--rounds", "1000")
     with subprocess.Popen(
         command(model, tmp_path / "runs", *arguments),
@@ -273,7 +261,7 @@ def test_an_interrupted_run_leaves_nothing(model: str, disk: Path, tmp_path: Pat
         process.send_signal(number)
         said = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), said
-    until(lambda: not processes_of(mark) and not list(disk.iterdir()), "the end of all that the run had")
+    until(lambda: not marked(name, value) and not list(disk.iterdir()), "the end of all that the run had")
     if number == signal.SIGKILL:
         assert list((tmp_path / "runs").glob("*")) == []
     else:
@@ -291,9 +279,9 @@ def test_calls_that_cannot_be_done_do_nothing(model: str, disk: Path, tmp_path: 
     ):
         done = bench(model, runs, *arguments)
         assert done.returncode == 2, done.stdout + done.stderr
-        error, _, told = done.stderr.partition("hint: ")
+        error, _, hinted = done.stderr.partition("hint: ")
         assert said in error
-        assert hint in told
+        assert hint in hinted
     assert list(disk.iterdir()) == []
     assert not runs.exists()
 

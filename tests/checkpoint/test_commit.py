@@ -144,11 +144,11 @@ def test_there_is_a_complete_checkpoint_at_every_moment(tmp_path: Path) -> None:
     def watch() -> None:
         while not stop.is_set():
             # The file it names may go a moment after the metadata that named it was replaced.
-            found = metadata.files_of(metadata.read(tmp_path))
-            if not all((tmp_path / name).exists() for name in found) and found == metadata.files_of(
+            files = metadata.files_of(metadata.read(tmp_path))
+            if not all((tmp_path / name).exists() for name in files) and files == metadata.files_of(
                 metadata.read(tmp_path)
             ):
-                missing.append(found)
+                missing.append(files)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -267,7 +267,7 @@ def test_what_torch_writes_is_read_as_it_was(tmp_path: Path) -> None:
     }
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path))
     free = pickle.loads((tmp_path / ".metadata").read_bytes())
-    found = metadata.read(tmp_path)
-    assert found == free
-    assert found.planner_data["optimizer.state.0.step"] == ("optimizer", "state", 0, "step")
+    loaded = metadata.read(tmp_path)
+    assert loaded == free
+    assert loaded.planner_data["optimizer.state.0.step"] == ("optimizer", "state", 0, "step")
     assert metadata.named_in(tmp_path) == {"__0_0.distcp"}

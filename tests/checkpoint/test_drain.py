@@ -57,10 +57,10 @@ def save(directory: Path, step: int, rank: int = 0, threads: int = 1) -> Path:
 
 def assert_loads(path: Path, step: int, *ranks: int) -> None:
     expected = {name: each for rank in ranks for name, each in state(rank, step).items()}
-    found = {name: torch.zeros_like(each) for name, each in expected.items()}
-    dcp.load(found, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+    loaded = {name: torch.zeros_like(each) for name, each in expected.items()}
+    dcp.load(loaded, storage_reader=dcp.FileSystemReader(path), no_dist=True)
     for name, each in expected.items():
-        assert torch.equal(found[name], each), name
+        assert torch.equal(loaded[name], each), name
 
 
 def as_job(tmp_path: Path, work: Callable[[int], Any], world: int = 2) -> list[Any]:
@@ -76,8 +76,8 @@ def as_job(tmp_path: Path, work: Callable[[int], Any], world: int = 2) -> list[A
                 # The parent's pool of threads, if it has one, is missing here.
                 torch.set_num_threads(1)
                 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-                found = work(rank)
-                out.write_bytes(pickle.dumps(found))
+                returned = work(rank)
+                out.write_bytes(pickle.dumps(returned))
                 dist.destroy_process_group()
                 status = 0
             except BaseException:
@@ -88,20 +88,6 @@ def as_job(tmp_path: Path, work: Callable[[int], Any], world: int = 2) -> list[A
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in children]
     assert statuses == [0] * world
     return [pickle.loads(out.read_bytes()) for _, out in children]
-
-
-@pytest.fixture
-def drains() -> Iterator[Callable[..., Drain]]:
-    """Begins drains, and ends what is left of them."""
-    begun: list[Drain] = []
-
-    def begin(*arguments: Any, **options: Any) -> Drain:
-        begun.append(drain(*arguments, **{"patience": PATIENCE, **options}))
-        return begun[-1]
-
-    yield begin
-    for each in begun:
-        each.stop()
 
 
 @pytest.fixture
@@ -130,11 +116,11 @@ def test_a_lost_node_s_shards_come_back_from_shared_storage(tmp_path: Path, writ
         return str(drain(step, bulk, rank=rank, world=2, patience=PATIENCE).wait(PATIENCE))
 
     def new_job(rank: int) -> Any:
-        found = latest([nodes[rank], bulk])
-        assert found is not None
+        newest = latest([nodes[rank], bulk])
+        assert newest is not None
         loaded = {name: torch.zeros_like(each) for name, each in state(rank, 100).items()}
-        dcp.load(loaded, storage_reader=dcp.FileSystemReader(found.path))
-        return str(found.path), all(torch.equal(loaded[name], each) for name, each in state(rank, 100).items())
+        dcp.load(loaded, storage_reader=dcp.FileSystemReader(newest.path))
+        return str(newest.path), all(torch.equal(loaded[name], each) for name, each in state(rank, 100).items())
 
     paths = as_job(tmp_path, first_job)
     assert paths == [str(bulk / "step_100")] * 2
@@ -150,8 +136,8 @@ def test_a_lost_node_s_shards_come_back_from_shared_storage(tmp_path: Path, writ
     nodes[1].mkdir()
 
     def later_job(rank: int) -> Any:
-        found = latest([nodes[rank], bulk])
-        return found and (found.step, found.skipped)
+        newest = latest([nodes[rank], bulk])
+        return newest and (newest.step, newest.skipped)
 
     (step, skipped), other = as_job(tmp_path, later_job)
     assert (step, skipped) == other
@@ -251,22 +237,22 @@ def test_a_flipped_byte_is_named(
     drains(step, bulk).wait(PATIENCE)
     verify_drained(bulk / "step_7")
     flip(bulk / "step_7" / name)
-    with pytest.raises(CannotJudge) as found:
+    with pytest.raises(CannotJudge) as refused:
         verify_drained(bulk / "step_7")
-    assert f"`{name}` has other bytes" in found.value.message
+    assert f"`{name}` has other bytes" in refused.value.message
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 20 MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
+    mount_point = tmp_path / "small"
+    mount_point.mkdir()
     if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=20M", "none", place], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=20M", "none", mount_point], capture_output=True, check=False
     ).returncode:
         pytest.skip("may not mount a file system")
-    yield place
-    subprocess.run(["umount", place], check=True)
+    yield mount_point
+    subprocess.run(["umount", mount_point], check=True)
 
 
 def test_full_shared_storage_leaves_everything_as_it_was(
@@ -338,10 +324,10 @@ def test_a_step_that_lacks_only_its_name_counts_and_gets_it(tmp_path: Path, drai
     marker = markers.marker_of(bulk / "step_3")
     assert marker is not None
     sealed = (bulk / "step_3").rename(on_bulk.partial_of(bulk, "step_3", marker.digest))
-    found = latest([bulk])
-    assert found is not None
-    assert (found.step, found.path) == (3, sealed)
-    assert_loads(found.path, 3, 0)
+    newest = latest([bulk])
+    assert newest is not None
+    assert (newest.step, newest.path) == (3, sealed)
+    assert_loads(newest.path, 3, 0)
     assert drains(step, bulk).wait(PATIENCE) == bulk / "step_3"
     assert [path.name for path in bulk.iterdir()] == ["step_3"]
 
@@ -393,15 +379,15 @@ def test_a_missing_shard_sends_the_job_to_the_next_tier_or_is_named(
     step = save(scratch, 1, threads=2)
     assert latest([tmp_path / "nothing"]) is None
     drains(step, bulk).wait(PATIENCE)
-    found = latest([scratch, bulk])
-    assert found is not None
-    assert found.path == step, "the nearest tier"
+    newest = latest([scratch, bulk])
+    assert newest is not None
+    assert newest.path == step, "the nearest tier"
     shard = sorted(step.glob("*.distcp"))[1]
     with shard.open("r+b") as stream:
         stream.truncate(shard.stat().st_size - 1)
-    found = latest([scratch, bulk])
-    assert found is not None
-    assert (found.step, found.path) == (1, bulk / "step_1")
+    newest = latest([scratch, bulk])
+    assert newest is not None
+    assert (newest.step, newest.path) == (1, bulk / "step_1")
     (bulk / "step_1" / shard.name).unlink()
     with pytest.raises(CannotJudge) as refused:
         latest([scratch, bulk])

@@ -52,8 +52,8 @@ def saves_in(step: Path) -> set[int]:
 
 
 def save_in(step: Path) -> int:
-    (found,) = saves_in(step)
-    return found
+    (save,) = saves_in(step)
+    return save
 
 
 class Drains(RuleBasedStateMachine):
@@ -199,14 +199,14 @@ class Drains(RuleBasedStateMachine):
     @invariant()
     def the_latest_is_the_last_saved(self) -> None:
         there = self.there()
-        found = latest([self.bulk], world=1) if there else None
-        if found is not None:
-            assert save_in(found.path) == max(there.values())
+        newest = latest([self.bulk], world=1) if there else None
+        if newest is not None:
+            assert save_in(newest.path) == max(there.values())
         saved = [*there.values(), *self.here().values()]
         if saved and not (self.unseen and self.mixed):
-            found = latest([self.scratch, self.bulk], world=1)
-            assert found is not None
-            assert save_in(found.path) == max(saved)
+            newest = latest([self.scratch, self.bulk], world=1)
+            assert newest is not None
+            assert save_in(newest.path) == max(saved)
 
     @invariant()
     def shared_storage_is_whole(self) -> None:

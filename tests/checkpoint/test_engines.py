@@ -118,10 +118,10 @@ def test_what_is_saved_comes_back_and_the_next_save_replaces_it(
         pending.wait()
         for name, tensor in state.items():
             tensor.copy_(kept[name])
-        found = engine.load(like, directory)
-        assert equal(state, found) is None
-        assert all(found[name] is tensor for name, tensor in like.items())
-    assert equal(states[0], found) is not None
+        loaded = engine.load(like, directory)
+        assert equal(state, loaded) is None
+        assert all(loaded[name] is tensor for name, tensor in like.items())
+    assert equal(states[0], loaded) is not None
 
 
 def test_the_process_is_handed_more_tensors_than_a_process_may_open_files(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
     def fsync(handle: int) -> None:
         really["fsync"](handle)
-        found = os.fstat(handle)
-        seen.append(("fsync", found.st_ino, found.st_size))
+        status = os.fstat(handle)
+        seen.append(("fsync", status.st_ino, status.st_size))
 
     def renaming(name: str) -> Any:
         def act(*arguments: Any, **more: Any) -> None:
@@ -165,8 +165,8 @@ def lost_at_power_loss(directory: Path, seen: list[tuple[str, int, int]]) -> lis
     """Names below ``directory`` that were not fsynced whole, or whose name was not fsynced after they got it."""
     lost = []
     for path in [path for path in directory.rglob("*") if path.is_file()]:
-        found = path.stat()
-        whole = [at for at, did in enumerate(seen) if did == ("fsync", found.st_ino, found.st_size)]
+        status = path.stat()
+        whole = [at for at, did in enumerate(seen) if did == ("fsync", status.st_ino, status.st_size)]
         named = [at for at, did in enumerate(seen) if did[:2] == ("fsync", path.parent.stat().st_ino)]
         given = [at for at, did in enumerate(seen) if did[0] == "rename"]
         if not whole or not named or max(named) < max(given, default=0):
@@ -177,10 +177,10 @@ def lost_at_power_loss(directory: Path, seen: list[tuple[str, int, int]]) -> lis
 def difference(engine: Engine, state: State, directory: Path) -> str:
     """Between what was saved and what is there now, or why the engine refuses it."""
     try:
-        found = engine.load(blank(state), directory)
+        loaded = engine.load(blank(state), directory)
     except Exception as error:
         return str(error)
-    return equal(state, found) or "none"
+    return equal(state, loaded) or "none"
 
 
 @pytest.mark.parametrize("engine", KINDS, indirect=True)
@@ -219,9 +219,9 @@ def test_a_flipped_bit_on_the_medium_is_found_in_its_tensor(
     content = bytearray(holding[0].read_bytes())
     content[content.index(pattern) + 5] ^= 1
     holding[0].write_bytes(content)
-    told = difference(engine, states[0], tmp_path)
-    refused = "checksum" in told.lower() or "crc" in told.lower()  # by an engine that has them
-    assert refused or told == f"`{name}` differs from byte 5 of {states[0][name].nbytes}"
+    reason = difference(engine, states[0], tmp_path)
+    refused = "checksum" in reason.lower() or "crc" in reason.lower()  # by an engine that has them
+    assert refused or reason == f"`{name}` differs from byte 5 of {states[0][name].nbytes}"
 
 
 @pytest.mark.parametrize("name", ["dcp-async-thread", "dcp-async-process", "fsdp-consolidated", "torch-save-zip"])
@@ -274,11 +274,11 @@ def test_two_ranks_save_and_restore_shards_and_replicas_with_every_engine(model:
         for rank in (0, 1)
     ]
     try:
-        told = [rank.communicate(timeout=PATIENCE) for rank in ranks]
+        outputs = [rank.communicate(timeout=PATIENCE) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    for rank, (stdout, stderr) in zip(ranks, told, strict=True):
+    for rank, (stdout, stderr) in zip(ranks, outputs, strict=True):
         assert rank.returncode == 0, stderr[-3000:]
         results = json.loads(stdout.splitlines()[-1])
         assert {what.split()[1] for what in results if what.startswith("sharded ")} == set(ENGINES)

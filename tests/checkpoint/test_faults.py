@@ -52,15 +52,15 @@ def refused(path: Path, act: Callable[[], None]) -> str:
     with pytest.raises(CheckpointException) as caught:
         save(path, 2, act)
     (failure,) = caught.value.failures.values()
-    told = str(failure[0])
-    assert "\n" not in told
-    return told
+    message = str(failure[0])
+    assert "\n" not in message
+    return message
 
 
 def holds(path: Path, seed: int) -> bool:
-    found = seeded.blank(seeded.state(seed, MEGABYTES))
-    dcp.load(found, storage_reader=DirectReader(path, threads=2))
-    return seeded.difference(seeded.state(seed, MEGABYTES), found) is None
+    loaded = seeded.blank(seeded.state(seed, MEGABYTES))
+    dcp.load(loaded, storage_reader=DirectReader(path, threads=2))
+    return seeded.difference(seeded.state(seed, MEGABYTES), loaded) is None
 
 
 def only_the_checkpoint(path: Path) -> bool:
@@ -72,17 +72,17 @@ def run(*command: str) -> str:
 
 
 @contextlib.contextmanager
-def mounted(place: Path, *how: str) -> Iterator[Path]:
-    place.mkdir()
+def mounted(mount_point: Path, *how: str) -> Iterator[Path]:
+    mount_point.mkdir()
     try:
-        run("mount", *how, str(place))
+        run("mount", *how, str(mount_point))
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no file system can be mounted here: {error.stderr}")
     try:
-        yield place
+        yield mount_point
     finally:
         # What failed to be written may still be under way.
-        run("umount", "--lazy", str(place))
+        run("umount", "--lazy", str(mount_point))
 
 
 @contextlib.contextmanager
@@ -107,8 +107,8 @@ def loop(image: Path) -> Iterator[tuple[str, Callable[[], None]]]:
         run("losetup", "--detach", device)
 
 
-def fill(place: Path) -> None:
-    with (place / "filler").open("wb") as stream, contextlib.suppress(OSError):
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("wb") as stream, contextlib.suppress(OSError):
         while True:
             os.write(stream.fileno(), bytes(2**16))
 
@@ -124,9 +124,9 @@ def test_a_medium_that_fills_up_while_its_file_system_has_room(tmp_path: Path) -
         path = disk / "step"
         save(path, 1)
         run("sync", "--file-system", str(disk))
-        told = refused(path, lambda: fill(thin))
-        assert "No space left on device" in told
-        assert str(path / "__0_") in told
+        message = refused(path, lambda: fill(thin))
+        assert "No space left on device" in message
+        assert str(path / "__0_") in message
         (thin / "filler").unlink()
         assert only_the_checkpoint(path)
         assert holds(path, 1)
@@ -139,9 +139,9 @@ def test_space_is_asked_before_anything_is_written(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=12m", "tmpfs") as small:
         path = small / "step"
         save(path, 1)
-        told = refused(path, lambda: None)
-        assert f"`{path}` has " in told
-        assert re.search(r"the save needs \d.* MB", told)
+        message = refused(path, lambda: None)
+        assert f"`{path}` has " in message
+        assert re.search(r"the save needs \d.* MB", message)
         assert only_the_checkpoint(path)
         assert holds(path, 1)
 
@@ -154,8 +154,8 @@ def test_a_disk_that_fails_while_it_is_written(tmp_path: Path) -> None:
         kept = tmp_path / "kept"
         before = (path / ".metadata").read_bytes()
         shutil.copytree(path, kept)
-        told = refused(path, fail)
-        assert "Input/output error" in told
+        message = refused(path, fail)
+        assert "Input/output error" in message
         # Whatever of it the disk can still give.
         assert (path / ".metadata").read_bytes() == before
         assert holds(kept, 1)
@@ -189,22 +189,22 @@ def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
     # Python ignores SIGXFSZ, so that the write itself fails.
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
     try:
-        told = refused(path, limit)
+        message = refused(path, limit)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "File too large" in told
+    assert "File too large" in message
     assert only_the_checkpoint(path)
     assert holds(path, 1)
 
 
 def test_two_savers_at_once_on_one_path(tmp_path: Path) -> None:
     path = tmp_path / "step"
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def second() -> None:
         with pytest.raises(CheckpointException) as caught:
             save(path, 2)
-        told.extend(wrapped for wrapped, _ in caught.value.failures.values())
+        errors.extend(wrapped for wrapped, _ in caught.value.failures.values())
 
     def beside() -> None:
         thread = threading.Thread(target=second)
@@ -212,7 +212,7 @@ def test_two_savers_at_once_on_one_path(tmp_path: Path) -> None:
         thread.join()
 
     save(path, 1, beside)
-    assert "is being saved to by process" in str(told[0])
-    assert str(os.getpid()) in str(told[0])
+    assert "is being saved to by process" in str(errors[0])
+    assert str(os.getpid()) in str(errors[0])
     assert holds(path, 1)
     assert only_the_checkpoint(path)

@@ -30,19 +30,19 @@ if sys.argv[2] != "work":
 """
 
 
-def all_gone(place: Path) -> bool:
-    pids = [int(path.read_text()) for path in place.glob("pid-*")]
+def all_gone(folder: Path) -> bool:
+    pids = [int(path.read_text()) for path in folder.glob("pid-*")]
     return bool(pids) and gone(*pids)
 
 
-def run(place: Path, what: str) -> None:
-    script = place / "program.py"
+def run(folder: Path, what: str) -> None:
+    script = folder / "program.py"
     script.write_text(PROGRAM)
-    run_ranks([str(script), str(place), what], 2, os.environ, place / "logs", PATIENCE)
+    run_ranks([str(script), str(folder), what], 2, os.environ, folder / "logs", PATIENCE)
 
 
-def wait_for_ranks(place: Path) -> None:
-    until(lambda: len([path for path in place.glob("pid-*") if path.read_text()]) == 2, "both ranks")
+def wait_for_ranks(folder: Path) -> None:
+    until(lambda: len([path for path in folder.glob("pid-*") if path.read_text()]) == 2, "both ranks")
 
 
 def test_each_rank_has_its_log(tmp_path: Path) -> None:

@@ -62,21 +62,21 @@ WATCHED = (
 
 def state_of_the_process() -> list[Any]:
     """Every attribute of what is watched, the defaults of functions too."""
-    told = []
+    parts = []
     for thing in WATCHED:
-        told.append(dict(vars(thing)) if hasattr(thing, "__dict__") else None)
+        parts.append(dict(vars(thing)) if hasattr(thing, "__dict__") else None)
         if inspect.isfunction(thing):
-            told.append((thing.__defaults__, thing.__kwdefaults__, thing.__code__))
+            parts.append((thing.__defaults__, thing.__kwdefaults__, thing.__code__))
         if isinstance(thing, pickled.Kind):
-            told.append((thing.of, thing.new, thing.fill))
+            parts.append((thing.of, thing.new, thing.fill))
         if isinstance(thing, pickled.Call):
-            told.append(thing.make)
+            parts.append(thing.make)
     # Python and torch fill these two themselves.
-    for each in told:
+    for each in parts:
         if isinstance(each, dict):
             for cached in ("__abstractmethods__", "_abc_impl", "__hash_cache__", "cache"):
                 each.pop(cached, None)
-    return told
+    return parts
 
 
 def describing() -> Metadata:
@@ -112,11 +112,11 @@ REAL = [pickle.dumps(describing(), protocol) for protocol in range(2, 6)]
 
 @pytest.mark.parametrize("content", REAL, ids=[f"protocol {number}" for number in range(2, 6)])
 def test_every_protocol_gives_what_python_gives(content: bytes) -> None:
-    found = metadata.loads(content, PLACE)
+    loaded = metadata.loads(content, PLACE)
     free = pickle.loads(content)
-    assert found == free
+    assert loaded == free
     # As it was, not only equal: fields that comparing leaves out, and the classes.
-    assert pickle.dumps(found) == pickle.dumps(free)
+    assert pickle.dumps(loaded) == pickle.dumps(free)
 
 
 def short(text: str) -> bytes:
@@ -249,32 +249,32 @@ def judge(content: bytes) -> Metadata | None:
     """The result, or None where it is refused as it must be."""
     before = state_of_the_process()
     refusal: UsageProblem | None = None
-    found = None
+    loaded = None
     try:
-        found = metadata.loads(content, PLACE)
+        loaded = metadata.loads(content, PLACE)
     except UsageProblem as error:
         refusal = error
     assert state_of_the_process() == before
     if refusal is not None:
         assert refusal.message.startswith(f"`{PLACE}` ")
         assert refusal.message.isprintable()
-    return found
+    return loaded
 
 
-def valid(found: Metadata) -> None:
+def valid(loaded: Metadata) -> None:
     """What the readers rely on."""
-    for name, entry in found.state_dict_metadata.items():
+    for name, entry in loaded.state_dict_metadata.items():
         assert type(name) is str
         assert type(entry) in (TensorStorageMetadata, BytesStorageMetadata)
         if type(entry) is TensorStorageMetadata:
             assert all(len(chunk.offsets) == len(chunk.sizes) == len(entry.size) for chunk in entry.chunks)
             assert type(entry.properties.dtype) is torch.dtype
-    for index, place in (found.storage_data or {}).items():
+    for index, stored in (loaded.storage_data or {}).items():
         assert type(index.fqn) is str
-        assert metadata.is_inside(place.relative_path)
-        assert place.offset >= 0
-        assert place.length >= 0
-    assert type(hash(repr(found))) is int
+        assert metadata.is_inside(stored.relative_path)
+        assert stored.offset >= 0
+        assert stored.length >= 0
+    assert type(hash(repr(loaded))) is int
 
 
 PARTS = [
@@ -316,21 +316,21 @@ STREAMS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=600, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=600, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(STREAMS)
 def test_made_up_metadata_changes_nothing_and_is_refused_or_valid(content: bytes) -> None:
-    found = judge(content)
-    if found is not None:
-        valid(found)
+    loaded = judge(content)
+    if loaded is not None:
+        valid(loaded)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60_000, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60_000, suppress_health_check=[HealthCheck.too_slow])
 @given(STREAMS)
 def test_much_made_up_metadata_changes_nothing_and_is_refused_or_valid(content: bytes) -> None:
-    found = judge(content)
-    if found is not None:
-        valid(found)
+    loaded = judge(content)
+    if loaded is not None:
+        valid(loaded)
 
 
 def saved_pickle() -> bytes:
@@ -354,7 +354,7 @@ def test_a_saved_tensors_pickle_sets_no_attribute_of_what_reads_it() -> None:
     assert state_of_the_process() == before
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(st.data())
 def test_made_up_tensors_are_left_to_torch_or_plain(data: st.DataObject) -> None:
     recipe = bytearray(saved_pickle())
@@ -433,7 +433,7 @@ def test_what_every_planner_writes_is_read_as_it_was(writer: str, planner: str, 
     storage: Any = dcp.FileSystemWriter(tmp_path) if writer == "torch" else DirectWriter(tmp_path)
     dcp.save(state, storage_writer=storage, planner=planners[planner])
     content = (tmp_path / ".metadata").read_bytes()
-    found, free = metadata.read(tmp_path), pickle.loads(content)
-    assert found == free
-    assert pickle.dumps(found) == pickle.dumps(free)
-    assert len(found.storage_data) >= 6
+    ours, free = metadata.read(tmp_path), pickle.loads(content)
+    assert ours == free
+    assert pickle.dumps(ours) == pickle.dumps(free)
+    assert len(ours.storage_data) >= 6

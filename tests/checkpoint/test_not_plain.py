@@ -78,9 +78,9 @@ def freed(left: int) -> torch.Tensor:
 
 def item(path: Path, name: str) -> bytes:
     stored = metadata.read(path).storage_data
-    (place,) = (place for index, place in stored.items() if index.fqn == name)
-    content = (path / place.relative_path).read_bytes()
-    return bytes(content[place.offset : place.offset + place.length])
+    (stored_at,) = (stored_at for index, stored_at in stored.items() if index.fqn == name)
+    content = (path / stored_at.relative_path).read_bytes()
+    return bytes(content[stored_at.offset : stored_at.offset + stored_at.length])
 
 
 REFUSED: dict[str, Callable[[], torch.Tensor]] = {
@@ -117,24 +117,24 @@ def test_what_torch_alone_understands_is_saved_as_torch_does(make: Callable[[], 
     dcp.save({"odd": tensor}, storage_writer=DirectWriter(tmp_path))
     stream = io.BytesIO()
     torch.save(tensor, stream)
-    found = torch.load(io.BytesIO(item(tmp_path, "odd")), weights_only=True)
+    loaded = torch.load(io.BytesIO(item(tmp_path, "odd")), weights_only=True)
     expected = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
-    assert type(found) is type(expected)
-    assert (found.layout, found.dtype, str(found)) == (expected.layout, expected.dtype, str(expected))
+    assert type(loaded) is type(expected)
+    assert (loaded.layout, loaded.dtype, str(loaded)) == (expected.layout, expected.dtype, str(expected))
 
 
 def test_a_wrapper_without_memory_is_saved_as_torch_does(tmp_path: Path) -> None:
     dcp.save({"odd": Wrapper()}, storage_writer=DirectWriter(tmp_path))
-    found = torch.load(io.BytesIO(item(tmp_path, "odd")), weights_only=False)
-    assert type(found) is Wrapper
-    assert found.shape == (64, 64)
+    loaded = torch.load(io.BytesIO(item(tmp_path, "odd")), weights_only=False)
+    assert type(loaded) is Wrapper
+    assert loaded.shape == (64, 64)
 
 
 def test_a_quantized_subclass_keeps_its_scale(tmp_path: Path) -> None:
     dcp.save({"odd": Eighths(torch.arange(8, dtype=torch.int8), 0.125)}, storage_writer=DirectWriter(tmp_path))
-    found = torch.load(io.BytesIO(item(tmp_path, "odd")), weights_only=False)
-    assert type(found) is Eighths
-    assert found.scale == 0.125
+    loaded = torch.load(io.BytesIO(item(tmp_path, "odd")), weights_only=False)
+    assert type(loaded) is Eighths
+    assert loaded.scale == 0.125
 
 
 def test_all_that_is_memory_comes_back_in_torchs_reader(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_all_that_is_memory_comes_back_in_torchs_reader(tmp_path: Path) -> None:
     }
     expected = {name: value.detach().clone().resolve_conj().resolve_neg() for name, value in state.items()}
     dcp.save(state, storage_writer=DirectWriter(tmp_path, checksums=True))
-    found = {name: torch.zeros_like(value).as_subclass(torch.Tensor) for name, value in expected.items()}
-    dcp.load(found, storage_reader=dcp.FileSystemReader(tmp_path))
+    loaded = {name: torch.zeros_like(value).as_subclass(torch.Tensor) for name, value in expected.items()}
+    dcp.load(loaded, storage_reader=dcp.FileSystemReader(tmp_path))
     for name, value in expected.items():
-        assert torch.equal(found[name], value.as_subclass(torch.Tensor)), name
+        assert torch.equal(loaded[name], value.as_subclass(torch.Tensor)), name

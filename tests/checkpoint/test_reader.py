@@ -27,9 +27,9 @@ SMALL = {"threads": 3, "buffer_bytes": 65536}
 
 
 def load(path: Path, expected: dict[str, Any], **settings: Any) -> str | None:
-    found = seeded.blank(expected)
-    dcp.load(found, storage_reader=DirectReader(path, **{**SMALL, **settings}))
-    return seeded.difference(expected, found)
+    target = seeded.blank(expected)
+    dcp.load(target, storage_reader=DirectReader(path, **{**SMALL, **settings}))
+    return seeded.difference(expected, target)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,9 @@ def refusal(path: Path, state: dict[str, Any], **settings: Any) -> str:
     with pytest.raises(CheckpointException) as caught:
         load(path, state, **settings)
     (failure,) = caught.value.failures.values()
-    told = str(failure[0])
-    assert "\n" not in told
-    return told
+    message = str(failure[0])
+    assert "\n" not in message
+    return message
 
 
 @pytest.mark.parametrize(
@@ -78,18 +78,18 @@ def test_it_reads_what_we_wrote(ours: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory file system")
 def test_it_reads_from_memory(ours: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-        assert load(Path(shutil.copytree(ours, Path(place) / "step-1")), seeded.state(1, 2)) is None
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        assert load(Path(shutil.copytree(ours, Path(folder) / "step-1")), seeded.state(1, 2)) is None
 
 
 def test_another_dtype_and_other_strides(ours: Path) -> None:
     expected = seeded.state(1, 2)
-    found = seeded.blank(expected)
-    found["model"]["weight"] = torch.zeros(301, 257, dtype=torch.float64)
-    found["model"]["large"] = torch.zeros(2 * 2**20 // 64, 128, dtype=torch.uint8)[:, ::2]
-    dcp.load(found, storage_reader=DirectReader(ours, **SMALL))
-    assert torch.equal(found["model"]["weight"], expected["model"]["weight"].double())
-    assert torch.equal(found["model"]["large"], expected["model"]["large"])
+    target = seeded.blank(expected)
+    target["model"]["weight"] = torch.zeros(301, 257, dtype=torch.float64)
+    target["model"]["large"] = torch.zeros(2 * 2**20 // 64, 128, dtype=torch.uint8)[:, ::2]
+    dcp.load(target, storage_reader=DirectReader(ours, **SMALL))
+    assert torch.equal(target["model"]["weight"], expected["model"]["weight"].double())
+    assert torch.equal(target["model"]["large"], expected["model"]["large"])
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_a_flipped_byte_is_found_and_named(copied: Path) -> None:
     content = bytearray(file.read_bytes())
     content[offset] ^= 0x10
     file.write_bytes(content)
-    told = refusal(copied, seeded.state(1, 2))
-    assert "`model.large` is damaged" in told
-    assert file.name in told
+    message = refusal(copied, seeded.state(1, 2))
+    assert "`model.large` is damaged" in message
+    assert file.name in message
     # It is the checksum that finds it, and nothing else is wrong with the file.
     assert (
         load(copied, seeded.state(1, 2), verify=False)
@@ -155,30 +155,30 @@ def test_a_part_is_not_called_verified(ours: Path) -> None:
             object.__setattr__(item, "lengths", half)
             return plan
 
-    found = {"model": {"large": torch.zeros(2 * 2**20 // 64, 64, dtype=torch.uint8)}}
+    target = {"model": {"large": torch.zeros(2 * 2**20 // 64, 64, dtype=torch.uint8)}}
     reader = DirectReader(ours, **SMALL)
-    dcp.load(found, storage_reader=reader, planner=Upper())
+    dcp.load(target, storage_reader=reader, planner=Upper())
     large = seeded.state(1, 2)["model"]["large"]
-    assert torch.equal(found["model"]["large"][: len(large) // 2], large[: len(large) // 2])
-    assert not found["model"]["large"][len(large) // 2 :].any()
+    assert torch.equal(target["model"]["large"][: len(large) // 2], large[: len(large) // 2])
+    assert not target["model"]["large"][len(large) // 2 :].any()
     assert reader.unverified == ["model.large"]
 
 
 def test_a_missing_file(copied: Path) -> None:
     file, _ = raw_place(copied, "model.large")
     file.unlink()
-    told = refusal(copied, seeded.state(1, 2))
-    assert f"`{file}`" in told
-    assert "No such file" in told
+    message = refusal(copied, seeded.state(1, 2))
+    assert f"`{file}`" in message
+    assert "No such file" in message
 
 
 def test_a_truncated_file(copied: Path) -> None:
     file, offset = raw_place(copied, "model.large")
     with file.open("r+b") as stream:
         stream.truncate(offset)
-    told = refusal(copied, seeded.state(1, 2))
-    assert f"`{file}` is {offset} bytes long" in told
-    assert "cut short" in told
+    message = refusal(copied, seeded.state(1, 2))
+    assert f"`{file}` is {offset} bytes long" in message
+    assert "cut short" in message
 
 
 def test_a_file_of_another_save(copied: Path, tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_a_file_of_another_save(copied: Path, tmp_path: Path) -> None:
     ours_file, _ = raw_place(copied, "model.large")
     their_file, _ = raw_place(tmp_path / "other", "model.large")
     shutil.copy(their_file, ours_file)
-    told = refusal(copied, seeded.state(1, 2))
-    assert "`model.large` with shape [16384, 128], and the metadata says [32768, 64]" in told
+    message = refusal(copied, seeded.state(1, 2))
+    assert "`model.large` with shape [16384, 128], and the metadata says [32768, 64]" in message
 
 
 def test_swapped_data_files_are_found(tmp_path: Path) -> None:
@@ -230,8 +230,8 @@ class Planted:
 def test_objects_are_not_unpickled_freely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     dcp.save({"thing": Planted()}, storage_writer=dcp.FileSystemWriter("step-1"))
-    told = refusal(Path("step-1"), {"thing": None})
-    assert "`thing` cannot be unpickled safely: Unsupported global" in told
+    message = refusal(Path("step-1"), {"thing": None})
+    assert "`thing` cannot be unpickled safely: Unsupported global" in message
     assert not Path("planted").exists()
     dcp.load({"thing": None}, storage_reader=DirectReader("step-1", allow_objects=True))
     assert Path("planted").exists()

@@ -25,44 +25,44 @@ def test_a_rank_that_fails_fails_the_save_and_the_next_one_goes_on(tmp_path: Pat
         )
         for rank in range(2)
     ]  # fmt: skip
-    told = []
+    outputs = []
     try:
         for rank in ranks:
             out, error = rank.communicate(timeout=PATIENCE)
             assert rank.returncode == 0, error
-            told.append(out.splitlines())
+            outputs.append(out.splitlines())
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
     # 6 x 1.02 MB and 8 MB on both ranks, 1.6 MB in two shards: shared out, each writes half of 15.7 MB.
-    sizes = [int(lines[0].removeprefix("saved ")) for lines in told]
+    sizes = [int(lines[0].removeprefix("saved ")) for lines in outputs]
     assert all(7.8e6 < size < 9.5e6 for size in sizes), sizes
-    for lines in told:
+    for lines in outputs:
         assert lines[1].startswith("failed on [1]: `"), lines[1]
         assert "File too large" in lines[1]
     # The rank that failed removed its own; the checkpoint's own are there.
-    assert told[1][2].count(".distcp") == 1
-    assert all(8e6 < int(lines[4].split()[1]) < 40e6 for lines in told)
+    assert outputs[1][2].count(".distcp") == 1
+    assert all(8e6 < int(lines[4].split()[1]) < 40e6 for lines in outputs)
     # Nothing is left of the first save and of the failed one.
-    assert told[0][5].count(".distcp") == 2
-    assert told[0][5].count("'") == 2 * 3
+    assert outputs[0][5].count(".distcp") == 2
+    assert outputs[0][5].count("'") == 2 * 3
 
-    found = {"big": torch.zeros(2_000_000), "sharded": torch.zeros(400_001, 1), "step": 0}
+    loaded = {"big": torch.zeros(2_000_000), "sharded": torch.zeros(400_001, 1), "step": 0}
     replicated = {f"w{number}": torch.zeros(1000, 256) for number in range(6)}
-    dcp.load({**found, "replicated": replicated}, storage_reader=dcp.FileSystemReader(directory))
-    assert torch.equal(found["big"], torch.arange(2_000_000.0) + 300)
-    assert torch.equal(found["sharded"], torch.arange(400_001.0).reshape(-1, 1) + 300)
+    dcp.load({**loaded, "replicated": replicated}, storage_reader=dcp.FileSystemReader(directory))
+    assert torch.equal(loaded["big"], torch.arange(2_000_000.0) + 300)
+    assert torch.equal(loaded["sharded"], torch.arange(400_001.0).reshape(-1, 1) + 300)
     assert all(torch.equal(tensor, torch.full((1000, 256), 300.0 + n)) for n, tensor in enumerate(replicated.values()))
 
 
 @pytest.mark.slow
 def test_a_process_saves_what_torch_staged_and_our_stager_says_that_it_is_for_a_thread(tmp_path: Path) -> None:
     program = str(Path(__file__).with_name("writer_process.py"))
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
-    assert found.stdout.splitlines() == [
+    assert done.stdout.splitlines() == [
         "saved",
         "UsageProblem the stager of DirectWriter supports `AsyncCheckpointerType.THREAD` only",
     ]

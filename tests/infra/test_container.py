@@ -48,8 +48,8 @@ def test_dev_shm_now_and_at_the_next_boot(host: Host) -> None:
 
 def test_fstab_still_parses_and_keeps_what_others_wrote(host: Host) -> None:
     assert "/dev/disk/by-label/other /mnt/taken ext4 noauto,nofail 0 0" in host.file("/etc/fstab").content_string
-    found = host.check_output("findmnt --fstab --raw --noheadings --output FSTYPE,OPTIONS --target /dev/shm")
-    assert found == f"tmpfs nosuid,nodev,size={48 * MIB}"
+    listed = host.check_output("findmnt --fstab --raw --noheadings --output FSTYPE,OPTIONS --target /dev/shm")
+    assert listed == f"tmpfs nosuid,nodev,size={48 * MIB}"
 
 
 def test_no_huge_pages_were_asked_for(host: Host) -> None:
@@ -96,4 +96,4 @@ def test_inspect_knows_that_it_is_a_container(host: Host) -> None:
     seen = json.loads(done.stdout)
     assert seen["host"]["container"]
     assert seen["memory"]["shm"] == 48 * MIB
-    assert "--shm-size=" in {one["id"]: one["remedy"] for one in seen["findings"]}["container.shm"]
+    assert "--shm-size=" in {finding["id"]: finding["remedy"] for finding in seen["findings"]}["container.shm"]

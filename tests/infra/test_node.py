@@ -19,14 +19,14 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def manifest(host: Host) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(host.file("/etc/tunetool/node.json").content_string)
-    return found
+    document: dict[str, Any] = json.loads(host.file("/etc/tunetool/node.json").content_string)
+    return document
 
 
 def test_the_array_has_its_name_members_and_chunk(host: Host, manifest: dict[str, Any]) -> None:
     text = host.check_output("mdadm --detail --export /dev/md/nvme_raid0")
-    found = dict(line.split("=", 1) for line in text.splitlines())
-    assert (found["MD_LEVEL"], found["MD_DEVICES"], found["MD_UUID"]) == ("raid0", "8", manifest["array"]["uuid"])
+    fields = dict(line.split("=", 1) for line in text.splitlines())
+    assert (fields["MD_LEVEL"], fields["MD_DEVICES"], fields["MD_UUID"]) == ("raid0", "8", manifest["array"]["uuid"])
     text = host.check_output(
         "cd /sys/block/$(basename $(readlink /dev/md/nvme_raid0))/md; cat array_state chunk_size;"
         " for slot in 0 1 2 3 4 5 6 7; do cat rd$slot/block/device/serial; done"
@@ -61,7 +61,7 @@ def test_it_is_mounted_as_asked_and_at_every_boot(host: Host, manifest: dict[str
     (line,) = [fields for fields in lines if len(fields) > 1 and fields[1] == POINT]
     assert line[0] == f"UUID={manifest['filesystem']['uuid']}"
     assert {"nofail", "noatime"} <= set(line[3].split(","))
-    assert any(one.startswith("x-systemd.device-timeout=") for one in line[3].split(","))
+    assert any(option.startswith("x-systemd.device-timeout=") for option in line[3].split(","))
 
 
 def test_the_array_is_assembled_by_name_at_every_boot(host: Host, manifest: dict[str, Any]) -> None:
@@ -112,15 +112,15 @@ def test_the_weekly_trim_reaches_the_volume(host: Host) -> None:
     assert host.check_output("systemctl is-enabled fstrim.timer; systemctl is-active fstrim.timer") == "enabled\nactive"
     # What the timer starts goes by /etc/fstab.
     host.check_output("systemctl start fstrim.service")
-    told = host.check_output("journalctl --unit=fstrim.service --output=cat --no-pager")
-    assert f"{POINT}: " in told
-    assert "trimmed on /dev/md" in told
+    log = host.check_output("journalctl --unit=fstrim.service --output=cat --no-pager")
+    assert f"{POINT}: " in log
+    assert "trimmed on /dev/md" in log
 
 
 def test_the_drive_that_is_not_ours_is_as_it_was(host: Host) -> None:
     assert host.mount_point("/srv/system").device == "/dev/nvme0n1"
-    found = host.check_output("sha256sum < /srv/system/MARKER").split()[0]
-    assert found == hashlib.sha256(marker("LAB1SYS")).hexdigest()
+    digest = host.check_output("sha256sum < /srv/system/MARKER").split()[0]
+    assert digest == hashlib.sha256(marker("LAB1SYS")).hexdigest()
 
 
 def test_nothing_failed_at_the_boot(host: Host) -> None:
@@ -136,7 +136,7 @@ def test_one_screen_shows_what_was_built_and_its_recording_shows_the_same(host: 
     assert [drive["serial"] for drive in members] == [f"LAB1NV{slot}" for slot in range(1, 9)]
     assert {drive["health"]["status"] for drive in members} == {"ok"}
     assert seen["arrays"][0]["members"] == [f"LAB1NV{slot}" for slot in range(1, 9)]
-    assert [one["aligned"] for one in seen["filesystems"] if one["mount_point"] == POINT] == [True]
+    assert [volume["aligned"] for volume in seen["filesystems"] if volume["mount_point"] == POINT] == [True]
     assert seen["memory"]["hugepages"] == [
         {"size_kib": 2048, "count": 48, "free": 48, "numa_node": 0},
         {"size_kib": 2048, "count": 16, "free": 16, "numa_node": 1},
@@ -159,6 +159,6 @@ def test_the_node_judges_itself(host: Host) -> None:
     assert record["verdict"]["status"] == "pass"
     # The node has no GPU.
     assert [check["id"] for check in record["checks"] if check["status"] != "pass"] == ["gds.mode"]
-    found = {check["id"]: check["found"] for check in record["checks"]}
+    by_id = {check["id"]: check["found"] for check in record["checks"]}
     for session in ("login", "service"):
-        assert found[f"memory.memlock.{session}"] == "locked, limit unlimited"
+        assert by_id[f"memory.memlock.{session}"] == "locked, limit unlimited"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -107,22 +108,29 @@ class Lab:
     def record(self) -> dict[str, Any]:
         """node1's own record of the last `verify`, as the fleet's record keeps it."""
         newest = max((self.state / "runs").glob("*-fleet-*/hosts/node1.json"), key=lambda path: path.stat().st_mtime)
-        found: dict[str, Any] = json.loads(newest.read_text())
-        return found
+        document: dict[str, Any] = json.loads(newest.read_text())
+        return document
+
+
+@contextlib.contextmanager
+def started(tmp_path_factory: pytest.TempPathFactory, *options: str) -> Iterator[Lab]:
+    """Nodes that `lab up` starts with ``options``, gone afterwards whatever happened."""
+    inventory = tmp_path_factory.mktemp("inventory")
+    (inventory / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
+    lab = Lab(tmp_path_factory.mktemp("lab"), inventory)
+    try:
+        lab.lab("up", *options)
+        lab.refresh()
+        yield lab
+    finally:
+        lab.tool("lab", "down")
 
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """One node, up for the whole session, gone after it whatever happened."""
-    inventory = tmp_path_factory.mktemp("inventory")
-    (inventory / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
-    lab = Lab(tmp_path_factory.mktemp("lab"), inventory)
-    try:
-        lab.lab("up", "--nodes", "1", "--os", os.environ.get("TUNETOOL_LAB_OS", "debian12"))
-        lab.lab("inventory", "--output", str(inventory / "hosts.yml"))
+    with started(tmp_path_factory, "--nodes", "1", "--os", os.environ.get("TUNETOOL_LAB_OS", "debian12")) as lab:
         yield lab
-    finally:
-        lab.tool("lab", "down")
 
 
 @pytest.fixture

@@ -61,12 +61,12 @@ def verbose(lab: Lab, *arguments: str) -> Done:
 
 def differences(output: str) -> dict[str, dict[str, object]]:
     """By name, from the results that ``-v`` prints as JSON."""
-    found: dict[str, dict[str, object]] = {}
+    by_name: dict[str, dict[str, object]] = {}
     for line in output.splitlines():
         if "=> {" in line and '"differences"' in line:
             result = json.loads(line[line.index("{") :])
-            found.update({one["name"]: one for one in result["differences"]})
-    return found
+            by_name.update({difference["name"]: difference for difference in result["differences"]})
+    return by_name
 
 
 @pytest.mark.slow
@@ -76,13 +76,13 @@ def test_what_can_be_mended_is_named_and_mended_beside_the_data(node: Lab) -> No
     looked = differences(verbose(node, "--check").stdout)
     done = verbose(node)
     assert done.code == 0, done.text
-    found = differences(done.stdout)
-    assert set(found) == set(MENDED)
+    by_name = differences(done.stdout)
+    assert set(by_name) == set(MENDED)
     for name, values in MENDED.items():
-        assert found[name]["mended"] is True
+        assert by_name[name]["mended"] is True
         if values:
-            assert (found[name]["expected"], found[name]["found"]) == values
-    assert looked == found
+            assert (by_name[name]["expected"], by_name[name]["found"]) == values
+    assert looked == by_name
     text = node.ssh(
         "node1",
         f"findmnt -no OPTIONS {POINT}; findmnt -no LABEL {POINT}; findmnt -bno SIZE /dev/shm; ls -ld {POINT}/*;"
@@ -129,6 +129,19 @@ def test_what_cannot_be_mended_stops_the_run_with_everything_named(node: Lab) ->
     assert checksum(node) == before
 
 
+def refused(node: Lab, *differing: str) -> str:
+    """The run stops at what differs and changes nothing; the checksum of what lies on the volume."""
+    before = checksum(node)
+    done = node.site(*ASKED)
+    assert done.code != 0
+    said = " ".join(done.text.split())
+    for name in differing:
+        assert f"`{name}`: expected" in said
+    assert "changed=0" in done.stdout
+    assert checksum(node) == before
+    return before
+
+
 @pytest.mark.slow
 def test_what_somebody_made_anew_is_refused_until_it_is_adopted(node: Lab) -> None:
     node.ssh(
@@ -136,14 +149,7 @@ def test_what_somebody_made_anew_is_refused_until_it_is_adopted(node: Lab) -> No
         f"umount {POINT}; mkfs.xfs -q -f -d su=512k,sw=8 /dev/md/nvme_raid0"
         f" && mount /dev/md/nvme_raid0 {POINT} && mkdir {POINT}/deepspeed_offload && echo theirs > {DATA} && udevadm settle",
     )
-    before = checksum(node)
-    done = node.site(*ASKED)
-    assert done.code != 0
-    said = " ".join(done.text.split())
-    for name in ("filesystem.uuid", "filesystem.data_stripe_unit"):
-        assert f"`{name}`: expected" in said
-    assert "changed=0" in done.stdout
-    assert checksum(node) == before
+    refused(node, "filesystem.uuid", "filesystem.data_stripe_unit")
     drives = "$(for n in 1 2 3 4 5 6 7 8; do lsblk -dno NAME,SERIAL | awk -v s=LAB1NV$n '$2 == s {print \"/dev/\" $1}'; done)"
     node.ssh(
         "node1",
@@ -154,14 +160,7 @@ def test_what_somebody_made_anew_is_refused_until_it_is_adopted(node: Lab) -> No
         f" && mount -o noatime,logbufs=8,logbsize=256k /dev/md/nvme_raid0 {POINT}"
         f" && mkdir {POINT}/deepspeed_offload && echo theirs > {DATA}",
     )
-    before = checksum(node)
-    done = node.site(*ASKED)
-    assert done.code != 0
-    said = " ".join(done.text.split())
-    assert "`array.uuid`: expected" in said
-    assert "`filesystem.uuid`: expected" in said
-    assert "changed=0" in done.stdout
-    assert checksum(node) == before
+    before = refused(node, "array.uuid", "filesystem.uuid")
     adopted = node.site(*ASKED, "-e", "raid_array_adopt=true")
     assert adopted.code == 0, adopted.text
     assert checksum(node) == before

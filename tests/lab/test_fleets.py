@@ -7,22 +7,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, Lab, changed_tasks
+from conftest import ROOT, Lab, changed_tasks, started
 from summaries import TRIPS_TO_BUILD, host_row
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab of two nodes."""
-    inventory = tmp_path_factory.mktemp("two-inventory")
-    (inventory / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
-    lab = Lab(tmp_path_factory.mktemp("two"), inventory)
-    try:
-        lab.lab("up", "--nodes", "2")
-        lab.lab("inventory", "--output", str(inventory / "hosts.yml"))
+    with started(tmp_path_factory, "--nodes", "2") as lab:
         yield lab
-    finally:
-        lab.tool("lab", "down")
 
 
 def with_a_dead_host(lab: Lab, place: Path) -> str:

@@ -106,19 +106,19 @@ def on_the_node(lab: Lab, script: str) -> dict[str, Any]:
         timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 @pytest.mark.slow  # where the bytes lie is in tests/unit/test_extents.py and test_stripe.py, that nothing is written in tests/measurement
 def test_every_byte_of_a_file_is_found_on_the_members_and_reading_them_writes_nothing(built: Lab) -> None:
-    found = on_the_node(built, RAW)
-    assert found["drives"] == 8
-    assert found["extents"] >= 2
-    assert found["compared"] == found["equal"] == found["size"]
-    assert "is not what" in found["caught"]
-    assert found["writes"] == 0
-    assert 0.98 <= found["read"] / found["claimed"] <= 1.02
+    answer = on_the_node(built, RAW)
+    assert answer["drives"] == 8
+    assert answer["extents"] >= 2
+    assert answer["compared"] == answer["equal"] == answer["size"]
+    assert "is not what" in answer["caught"]
+    assert answer["writes"] == 0
+    assert 0.98 <= answer["read"] / answer["claimed"] <= 1.02
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import POINT, ROOT, Lab, changed_tasks
+from conftest import POINT, Lab, changed_tasks, started
 
 PAGES = "/sys/devices/system/node/node1/hugepages/hugepages-1048576kB/nr_hugepages"
 LINUX = "grep /vmlinuz /boot/grub/grub.cfg"
@@ -22,15 +22,8 @@ FILL = "mkdir -p /run/fill && mount -t tmpfs -o size=3g tmpfs /run/fill && fallo
 @pytest.fixture
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab of its own with one node of 4 GiB: those of the other tests are too small for a page."""
-    inventory = tmp_path_factory.mktemp("inventory")
-    (inventory / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
-    lab = Lab(tmp_path_factory.mktemp("lab"), inventory)
-    try:
-        lab.lab("up", "--memory", "4GiB", "--os", os.environ.get("TUNETOOL_LAB_OS", "debian12"))
-        lab.refresh()
+    with started(tmp_path_factory, "--memory", "4GiB", "--os", os.environ.get("TUNETOOL_LAB_OS", "debian12")) as lab:
         yield lab
-    finally:
-        lab.tool("lab", "down")
 
 
 def asked(**more: Any) -> tuple[str, str]:

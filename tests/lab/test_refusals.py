@@ -29,12 +29,12 @@ def fingerprints(lab: Lab) -> dict[str, str]:
     for path in sorted((lab.state / "node1/drives").glob("LAB1NV*.img")):
         digest = hashlib.sha256()
         with path.open("rb") as file:
-            for place in data_blocks(path):
-                file.seek(place)
+            for block in data_blocks(path):
+                file.seek(block)
                 data = file.read(BLOCK)
                 # Whether zeros are stored or left out says nothing about the drive.
                 if data.strip(b"\0"):
-                    digest.update(b"%d:" % place + data)
+                    digest.update(b"%d:" % block + data)
         found[path.stem] = digest.hexdigest()
     return found
 

@@ -17,12 +17,12 @@ MANIFEST_TASK = "tunetool.node.tunetool : Write the manifest and check the node 
 
 @pytest.fixture
 def variables(lab: Lab) -> Iterator[Path]:
-    place = lab.inventory / "host_vars/node1"
-    place.mkdir(parents=True)
-    yield place / "tunetool_tuned.json"
-    for path in place.iterdir():
+    folder = lab.inventory / "host_vars/node1"
+    folder.mkdir(parents=True)
+    yield folder / "tunetool_tuned.json"
+    for path in folder.iterdir():
         path.unlink()
-    place.rmdir()
+    folder.rmdir()
 
 
 @pytest.mark.slow
@@ -55,8 +55,8 @@ def test_eight_settings_by_fio_and_their_way_through_the_inventory(built: Lab, v
     node.ssh("node1", f"mount -o remount,nolazytime {POINT}")
 
     # A result of other hardware is no result for this node.
-    told = json.loads(variables.read_text())["tunetool_tuned"]
-    variables.write_text(json.dumps({"tunetool_tuned": {"0" * 64: next(iter(told.values()))}}))
+    stored = json.loads(variables.read_text())["tunetool_tuned"]
+    variables.write_text(json.dumps({"tunetool_tuned": {"0" * 64: next(iter(stored.values()))}}))
     done = node.site()
     assert done.code == 0, done.text
     assert "has no result of hardware like this" in done.text

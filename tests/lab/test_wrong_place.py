@@ -39,27 +39,27 @@ def service(lab: Lab, command: str = "true") -> str:
 def warn(lab: Lab, serial: str, bits: int) -> None:
     """Let a drive's health log carry a critical warning."""
     with Qmp(State(lab.state).qmp_socket("node1")) as qmp:
-        place = {"path": f"/machine/peripheral/nvme-{serial}", "property": "smart_critical_warning", "value": bits}
-        qmp.command("qom-set", place)
+        fault = {"path": f"/machine/peripheral/nvme-{serial}", "property": "smart_critical_warning", "value": bits}
+        qmp.command("qom-set", fault)
 
 
 def checks(lab: Lab, user: str = "root") -> dict[str, tuple[str, str]]:
     """Status and finding of each check, asked on the node itself by ``user``; without the path of GPUs it has not."""
     command = f"/opt/tunetool/bin/tunetool verify --level config --runs-dir /tmp/runs-{user} --json -"
     text = lab.ssh("node1", f"cd /tmp && su {user} -s /bin/sh -c '{command}' || true")
-    found = {check["id"]: (check["status"], check["found"]) for check in json.loads(text)["checks"]}
-    assert found.pop("gds.mode")[0] == "skip"
-    return found
+    by_id = {check["id"]: (check["status"], check["found"]) for check in json.loads(text)["checks"]}
+    assert by_id.pop("gds.mode")[0] == "skip"
+    return by_id
 
 
 def test_a_drive_that_warns_is_named_to_root(built: Lab) -> None:
     warn(built, "LAB1NV6", 0b100)
-    found = checks(built)
-    assert found.pop("drives.critical_warning") == ("fail", "`LAB1NV6`: the media have become unreliable")
-    assert {status for status, _ in found.values()} == {"pass"}
-    found = checks(built, "nobody")
-    assert found["drives.critical_warning"] == ("skip", "only root may ask the drives")
-    assert found["drives.link"][0] == "pass"
+    by_id = checks(built)
+    assert by_id.pop("drives.critical_warning") == ("fail", "`LAB1NV6`: the media have become unreliable")
+    assert {status for status, _ in by_id.values()} == {"pass"}
+    by_id = checks(built, "nobody")
+    assert by_id["drives.critical_warning"] == ("skip", "only root may ask the drives")
+    assert by_id["drives.link"][0] == "pass"
     warn(built, "LAB1NV6", 0)
     assert {status for status, _ in checks(built).values()} == {"pass"}
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
+from disks import has_deepspeed
 from judged import undisturbed
 from programs import need_program
 from pythons import bare_python, python_that
-from tunetool.measure.aio import Missing, need, probe
 from tunetool.record import parse
 from waiting import PATIENCE, until
 
@@ -68,8 +68,8 @@ class Bench:
             timeout=PATIENCE,
             stdin=subprocess.DEVNULL,
         )
-        found = sorted(runs.glob("*/record.json"), key=lambda path: path.stat().st_mtime)
-        record = json.loads(found[-1].read_text()) if found else None
+        kept = sorted(runs.glob("*/record.json"), key=lambda path: path.stat().st_mtime)
+        record = json.loads(kept[-1].read_text()) if kept else None
         print(done.stdout, done.stderr)
         return Answer(done.returncode, done.stdout + done.stderr, record)
 
@@ -81,10 +81,10 @@ def bench() -> Iterator[Bench]:
         pytest.skip("needs root and loop devices")
     need_program("fio")
     # Not pytest's own directory: it may lie in memory.
-    place = Path(tempfile.mkdtemp(prefix="tunetool-liars-", dir="/var/tmp"))
-    (place / "target").mkdir()
-    yield Bench(place)
-    shutil.rmtree(place)
+    folder = Path(tempfile.mkdtemp(prefix="tunetool-liars-", dir="/var/tmp"))
+    (folder / "target").mkdir()
+    yield Bench(folder)
+    shutil.rmtree(folder)
 
 
 def lied(answer: Answer, code: int, *said: str) -> None:
@@ -220,12 +220,12 @@ def test_a_scheduler_runs_a_job_that_computes(bench: Bench) -> None:
     assert list(bench.target.iterdir()) == []
 
 
-def in_front_of_fio(place: Path, script: str) -> str:
+def in_front_of_fio(folder: Path, script: str) -> str:
     """A program that is found before the real fio, which is ``$REAL``; how to find both."""
-    program = place / "fio"
+    program = folder / "fio"
     program.write_text(f"#!/bin/bash\nREAL={shutil.which('fio')}\n{script}\n")
     program.chmod(0o755)
-    return f"{place}:{os.environ['PATH']}"
+    return f"{folder}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize(
@@ -325,15 +325,6 @@ def test_a_fio_that_claims_more_than_it_moves(bench: Bench, tmp_path: Path) -> N
     liar.chmod(0o755)
     answer = bench.mounted("true", "--allow-busy", PATH=f"{tmp_path}:{os.environ['PATH']}")
     lied(answer, 3, "counted only 0.", "the rest never reached a drive")
-
-
-def has_deepspeed() -> bool:
-    """Whether this Python has DeepSpeed with its op built; `make setup` sees to it where torch comes without CUDA."""
-    try:
-        need(probe(Path(sys.executable), os.environ), "async_io")
-    except Missing:
-        return False
-    return True
 
 
 @pytest.mark.slow  # children that die are in tests/unit/test_deepspeed.py

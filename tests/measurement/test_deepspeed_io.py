@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from calls import TUNETOOL, call
 from judged import proven, undisturbed
 from pythons import python_that
 from tunetool.measure.aio import Probe
@@ -25,8 +26,6 @@ from waiting import PATIENCE, until
 pytest_plugins = ["disks"]
 pytestmark = pytest.mark.usefixtures("ready")
 
-TUNETOOL = [sys.executable, "-m", "tunetool"]
-
 
 def command(folder: Path, *arguments: str) -> list[str]:
     runs = str(folder.parent / "runs")
@@ -34,14 +33,7 @@ def command(folder: Path, *arguments: str) -> list[str]:
 
 
 def ds_io(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(folder, *arguments),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    return call(*command(folder, *arguments), env={**os.environ, **environment})
 
 
 def figures(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -95,13 +87,7 @@ def test_a_transfer_that_a_limit_cut_short_is_no_success(disk: Path, tmp_path: P
 
 
 def test_a_limit_of_our_own_is_named_beforehand(disk: Path) -> None:
-    done = subprocess.run(
-        ["prlimit", "--fsize=20000000", *command(disk, "--io_size", "64M")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = call("prlimit", "--fsize=20000000", *command(disk, "--io_size", "64M"))
     assert done.returncode == 3, done.stdout + done.stderr
     assert "RLIMIT_FSIZE ends files at 19.07 MiB" in done.stdout
     assert list(disk.iterdir()) == []
@@ -118,12 +104,8 @@ def test_a_user_who_may_lock_little(disk: Path, tmp_path: Path, ready: Probe) ->
     with copied_ops(ready) as extensions:
         for folder in (disk, tmp_path, tmp_path.parent, tmp_path.parent.parent):
             folder.chmod(0o777 if folder in (disk, tmp_path) else 0o755)
-        done = subprocess.run(
-            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *LITTLE, python, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
+        done = call(
+            *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *LITTLE, python, *arguments),
             env={**os.environ, **environment, "TORCH_EXTENSIONS_DIR": str(extensions), "HOME": "/nonexistent"}
             | {"TUNETOOL_LOCK_DIR": ""},  # that of the tests is root's
         )
@@ -183,14 +165,7 @@ def test_a_disk_that_is_full(disk: Path, ready: Probe) -> None:
         pytest.skip("needs root and loop devices")
     image = disk.parent / "image"
     script = f"truncate -s 200M {image}; mkfs.ext4 -q -F {image}; mount -o loop {image} {disk}; exec "
-    line = " ".join(command(disk, "--io_size", "256M"))
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-euc", script + line],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = call("unshare", "--mount", "sh", "-euc", script + " ".join(command(disk, "--io_size", "256M")))
     assert done.returncode == 3, done.stdout + done.stderr
     assert "has too little space" in done.stdout
 
@@ -229,9 +204,7 @@ def test_what_is_built_is_not_built_again(ready: Probe) -> None:
     library = ready.find("async_io")
     assert library is not None
     before = library.stat()
-    done = subprocess.run(
-        [*TUNETOOL, "build-ops", "--op", "async_io"], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    done = call(*TUNETOOL, "build-ops", "--op", "async_io")
     assert done.returncode == 0, done.stderr
     assert "async_io  already built: " in done.stdout
     after = library.stat()
@@ -249,7 +222,7 @@ def test_a_build_from_nothing_and_one_that_is_interrupted(ready: Probe, tmp_path
         assert process.returncode == 130
     assert not (tmp_path / "utils/lock").exists()
     (tmp_path / "utils/lock").touch()
-    done = subprocess.run(build, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
+    done = call(*build, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"removed `{tmp_path}/utils/lock`" in done.stderr
     assert "utils: 3 of 3 objects" in done.stderr

@@ -79,9 +79,9 @@ def test_the_ladder_of_a_plain_disk(
     assert "raw rungs need an md RAID0" in str(skipped["array.read"])
     for name in ("deepspeed.cpu.read", "deepspeed.gds.write", "checkpoint.save"):
         assert "torch is not installed" in str(skipped[name])
-    told = capsys.readouterr().err
-    assert "then the ladder, about" in told
-    assert "raw rungs are left out" in told
+    said = capsys.readouterr().err
+    assert "then the ladder, about" in said
+    assert "raw rungs are left out" in said
 
 
 def test_a_dry_run_says_what_the_ladder_takes(disk: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -124,10 +124,10 @@ def with_torch() -> Path:
     """A Python that has torch: `TUNETOOL_TEST_PYTHON`, else the one that `make setup` gave it to."""
     python = Path(os.environ.get("TUNETOOL_TEST_PYTHON", sys.executable))
     try:
-        found = probe(python, os.environ)
+        probed = probe(python, os.environ)
     except Missing as error:
         pytest.skip(error.message)
-    if found.torch is None:
+    if probed.torch is None:
         pytest.skip(f"`{python}` has no torch")
     return python
 
@@ -140,8 +140,8 @@ def scene(disk: Path, python: Path) -> Scene:  # noqa: F811
 
 
 def test_a_torch_checkpoint_is_saved_durably_and_comes_back_equal(disk: Path, with_torch: Path) -> None:  # noqa: F811
-    found = TorchCheckpoint().run(scene(disk, with_torch))
-    figures = {measurement.name: measurement for measurement in found.measurements}
+    outcome = TorchCheckpoint().run(scene(disk, with_torch))
+    figures = {measurement.name: measurement for measurement in outcome.measurements}
     assert figures.keys() == {"checkpoint.save", "checkpoint.load"}
     for measurement in figures.values():
         assert measurement.layer == "checkpoint"
@@ -167,12 +167,12 @@ def test_a_checkpoint_s_process_that_dies_is_told(disk: Path, with_torch: Path, 
 
 def open_flags(pid: int, path: Path) -> set[int]:
     """With which flags a process has ``path`` open."""
-    found = set()
+    flags = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
             if entry.readlink() == path:
                 text = Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text()
-                found.add(int(text.split("flags:")[1].split()[0], 8))
+                flags.add(int(text.split("flags:")[1].split()[0], 8))
         except OSError:
             continue
-    return found
+    return flags

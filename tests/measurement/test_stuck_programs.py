@@ -41,21 +41,21 @@ def frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Frozen]:
         pytest.skip("needs root and loop devices")
     need_program("fsfreeze", "mkfs.ext4", "mount", "umount")
     monkeypatch.setattr(worker, "KILL_PATIENCE", 0.5)
-    image, place = tmp_path / "image", tmp_path / "place"
-    place.mkdir()
+    image, mount_point = tmp_path / "image", tmp_path / "place"
+    mount_point.mkdir()
     subprocess.run(["truncate", "--size", "64M", image], check=True)
     subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, place], check=True)
-    found = Frozen(place)
-    timer = threading.Timer(_LONGEST, found.thaw)
+    subprocess.run(["mount", "-o", "loop", image, mount_point], check=True)
+    made = Frozen(mount_point)
+    timer = threading.Timer(_LONGEST, made.thaw)
     try:
-        subprocess.run(["fsfreeze", "--freeze", place], check=True)
+        subprocess.run(["fsfreeze", "--freeze", mount_point], check=True)
         timer.start()
-        yield found
+        yield made
     finally:
         timer.cancel()
-        found.thaw()
-        subprocess.run(["umount", place], check=True)
+        made.thaw()
+        subprocess.run(["umount", mount_point], check=True)
 
 
 def stuck() -> bool:

@@ -14,16 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from calls import TUNETOOL, call
+from disks import has_deepspeed
 from judged import interrupted, proven, undisturbed
 from programs import need_program
 from pythons import bare_python
-from tunetool.measure.aio import Missing, need, probe
 from tunetool.measure.evidence import obstacles
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.record import Record, parse, read
 from waiting import PATIENCE, until
 
-TUNETOOL = [sys.executable, "-m", "tunetool", "verify"]
+VERIFY = [*TUNETOOL, "verify"]
 
 
 @pytest.fixture
@@ -48,28 +49,13 @@ def memory() -> Iterator[Path]:
 def verify(target: Path, runs: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     # The DeepSpeed rung is shown once; elsewhere its seconds would add nothing.
     without = [] if {"-i", "--require"} & set(arguments) else ["--python", str(bare_python(runs.parent))]
-    return subprocess.run(
-        [*TUNETOOL, "--target", str(target), "--runs-dir", str(runs), "--allow-busy", *without, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    common = ("--target", target, "--runs-dir", runs, "--allow-busy")
+    return call(*VERIFY, *common, *without, *arguments, env={**os.environ, **environment})
 
 
 def only_record(runs: Path) -> Record:
     (path,) = runs.glob("*/record.json")
     return read(path)
-
-
-def has_deepspeed() -> bool:
-    """Whether `make setup` found a torch without CUDA, and compiled the op."""
-    try:
-        need(probe(Path(sys.executable), os.environ), "async_io")
-    except Missing:
-        return False
-    return True
 
 
 def test_it_passes_with_proof_and_leaves_nothing(disk: Path, tmp_path: Path) -> None:
@@ -114,7 +100,7 @@ def test_memory_is_unproven(memory: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted_in_the_middle(disk: Path, tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
-        [*TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s", "--allow-busy"],
+        [*VERIFY, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s", "--allow-busy"],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -132,18 +118,18 @@ def test_interrupted_in_the_middle(disk: Path, tmp_path: Path, number: signal.Si
 
 def janitors_of(folder: Path) -> list[int]:
     """Processes that tidy up below ``folder`` when their run was killed."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().decode(errors="replace").split("\0")
             if any(word.endswith("janitor.py") for word in words) and any(str(folder) in word for word in words):
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def test_killed_outright_it_leaves_nothing(disk: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [*TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s", "--allow-busy"],
+        [*VERIFY, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s", "--allow-busy"],
         stderr=subprocess.DEVNULL,
     )
     until(lambda: list(disk.glob(".tunetool-*/data.*")), "fio's files", process)
@@ -153,7 +139,7 @@ def test_killed_outright_it_leaves_nothing(disk: Path, tmp_path: Path) -> None:
 
 
 def test_killed_with_its_janitor_is_cleaned_by_the_next_run(disk: Path, tmp_path: Path) -> None:
-    arguments = [*TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s"]
+    arguments = [*VERIFY, "--target", str(disk), "--runs-dir", str(tmp_path / "runs"), "--duration", "5s"]
     process = subprocess.Popen([*arguments, "--allow-busy"], stderr=subprocess.DEVNULL)
     until(lambda: list(disk.glob(".tunetool-*/data.*")), "fio's files", process)
     (janitor,) = janitors_of(disk)
@@ -168,10 +154,8 @@ def test_killed_with_its_janitor_is_cleaned_by_the_next_run(disk: Path, tmp_path
 
 
 def test_a_limit_on_file_size_is_named(disk: Path, tmp_path: Path) -> None:
-    limited = ["prlimit", "--fsize=1000000", *TUNETOOL, "--target", str(disk), "--runs-dir", str(tmp_path / "runs")]
-    done = subprocess.run(
-        [*limited, "--expect", "1MBps", "--allow-busy"], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    limited = ["prlimit", "--fsize=1000000", *VERIFY, "--target", str(disk), "--runs-dir", str(tmp_path / "runs")]
+    done = call(*limited, "--expect", "1MBps", "--allow-busy")
     assert done.returncode == 3
     assert "was ended by SIGXFSZ" in done.stdout
     assert list(disk.iterdir()) == []
@@ -212,21 +196,21 @@ def test_a_fleet_with_a_host_that_is_gone(disk: Path, tmp_path: Path, inventory:
 
 
 def test_an_interrupted_fleet_leaves_nothing(disk: Path, tmp_path: Path, inventory: Path) -> None:
-    own = tmp_path / "temporary"
-    own.mkdir()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     arguments = ["-i", str(inventory), "--limit", "here", "--target", str(disk), "--runs-dir", str(tmp_path / "runs")]
     process = subprocess.Popen(
-        [*TUNETOOL, *arguments, "--duration", "1s", "--allow-busy"],
+        [*VERIFY, *arguments, "--duration", "1s", "--allow-busy"],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(own)},
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     until(lambda: list(disk.glob(".tunetool-*/data.*")), "fio's files", process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
-    assert not list(own.glob("tunetool-fleet-*"))
+    assert not list(temporary.glob("tunetool-fleet-*"))
     assert list((tmp_path / "runs").iterdir()) == []
     # The node ends its own run by itself and removes its files.
     until(lambda: not list(disk.iterdir()), "the end of the node's own run")
@@ -234,11 +218,11 @@ def test_an_interrupted_fleet_leaves_nothing(disk: Path, tmp_path: Path, invento
 
 def fios_in(folder: Path) -> list[int]:
     """Processes called fio that work below ``folder``."""
-    found = []
+    pids = []
     for process in Path("/proc").iterdir():
         try:
             if (process / "comm").read_text().strip() == "fio" and str(folder) in str((process / "cwd").readlink()):
-                found.append(int(process.name))
+                pids.append(int(process.name))
         except (OSError, ValueError):
             continue
-    return found
+    return pids

@@ -7,13 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from calls import TUNETOOL, call
 from judged import proven, undisturbed
 from pythons import python_that
 from tunetool.measure.aio import Probe
@@ -23,7 +23,6 @@ from waiting import PATIENCE, gone, until
 
 pytest_plugins = ["disks"]
 
-TUNE = [sys.executable, "-m", "tunetool", "tune"]
 FEW = {"queue_depth": [8, 64], "intra_op_parallelism": [1, 2]}
 
 
@@ -44,18 +43,11 @@ def few(tmp_path: Path) -> Path:
 
 def command(disk: Path, *arguments: str) -> list[str]:
     runs = str(disk.parent / "runs")
-    return [*TUNE, "--target", str(disk), "--runs-dir", runs, "--allow-busy", *arguments]
+    return [*TUNETOOL, "tune", "--target", str(disk), "--runs-dir", runs, "--allow-busy", *arguments]
 
 
 def tune(disk: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(disk, *arguments),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    return call(*command(disk, *arguments), env={**os.environ, **environment})
 
 
 def record_of(done: subprocess.CompletedProcess[str]) -> Record:
@@ -181,8 +173,7 @@ def test_limits_and_a_directory_that_takes_no_file_are_named(disk: Path, few: Pa
         (little, "RLIMIT_MEMLOCK is 64 KiB, DeepSpeed's buffer locks 64 MiB"),
         (["prlimit", "--fsize=20000000"], "RLIMIT_FSIZE ends files at 19.07 MiB"),
     ):
-        line = [*limits, *command(disk, "--space", str(few), "--io-size", "64M")]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = call(*limits, *command(disk, "--space", str(few), "--io-size", "64M"))
         assert done.returncode == 3, done.stdout + done.stderr
         assert said in " ".join(done.stdout.split())
     subprocess.run(["chattr", "+i", str(disk)], check=True)

@@ -85,9 +85,9 @@ def test_no_interval_near_daly_s_loses_noticeably_less(write: float, mtbf: float
 
 @given(st.floats(1.0, 1e6), st.floats(0.1, 1e5), st.floats(1.0, 1e9), st.floats(0.0, 1e5))
 def test_shares_of_lost_time_are_shares(interval_: float, write: float, mtbf: float, restart: float) -> None:
-    found = loss(interval_, write, Failures(mtbf, restart))
-    assert min(found.write, found.rework, found.restart) >= -1e-6
-    assert 0 <= found.total <= 1 + 1e-6
+    lost = loss(interval_, write, Failures(mtbf, restart))
+    assert min(lost.write, lost.rework, lost.restart) >= -1e-6
+    assert 0 <= lost.total <= 1 + 1e-6
     # What rare failures cost vanishes.
     rare = loss(interval_, write, Failures(1e15, restart))
     assert rare.total == pytest.approx(loss(interval_, write, None).total, abs=1e-3)
@@ -161,15 +161,15 @@ def test_advice_says_where_the_rules_contradict_each_other(
 
 
 def test_steps_are_samples_over_the_batch() -> None:
-    found = document(*EXAMPLE, "--batch", "1024")
-    assert found["states"][0]["choices"][0]["steps"] == round(180_000 / 1024)
+    advice = document(*EXAMPLE, "--batch", "1024")
+    assert advice["states"][0]["choices"][0]["steps"] == round(180_000 / 1024)
     assert "steps" not in document(*EXAMPLE)["states"][0]["choices"][0]
 
 
 def test_a_known_model_takes_the_place_of_its_size() -> None:
-    found = document("--model", "7b", *EXAMPLE[2:])
+    advice = document("--model", "7b", *EXAMPLE[2:])
     numel = load_model("7b").numel
-    assert [state["bytes"] for state in found["states"]] == [numel * 2, numel * 14]
+    assert [state["bytes"] for state in advice["states"]] == [numel * 2, numel * 14]
 
 
 def test_nodes_that_write_at_once_add_up() -> None:
@@ -209,10 +209,10 @@ ENGINES = (
 def test_a_record_gives_the_bandwidth_of_its_fastest_engine(tmp_path: Path) -> None:
     path = kept(tmp_path / "record.json", *ENGINES, status=None, kind="bench.checkpoint")
     rest = (*EXAMPLE[:2], *EXAMPLE[4:], "--record", path)
-    found = document(*rest)
-    assert found["job"]["bandwidth"] == 20e9
-    assert found["job"]["read_bandwidth"] == 40e9
-    assert "`checkpoint.direct.durable` (fio 3.33) on disk of `node7`" in found["job"]["bandwidth_source"]
+    advice = document(*rest)
+    assert advice["job"]["bandwidth"] == 20e9
+    assert advice["job"]["read_bandwidth"] == 40e9
+    assert "`checkpoint.direct.durable` (fio 3.33) on disk of `node7`" in advice["job"]["bandwidth_source"]
     assert document(*rest, "--engine", "torch-save-zip")["states"][0]["write_seconds"] == 140.0
     both = run(*EXAMPLE, "--record", path)
     assert "this is 200% of `--bandwidth`" in " ".join(both.stdout.split())

@@ -63,21 +63,21 @@ def test_an_array_that_is_not_assembled_is_assembled() -> None:
     ],
 )
 def test_another_array_is_refused_by_name_of_the_difference(changes: dict[str, object], reason: str) -> None:
-    found = {name: replace(superblock, **changes) for name, superblock in SUPERBLOCKS.items()}  # type: ignore[arg-type]
-    step = decide(WANTED, found, [])
+    superblocks = {name: replace(superblock, **changes) for name, superblock in SUPERBLOCKS.items()}  # type: ignore[arg-type]
+    step = decide(WANTED, superblocks, [])
     assert (step.action, step.reasons) == ("refuse", (reason,))
 
 
 def test_a_blank_drive_among_members_is_refused() -> None:
-    found = {name: superblock for name, superblock in SUPERBLOCKS.items() if name != "nvme3n1"}
-    step = decide(WANTED, found, [])
+    superblocks = {name: superblock for name, superblock in SUPERBLOCKS.items() if name != "nvme3n1"}
+    step = decide(WANTED, superblocks, [])
     assert step.action == "refuse"
     assert step.reasons[0].startswith("nvme3n1: no superblock")
 
 
 def test_members_of_two_arrays_are_refused() -> None:
-    found = dict(SUPERBLOCKS, nvme3n1=replace(SUPERBLOCKS["nvme3n1"], uuid="0:0:0:0"))
-    assert decide(WANTED, found, []).action == "refuse"
+    superblocks = dict(SUPERBLOCKS, nvme3n1=replace(SUPERBLOCKS["nvme3n1"], uuid="0:0:0:0"))
+    assert decide(WANTED, superblocks, []).action == "refuse"
 
 
 def test_a_broken_array_is_refused() -> None:
@@ -93,8 +93,8 @@ def test_a_second_array_of_our_name_is_refused() -> None:
 
 @given(st.sets(st.sampled_from(NAMES)), st.booleans())
 def test_nothing_is_created_over_a_superblock(present: set[str], assembled: bool) -> None:
-    found = {name: SUPERBLOCKS[name] for name in present}
-    step = decide(WANTED, found, [ASSEMBLED] if assembled else [])
+    superblocks = {name: SUPERBLOCKS[name] for name in present}
+    step = decide(WANTED, superblocks, [ASSEMBLED] if assembled else [])
     assert (step.action == "create") == (not present and not assembled)
 
 

@@ -55,12 +55,12 @@ def moved(seconds: float, ratio: float = 1.0, cpu: float = 0.5) -> Moved:
 
 
 def row(name: str, family: str, seconds: list[float], **changed: object) -> Row:
-    found = Row(name, family)
+    made = Row(name, family)
     for number, each in enumerate(seconds, start=1):
-        found.samples[number] = Sample(each, moved(each), 10**8, moved(each / 2))
+        made.samples[number] = Sample(each, moved(each), 10**8, moved(each / 2))
     for key, value in changed.items():
-        setattr(found, key, value)
-    return found
+        setattr(made, key, value)
+    return made
 
 
 def matrix(*rows: Row, stack: BlockStack = DISK, fio: FioRows | None = None) -> Matrix:
@@ -86,11 +86,11 @@ def record_of(*matrices: Matrix, errors: list[str] | None = None) -> Record:
         "state": "tiny", "ranks": 1, "torch": "2.13.0", "device": "cpu", "rounds": 6
     }  # fmt: skip
     return builders.record(
-        *(each for found in matrices for each in figures.measurements(found, conditions)),
+        *(each for each_matrix in matrices for each in figures.measurements(each_matrix, conditions)),
         kind=KIND,
         node=Node(host="node1"),
         target="/mnt/scratch",
-        checks=[each for found in matrices for each in figures.checks(found)],
+        checks=[each for each_matrix in matrices for each in figures.checks(each_matrix)],
         verdict=judged(*matrices, errors=errors or []),
     )
 
@@ -107,18 +107,18 @@ def text_of(record: Record) -> str:
 
 
 def test_speed_is_held_against_torch_save_and_the_best_other_engine_in_the_same_round() -> None:
-    found = {each.name: each for each in record_of(usual()).measurements}
-    versus = found["checkpoint.direct.versus_torch_save"]
+    by_name = {each.name: each for each in record_of(usual()).measurements}
+    versus = by_name["checkpoint.direct.versus_torch_save"]
     assert versus.value == pytest.approx(4.2, abs=0.3)
     assert versus.parameters["decided"] is True
-    other = found["checkpoint.direct.versus_best_other"]
+    other = by_name["checkpoint.direct.versus_best_other"]
     assert other.parameters["against"] == "dcp-t4-multi"
     assert other.value == pytest.approx(2.0, abs=0.05)
-    assert found["checkpoint.direct.of_fio_write"].value == pytest.approx(1 / 0.25 * 1e9 / 4.1e9, rel=0.01)
-    assert "checkpoint.dcp-t4-multi.versus_best_other" not in found
-    assert found["checkpoint.direct.durable"].evidence is not None
-    assert found["checkpoint.direct.durable"].evidence.ratio == 1.0
-    assert found["checkpoint.fio.write"].parameters["files"] == 4
+    assert by_name["checkpoint.direct.of_fio_write"].value == pytest.approx(1 / 0.25 * 1e9 / 4.1e9, rel=0.01)
+    assert "checkpoint.dcp-t4-multi.versus_best_other" not in by_name
+    assert by_name["checkpoint.direct.durable"].evidence is not None
+    assert by_name["checkpoint.direct.durable"].evidence.ratio == 1.0
+    assert by_name["checkpoint.fio.write"].parameters["files"] == 4
 
 
 def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:
@@ -142,17 +142,17 @@ def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:
 def test_an_engine_that_brings_back_something_else_is_a_failure_and_is_named() -> None:
     liar = row("safetensors", "safetensors", [0.1, 0.1])
     liar.samples[2] = Sample(0.1, moved(0.1), 0, moved(0.1), "rank 1: `model.norm.weight` differs from byte 0 of 512")
-    found = matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), liar)
-    verdict = judged(found, errors=["something broke"], doubts=["a doubt"])
+    measured = matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), liar)
+    verdict = judged(measured, errors=["something broke"], doubts=["a doubt"])
     assert verdict.status == "fail"
     assert exit_code([verdict.status]) == 1
     assert "`safetensors`" in verdict.reasons[0]
     assert "`model.norm.weight`" in verdict.reasons[0]
-    shown = text_of(record_of(found))
+    shown = text_of(record_of(measured))
     assert "NO" in shown
     assert shown.rstrip().endswith("FAIL")
-    assert not any("use `safetensors`" in line for line in advice(media(record_of(found))[0]))
-    assert best_other(found, row("direct", "direct", [1.0])).name == "torch-save-zip"  # type: ignore[union-attr]
+    assert not any("use `safetensors`" in line for line in advice(media(record_of(measured))[0]))
+    assert best_other(measured, row("direct", "direct", [1.0])).name == "torch-save-zip"  # type: ignore[union-attr]
 
 
 def test_an_async_engine_whose_first_save_was_overtaken_fails_too() -> None:
@@ -173,24 +173,24 @@ def test_an_async_engine_whose_first_save_was_overtaken_fails_too() -> None:
     ],
 )
 def test_what_an_engine_calls_durable_is_held_against_the_drives(ratios: list[float], status: str, said: str) -> None:
-    found = Row("direct", "direct")
+    direct = Row("direct", "direct")
     for number, each in enumerate(ratios):
-        found.samples[number] = Sample(1.0, moved(1.0, each), 0, moved(1.0))
-    verdict = judged(matrix(found))
+        direct.samples[number] = Sample(1.0, moved(1.0, each), 0, moved(1.0))
+    verdict = judged(matrix(direct))
     assert verdict.status == status
     assert said in " ".join(verdict.reasons)
 
 
 def test_a_restore_from_the_page_cache_proves_nothing() -> None:
-    found = Row("direct", "direct", samples={1: Sample(1.0, moved(1.0), 0, moved(0.1, 0.0))})
-    verdict = judged(matrix(found))
+    direct = Row("direct", "direct", samples={1: Sample(1.0, moved(1.0), 0, moved(0.1, 0.0))})
+    verdict = judged(matrix(direct))
     assert verdict.status == "unproven"
     assert "page cache" in verdict.reasons[0]
 
 
 def test_memory_is_marked_in_the_record_and_in_every_table() -> None:
-    found = matrix(row("torch-save-zip", "torch.save", [1.0] * 6), row("direct", "direct", [0.1] * 6), stack=MEMORY)
-    record = record_of(usual(), found)
+    measured = matrix(row("torch-save-zip", "torch.save", [1.0] * 6), row("direct", "direct", [0.1] * 6), stack=MEMORY)
+    record = record_of(usual(), measured)
     both = media(record)
     assert [medium.memory for medium in both] == [False, True]
     names = [each.name for each in record.measurements]
@@ -203,10 +203,10 @@ def test_memory_is_marked_in_the_record_and_in_every_table() -> None:
 
 
 def test_an_engine_that_failed_is_told_and_the_others_stay() -> None:
-    found = matrix(
+    measured = matrix(
         row("torch-save-zip", "torch.save", [1.0] * 6), Row("dcp-t4-multi", "dcp", failed="rank 1 was ended by SIGKILL")
     )
-    record = record_of(found)
+    record = record_of(measured)
     assert record.verdict is not None
     assert record.verdict.status == "error"
     shown = " ".join(text_of(record).split())
@@ -232,9 +232,9 @@ def test_the_first_save_of_an_async_engine_stands_apart() -> None:
     for number, sample in late.samples.items():
         late.samples[number] = Sample(0.2, sample.write, 0, sample.read)
     record = record_of(matrix(row("torch-save-zip", "torch.save", [1.0, 1.0]), late))
-    found = {each.name: each.value for each in record.measurements}
-    assert found["checkpoint.direct-async.first_stall"] == 7.5
-    assert found["checkpoint.direct-async.stall"] == 0.2
+    values = {each.name: each.value for each in record.measurements}
+    assert values["checkpoint.direct-async.first_stall"] == 7.5
+    assert values["checkpoint.direct-async.stall"] == 0.2
     assert "direct-async: its first save, not in the figures, stalled the loop for 7.50 s" in text_of(record)
 
 
@@ -327,7 +327,7 @@ def test_files_at_any_depth_count_and_leave_the_page_cache(tmp_path: Path) -> No
 
 
 def test_ranks_share_the_cores_and_run_no_foreign_code() -> None:
-    found = rank_environment({"LD_PRELOAD": "/tmp/x.so", "HOME": "/root"}, 4, 16)
-    assert "LD_PRELOAD" not in found
-    assert found["OMP_NUM_THREADS"] == "4"
+    environment = rank_environment({"LD_PRELOAD": "/tmp/x.so", "HOME": "/root"}, 4, 16)
+    assert "LD_PRELOAD" not in environment
+    assert environment["OMP_NUM_THREADS"] == "4"
     assert rank_environment({"OMP_NUM_THREADS": "1"}, 4, 16)["OMP_NUM_THREADS"] == "1", "the user's own"

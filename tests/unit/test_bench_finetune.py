@@ -37,7 +37,7 @@ READY = Ready("node1", "/mnt/model", "/mnt/data", MODEL, "md RAID0 (8 x nvme)", 
 
 
 def result(rank: int = 0, **changed: object) -> RankResult:
-    found = RankResult(
+    plain = RankResult(
         rank=rank,
         host="node1",
         local_rank=rank,
@@ -64,25 +64,25 @@ def result(rank: int = 0, **changed: object) -> RankResult:
         versions={"torch": "2.13", "deepspeed": "0.19.8"},
         load_seconds=[0.3] * 10,
     )
-    return replace(found, **changed)  # type: ignore[arg-type]
+    return replace(plain, **changed)  # type: ignore[arg-type]
 
 
 def run(*results: RankResult, workload: Workload = WORKLOAD, ready: tuple[Ready, ...] = (READY,)) -> figures.Run:
     return figures.Run(workload, ready, results or (result(),), "local")
 
 
-def judged(found: figures.Run, errors: tuple[str, ...] = ()) -> records.Verdict:
-    return judge(replace(figures.case(found), errors=errors))
+def judged(finished: figures.Run, errors: tuple[str, ...] = ()) -> records.Verdict:
+    return judge(replace(figures.case(finished), errors=errors))
 
 
-def record_of(found: figures.Run) -> Record:
-    kept = figures.measurements(found)
-    return record(*kept, kind="bench.finetune", checks=figures.checks(found), verdict=judged(found))
+def record_of(finished: figures.Run) -> Record:
+    kept = figures.measurements(finished)
+    return record(*kept, kind="bench.finetune", checks=figures.checks(finished), verdict=judged(finished))
 
 
 def test_what_a_rank_is_told_arrives_as_it_was() -> None:
-    told = Workload("/m", "/d", zero_stage=3, steps=7, checkpoint="/c", curves=None, full=True, device="cuda")
-    assert workload_from_json(told.to_json()) == told
+    workload = Workload("/m", "/d", zero_stage=3, steps=7, checkpoint="/c", curves=None, full=True, device="cuda")
+    assert workload_from_json(workload.to_json()) == workload
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_processors_that_trap_on_amx_are_spared_unless_the_user_says_otherwise()
 
 
 def test_a_result_goes_through_its_file_and_a_missing_one_names_its_rank(tmp_path: Path) -> None:
-    own = tmp_path / "rank-3"
-    own.mkdir()
-    keep_result(own, result(3))
+    directory = tmp_path / "rank-3"
+    directory.mkdir()
+    keep_result(directory, result(3))
     assert read_result(tmp_path, 3) == result(3)
-    assert [path.name for path in own.iterdir()] == ["result.json"]
+    assert [path.name for path in directory.iterdir()] == ["result.json"]
     with pytest.raises(CannotJudge, match="rank 4 left no result"):
         read_result(tmp_path, 4)
-    (own / "result.json").write_text("{}")
+    (directory / "result.json").write_text("{}")
     with pytest.raises(CannotJudge, match="is not a valid result"):
         read_result(tmp_path, 3)
 
@@ -134,18 +134,18 @@ def test_a_rank_that_said_why_it_ends_is_quoted(tmp_path: Path) -> None:
     assert explained(died, job) is died
     (tmp_path / "rank-1").mkdir()
     keep_error(tmp_path / "rank-1", CannotJudge("`a.jpg` cannot be read", "copy it again"))
-    found = explained(died, job)
-    assert isinstance(found, RankFailed)
-    assert (found.message, found.hint, found.rank) == ("rank 1 on `node2`: `a.jpg` cannot be read", "copy it again", 1)
+    error = explained(died, job)
+    assert isinstance(error, RankFailed)
+    assert (error.message, error.hint, error.rank) == ("rank 1 on `node2`: `a.jpg` cannot be read", "copy it again", 1)
     (tmp_path / "rank-0").mkdir()
     keep_error(tmp_path / "rank-0", UsageProblem("`lora` is wrong", "mend it"))
     assert isinstance(explained(died, job), UsageProblem), "what the first to fail said goes first"
 
 
 def test_an_illegal_instruction_has_its_hint(tmp_path: Path) -> None:
-    found = explained(RankFailed("rank 0 was ended by SIGILL: no message", "other", 0), Job((), 1, {}, tmp_path))
-    assert found.hint is not None
-    assert "ONEDNN_MAX_CPU_ISA" in found.hint
+    error = explained(RankFailed("rank 0 was ended by SIGILL: no message", "other", 0), Job((), 1, {}, tmp_path))
+    assert error.hint is not None
+    assert "ONEDNN_MAX_CPU_ISA" in error.hint
 
 
 def test_bytes_read_are_counted_by_the_kernel(tmp_path: Path) -> None:
@@ -159,9 +159,9 @@ def test_bytes_read_are_counted_by_the_kernel(tmp_path: Path) -> None:
 
 def test_a_recorder_adds_up(tmp_path: Path) -> None:
     beats: list[int] = []
-    told: list[tuple[str, float, int, str, float | None]] = []
+    points: list[tuple[str, float, int, str, float | None]] = []
     recorder = Recorder(0, 0, 1, None, beat=lambda: beats.append(1))
-    recorder.scalars = lambda *point: told.append(point)
+    recorder.scalars = lambda *point: points.append(point)
     with recorder.phase("imports"):
         pass
     with recorder.phase("imports"), recorder.reading("model"):
@@ -169,30 +169,35 @@ def test_a_recorder_adds_up(tmp_path: Path) -> None:
         (tmp_path / "a").read_text()
     recorder.step(0.5, 0.4, 1.0, 3.0, 1e-4, 100, 2)
     recorder.step(0.1, 0.4, 0.9, 2.0, 1e-5, 100, 2)
-    found = recorder.result()
-    assert found.seconds["first_batch"] == 0.5
-    assert found.seconds["end_to_end"] >= found.seconds["imports"]
-    assert "rendezvous" not in found.seconds, "nobody launched it"
-    assert (found.data_seconds, found.step_seconds, found.tokens, found.images) == ([0.5, 0.1], [1.0, 0.9], 200, 4)
-    assert found.read_bytes["model"]["logical"] >= 5000
+    figures_of_rank = recorder.result()
+    assert figures_of_rank.seconds["first_batch"] == 0.5
+    assert figures_of_rank.seconds["end_to_end"] >= figures_of_rank.seconds["imports"]
+    assert "rendezvous" not in figures_of_rank.seconds, "nobody launched it"
+    assert (
+        figures_of_rank.data_seconds,
+        figures_of_rank.step_seconds,
+        figures_of_rank.tokens,
+        figures_of_rank.images,
+    ) == ([0.5, 0.1], [1.0, 0.9], 200, 4)
+    assert figures_of_rank.read_bytes["model"]["logical"] >= 5000
     assert len(beats) == 4
-    assert ("loss", 2.0, 1, "1", None) in told
+    assert ("loss", 2.0, 1, "1", None) in points
 
 
 def test_a_trainer_that_does_not_say_how_long_it_waited_is_not_said_to_have_waited_0_s() -> None:
-    told: list[tuple[str, float, int, str, float | None]] = []
+    points: list[tuple[str, float, int, str, float | None]] = []
     recorder = Recorder(0, 0, 1, None, libraries={"torch": "theirs"})
-    recorder.scalars = lambda *point: told.append(point)
+    recorder.scalars = lambda *point: points.append(point)
     recorder.step(None, None, 1.0, 3.0, 1e-4, 100, 2, at=1234.5)
-    found = recorder.result()
-    assert (found.data_seconds, found.load_seconds, found.step_seconds) == ([], [], [1.0])
-    assert "first_batch" not in found.seconds
-    assert sorted(told) == [
+    figures_of_rank = recorder.result()
+    assert (figures_of_rank.data_seconds, figures_of_rank.load_seconds, figures_of_rank.step_seconds) == ([], [], [1.0])
+    assert "first_batch" not in figures_of_rank.seconds
+    assert sorted(points) == [
         ("learning_rate", 1e-4, 0, "1", 1234.5),
         ("loss", 3.0, 0, "1", 1234.5),
         ("step_time", 1.0, 0, "s", 1234.5),
     ]
-    assert found.versions == {"torch": "theirs"}
+    assert figures_of_rank.versions == {"torch": "theirs"}
 
 
 def test_a_picture_too_few_is_said_and_a_full_dev_shm_seen_before_it_kills() -> None:
@@ -201,26 +206,26 @@ def test_a_picture_too_few_is_said_and_a_full_dev_shm_seen_before_it_kills() -> 
         batches.steps_per_epoch(3, 2, 2)
     assert batches.enough_memory(0, 10**9, 8, free=0) is None
     assert batches.enough_memory(2, 10**6, 2, free=14 * 10**6) is None
-    told = batches.enough_memory(2, 10**6, 2, free=14 * 10**6 - 1)
-    assert told is not None
-    assert "/dev/shm" in told
+    reason = batches.enough_memory(2, 10**6, 2, free=14 * 10**6 - 1)
+    assert reason is not None
+    assert "/dev/shm" in reason
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_made(tmp_path: Path) -> None:
     need_memory(10**9, full=False, ranks=2, available=(10 * 10**9, "RAM"))
     with pytest.raises(CannotJudge, match="/docker/x has 10 GB left"):
         need_memory(10**9, full=True, ranks=2, available=(10 * 10**9, "/docker/x"))
-    found = bench("--model", "7b", "--target", str(tmp_path), "--device", "cpu", "--ranks-per-node", "1000")
-    assert isinstance(found.exception, CannotJudge)
-    assert "1000 rank(s) need" in found.exception.message
+    done = bench("--model", "7b", "--target", str(tmp_path), "--device", "cpu", "--ranks-per-node", "1000")
+    assert isinstance(done.exception, CannotJudge)
+    assert "1000 rank(s) need" in done.exception.message
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_overwrites_nothing(tmp_path: Path) -> None:
     arguments = ("--model", "tiny", "--target", str(tmp_path), "--device", "cpu", "--checkpoint", str(tmp_path))
-    found = bench(*arguments)
-    assert isinstance(found.exception, UsageProblem)
-    assert f"`{tmp_path}` exists" in found.exception.message
+    done = bench(*arguments)
+    assert isinstance(done.exception, UsageProblem)
+    assert f"`{tmp_path}` exists" in done.exception.message
 
 
 def test_gpus_are_counted_by_their_nodes_and_what_may_be_seen(tmp_path: Path) -> None:
@@ -248,9 +253,9 @@ def test_ranks_of_a_node() -> None:
 
 
 def test_every_figure_of_every_rank_names_rank_host_and_medium() -> None:
-    found = figures.measurements(run(result(0), result(1)))
+    measurements = figures.measurements(run(result(0), result(1)))
     for rank in (0, 1):
-        mine = {each.name: each for each in found if each.rank == rank}
+        mine = {each.name: each for each in measurements if each.rank == rank}
         assert mine["finetune.model_bandwidth"].value == MODEL / 8.0
         assert mine["finetune.model_bandwidth"].medium == "md RAID0 (8 x nvme)"
         assert mine["finetune.step"].value == 1.9
@@ -260,7 +265,7 @@ def test_every_figure_of_every_rank_names_rank_host_and_medium() -> None:
         assert mine["finetune.tokens"].value == pytest.approx(20_000 / (1.3 + 22.1))
         assert all(each.host == "node1" for each in mine.values())
         assert "finetune.checkpoint" not in mine, "nothing was saved"
-    whole = {each.name: each.value for each in found if each.rank is None}
+    whole = {each.name: each.value for each in measurements if each.rank is None}
     assert whole["finetune.all.tokens"] == pytest.approx(40_000 / (1.3 + 22.1))
     assert whole["finetune.all.end_to_end"] == 40.0
 
@@ -273,11 +278,11 @@ def test_where_a_model_came_from_is_counted_over_the_node(storage: tuple[int, in
     ranks = [
         result(rank, read_bytes={"model": {"storage": count, "logical": MODEL}}) for rank, count in enumerate(storage)
     ]
-    found = run(*ranks, workload=replace(WORKLOAD, cold=True))
-    evidence = figures.model_evidence(found, ranks[1])
+    finished = run(*ranks, workload=replace(WORKLOAD, cold=True))
+    evidence = figures.model_evidence(finished, ranks[1])
     assert evidence.kind == kind
     assert evidence.counted_bytes == sum(storage)
-    assert judged(found).status == ("pass" if kind == "block" else "unproven")
+    assert judged(finished).status == ("pass" if kind == "block" else "unproven")
     assert judged(run(*ranks)).status == "pass", "nobody asked for a cold cache"
 
 
@@ -285,8 +290,8 @@ def test_a_cold_cache_on_one_node_proves_nothing_of_another() -> None:
     there = replace(READY, host="node2")
     cached = {"model": {"storage": 0, "logical": MODEL}}
     ranks = [result(0), result(1), result(2, read_bytes=cached), result(3, read_bytes=cached)]
-    found = figures.doubts(run(*ranks, workload=replace(WORKLOAD, cold=True), ready=(READY, there)))
-    assert [line.partition(":")[0] for line in found] == ["`node2`"]
+    doubts = figures.doubts(run(*ranks, workload=replace(WORKLOAD, cold=True), ready=(READY, there)))
+    assert [line.partition(":")[0] for line in doubts] == ["`node2`"]
     shm = replace(there, model_medium="tmpfs", in_memory=True)
     assert figures.doubts(run(*ranks, workload=replace(WORKLOAD, cold=True), ready=(READY, shm))) == []
 
@@ -330,9 +335,9 @@ def test_the_slowest_rank_says_what_binds() -> None:
     assert spent.data == pytest.approx(0.4 + 9 * 10.0)
 
 
-def shown(found: figures.Run) -> str:
+def shown(finished: figures.Run) -> str:
     console = Console(file=io.StringIO(), width=100)
-    print_finetune(record_of(found), None, console)
+    print_finetune(record_of(finished), None, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -366,9 +371,9 @@ def bench(*arguments: str) -> Result:
     ],
 )
 def test_calls_that_mean_nothing_are_refused(arguments: tuple[str, ...], said: str) -> None:
-    found = bench(*arguments)
-    assert isinstance(found.exception, UsageProblem)
-    assert said in found.exception.message
+    done = bench(*arguments)
+    assert isinstance(done.exception, UsageProblem)
+    assert said in done.exception.message
 
 
 def test_the_preset_is_the_published_experiment(tmp_path: Path) -> None:

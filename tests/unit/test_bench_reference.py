@@ -36,13 +36,13 @@ def made(runs: Path, name: str, status: Status, *figures: Measurement) -> Callab
     """A part that leaves a real record."""
 
     def run() -> Outcome:
-        found = record(
+        left = record(
             *figures,
             kind=name if name == "verify" else f"bench.{name}",
             id=records.new_id(),
             verdict=Verdict(status=status, reasons=[] if status == "pass" else [f"{name} is {status}"]),
         )
-        return found, records.write(found, runs)
+        return left, records.write(left, runs)
 
     return run
 
@@ -152,8 +152,8 @@ def test_a_part_that_cannot_run_is_a_line_and_the_others_go_on(tmp_path: Path, e
     print_reference(result.record, result.path, Console(file=stream, width=WIDTH, highlight=False))
     shown = stream.getvalue()
     assert all(len(line) <= WIDTH for line in shown.splitlines())
-    told = str(error) if not isinstance(error, OSError) else "`/mnt/x`: Input/output error"
-    assert told[:30] in " ".join(shown.split())
+    said = str(error) if not isinstance(error, OSError) else "`/mnt/x`: Input/output error"
+    assert said[:30] in " ".join(shown.split())
     assert shown.rstrip().endswith("ERROR")
 
 
@@ -191,8 +191,8 @@ def test_the_best_checkpoint_of_every_host_is_the_headline(tmp_path: Path) -> No
     ]
     record, _ = made(tmp_path, "checkpoint", "pass", *figures)()
     assert record is not None
-    found = headlines.checkpoint(record)
-    assert [(each.host, each.name) for each in found] == [
+    chosen = headlines.checkpoint(record)
+    assert [(each.host, each.name) for each in chosen] == [
         (host, f"checkpoint.direct.{kind}") for host in ("a", "b") for kind in ("durable", "restore")
     ]
 

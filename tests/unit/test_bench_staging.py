@@ -68,20 +68,20 @@ def test_the_epoch_in_which_staging_has_paid(times: Times, epoch: int | None) ->
 
 
 def test_stage_where_it_pays_within_the_run() -> None:
-    found = advise(ROOM, replace(TIMES, stage=200.0))
-    assert (found.stage, found.break_even) == (True, 2)
+    advice = advise(ROOM, replace(TIMES, stage=200.0))
+    assert (advice.stage, advice.break_even) == (True, 2)
     # 200 + 7 + 100 + 9 * 100 against 72 + 180 + 9 * 170
-    assert "come back in epoch 2, and 10 epochs take 1207.0 s instead of 1782.0 s (32% less" in found.sentence
-    assert "22 GB" in found.sentence
-    assert "90 GB" in found.sentence
-    assert "0.8 GB/s" in found.sentence
+    assert "come back in epoch 2, and 10 epochs take 1207.0 s instead of 1782.0 s (32% less" in advice.sentence
+    assert "22 GB" in advice.sentence
+    assert "90 GB" in advice.sentence
+    assert "0.8 GB/s" in advice.sentence
 
 
 def test_too_large_for_memory_says_what_is_needed_and_what_the_control_group_allows() -> None:
     group = "the memory limit of `/sys/fs/cgroup/job` leaves"
-    found = advise(Room(116 * GB, [Limit(60 * GB, group), Limit(100 * GB, "`/dev/shm` has")]), TIMES)
-    assert found.stage is False
-    assert found.sentence.startswith(
+    advice = advise(Room(116 * GB, [Limit(60 * GB, group), Limit(100 * GB, "`/dev/shm` has")]), TIMES)
+    assert advice.stage is False
+    assert advice.sentence.startswith(
         "do not stage: 116 GB are needed, the memory limit of `/sys/fs/cgroup/job` leaves 60 GB, `/dev/shm` has 100 GB"
     )
 
@@ -96,15 +96,15 @@ def test_too_large_for_memory_says_what_is_needed_and_what_the_control_group_all
     ids=["as fast", "too short a run", "cache"],
 )
 def test_do_not_stage(times: Times, words: str) -> None:
-    found = advise(ROOM, times)
-    assert found.stage is False
-    assert words in found.sentence
+    advice = advise(ROOM, times)
+    assert advice.stage is False
+    assert words in advice.sentence
 
 
 def test_rounds_that_contradict_each_other_decide_nothing() -> None:
-    found = advise(ROOM, replace(TIMES, rounds=3, apart=False))
-    assert found.stage is None
-    assert "more `--rounds` decide" in found.sentence
+    advice = advise(ROOM, replace(TIMES, rounds=3, apart=False))
+    assert advice.stage is None
+    assert "more `--rounds` decide" in advice.sentence
     assert "says nothing of chance" in advise(ROOM, TIMES).sentence
     assert "says nothing of chance" not in advise(ROOM, replace(TIMES, rounds=3)).sentence
 
@@ -149,9 +149,9 @@ def reads(model: list[int], storage: list[int], hosts: list[str]) -> list[Read]:
 def test_bytes_decide_what_narrows_the_gap(
     model: list[int], storage: list[int], hosts: list[str], finding: str, words: str
 ) -> None:
-    found = explain(16 * GB, reads(model, storage, hosts))
-    assert found.finding == finding
-    assert words in found.sentence
+    explanation = explain(16 * GB, reads(model, storage, hosts))
+    assert explanation.finding == finding
+    assert words in explanation.sentence
 
 
 def test_scenarios_are_scaled_to_what_there_is() -> None:
@@ -251,8 +251,8 @@ def measured(samples: Mapping[str, Sample]) -> Row:
 def test_a_warm_cache_proves_nothing() -> None:
     warm = replace(sample("bulk", 1, 0.1), ranks=[result(0, 1, 0.1, LOSSES, 0, GB)])
     row = measured({"memory": sample("memory", 1, 0.1), "bulk": warm})
-    found = figures.checks(row, bulk_in_memory=False)
-    assert judge(figures.case([row], found)).status == "unproven"
+    checks = figures.checks(row, bulk_in_memory=False)
+    assert judge(figures.case([row], checks)).status == "unproven"
     assert judge(figures.case([row], figures.checks(row, bulk_in_memory=True))).status == "pass"
 
 
@@ -298,8 +298,8 @@ def test_the_report_has_the_published_table_beside_ours() -> None:
 
 def test_a_kernel_that_counts_nothing_does_not_make_a_shard_of_a_model() -> None:
     uncounted = replace(result(0, 1, 0.1, LOSSES, 0, GB), read_bytes={})
-    (found,) = Sample([uncounted], 8, 2).reads()
-    assert (found.model, found.model_storage, found.data) == (GB, 0, 0)
+    (read,) = Sample([uncounted], 8, 2).reads()
+    assert (read.model, read.model_storage, read.data) == (GB, 0, 0)
 
 
 def test_rounds_without_both_paths_compare_nothing() -> None:
@@ -322,11 +322,11 @@ class Interrupting:
 
 @pytest.mark.parametrize("times", [0, 1, 2])
 def test_ctrl_c_while_memory_is_given_back_ends_the_run_afterwards(tmp_path: Path, times: int) -> None:
-    place = tmp_path / "staged"
-    (place / "model" / "sub").mkdir(parents=True)
-    (place / "model" / "sub" / "file").write_bytes(b"x")
-    (place / "model" / "link").symlink_to("sub")
-    (place / "model" / "sub").chmod(0o500)
+    staged = tmp_path / "staged"
+    (staged / "model" / "sub").mkdir(parents=True)
+    (staged / "model" / "sub" / "file").write_bytes(b"x")
+    (staged / "model" / "link").symlink_to("sub")
+    (staged / "model" / "sub").chmod(0o500)
     nodes = Interrupting(times)
     rounds = Rounds(
         nodes=nodes,  # type: ignore[arg-type]
@@ -334,14 +334,14 @@ def test_ctrl_c_while_memory_is_given_back_ends_the_run_afterwards(tmp_path: Pat
         images=8,
         model_bytes=GB,
         memory=tmp_path,
-        directory=place,
+        directory=staged,
         seed=0,
         progress=Quiet(),
         rows=[],
         planned=[],
     )
-    task = Task("stage", Material("m", Path("d")), str(tmp_path), str(place))
+    task = Task("stage", Material("m", Path("d")), str(tmp_path), str(staged))
     with pytest.raises(KeyboardInterrupt) if times else contextlib.nullcontext():
         rounds._evict(task, Planned("single", 1, 1), "round 1")
-    assert not place.exists()
+    assert not staged.exists()
     assert nodes.asked == times + 1

@@ -30,14 +30,14 @@ def test_an_archive_is_a_zip_whose_records_any_unzip_finds(shape: tuple[int, ...
     raw = bytes(made.data_bytes)
     content = made.head + raw + made.tail("00112233aabbccdd44556677eeff8899" if checksum else None)
     assert len(content) == made.length
-    with zipfile.ZipFile(io.BytesIO(content)) as found:
-        assert found.read("archive/version") == b"3\n"
-        assert found.read("archive/byteorder") == sys.byteorder.encode()
+    with zipfile.ZipFile(io.BytesIO(content)) as unzipped:
+        assert unzipped.read("archive/version") == b"3\n"
+        assert unzipped.read("archive/byteorder") == sys.byteorder.encode()
         # Its CRC-32 stays 0, which for zeros of no length is right.
-        assert found.getinfo("archive/data/0").file_size == len(raw)
+        assert unzipped.getinfo("archive/data/0").file_size == len(raw)
         if checksum:
-            assert found.read(f"archive/{CHECKSUM_RECORD}") == b"00112233aabbccdd44556677eeff8899"
-        assert found.testzip() == ("archive/data/0" if raw else None)
+            assert unzipped.read(f"archive/{CHECKSUM_RECORD}") == b"00112233aabbccdd44556677eeff8899"
+        assert unzipped.testzip() == ("archive/data/0" if raw else None)
 
 
 @pytest.mark.parametrize("size", [(1 << 32) - 1025, (1 << 32) - 1, 1 << 32, 5 << 30])
@@ -69,10 +69,10 @@ def test_an_archive_over_4_gib_has_the_wide_fields(size: int) -> None:
             self.at = stop
             return bytes(out)
 
-    with zipfile.ZipFile(Sparse()) as found:
-        assert found.getinfo("archive/data/0").file_size == size
-        assert found.read(f"archive/{CHECKSUM_RECORD}") == b"f" * 32
-        assert found.getinfo(f"archive/{CHECKSUM_RECORD}").header_offset == len(made.head) + size
+    with zipfile.ZipFile(Sparse()) as unzipped:
+        assert unzipped.getinfo("archive/data/0").file_size == size
+        assert unzipped.read(f"archive/{CHECKSUM_RECORD}") == b"f" * 32
+        assert unzipped.getinfo(f"archive/{CHECKSUM_RECORD}").header_offset == len(made.head) + size
 
 
 def test_a_digest_belongs_to_an_archive_with_a_checksum_alone() -> None:
@@ -189,10 +189,8 @@ def test_without_torch_the_library_says_what_to_install() -> None:
         "try: c.DirectWriter\n"
         "except Exception as e: print(e, '|', e.hint)"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert (
-        found.stdout
+        done.stdout
         == "`DirectWriter` needs `torch`, which this Python does not have | pip install 'tunetool[checkpoint]'\n"
     )

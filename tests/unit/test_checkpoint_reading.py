@@ -34,10 +34,10 @@ def test_blocks_are_the_box_and_no_larger_than_asked(
     shape, item, offsets, lengths = box
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regions, "GAP", gap)
-        found = list(regions.blocks(shape, item, offsets, lengths, limit))
+        read = list(regions.blocks(shape, item, offsets, lengths, limit))
     saved = np.arange(math.prod(shape), dtype=f"u{item}").reshape(shape)
     seen = np.zeros(shape, int)
-    for block in found:
+    for block in read:
         assert block.stop - block.start <= max(limit, item)
         part = tuple(
             slice(offset, offset + length) for offset, length in zip(block.offsets, block.lengths, strict=True)
@@ -59,8 +59,8 @@ def test_only_the_rows_that_are_wanted() -> None:
 
 def test_wide_gaps_are_left_out() -> None:
     # One column of four, each row 4 MB: three quarters would be read for nothing.
-    found = list(regions.blocks((10, 2**20), 4, (0, 0), (10, 2**18), 2**30))
-    assert sum(block.stop - block.start for block in found) == 10 * 2**20
+    read = list(regions.blocks((10, 2**20), 4, (0, 0), (10, 2**18), 2**30))
+    assert sum(block.stop - block.start for block in read) == 10 * 2**20
     # Rows of 4 KB are read whole.
     assert len(list(regions.blocks((1000, 1024), 4, (0, 0), (1000, 256), 2**30))) == 1
 
@@ -82,10 +82,10 @@ def test_requests_are_aligned_and_hold_everything_once(spans: list[tuple[int, in
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_pieces_fit_into_a_buffer(start: int, length: int) -> None:
     limit = 16 * BLOCK
-    found = list(regions.pieces(start, start + length, limit))
-    assert [low for low, _ in found] == [*([start] if length else []), *(high for _, high in found[:-1])]
-    assert all(high + -high % BLOCK - (low - low % BLOCK) <= limit for low, high in found)
-    assert sum(high - low for low, high in found) == length
+    read = list(regions.pieces(start, start + length, limit))
+    assert [low for low, _ in read] == [*([start] if length else []), *(high for _, high in read[:-1])]
+    assert all(high + -high % BLOCK - (low - low % BLOCK) <= limit for low, high in read)
+    assert sum(high - low for low, high in read) == length
 
 
 def look(item: bytes) -> archive.Plain | None:
@@ -108,8 +108,8 @@ def with_record(name: str, content: bytes, method: int = zipfile.ZIP_STORED) -> 
 def test_our_archives() -> None:
     made = Archive("bfloat16", (3, 5), 30, checksum=True)
     digest, seal = "0123456789abcdef", "fedcba9876543210"
-    found = look(made.head + bytes(30) + made.tail(digest + seal))
-    assert found == archive.Plain(len(made.head), 30, "bfloat16", (3, 5), digest, seal)
+    archived = look(made.head + bytes(30) + made.tail(digest + seal))
+    assert archived == archive.Plain(len(made.head), 30, "bfloat16", (3, 5), digest, seal)
     # As they were before checksums had seals.
     assert look(made.head + bytes(30) + made.tail(digest)) == archive.Plain(
         len(made.head), 30, "bfloat16", (3, 5), digest, None
@@ -127,14 +127,14 @@ def test_archives_larger_than_32_bits_can_count() -> None:
         after = offset - len(made.head) - count
         return tail[after : after + size]
 
-    found = archive.find(read, made.length)
-    assert found == archive.Plain(len(made.head), count, "float8_e5m2", (count,), None)
+    archived = archive.find(read, made.length)
+    assert archived == archive.Plain(len(made.head), count, "float8_e5m2", (count,), None)
 
 
 def test_the_standard_librarys_zip_is_read_too() -> None:
-    found = look(with_record("archive/version", b"3\n"))
-    assert found is not None
-    assert (found.dtype, found.shape, found.length) == ("uint8", (3,), 3)
+    archived = look(with_record("archive/version", b"3\n"))
+    assert archived is not None
+    assert (archived.dtype, archived.shape, archived.length) == ("uint8", (3,), 3)
 
 
 @pytest.mark.parametrize(

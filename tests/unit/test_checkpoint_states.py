@@ -50,25 +50,25 @@ def test_phi_3_has_its_fused_projections_by_name_and_by_config(tmp_path: Path) -
 
 
 def test_64_shards_are_the_70b_model_to_the_byte() -> None:
-    one, two = shape("70b-shard"), shape("70b-shard", shards=2)
-    assert 64 * one.bytes == 32 * two.bytes == shape("70b").bytes
-    assert [rank_bytes(two, rank, 2) for rank in (0, 1)] == [one.bytes, one.bytes]
-    assert {name: size for name, size, _ in named(one)}["model.lm_head.weight"] == (128256 // 64, 8192)
+    single, two = shape("70b-shard"), shape("70b-shard", shards=2)
+    assert 64 * single.bytes == 32 * two.bytes == shape("70b").bytes
+    assert [rank_bytes(two, rank, 2) for rank in (0, 1)] == [single.bytes, single.bytes]
+    assert {name: size for name, size, _ in named(single)}["model.lm_head.weight"] == (128256 // 64, 8192)
     with pytest.raises(UsageProblem, match="64 shards, not 65"):
         shape("70b-shard", shards=65)
 
 
 @given(st.integers(3 * 10**9, 10**11))
 def test_whole_layers_are_dropped_from_the_end_and_no_more_than_needed(bound: int) -> None:
-    full, found = shape("llama2-7b"), shape("llama2-7b", bound)
-    assert found.bytes <= bound
-    left = [tensor for tensor in full.parameters if tensor.layer is None or int(tensor.layer) < found.layers]
-    assert list(found.parameters) == [tensor for tensor in left if found.outside or tensor.layer is not None]
-    assert 1 <= found.layers <= found.of_layers == 32
+    full, bounded = shape("llama2-7b"), shape("llama2-7b", bound)
+    assert bounded.bytes <= bound
+    left = [tensor for tensor in full.parameters if tensor.layer is None or int(tensor.layer) < bounded.layers]
+    assert list(bounded.parameters) == [tensor for tensor in left if bounded.outside or tensor.layer is not None]
+    assert 1 <= bounded.layers <= bounded.of_layers == 32
     layer = BYTES_PER_PARAMETER * sum(tensor.numel for tensor in full.parameters if tensor.layer == "0")
-    if found.layers < 32:
-        assert found.bytes + layer > bound
-        assert f"{found.layers} of 32 layers" in found.describe()
+    if bounded.layers < 32:
+        assert bounded.bytes + layer > bound
+        assert f"{bounded.layers} of 32 layers" in bounded.describe()
 
 
 def test_a_bound_below_one_layer_is_refused_with_what_it_takes() -> None:
@@ -103,9 +103,9 @@ def test_ranks_share_rows_without_a_gap(rows: int, world: int) -> None:
 
 @given(st.integers(1, 70))
 def test_ranks_hold_the_state_together_or_each_all_of_it(world: int) -> None:
-    found = shape("phi3-mini")
-    assert sum(rank_bytes(found, rank, world) for rank in range(world)) == found.bytes
-    assert rank_bytes(found, world - 1, world, "replicated") == found.bytes
+    state = shape("phi3-mini")
+    assert sum(rank_bytes(state, rank, world) for rank in range(world)) == state.bytes
+    assert rank_bytes(state, world - 1, world, "replicated") == state.bytes
 
 
 def test_engines_are_chosen_by_globs_in_one_order() -> None:

@@ -97,8 +97,8 @@ class Saver:
             self.undrained[self.count] = when
 
     def order(self, clock: int) -> list[int]:
-        found = stamps(self.recorded, self.undrained, clock * SECOND)
-        return sorted(found, key=found.__getitem__)
+        order = stamps(self.recorded, self.undrained, clock * SECOND)
+        return sorted(order, key=order.__getitem__)
 
 
 @given(st.lists(st.tuples(st.integers(5, 10**6), st.booleans()), min_size=1, max_size=12))
@@ -280,8 +280,8 @@ with saving(Path(sys.argv[1])):
     os.wait()
     print(is_saving(Path(sys.argv[1])))
 """
-    found = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert found.stdout == "True\n"
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 def test_the_lock_of_our_writer_counts_until_it_is_stale(tmp_path: Path) -> None:
@@ -337,35 +337,37 @@ def test_a_launcher_tells_which_rank_this_is(
     assert tuple(launcher_ranks(environment).values()) == found
 
 
-def place(step: int, tier: str, digest: str = "d", problem: str | None = None) -> StepCopy:
+def step_copy(step: int, tier: str, digest: str = "d", problem: str | None = None) -> StepCopy:
     return StepCopy(step, f"/{tier}/step_{step}", digest, problem)
 
 
 def test_all_ranks_go_on_from_the_newest_step_that_each_can_read() -> None:
-    first = Survey(0, "a", (place(300, "local"), place(200, "local"), place(200, "bulk")))
-    second = Survey(1, "b", (place(300, "local", problem="shard `__0_0.distcp` is missing"), place(200, "bulk")))
-    found = agree([first, second])
-    assert found is not None
-    assert found.step == 200
-    assert found.paths == {0: "/local/step_200", 1: "/bulk/step_200"}
-    assert found.skipped == ("step 300: rank 1 on `b`: shard `__0_0.distcp` is missing",)
+    first = Survey(0, "a", (step_copy(300, "local"), step_copy(200, "local"), step_copy(200, "bulk")))
+    second = Survey(
+        1, "b", (step_copy(300, "local", problem="shard `__0_0.distcp` is missing"), step_copy(200, "bulk"))
+    )
+    agreed = agree([first, second])
+    assert agreed is not None
+    assert agreed.step == 200
+    assert agreed.paths == {0: "/local/step_200", 1: "/bulk/step_200"}
+    assert agreed.skipped == ("step 300: rank 1 on `b`: shard `__0_0.distcp` is missing",)
 
 
 def test_two_saves_of_one_step_are_never_mixed() -> None:
-    first = Survey(0, "a", (place(300, "local", "new"), place(300, "bulk", "old")))
-    second = Survey(1, "b", (place(300, "bulk", "old"),))
-    found = agree([first, second])
-    assert found is not None
-    assert found.paths == {0: "/bulk/step_300", 1: "/bulk/step_300"}
+    first = Survey(0, "a", (step_copy(300, "local", "new"), step_copy(300, "bulk", "old")))
+    second = Survey(1, "b", (step_copy(300, "bulk", "old"),))
+    agreed = agree([first, second])
+    assert agreed is not None
+    assert agreed.paths == {0: "/bulk/step_300", 1: "/bulk/step_300"}
     with pytest.raises(CannotJudge) as refused:
-        agree([Survey(0, "a", (place(300, "local", "new"),)), second])
+        agree([Survey(0, "a", (step_copy(300, "local", "new"),)), second])
     assert "the ranks have different saves of it" in refused.value.message
 
 
 def test_no_step_at_all_is_a_new_beginning_and_unreadable_ones_are_not() -> None:
     assert agree([Survey(0, "a"), Survey(1, "b")]) is None
     with pytest.raises(CannotJudge) as refused:
-        agree([Survey(0, "a", (place(300, "local"),)), Survey(1, "b"), Survey(2, "b")])
+        agree([Survey(0, "a", (step_copy(300, "local"),)), Survey(1, "b"), Survey(2, "b")])
     assert "step 300: rank 1, 2 on `b`: it is not there" in refused.value.message
     assert "to begin anew" in str(refused.value.hint)
 
@@ -382,28 +384,28 @@ def test_the_last_saved_step_is_taken_whatever_its_number() -> None:
         return StepCopy(step, f"/{tier}/step_{step}", f"digest{step}", None, stamp, written)
 
     copies = (saved(5000, "bulk", Stamp(0, 50), 70), saved(1500, "bulk", Stamp(0, 60), 65))
-    found = agree([Survey(0, "a", copies, 100)])
-    assert found is not None
-    assert (found.step, found.skipped) == (1500, ())
+    agreed = agree([Survey(0, "a", copies, 100)])
+    assert agreed is not None
+    assert (agreed.step, agreed.skipped) == (1500, ())
     # One that no drain has seen is ordered by its own time, and the time of a copy is later.
-    found = agree([Survey(0, "a", (*copies, saved(700, "local", None, 61), saved(700, "bulk", None, 90)), 100)])
-    assert found is not None
-    assert found.step == 700
-    found = agree([Survey(0, "a", (*copies, saved(700, "local", None, 59), saved(700, "bulk", None, 90)), 100)])
-    assert found is not None
-    assert found.step == 1500
+    agreed = agree([Survey(0, "a", (*copies, saved(700, "local", None, 61), saved(700, "bulk", None, 90)), 100)])
+    assert agreed is not None
+    assert agreed.step == 700
+    agreed = agree([Survey(0, "a", (*copies, saved(700, "local", None, 59), saved(700, "bulk", None, 90)), 100)])
+    assert agreed is not None
+    assert agreed.step == 1500
 
 
 def test_a_step_saved_anew_under_its_number_is_told_from_the_old_one() -> None:
     old = StepCopy(3, "/bulk/step_3", "old", None, Stamp(0, 10))
     other = StepCopy(4, "/bulk/step_4", "four", None, Stamp(0, 20))
     new = StepCopy(3, "/local/step_3", "new", None, None, 30)
-    found = agree([Survey(0, "a", (new, old, other))])
-    assert found is not None
-    assert found.paths == {0: "/local/step_3"}
-    found = agree([Survey(0, "a", (new, old, other)), Survey(1, "b", (old, other))])
-    assert found is not None
-    assert found.step == 4, "the new one is not there for all, and the old one is older"
+    agreed = agree([Survey(0, "a", (new, old, other))])
+    assert agreed is not None
+    assert agreed.paths == {0: "/local/step_3"}
+    agreed = agree([Survey(0, "a", (new, old, other)), Survey(1, "b", (old, other))])
+    assert agreed is not None
+    assert agreed.step == 4, "the new one is not there for all, and the old one is older"
 
 
 @given(st.lists(PLACES, min_size=1, max_size=4))
@@ -417,11 +419,11 @@ def test_what_is_agreed_on_is_readable_by_all_and_the_newest(seen: list[list[Ste
         with pytest.raises(CannotJudge):
             agree(surveys)
     else:
-        found = agree(surveys)
-        assert found is not None
-        assert found.step == max(step for step, _ in common)
+        agreed = agree(surveys)
+        assert agreed is not None
+        assert agreed.step == max(step for step, _ in common)
         digests = [
-            {p.digest for p in copies if (p.step, p.path, p.problem) == (found.step, found.paths[rank], None)}
+            {p.digest for p in copies if (p.step, p.path, p.problem) == (agreed.step, agreed.paths[rank], None)}
             for rank, copies in enumerate(seen)
         ]
         assert set.intersection(*digests), "all from one save"

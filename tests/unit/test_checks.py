@@ -264,20 +264,20 @@ def tuned_on(root: Path) -> dict[str, Any]:
 
 
 def test_a_tuned_block_is_chosen_by_the_hardware_and_checked(built: Path) -> None:
-    found = choose(tuned_on(built), POINT, str(built))
-    assert found is not None
-    document = dict(MANIFEST, aio=found)
+    choice = choose(tuned_on(built), POINT, str(built))
+    assert choice is not None
+    document = dict(MANIFEST, aio=choice)
     assert not manifests.validate(document)
     jsonschema.validate(document, manifests.SCHEMA)
     check = failed(run_checks(document, str(built)))["deepspeed.tuned"]
     assert (check.status, check.found) == ("fail", "the file is missing")
-    place = built / "etc/tunetool/aio.json"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(render(found["block"]))
+    file = built / "etc/tunetool/aio.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(render(choice["block"]))
     assert "deepspeed.tuned" not in failed(run_checks(document, str(built)))
     edit(built, "etc/tunetool/aio.json", lambda text: text.replace("32", "8"))
     assert failed(run_checks(document, str(built)))["deepspeed.tuned"].found == "the file holds something else"
-    place.write_text(render(found["block"]))
+    file.write_text(render(choice["block"]))
     edit(built, "proc/meminfo", lambda text: text.replace("MemTotal:", "MemTotal: 9", 1))
     check = failed(run_checks(document, str(built)))["deepspeed.tuned"]
     assert check.found.startswith("tuned on other hardware: memory_bytes was ")

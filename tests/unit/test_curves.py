@@ -24,10 +24,10 @@ def put(root: Path, **files: str) -> None:
 
 
 def disk(root: Path, name: str, read_sectors: int, written_sectors: int) -> Path:
-    place = root / "sys/block" / name
-    put(place, stat=f"10 0 {read_sectors} 5 20 0 {written_sectors} 7 0 9 12 0 0 0 0")
-    (place / "slaves").mkdir(exist_ok=True)
-    return place
+    folder = root / "sys/block" / name
+    put(folder, stat=f"10 0 {read_sectors} 5 20 0 {written_sectors} 7 0 9 12 0 0 0 0")
+    (folder / "slaves").mkdir(exist_ok=True)
+    return folder
 
 
 def machine(root: Path, cpu: str, read_sectors: int, network: int, lanes: int) -> None:
@@ -57,8 +57,8 @@ def test_rates_of_a_node(tmp_path: Path) -> None:
     before = kernel_counters.node_counters(str(tmp_path))
     # 100 ticks more: 40 busy (10 of them stolen by the host), 50 idle, 10 waiting for a disk, which is idle.
     machine(tmp_path, cpu="120 0 60 850 60 0 0 10 0 0", read_sectors=3000, network=7000, lanes=350)
-    found = kernel_counters.rates(before, kernel_counters.node_counters(str(tmp_path)), 2.0)
-    assert found == {
+    rates = kernel_counters.rates(before, kernel_counters.node_counters(str(tmp_path)), 2.0)
+    assert rates == {
         "node.cpu": 40.0,
         # Two drives: neither the array over them nor the loop device counts them again.
         "node.disk_read": 2 * 2000 * 512 / 2,
@@ -69,16 +69,16 @@ def test_rates_of_a_node(tmp_path: Path) -> None:
         "node.rdma_in": 2 * 250 * 4 / 2,
         "node.rdma_out": 750 * 4 / 2,
     }
-    assert set(found) <= set(kernel_counters.UNITS)
+    assert set(rates) <= set(kernel_counters.UNITS)
 
 
 def test_a_counter_that_ran_backwards_is_no_rate(tmp_path: Path) -> None:
     machine(tmp_path, cpu="100 0 50 800 50 0 0 0 0 0", read_sectors=1000, network=5000, lanes=100)
     before = kernel_counters.node_counters(str(tmp_path))
     machine(tmp_path, cpu="120 0 60 850 60 0 0 0 0 0", read_sectors=10, network=6000, lanes=100)
-    found = kernel_counters.rates(before, kernel_counters.node_counters(str(tmp_path)), 1.0)
-    assert "node.disk_read" not in found
-    assert found["node.network_in"] == 1000.0
+    rates = kernel_counters.rates(before, kernel_counters.node_counters(str(tmp_path)), 1.0)
+    assert "node.disk_read" not in rates
+    assert rates["node.network_in"] == 1000.0
 
 
 def test_a_container_without_a_real_port_has_its_virtual_one(tmp_path: Path) -> None:
@@ -187,15 +187,15 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
         CheckResult(id="curves.1x8-z2/loss", status="skip", expected="a curve", found="ranks 2, 10: full"),
     ]
     kept = record(kind="bench.finetune", series=gathered.series)
-    place = records.write(kept, tmp_path / "runs", gathered.raw).parent
-    assert records.read(place).series == gathered.series
+    run = records.write(kept, tmp_path / "runs", gathered.raw).parent
+    assert records.read(run).series == gathered.series
     for each in gathered.series:
-        curve = read_curve(place / each.file)
+        curve = read_curve(run / each.file)
         assert curve is not None
         assert curve.values == [float(each.rank or 0)]
-    events = place / "tensorboard/1x8-z2/rank-10/events.out.tfevents.1.a.1.0"
+    events = run / "tensorboard/1x8-z2/rank-10/events.out.tfevents.1.a.1.0"
     assert events.read_bytes() == b"\xff\x00\x0a"
-    assert opening_line(place) == f"tensorboard --logdir {place}/tensorboard"
+    assert opening_line(run) == f"tensorboard --logdir {run}/tensorboard"
 
 
 def test_a_run_without_curves(tmp_path: Path) -> None:

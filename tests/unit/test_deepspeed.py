@@ -46,12 +46,12 @@ MIB = 2**20
 def test_sizes_that_cannot_be_moved_exactly_name_the_nearest_that_can(
     size: int, parallelism: int, sector: int, near: str | None
 ) -> None:
-    found = misfit(size, parallelism, sector)
+    problem = misfit(size, parallelism, sector)
     if near is None:
-        assert found is None
+        assert problem is None
     else:
-        assert found is not None
-        assert found.startswith(near)
+        assert problem is not None
+        assert problem.startswith(near)
 
 
 @pytest.mark.parametrize("change", [{"queue_depth": 0}, {"block_bytes": 0}, {"intra_op_parallelism": 0}])
@@ -203,7 +203,7 @@ def test_the_rung_is_left_out_without_deepspeed(tmp_path: Path) -> None:
 @pytest.fixture
 def built(tmp_path: Path) -> Probe:
     """A cache in which `async_io` and what it needs are built, and stamped."""
-    found = Probe(
+    probed = Probe(
         sys.executable,
         "3.11",
         "2.13.0",
@@ -214,10 +214,10 @@ def built(tmp_path: Path) -> Probe:
         needs_pin_memory=True,
     )
     for op in ("pin_memory", "async_io"):
-        found.folder(op).mkdir(parents=True)
-        (found.folder(op) / f"{op}.so").touch()
-        (found.folder(op) / STAMP).write_text(json.dumps(found.stamp()))
-    return found
+        probed.folder(op).mkdir(parents=True)
+        (probed.folder(op) / f"{op}.so").touch()
+        (probed.folder(op) / STAMP).write_text(json.dumps(probed.stamp()))
+    return probed
 
 
 def test_an_op_fits_the_versions_that_it_was_built_for(built: Probe) -> None:
@@ -236,22 +236,22 @@ def test_an_op_that_deepspeed_built_itself_is_known_by_its_recipe(built: Probe, 
     for folder, name in ((torch, "version.py"), (deepspeed, "git_version_info_installed.py")):
         folder.mkdir(parents=True)
         (folder / name).touch()
-    own = replace(built, torch_path=str(torch), deepspeed_path=str(deepspeed))
+    self_built = replace(built, torch_path=str(torch), deepspeed_path=str(deepspeed))
     for op in ("pin_memory", "async_io"):
-        (own.folder(op) / STAMP).unlink()
-        (own.folder(op) / "build.ninja").write_text(f"-isystem {torch}/include {deepspeed}/ops/csrc/x.cpp\n")
+        (self_built.folder(op) / STAMP).unlink()
+        (self_built.folder(op) / "build.ninja").write_text(f"-isystem {torch}/include {deepspeed}/ops/csrc/x.cpp\n")
         later = time.time() + 60
-        os.utime(own.folder(op) / f"{op}.so", (later, later))
-    assert own.has("async_io")
-    assert not replace(own, torch_path="/elsewhere/torch").has("async_io")
-    os.utime(own.folder("async_io") / "async_io.so", (1, 1))  # torch was upgraded since
-    assert not own.has("async_io")
+        os.utime(self_built.folder(op) / f"{op}.so", (later, later))
+    assert self_built.has("async_io")
+    assert not replace(self_built, torch_path="/elsewhere/torch").has("async_io")
+    os.utime(self_built.folder("async_io") / "async_io.so", (1, 1))  # torch was upgraded since
+    assert not self_built.has("async_io")
 
 
 def test_a_preinstalled_op_needs_no_build(built: Probe) -> None:
-    found = replace(built, root="/nowhere", installed={"async_io": "/v/a.so", "pin_memory": "/v/p.so"})
-    need(found, "async_io")
-    assert found.find("async_io") == Path("/v/a.so")
+    preinstalled = replace(built, root="/nowhere", installed={"async_io": "/v/a.so", "pin_memory": "/v/p.so"})
+    need(preinstalled, "async_io")
+    assert preinstalled.find("async_io") == Path("/v/a.so")
 
 
 def test_a_stale_lock_is_named_instead_of_waited_for(built: Probe) -> None:

@@ -156,16 +156,16 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     offload = root / MANIFEST["offload_dir"].lstrip("/")
     offload.mkdir(parents=True)
     offload.chmod(0o1777)
-    found = Node(root)
-    monkeypatch.setattr(before_changes, "examine", found.examine)
-    monkeypatch.setattr(volume_apply, "run", found.run)
-    monkeypatch.setattr(mount_point, "run", found.run)
-    monkeypatch.setattr(volume_apply, "read_signatures", lambda names: found.signatures)
-    monkeypatch.setattr(mount_point, "look_beneath", lambda path: found.bare)
+    made = Node(root)
+    monkeypatch.setattr(before_changes, "examine", made.examine)
+    monkeypatch.setattr(volume_apply, "run", made.run)
+    monkeypatch.setattr(mount_point, "run", made.run)
+    monkeypatch.setattr(volume_apply, "read_signatures", lambda names: made.signatures)
+    monkeypatch.setattr(mount_point, "look_beneath", lambda path: made.bare)
     if os.geteuid() != 0:
         monkeypatch.setattr(mount_point, "name_of", lambda uid: "root")
         monkeypatch.setattr(mount_point, "group_of", lambda gid: "root")
-    return found
+    return made
 
 
 def test_a_node_as_built_and_asked_has_no_difference(node: Node) -> None:
@@ -219,12 +219,12 @@ def test_each_thing_that_can_be_mended_is_named(
     node: Node, path: str, old: str, new: str, name: str, expected: str
 ) -> None:
     node.edit(path, old, new)
-    found = {one.name: one for one in node.look()}
+    by_name = {difference.name: difference for difference in node.look()}
     # An array line that is gone makes the images old too.
-    assert set(found) == ({name, "initramfs"} if name == "mdadm.conf" else {name})
-    assert found[name].mended
-    assert expected in found[name].expected
-    assert expected not in found[name].found
+    assert set(by_name) == ({name, "initramfs"} if name == "mdadm.conf" else {name})
+    assert by_name[name].mended
+    assert expected in by_name[name].expected
+    assert expected not in by_name[name].found
 
 
 def test_what_is_not_in_a_file_is_named(node: Node) -> None:
@@ -232,7 +232,9 @@ def test_what_is_not_in_a_file_is_named(node: Node) -> None:
     node.bare = Directory(True, False)
     (node.root / MANIFEST["offload_dir"].lstrip("/")).chmod(0o700)
     (node.root / IMAGE).write_bytes(image("# no array\n"))
-    assert [(one.name, one.expected, one.found, one.mended) for one in node.look()] == [
+    assert [
+        (difference.name, difference.expected, difference.found, difference.mended) for difference in node.look()
+    ] == [
         ("initramfs", "the arrays of mdadm.conf", f"{node.root / IMAGE}: it lacks `{CONF.strip()}`", True),
         ("mount.bare", "immutable", "writable", True),
         ("filesystem.label", "`nvme_raid0`", "`scratch`", True),
@@ -246,14 +248,14 @@ def test_an_unmounted_volume_is_mounted(node: Node, monkeypatch: pytest.MonkeyPa
     (node.root / MANIFEST["offload_dir"].lstrip("/")).rmdir()
     (node.root / "dev/md127").write_bytes(b"XFSB".ljust(512, b"\0"))
     monkeypatch.setattr(mount_point, "look", lambda path: node.bare)
-    assert [str(one) for one in node.look()] == [f"`mount`: expected `{POINT}`, found not mounted"]
+    assert [str(difference) for difference in node.look()] == [f"`mount`: expected `{POINT}`, found not mounted"]
     (node.root / POINT.lstrip("/") / "lost").touch()
-    (left,) = [one for one in node.look() if not one.mended]
+    (left,) = [difference for difference in node.look() if not difference.mended]
     assert (left.name, left.found) == ("mount", "not mounted, with 1 entry: `lost` in its place")
 
 
-def one_left(found: list[Difference]) -> Difference:
-    (left,) = [one for one in found if not one.mended]
+def one_left(differences: list[Difference]) -> Difference:
+    (left,) = [difference for difference in differences if not difference.mended]
     assert left.hint
     return left
 
@@ -298,10 +300,10 @@ def test_an_array_that_became_another_is_left(node: Node, path: str, text: str, 
 def test_a_lost_drive_is_named_with_the_rest(tmp_path: Path) -> None:
     root = lay_out("lost-drive", tmp_path)
     write(root, "etc/tunetool/node.json", json.dumps(MANIFEST))
-    found = before_changes.overview(
+    differences = before_changes.overview(
         replace(ASKED, members=()), {"memory": wishes(shm_size="1GiB")["memory"]}, str(root)
     )
-    names = {one.name: one for one in found}
+    names = {difference.name: difference for difference in differences}
     assert names["array.members"].found == "7 of 8 members; missing: `LAB1NV3`"
     assert "replace_drive" in names["array.members"].hint
     assert {"mdadm.conf", "memory.shm"} <= set(names)
@@ -318,7 +320,9 @@ def test_an_array_that_waits_to_be_assembled_is_mended_and_a_member_less_is_not(
         for slot in range(8)
     }
     arguments = (MANIFEST, ASKED, [], blocks, serials(node), str(node.root))
-    assert [(one.name, one.mended) for one in array_differences(*arguments)] == [("array.assembled", True)]
+    assert [(difference.name, difference.mended) for difference in array_differences(*arguments)] == [
+        ("array.assembled", True)
+    ]
     del blocks["nvme3n1"]
     assert one_left(array_differences(*arguments)).found == "7 of 8 members; missing: `LAB1NV3`"
 
@@ -329,16 +333,19 @@ def test_an_array_made_anew_is_left_unless_it_is_adopted(node: Node, answers: bo
         node.superblocks = NO_MDADM
     other = json.loads(json.dumps(MANIFEST).replace(MANIFEST["array"]["uuid"], "0:0:0:0").replace(FS_UUID, "11-22"))
     write(node.root, "etc/tunetool/node.json", json.dumps(other))
-    left = [one for one in node.look() if not one.mended]
-    assert [(one.name, one.expected) for one in left] == [("array.uuid", "0:0:0:0"), ("filesystem.uuid", "11-22")]
-    assert all("raid_array_adopt" in one.hint for one in left)
+    left = [difference for difference in node.look() if not difference.mended]
+    assert [(difference.name, difference.expected) for difference in left] == [
+        ("array.uuid", "0:0:0:0"),
+        ("filesystem.uuid", "11-22"),
+    ]
+    assert all("raid_array_adopt" in difference.hint for difference in left)
     taken = node.look(replace(ASKED, adopt=True), adopt=True)
-    assert {one.name: one.mended for one in taken} == {"array.uuid": True, "filesystem.uuid": True}
+    assert {difference.name: difference.mended for difference in taken} == {"array.uuid": True, "filesystem.uuid": True}
 
 
 def test_an_array_that_mdadm_cannot_be_asked_for_is_unknown_and_not_as_asked(node: Node) -> None:
     (node.root / "sys/block/md127").unlink()
-    assert [one.name for one in node.look()] == ["array.assembled"]
+    assert [difference.name for difference in node.look()] == ["array.assembled"]
     node.superblocks = NO_MDADM
     left = one_left(node.look())
     assert (left.name, left.expected) == ("array", f"array `nvme_raid0` UUID {MANIFEST['array']['uuid']}")
@@ -390,7 +397,7 @@ def test_one_look_tells_everything_and_a_run_that_stops_mends_nothing(node: Node
     node.edit("proc/self/mountinfo", "noatime", "relatime")
     node.edit("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "64", "0")
     drift = Drifted(node.look(replace(ASKED, chunk_bytes=2**19)))
-    assert [one.mended for one in drift.differences] == [False] * 3
+    assert [difference.mended for difference in drift.differences] == [False] * 3
     assert str(drift).splitlines()[1:] == [
         "`array.chunk`: expected 512 KiB, found 1 MiB. hint: save the data, `playbooks/teardown.yml`, then `site.yml`;"
         " or ask for what is there",
@@ -401,11 +408,14 @@ def test_one_look_tells_everything_and_a_run_that_stops_mends_nothing(node: Node
 
 
 def test_what_cannot_be_asked_is_told_and_hides_nothing(node: Node) -> None:
-    found = {one.name: one for one in node.look(hugepages=[{"size": "3MiB", "count": 1, "numa_node": None}])}
-    assert "are not offered" in found["memory"].found
-    assert not found["memory"].mended
+    by_name = {
+        difference.name: difference
+        for difference in node.look(hugepages=[{"size": "3MiB", "count": 1, "numa_node": None}])
+    }
+    assert "are not offered" in by_name["memory"].found
+    assert not by_name["memory"].mended
     write(node.root, "etc/fstab", FSTAB + FSTAB)
-    names = {one.name: one.mended for one in node.look()}
+    names = {difference.name: difference.mended for difference in node.look()}
     assert names == {f"fstab[{POINT}]": False, "fstab[/dev/shm]": False}
 
 
@@ -425,7 +435,7 @@ def mend_memory(node: Node, **changes: Any) -> tuple[list[Difference], list[Diff
 
 def test_a_pool_that_is_no_longer_asked_for_is_given_back(node: Node) -> None:
     first, second = mend_memory(node, hugepages=[])
-    assert {one.name: (one.expected, one.mended) for one in first} == {
+    assert {difference.name: (difference.expected, difference.mended) for difference in first} == {
         "memory.hugepages.boot": ("nothing", True),
         "memory.hugepages[2MiB]": ("0 pages", True),
     }
@@ -498,11 +508,11 @@ def test_a_real_mount_takes_its_options_and_label_and_keeps_its_data(real_xfs: t
     wanted = wishes(mount_point=str(point))["filesystem"]
 
     def work(ledger: Ledger) -> None:
-        one = Volume(wanted, ledger, array)
-        one.mount()
-        one.label()
+        volume = Volume(wanted, ledger, array)
+        volume.mount()
+        volume.label()
 
-    rounds = [[str(one) for one in settle(work, MANIFEST, check)[1].differences] for check in (True, False, False)]
+    rounds = [[str(each) for each in settle(work, MANIFEST, check)[1].differences] for check in (True, False, False)]
     expected = [
         "`mount.options`: expected noatime,dev, found relatime,nodev",
         "`filesystem.label`: expected `nvme_raid0`, found `other`",
@@ -511,11 +521,11 @@ def test_a_real_mount_takes_its_options_and_label_and_keeps_its_data(real_xfs: t
     wanted["mount_options"] = ["relatime", "logbufs=4", "logbsize=256k"]
     with pytest.raises(Drifted) as caught:
         settle(work, MANIFEST, False)
-    assert [(one.expected, one.found) for one in caught.value.differences] == [
+    assert [(each.expected, each.found) for each in caught.value.differences] == [
         ("logbufs=4", "logbufs=8"),
         ("relatime", "noatime"),
     ]
-    (mount,) = [one for one in read_mounts() if one.mount_point == str(point)]
+    (mount,) = [each for each in read_mounts() if each.mount_point == str(point)]
     assert {"noatime", "logbufs=8"} <= set(mount.options)
     assert (point / "file").read_text() == "precious"
 
@@ -551,7 +561,7 @@ class Ended(Exception):
     """fail_json."""
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=30)
 @given(
     lost=st.sets(st.integers(0, 7), max_size=7),
     changes=st.fixed_dictionaries(
@@ -608,12 +618,12 @@ MAKERS = {"create": {"modules/raid_array.py"}, "make_xfs": {"volume/apply.py"}}
 def test_only_two_places_make_anything_and_each_is_guarded() -> None:
     """Whoever adds a third must think of built nodes, and add it here with a test like those above."""
     for maker, callers in MAKERS.items():
-        found = set()
+        makers = set()
         for path in [*ROOT.glob("plugins/**/*.py"), *ROOT.glob("roles/**/*.py")]:
             for call in ast.walk(ast.parse(path.read_text())):
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == maker:
-                    found.add(f"{path.parent.name}/{path.name}")
-        assert found == callers
+                    makers.add(f"{path.parent.name}/{path.name}")
+        assert makers == callers
     for path in [*ROOT.glob("plugins/**/*.py"), *ROOT.glob("roles/**/*.yml"), *ROOT.glob("playbooks/*.yml")]:
         if f"{path.parent.name}/{path.name}" not in ("array/create.py", "volume/make_xfs.py"):
             assert not re.search(MAKES, path.read_text(), re.MULTILINE), path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import imported_by
 from machines import RECORDED, lay_out
 from programs import need_program
 from tunetool.node.array.md_arrays import read_arrays
@@ -44,7 +44,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """A recorded node whose array is mounted, and whose ninth drive is somebody else's."""
     root = str(lay_out("built", tmp_path_factory.mktemp("built")))
     drives = read_drives(root)
-    contents = {drive.name: [own(drive.name)] for drive in drives if drive.arrays}
+    contents = {drive.name: [own_label(drive.name)] for drive in drives if drive.arrays}
     return Scene(drives, {**contents, **SYSTEM}, {}, read_arrays(root), filesystem=True)
 
 
@@ -62,7 +62,7 @@ def handed_out(drive: Drive) -> Drive:
     return replace(drive, serial=drive.serial.replace("NV", "NEW"), uses=(), arrays=(), idle_arrays=())
 
 
-def own(name: str) -> Signature:
+def own_label(name: str) -> Signature:
     return Signature(name, "linux_raid_member", "node1:nvme_raid0", UUID)
 
 
@@ -84,7 +84,7 @@ def test_our_array_is_left_alone(recorded: Scene) -> None:
 def test_a_rebuild_that_was_cut_off_goes_on_by_slot_and_only_with_its_mark(recorded: Scene) -> None:
     finding = look(replace(recorded, begun=UUID))
     assert finding.action == RESUME
-    assert [drive.serial for drive in finding.members] == [one["serial"] for one in MANIFEST["array"]["members"]]
+    assert [drive.serial for drive in finding.members] == [member["serial"] for member in MANIFEST["array"]["members"]]
     assert look(replace(recorded, begun="0:0:0:0")).action == NOTHING
 
 
@@ -103,7 +103,7 @@ def test_an_array_of_ours_that_cannot_serve_is_not_made_anew(recorded: Scene) ->
 @pytest.mark.parametrize("number", [1, 7])
 def test_some_members_among_blank_drives_are_left_and_named(blank: Scene, number: int) -> None:
     names = [f"nvme{index}n1" for index in range(1, number + 1)]
-    finding = look(replace(blank, contents={**SYSTEM, **{name: [own(name)] for name in names}}))
+    finding = look(replace(blank, contents={**SYSTEM, **{name: [own_label(name)] for name in names}}))
     assert finding.action == LEAVE
     assert f"{number} of 8 drives are members" in finding.line
     assert all(f"`LAB1NEW{index}`" in finding.line for index in range(1, number + 1))
@@ -150,7 +150,7 @@ def test_seven_nine_and_unreadable_drives_are_left(blank: Scene) -> None:
 
 
 def test_pinned_serials_hold(blank: Scene) -> None:
-    drives = dict(CONFIG["drives"], serials=[one["serial"] for one in MANIFEST["array"]["members"]])
+    drives = dict(CONFIG["drives"], serials=[member["serial"] for member in MANIFEST["array"]["members"]])
     assert look(blank, drives=drives).action == LEAVE
 
 
@@ -166,14 +166,14 @@ def test_nothing_is_built_unless_all_are_blank(faults: dict[int, str]) -> None:
     scene = Scene([drive(number) for number in range(1, 9)])
     contents: dict[str, list[Signature]] = {}
     unreadable, drives = {}, []
-    for one in scene.drives:
-        fault = faults.get(int(one.name[4]))
+    for each in scene.drives:
+        fault = faults.get(int(each.name[4]))
         if fault in ("own", "ext4"):
-            contents[one.name] = [own(one.name) if fault == "own" else Signature(one.name, "ext4", None, None)]
+            contents[each.name] = [own_label(each.name) if fault == "own" else Signature(each.name, "ext4", None, None)]
         if fault == "unreadable":
-            unreadable[one.name] = "cannot be read"
+            unreadable[each.name] = "cannot be read"
         if fault != "gone":
-            drives.append(replace(one, partitions=("p1",)) if fault == "part" else one)
+            drives.append(replace(each, partitions=("p1",)) if fault == "part" else each)
     finding = look(Scene(drives, contents, unreadable))
     assert (finding.action == BUILD) == (not faults)
 
@@ -188,13 +188,13 @@ def drive(number: int) -> Drive:
 def test_the_manifest_gets_new_members_and_nothing_else(blank: Scene) -> None:
     after = boot_decision.with_members(MANIFEST, look(blank).members)
     assert manifests.validate(after) == []
-    assert [one["serial"] for one in after["array"]["members"]] == [f"LAB1NEW{number}" for number in range(1, 9)]
+    assert [member["serial"] for member in after["array"]["members"]] == [f"LAB1NEW{number}" for number in range(1, 9)]
     after["array"]["members"] = MANIFEST["array"]["members"]
     assert manifests.dump(after) == manifests.dump(MANIFEST)
 
 
 def test_the_same_drives_are_the_same_manifest(recorded: Scene) -> None:
-    members = [one for one in recorded.drives if one.arrays]
+    members = [each for each in recorded.drives if each.arrays]
     assert manifests.dump(boot_decision.with_members(MANIFEST, members)) == manifests.dump(MANIFEST)
 
 
@@ -242,8 +242,8 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, text: st
 )
 def test_units_are_named_as_systemd_names_them(path: str) -> None:
     need_program("systemd-escape")
-    told = subprocess.run(["systemd-escape", "--path", path], capture_output=True, text=True, check=True)
-    assert escape(path) == told.stdout.strip()
+    done = subprocess.run(["systemd-escape", "--path", path], capture_output=True, text=True, check=True)
+    assert escape(path) == done.stdout.strip()
 
 
 def files(*services: str, **filesystem: str) -> dict[str, str]:
@@ -267,12 +267,12 @@ def test_the_unit_comes_before_mount_and_services() -> None:
 
 def test_systemd_accepts_the_files(tmp_path: Path) -> None:
     need_program("systemd-analyze")
-    for one in changes(files(), str(tmp_path)):
-        carry_out(one)
+    for change in changes(files(), str(tmp_path)):
+        carry_out(change)
     units = tmp_path / "etc/systemd/system"
     (units / UNIT).write_text((units / UNIT).read_text().replace("/opt/tunetool/bin/tunetool", "/bin/true"))
     (units / "mnt-nvme_raid0.mount").write_text("[Mount]\nWhat=/dev/x\nWhere=/mnt/nvme_raid0\n")
-    told = subprocess.run(
+    done = subprocess.run(
         ["systemd-analyze", "verify", UNIT, "mnt-nvme_raid0.mount", *[path.name[:-2] for path in units.glob("*.d")]],
         env={**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:"},
         capture_output=True,
@@ -280,15 +280,15 @@ def test_systemd_accepts_the_files(tmp_path: Path) -> None:
         check=False,
     )
     # Other units of this machine may have faults of their own.
-    ours = [line for line in told.stderr.splitlines() if "tunetool" in line or "nvme" in line or "cycle" in line]
-    assert not ours, told.stderr
+    ours = [line for line in done.stderr.splitlines() if "tunetool" in line or "nvme" in line or "cycle" in line]
+    assert not ours, done.stderr
 
 
 def converge(root: Path, wanted: dict[str, str]) -> list[str]:
-    found = changes(wanted, str(root))
-    for one in found:
-        carry_out(one)
-    return sorted("/" + os.path.relpath(one.path, root) for one in found)
+    needed = changes(wanted, str(root))
+    for change in needed:
+        carry_out(change)
+    return sorted("/" + os.path.relpath(change.path, root) for change in needed)
 
 
 def test_files_come_and_go(tmp_path: Path) -> None:
@@ -321,15 +321,9 @@ def test_a_unit_of_our_name_that_is_not_ours_stays(tmp_path: Path) -> None:
 def test_the_program_says_that_it_is_off_and_imports_nothing_heavy() -> None:
     if Path(boot_decision.CONFIG_PATH).exists():
         pytest.skip("this machine is in ephemeral mode")
-    code = (
-        "import sys; sys.argv = ['tunetool', 'ephemeral-rebuild', '--dry-run']\n"
-        "from tunetool.cli.main import main\n"
-        "try: main()\nexcept SystemExit as end: status = end.code\n"
-        "heavy = {'pydantic', 'rich', 'jinja2', 'tunetool.record', 'tunetool.verify'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else int(status))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done, imported = imported_by("ephemeral-rebuild", "--dry-run")
     assert done.returncode == 2, done.stderr
+    assert imported & {"pydantic", "rich", "jinja2", "tunetool.record", "tunetool.verify"} == set()
     assert "ephemeral mode is off\nhint: set `ephemeral_enabled: true`" in done.stderr
 
 
@@ -346,10 +340,10 @@ def test_a_file_system_that_mkfs_did_not_finish_is_known(tmp_path: Path) -> None
         stream.write(b"\x01")
     assert half_made(str(image), "made")
     # The tools of XFS read that byte as we do.
-    told = subprocess.run(
+    done = subprocess.run(
         ["xfs_db", "-r", "-c", "sb 0", "-c", "p inprogress", str(image)],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout == "inprogress = 1\n"
+    assert done.stdout == "inprogress = 1\n"

@@ -26,19 +26,19 @@ RISING = [1.0, 2.0, 3.0, 4.0, 5.0, 9.0]
     ],
 )
 def test_a_quantity_has_a_unit_and_a_direction(quantity: Quantity, unit: str, better: str) -> None:
-    found = figure(What("x", quantity, "fio", "disk"), [1.0])
-    assert (found.quantity, found.unit, found.better) == (quantity, unit, better)
+    made = figure(What("x", quantity, "fio", "disk"), [1.0])
+    assert (made.quantity, made.unit, made.better) == (quantity, unit, better)
     assert computed(What("x", quantity, "fio", "disk", better="lower"), 1.0).better == "lower"
 
 
 def test_samples_decide_value_interval_and_percentiles() -> None:
     latencies = [{"p50": value} for value in RISING]
-    found = figure(What("x", "bandwidth", "fio", "disk"), RISING, percentiles=latencies)
-    assert (found.value, found.samples) == (3.5, RISING)
-    assert found.confidence is not None
-    assert (found.confidence.low, found.confidence.high) == (1.0, 9.0)
-    assert found.confidence.level == pytest.approx(0.96875)
-    assert found.percentiles == {"p50": 3.0}
+    made = figure(What("x", "bandwidth", "fio", "disk"), RISING, percentiles=latencies)
+    assert (made.value, made.samples) == (3.5, RISING)
+    assert made.confidence is not None
+    assert (made.confidence.low, made.confidence.high) == (1.0, 9.0)
+    assert made.confidence.level == pytest.approx(0.96875)
+    assert made.percentiles == {"p50": 3.0}
     assert figure(What("x", "bandwidth", "fio", "disk"), [1.0], percentiles=[{}]).percentiles is None
 
 
@@ -49,11 +49,11 @@ def test_only_samples_with_a_moment_have_a_trend() -> None:
 
 
 def test_one_value_has_the_interval_that_it_is_given_and_no_samples() -> None:
-    found = computed(What("x", "ratio", "us", "disk", rank=3, host="n1"), 1.5, estimate([1.0, 2.0]))
-    assert found.samples is None
-    assert (found.rank, found.host) == (3, "n1")
-    assert found.confidence is not None
-    assert (found.confidence.low, found.confidence.high) == (1.0, 2.0)
+    made = computed(What("x", "ratio", "us", "disk", rank=3, host="n1"), 1.5, estimate([1.0, 2.0]))
+    assert made.samples is None
+    assert (made.rank, made.host) == (3, "n1")
+    assert made.confidence is not None
+    assert (made.confidence.low, made.confidence.high) == (1.0, 2.0)
     assert computed(What("x", "ratio", "us", "disk"), 1.5).confidence is None
 
 
@@ -61,8 +61,8 @@ def test_the_evidence_is_that_of_all_samples() -> None:
     leaf = Leaf("nvme0n1", "nvme", "SER0", True, ("nvme0n1",))
     stack = BlockStack("/m", None, "xfs", "nvme0n1", "9:0", "disk", (leaf,), redundant=False, in_memory=False)
     samples = [Sample(Outcome(100, 1.0, {}, ""), Counted(100, counted, {}), 1.0 * counted) for counted in (90, 100)]
-    found = measured(What("x", "bandwidth", "fio", "disk"), stack, samples, [100.0, 100.0])
-    assert found.evidence is not None
-    assert (found.evidence.kind, found.evidence.device) == ("block", "nvme0n1")
-    assert (found.evidence.claimed_bytes, found.evidence.counted_bytes, found.evidence.ratio) == (200, 190, 0.95)
-    assert found.trend is not None
+    made = measured(What("x", "bandwidth", "fio", "disk"), stack, samples, [100.0, 100.0])
+    assert made.evidence is not None
+    assert (made.evidence.kind, made.evidence.device) == ("block", "nvme0n1")
+    assert (made.evidence.claimed_bytes, made.evidence.counted_bytes, made.evidence.ratio) == (200, 190, 0.95)
+    assert made.trend is not None

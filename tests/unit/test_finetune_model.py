@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 pytest.importorskip("numpy")
 
+from staged import Quiet
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, published_name
 from tunetool.advise.shapes import Tensor
 from tunetool.errors import CannotJudge, UsageProblem
@@ -23,25 +23,6 @@ from tunetool.loading import random_weights, safetensors_files
 from tunetool.stage.whole_directory import need_room
 from tunetool.training.model import reference_model
 from tunetool.training.preparation import MANIFEST, prepare
-
-
-class Told:
-    """Progress that is kept."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.done: list[int] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-    @contextlib.contextmanager
-    def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
-        yield lambda: None
-
-    @contextlib.contextmanager
-    def moving(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        yield self.done.append
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +52,9 @@ def test_a_true_size_has_the_published_number_of_parameters(
     assert (facts.parameters, facts.bytes, facts.tied) == (parameters, 2 * parameters, tied)
     assert facts.language_parameters + facts.vision_parameters == parameters
     assert reference_model.room(size) > facts.bytes
-    found = reference_model.tensors(CONFIGURATIONS[size], "config.json")
-    assert len({tensor.name for tensor in found}) == len(found) == tensors
-    assert ("lm_head.weight" in {tensor.name for tensor in found}) is not tied
+    listed = reference_model.tensors(CONFIGURATIONS[size], "config.json")
+    assert len({tensor.name for tensor in listed}) == len(listed) == tensors
+    assert ("lm_head.weight" in {tensor.name for tensor in listed}) is not tied
 
 
 def test_a_built_model_is_whole_and_its_bytes_depend_on_the_seed_alone(whole: Path, tmp_path: Path) -> None:
@@ -82,10 +63,10 @@ def test_a_built_model_is_whole_and_its_bytes_depend_on_the_seed_alone(whole: Pa
     assert facts.bytes == reference_model.describe("tiny").bytes == reference_model.describe(whole).bytes
     assert all((whole / file).stat().st_size <= 2 * 2**20 + 8192 for file in facts.files)
 
-    told: list[int] = []
-    reference_model.build("tiny", tmp_path / "one-file", 7, shard_bytes=10**9, tick=told.append)
+    ticks: list[int] = []
+    reference_model.build("tiny", tmp_path / "one-file", 7, shard_bytes=10**9, tick=ticks.append)
     assert reference_model.check(tmp_path / "one-file").files == (safetensors_files.SINGLE,)
-    assert told[-1] == facts.bytes
+    assert ticks[-1] == facts.bytes
     assert _contents(tmp_path / "one-file") == _contents(whole)
 
     reference_model.build("tiny", tmp_path / "other", 8)
@@ -96,19 +77,19 @@ def test_a_built_model_is_whole_and_its_bytes_depend_on_the_seed_alone(whole: Pa
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
-    found = {}
+    contents = {}
     for tensor in safetensors_files.stored(directory):
         with (directory / tensor.file).open("rb") as file:
             file.seek(tensor.start)
-            found[tensor.name] = file.read(tensor.length)
-    return found
+            contents[tensor.name] = file.read(tensor.length)
+    return contents
 
 
 def test_weights_have_the_spread_that_keeps_the_scale(whole: Path) -> None:
-    found = _contents(whole)
+    contents = _contents(whole)
 
     def spread(name: str) -> float:
-        halves = struct.unpack(f"<{len(found[name]) // 2}H", found[name])
+        halves = struct.unpack(f"<{len(contents[name]) // 2}H", contents[name])
         values = [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves]
         return float((sum(value * value for value in values) / len(values)) ** 0.5)
 
@@ -122,13 +103,13 @@ def test_weights_have_the_spread_that_keeps_the_scale(whole: Path) -> None:
 
 def test_files_hold_no_more_than_asked_for_and_a_large_tensor_has_its_own() -> None:
     sizes = [10, 20, 100, 5, 5, 5]
-    found = random_weights.lay_out([Tensor(f"t{n}", (size,)) for n, size in enumerate(sizes)], 60)
-    assert [[tensor.numel for tensor, _ in shard.tensors] for shard in found] == [[10, 20], [100], [5, 5, 5]]
-    assert [shard.file for shard in found] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
-    assert [(at - len(shard.header), len(shard.header) % 8) for shard in found for _, at in shard.tensors[:1]] == [
+    files = random_weights.lay_out([Tensor(f"t{n}", (size,)) for n, size in enumerate(sizes)], 60)
+    assert [[tensor.numel for tensor, _ in shard.tensors] for shard in files] == [[10, 20], [100], [5, 5, 5]]
+    assert [shard.file for shard in files] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    assert [(at - len(shard.header), len(shard.header) % 8) for shard in files for _, at in shard.tensors[:1]] == [
         (0, 0)
     ] * 3
-    assert found[0].size == len(found[0].header) + 60
+    assert files[0].size == len(files[0].header) + 60
 
 
 def _cut(path: Path, count: int) -> None:
@@ -158,7 +139,7 @@ def _first(listed: dict[str, Any]) -> dict[str, Any]:
 def _shift(listed: dict[str, Any], by: int) -> None:
     for name, entry in listed.items():
         if name != "__metadata__":
-            entry["data_offsets"] = [place + by for place in entry["data_offsets"]]
+            entry["data_offsets"] = [offset + by for offset in entry["data_offsets"]]
 
 
 def _fifo(path: Path) -> None:
@@ -272,58 +253,58 @@ def test_what_was_prepared_is_used_again_and_only_for_what_it_is(tmp_path: Path)
     data = tmp_path / "data"
     data.mkdir()
     (data / "dataset_info.json").write_text("{}")
-    target, told = tmp_path / "not/there/yet", Told()
+    target, progress = tmp_path / "not/there/yet", Quiet()
 
-    planned = prepare("tiny", data, 0, target, 3, told, dry_run=True)
+    planned = prepare("tiny", data, 0, target, 3, progress, dry_run=True)
     assert not (tmp_path / "not").exists()
-    assert "makes the model `tiny`" in told.lines[0]
+    assert "makes the model `tiny`" in progress.lines[0]
 
     # What a killed run leaves: a hidden sibling, half of it.
     target.mkdir(parents=True)
     shutil.copytree(data, target / f".{planned.model.name}.tunetool-stage-0123456789ab")
-    found = prepare("tiny", data, 0, target, 3, told)
-    assert found == planned
-    assert [path.name for path in target.iterdir()] == [found.model.name]
-    reference_model.check(found.model)
-    assert told.done[-1] == reference_model.describe("tiny").bytes
-    before, lines = (found.model / MANIFEST).stat().st_ino, list(told.lines)
+    material = prepare("tiny", data, 0, target, 3, progress)
+    assert material == planned
+    assert [path.name for path in target.iterdir()] == [material.model.name]
+    reference_model.check(material.model)
+    assert progress.done[-1] == reference_model.describe("tiny").bytes
+    before, lines = (material.model / MANIFEST).stat().st_ino, list(progress.lines)
 
-    assert prepare("tiny", data, 0, target, 3, told) == found
-    assert (found.model / MANIFEST).stat().st_ino == before
-    assert told.lines == lines
+    assert prepare("tiny", data, 0, target, 3, progress) == material
+    assert (material.model / MANIFEST).stat().st_ino == before
+    assert progress.lines == lines
 
     with pytest.raises(UsageProblem, match="was made with seed 3, needed is 4") as caught:
-        prepare("tiny", data, 0, target, 4, told)
-    assert caught.value.hint == f"remove `{found.model}`, or name another `--target`"
+        prepare("tiny", data, 0, target, 4, progress)
+    assert caught.value.hint == f"remove `{material.model}`, or name another `--target`"
 
-    _cut(found.model / SECOND, 5)
+    _cut(material.model / SECOND, 5)
     with pytest.raises(UsageProblem, match="cut short") as caught:
-        prepare("tiny", data, 0, target, 3, told)
-    assert f"remove `{found.model}`" in str(caught.value.hint)
+        prepare("tiny", data, 0, target, 3, progress)
+    assert f"remove `{material.model}`" in str(caught.value.hint)
 
-    (found.model / MANIFEST).unlink()
+    (material.model / MANIFEST).unlink()
     with pytest.raises(UsageProblem, match="was not made by tunetool"):
-        prepare("tiny", data, 0, target, 3, told)
+        prepare("tiny", data, 0, target, 3, progress)
 
 
 def test_a_directory_of_the_users_is_checked_and_left_as_it_is(copy: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     with pytest.raises(UsageProblem, match=r"data` has no `dataset_info.json`"):
-        prepare(str(copy), data, 0, tmp_path / "target", 0, Told())
+        prepare(str(copy), data, 0, tmp_path / "target", 0, Quiet())
     (data / "dataset_info.json").write_text("{}")
-    assert prepare(str(copy), data, 0, tmp_path / "target", 0, Told()).model == copy
+    assert prepare(str(copy), data, 0, tmp_path / "target", 0, Quiet()).model == copy
     assert not (tmp_path / "target").exists()
     (copy / SECOND).unlink()
     with pytest.raises(UsageProblem, match=f"{SECOND}` is missing"):
-        prepare(str(copy), data, 0, tmp_path / "target", 0, Told())
+        prepare(str(copy), data, 0, tmp_path / "target", 0, Quiet())
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     images = free // (3 * 10**6)
     with pytest.raises(CannotJudge, match=r"the model `7b` and .* pictures of 1928x1208 takes") as caught:
-        prepare("7b", None, images, tmp_path / "target", 0, Told())
+        prepare("7b", None, images, tmp_path / "target", 0, Quiet())
     assert "another `--target`" in str(caught.value.hint)
     assert not list((tmp_path / "target").iterdir())
     need_room(tmp_path, 1, "a byte")

@@ -246,9 +246,18 @@ def test_libcufile_is_not_installed_for_bounce_buffers() -> None:
 
 def test_every_fact_of_the_reader_is_in_a_row_or_named_here() -> None:
     changed = {name for changes, *_ in NVFS_ROWS + PEER_ROWS for name in changes} | set(PEER)
-    told = {"architecture", "distribution", "cuda", "mount_point", "fs_options", "acs", "nvfs_version", "config_compat"}
-    told |= {"nvfs_source", "drives", "md_rule"}
-    assert {field.name for field in fields(GdsFacts)} - changed - told == set()
+    named = {
+        "architecture",
+        "distribution",
+        "cuda",
+        "mount_point",
+        "fs_options",
+        "acs",
+        "nvfs_version",
+        "config_compat",
+    }
+    named |= {"nvfs_source", "drives", "md_rule"}
+    assert {field.name for field in fields(GdsFacts)} - changed - named == set()
 
 
 def test_the_documentation_names_every_requirement_and_no_other() -> None:
@@ -447,8 +456,8 @@ def test_acs_without_redirect_or_without_the_capability() -> None:
 
 
 def test_the_override_is_the_distributions_rule_with_the_members(machine: Machine) -> None:
-    place = machine.root / "usr/lib/udev/rules.d/63-md-raid-arrays.rules"
-    machine.put(str(place.relative_to(machine.root)), RULE_TEXT)
+    rule = machine.root / "usr/lib/udev/rules.d/63-md-raid-arrays.rules"
+    machine.put(str(rule.relative_to(machine.root)), RULE_TEXT)
     root = str(machine.root)
     text = wanted_override(root).after
     assert 'mdadm --detail --export $devnode"' in text
@@ -457,13 +466,13 @@ def test_the_override_is_the_distributions_rule_with_the_members(machine: Machin
     assert wanted_override(root) == type(wanted_override(root))(text, text)
     assert not outdated(root)
     assert machine.read().md_rule_lists_members is True
-    place.write_text(RULE_TEXT + "# newer\n")
+    rule.write_text(RULE_TEXT + "# newer\n")
     assert outdated(root)
     assert "# newer" in wanted_override(root).after
     assert wanted_override(root, asked=False).after == ""
-    place.write_text(RULE_TEXT.replace(" --no-devices", ""))
+    rule.write_text(RULE_TEXT.replace(" --no-devices", ""))
     assert wanted_override(root).after == ""
-    assert distributions_rule(root) == place.read_text()
+    assert distributions_rule(root) == rule.read_text()
 
 
 def test_verify_holds_the_node_to_the_path_and_the_rule_to_its_source(machine: Machine) -> None:
@@ -563,8 +572,8 @@ def test_a_configuration_that_serves_bounce_buffers_is_left_alone(machine: Machi
     machine.put("etc/cufile.json", '{"profile": {"nvtx": false}}')
     left = job(machine, "auto")
     assert (left.all().mode, left.ledger.diff) == ("compat", [])
-    told = job(machine, "auto", keep_config=False)
-    told.all()
+    result = job(machine, "auto", keep_config=False)
+    result.all()
     assert (machine.root / "etc/cufile.json").read_text().startswith(CONFIG_HEADER + " for compat")
     job(machine, "auto").all()
     assert (machine.root / "etc/cufile.json").read_text() == '{"profile": {"nvtx": false}}'

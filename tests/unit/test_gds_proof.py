@@ -94,9 +94,9 @@ def test_the_version_as_the_library_says_it() -> None:
     ],
 )
 def test_what_the_counters_prove(moved: Moved, status: str, said: str) -> None:
-    found = proven("require", {"read": moved}, None)
-    assert found.status == status
-    assert said in found.found
+    proof = proven("require", {"read": moved}, None)
+    assert proof.status == status
+    assert said in proof.found
     # Nobody asked for it in mode auto: only a proof counts.
     assert proven("auto", {"read": moved}, None).status == ("pass" if status == "pass" else "skip")
 
@@ -129,9 +129,9 @@ def test_figures_are_called_what_they_are() -> None:
     """The recorded figures of a machine whose cuFile took everything through the host's memory."""
     figures = [Measurement.model_validate(each) for each in json.loads((DATA / "figures-compat.json").read_text())]
     check = judge.answer("auto", "fail", "read 8.12 GB by bounce buffers", "load nvidia-fs")
-    found = record(*figures, checks=[check], verdict=Verdict(status="pass", reasons=[]))
+    made = record(*figures, checks=[check], verdict=Verdict(status="pass", reasons=[]))
     stream = io.StringIO()
-    print_verdict(found, None, Console(file=stream, width=WIDTH, highlight=False))
+    print_verdict(made, None, Console(file=stream, width=WIDTH, highlight=False))
     shown = stream.getvalue()
     assert re.search(r"^read, GDS compat +2\.24 .* 141% of fio", shown, re.MULTILINE)
     assert "kvikio 26.10.0 through cuFile's" in " ".join(shown.split())
@@ -145,10 +145,10 @@ def test_figures_are_called_what_they_are() -> None:
 def test_what_stands_in_its_place_was_taken(name: str, tmp_path: Path) -> None:
     path = tmp_path / "cufile.json"
     path.write_text(SETTINGS[name]["text"])
-    found = config.check(path, "1.15", SETTINGS[name]["values"])
-    assert found.status == "pass"
+    checked = config.check(path, "1.15", SETTINGS[name]["values"])
+    assert checked.status == "pass"
     given = len(config.flatten(read_config(SETTINGS[name]["text"])))
-    assert f"{given} settings, each in its place; {given} read back" in found.found
+    assert f"{given} settings, each in its place; {given} read back" in checked.found
 
 
 @pytest.mark.parametrize("name", ["misplaced", "unknown"])
@@ -157,18 +157,18 @@ def test_what_stands_elsewhere_was_ignored_and_is_named(name: str, tmp_path: Pat
     assert SETTINGS[name]["values"] == SETTINGS["default"]["values"]
     path = tmp_path / "cufile.json"
     path.write_text(SETTINGS[name]["text"])
-    found = config.check(path, "1.15", SETTINGS[name]["values"])
-    assert found.status == "fail"
-    assert "properties.use_pci_p2pdma" in found.remedy
+    checked = config.check(path, "1.15", SETTINGS[name]["values"])
+    assert checked.status == "fail"
+    assert "properties.use_pci_p2pdma" in checked.remedy
 
 
 def test_a_setting_that_libcufile_holds_otherwise_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cufile.json"
     path.write_text(SETTINGS["right place"]["text"])
-    found = config.check(path, "1.15", SETTINGS["default"]["values"])
-    assert found.status == "fail"
-    assert "`properties.io_batchsize` is 64 in the file, libcufile holds 128" in found.found
-    assert "CUFILE_" in found.remedy
+    checked = config.check(path, "1.15", SETTINGS["default"]["values"])
+    assert checked.status == "fail"
+    assert "`properties.io_batchsize` is 64 in the file, libcufile holds 128" in checked.found
+    assert "CUFILE_" in checked.remedy
 
 
 def test_a_config_that_is_not_there_or_cannot_be_read(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def measured(mode: Mode, stack: BlockStack, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_without_a_gpu(stack: BlockStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = measured("require", stack, tmp_path, monkeypatch, GdsFacts())
-    assert [(each.id, each.status) for each in found.checks if each.id == judge.CHECK_ID] == [("gds.path", "unknown")]
-    assert "no NVIDIA GPU" in found.checks[-1].found
+    outcome = measured("require", stack, tmp_path, monkeypatch, GdsFacts())
+    assert [(each.id, each.status) for each in outcome.checks if each.id == judge.CHECK_ID] == [("gds.path", "unknown")]
+    assert "no NVIDIA GPU" in outcome.checks[-1].found
     assert measured("auto", stack, tmp_path, monkeypatch, GdsFacts()).checks[-1].status == "skip"
     assert measured("off", stack, tmp_path, monkeypatch, GdsFacts()).checks == []
 
@@ -206,11 +206,11 @@ def test_without_a_gpu(stack: BlockStack, tmp_path: Path, monkeypatch: pytest.Mo
 def test_with_a_gpu_and_no_kvikio(stack: BlockStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("kvikio"):
         pytest.skip("kvikio is installed here")
-    found = measured("require", stack, tmp_path, monkeypatch, GdsFacts(gpus=("0000:01:00.0",)))
-    assert found.checks[-1].status == "unknown"
-    assert "has no" in found.checks[-1].found
-    assert "tunetool[gds]" in found.checks[-1].remedy
-    assert found.measurements == []
+    outcome = measured("require", stack, tmp_path, monkeypatch, GdsFacts(gpus=("0000:01:00.0",)))
+    assert outcome.checks[-1].status == "unknown"
+    assert "has no" in outcome.checks[-1].found
+    assert "tunetool[gds]" in outcome.checks[-1].remedy
+    assert outcome.measurements == []
 
 
 def test_a_config_that_libcufile_refuses_ends_in_a_refusal(tmp_path: Path) -> None:

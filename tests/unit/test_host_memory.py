@@ -131,15 +131,15 @@ class Kernel:
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    found = Kernel(tmp_path)
+    made = Kernel(tmp_path)
     write = MemoryJob.write_pool
 
     def as_many_as_there_are(job: MemoryJob, pool: HugePages) -> int | None:
-        return write(job, replace(pool, count=min(pool.count, found.can_find)) if pool.gigantic else pool)
+        return write(job, replace(pool, count=min(pool.count, made.can_find)) if pool.gigantic else pool)
 
     monkeypatch.setattr(MemoryJob, "write_pool", as_many_as_there_are)
-    monkeypatch.setattr(boot_loader, "run", found.grub_mkconfig)
-    return found
+    monkeypatch.setattr(boot_loader, "run", made.grub_mkconfig)
+    return made
 
 
 GIGANTIC = st.lists(
@@ -501,6 +501,6 @@ def test_what_a_reboot_would_end(tmp_path: Path) -> None:
     for pid, number, target in ((71, 3, "/dev/nvidia0"), (71, 4, "/dev/nvidia1"), (72, 3, "/dev/nvidia0")):
         (tmp_path / f"proc/{pid}/fd/{number}").symlink_to(target)
     (tmp_path / "proc/70/fd/3").symlink_to("/dev/nvidiactl")
-    found = busy.killed_by_a_reboot("", {}, str(tmp_path))
-    assert found == ["Slurm job 614 runs on this node", "process 71 (`python3`) has a GPU open"]
-    assert busy.killed_by_a_reboot("", {"SLURM_JOB_ID": "614"}, str(tmp_path)) == found[1:]
+    ended = busy.killed_by_a_reboot("", {}, str(tmp_path))
+    assert ended == ["Slurm job 614 runs on this node", "process 71 (`python3`) has a GPU open"]
+    assert busy.killed_by_a_reboot("", {"SLURM_JOB_ID": "614"}, str(tmp_path)) == ended[1:]

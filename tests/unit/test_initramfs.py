@@ -52,7 +52,7 @@ def put(root: Path, data: bytes) -> Path:
 
 
 def problems(root: Path, **how: object) -> list[str]:
-    return [one.problem for one in judge_images(PATH, str(root), **how)]  # type: ignore[arg-type]  # as they are named
+    return [judgement.problem for judgement in judge_images(PATH, str(root), **how)]  # type: ignore[arg-type]  # as they are named
 
 
 @pytest.mark.parametrize("year", [1970, 2060])
@@ -104,9 +104,9 @@ def test_an_image_that_still_knows_a_removed_array_is_rebuilt(root: Path) -> Non
 )
 def test_what_the_image_says_decides(root: Path, there: str, problem: str) -> None:
     put(root, image(there))
-    (found,) = problems(root)
-    assert found.startswith(problem)
-    assert bool(found) == bool(problem)
+    (said,) = problems(root)
+    assert said.startswith(problem)
+    assert bool(said) == bool(problem)
 
 
 def test_verify_asks_about_our_array_alone(root: Path) -> None:
@@ -163,8 +163,8 @@ def test_an_image_that_is_cut_off_is_rebuilt(root: Path, form: str) -> None:
     whole = image(None, form, program=False)
     for length in (0, 3, 50, len(MICROCODE) // 2, len(MICROCODE) + 60, len(whole) - 600):
         put(root, whole[:length] if length else b"")
-        found = judge_images(PATH, str(root))[0]
-        assert found.problem or found.unknown
+        judgement = judge_images(PATH, str(root))[0]
+        assert judgement.problem or judgement.unknown
         assert check_images(ARRAY, str(root)).status in (FAIL, UNKNOWN)
     put(root, b"")
     assert judge_images(PATH, str(root))[0].problem
@@ -201,7 +201,7 @@ def test_an_image_is_rebuilt_once_and_never_in_check_mode(root: Path, monkeypatc
     tool(root, monkeypatch)
     path = str(root / f"boot/initrd.img-{KERNEL}")
     looked = renew(PATH, changed=False, acting=False, root=str(root), ours=UUID)
-    assert ([one.path for one in looked.stale], rebuilt(root)) == ([path], 0)
+    assert ([image.path for image in looked.stale], rebuilt(root)) == ([path], 0)
     assert renew(PATH, changed=False, acting=True, root=str(root), ours=UUID) == looked
     assert rebuilt(root) == 1
     assert renew(PATH, changed=False, acting=True, root=str(root), ours=UUID) == Renewal(())
@@ -252,8 +252,8 @@ def test_an_image_that_cannot_be_read_is_no_pass(root: Path, monkeypatch: pytest
         whole = image(CONF, "zstd")
         assert judged(whole)[0] == PASS
         monkeypatch.setattr(initramfs_reader.shutil, "which", lambda *_, **__: None)
-        status, found = judged(whole)
-        assert (status, "`zstd`" in found) == (UNKNOWN, True)
+        status, words = judged(whole)
+        assert (status, "`zstd`" in words) == (UNKNOWN, True)
     path = put(root, b"")
     path.unlink()
     path.mkdir()
@@ -281,7 +281,7 @@ def test_without_an_image_there_is_nothing_to_judge_and_without_a_line_no_pass(r
     assert check_images(ARRAY, str(root)).status == SKIP
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.binary(max_size=400), at=st.integers(0, 20000), cut=st.booleans(), form=st.sampled_from(FORMS[:5]))
 def test_no_image_ends_the_run(data: bytes, at: int, cut: bool, form: str, tmp_path: Path) -> None:
     whole = image(CONF, form)
@@ -328,9 +328,9 @@ def test_mdadm_conf_edited_and_put_back_is_the_same_to_the_byte(before: list[str
     begun = any(line[:1] not in ("", " ", "\t", "#") for line in before)
     changed = conf_with_array(text, NAME, UUID)
     assert conf_with_array(changed, NAME, UUID) == changed
-    theirs = [one.words for one in array_lines(text)]
-    assert [one.words for one in array_lines(changed) if not one.names(UUID)] == theirs
-    assert str(next(one for one in array_lines(changed) if one.names(UUID))) == line_for(NAME, UUID)
+    theirs = [line.words for line in array_lines(text)]
+    assert [line.words for line in array_lines(changed) if not line.names(UUID)] == theirs
+    assert str(next(line for line in array_lines(changed) if line.names(UUID))) == line_for(NAME, UUID)
     assert changed.replace(line_for(NAME, UUID) + "\n", "", 1).startswith(text)
     back = conf_without_array(changed, UUID)
     # A file of nothing but indented lines, without a last line end, keeps the line end that ours needed.
@@ -350,7 +350,7 @@ def test_mdadm_conf_edited_and_put_back_is_the_same_to_the_byte(before: list[str
 )
 def test_a_line_about_the_array_is_replaced_however_it_is_written(old: str) -> None:
     after = conf_with_array(HEAD + old + "DEVICE partitions\n", NAME, UUID)
-    assert [str(one) for one in array_lines(after)] == [line_for(NAME, UUID)]
+    assert [str(line) for line in array_lines(after)] == [line_for(NAME, UUID)]
     assert after.startswith(HEAD)
     assert after.endswith("DEVICE partitions\n")
     assert conf_without_array(after, UUID).replace("\n# UUID=x\n", "") == HEAD + "DEVICE partitions\n"

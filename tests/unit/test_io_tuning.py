@@ -80,9 +80,9 @@ class Node:
     def active(self, path: str) -> str:
         return self.get(path).partition("]")[0].lstrip("[")
 
-    def written(self, machine: Machine, setting: str, place: str, value: str) -> None:
+    def written(self, machine: Machine, setting: str, file: str, value: str) -> None:
         """As the kernel takes it: one of a pair of limits is 0, and another scheduler has its own nr_requests."""
-        path = machine.file(setting, place) or ""
+        path = machine.file(setting, file) or ""
         if setting.startswith("dirty"):
             share = value.endswith("%")
             names = (path.replace("_bytes", "_ratio"), path)
@@ -110,26 +110,26 @@ class Node:
 
     def tree(self) -> dict[str, str]:
         """Every setting and every file under /etc, in plain words."""
-        found = {}
+        files = {}
         for pattern in ("sys/block/*/queue/*", "sys/kernel/mm/transparent_hugepage/*", "proc/sys/vm/*", "etc/**/*"):
             for path in self.root.glob(pattern):
                 if path.is_file() or path.is_symlink():
                     text = path.read_text() if path.is_file() else str(path.readlink())
                     word = text[text.find("[") + 1 : text.find("]")] if "[" in text and "sys/" in str(path) else text
-                    found[str(path.relative_to(self.root))] = word.strip()
-        return found
+                    files[str(path.relative_to(self.root))] = word.strip()
+        return files
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    found = Node(lay_out("built", tmp_path))
+    made = Node(lay_out("built", tmp_path))
 
-    def write(machine: Machine, setting: str, place: str, value: str) -> None:
-        found.written(machine, setting, place, value)
+    def write(machine: Machine, setting: str, file: str, value: str) -> None:
+        made.written(machine, setting, file, value)
 
     monkeypatch.setattr(Machine, "write", write)
-    monkeypatch.setattr(tuning_apply, "run", found.run)
-    return found
+    monkeypatch.setattr(tuning_apply, "run", made.run)
+    return made
 
 
 def test_what_is_asked_for_has_one_form() -> None:
@@ -246,8 +246,8 @@ def test_cpus_go_to_tuned_where_it_runs_and_to_tmpfiles_elsewhere() -> None:
 def test_it_sets_everything_once_and_keeps_the_way_back(node: Node) -> None:
     tuning, done = node.job(**ALL)
     assert tuning == normal_form(asked(**ALL))
-    assert {one.name for one in done.differences} >= {f"io_tuning.{name}" for name in ALL}
-    assert all(one.mended for one in done.differences)
+    assert {difference.name for difference in done.differences} >= {f"io_tuning.{name}" for name in ALL}
+    assert all(difference.mended for difference in done.differences)
     for number in range(1, 9):
         values = [node.active(f"sys/block/nvme{number}n1/queue/{name}") for name in DRIVE_SETTINGS]
         assert values == ["mq-deadline", "128", "2"]
@@ -267,15 +267,15 @@ def test_it_sets_everything_once_and_keeps_the_way_back(node: Node) -> None:
 
 def test_check_mode_tells_all_and_changes_nothing(node: Node) -> None:
     before = node.tree()
-    _, told = node.job(check_mode=True, **ALL, fstrim_timer="enabled")
+    _, result = node.job(check_mode=True, **ALL, fstrim_timer="enabled")
     assert node.tree() == before
     assert node.ran == []
-    text = json.dumps(told.diff)
+    text = json.dumps(result.diff)
     for word in ("LAB1NV8 mq-deadline", "LAB1NV8 128", "4096", "vm.dirty_background_bytes", "fstrim", UDEV_PATH):
         assert word in text
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(first=st.sets(st.sampled_from(sorted(ALL))), second=st.sets(st.sampled_from(sorted(ALL))))
 def test_given_back_is_as_before_whatever_was_asked_between(node: Node, first: set[str], second: set[str]) -> None:
     before = node.tree()
@@ -309,10 +309,10 @@ def test_a_run_that_is_cut_leaves_its_way_back(node: Node, monkeypatch: pytest.M
     before = node.tree()
     whole = Machine.write
 
-    def cut(machine: Machine, setting: str, place: str, value: str) -> None:
-        if place == "LAB1NV5":
+    def cut(machine: Machine, setting: str, file: str, value: str) -> None:
+        if file == "LAB1NV5":
             raise KeyboardInterrupt
-        whole(machine, setting, place, value)
+        whole(machine, setting, file, value)
 
     monkeypatch.setattr(Machine, "write", cut)
     with pytest.raises(KeyboardInterrupt):
@@ -430,8 +430,8 @@ def test_others_who_set_the_same_are_found_with_who_wins(
     target = tmp_path / path
     target.parent.mkdir(parents=True)
     target.write_text(f"# a word\n{line}\n")
-    (one,) = rivals(normal_form(asked(**ALL)), DEVICES, str(tmp_path))
-    assert (one.setting, one.location, one.wins) == (setting, f"`/{path}` line 2", wins)
+    (rival,) = rivals(normal_form(asked(**ALL)), DEVICES, str(tmp_path))
+    assert (rival.setting, rival.location, rival.wins) == (setting, f"`/{path}` line 2", wins)
 
 
 @pytest.mark.parametrize(
@@ -451,9 +451,9 @@ def test_a_rule_that_cannot_reach_our_drives_is_none_of_ours(tmp_path: Path, lin
 
 
 def test_a_file_in_etc_hides_its_namesake_and_ours_is_no_rival(tmp_path: Path) -> None:
-    for place, line in (("usr/lib", 'ATTR{queue/scheduler}="bfq"'), ("etc", "")):
-        (tmp_path / place / "udev/rules.d").mkdir(parents=True)
-        (tmp_path / place / "udev/rules.d/99-site.rules").write_text(line + "\n")
+    for folder, line in (("usr/lib", 'ATTR{queue/scheduler}="bfq"'), ("etc", "")):
+        (tmp_path / folder / "udev/rules.d").mkdir(parents=True)
+        (tmp_path / folder / "udev/rules.d/99-site.rules").write_text(line + "\n")
     tuning = normal_form(asked(**ALL))
     (tmp_path / UDEV_PATH.lstrip("/")).write_text(udev_rules(tuning, SERIALS, UUID))
     assert rivals(tuning, DEVICES, str(tmp_path)) == []
@@ -471,8 +471,10 @@ def test_the_profile_of_a_running_tuned_is_searched_with_what_it_includes(tmp_pa
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    found = {(one.setting, one.line, one.wins) for one in rivals(normal_form(asked(**ALL)), DEVICES, str(tmp_path))}
-    assert found == {("read_ahead", "readahead=>4096", True), ("dirty", "vm.dirty_ratio = 40", False)}
+    lines = {
+        (rival.setting, rival.line, rival.wins) for rival in rivals(normal_form(asked(**ALL)), DEVICES, str(tmp_path))
+    }
+    assert lines == {("read_ahead", "readahead=>4096", True), ("dirty", "vm.dirty_ratio = 40", False)}
 
 
 def test_a_rival_that_wins_is_told_when_the_settings_are_made(node: Node) -> None:
@@ -494,15 +496,15 @@ def test_a_manifest_holds_the_settings_or_none(tmp_path: Path) -> None:
 def test_verify_says_which_setting_no_longer_holds_and_who_may_have_changed_it(node: Node) -> None:
     node.job(**ALL, fstrim_timer="enabled")
     manifest = {**MANIFEST, "tuning": normal_form(asked(**ALL, fstrim_timer="enabled"))}
-    checks = {one.id: one for one in run_checks(manifest, str(node.root)) if one.id.startswith("io_tuning.")}
+    checks = {check.id: check for check in run_checks(manifest, str(node.root)) if check.id.startswith("io_tuning.")}
     assert set(checks) == {f"io_tuning.{name}" for name in (*ALL, FSTRIM)}
-    assert {one.status for one in checks.values()} == {"pass"}
+    assert {check.status for check in checks.values()} == {"pass"}
     assert checks["io_tuning.scheduler"].found == "`mq-deadline` on 8 drives"
     node.put("sys/block/nvme3n1/queue/scheduler", "[none] mq-deadline\n")
     node.put("proc/sys/vm/dirty_ratio", "40\n")
     node.put("etc/sysctl.d/99-site.conf", "vm.dirty_ratio = 40\n")
     (node.root / "etc/systemd/system/timers.target.wants/fstrim.timer").unlink()
-    failed = {one.id: one for one in tuning_checks(manifest, str(node.root)) if one.status != "pass"}
+    failed = {check.id: check for check in tuning_checks(manifest, str(node.root)) if check.status != "pass"}
     assert set(failed) == {"io_tuning.scheduler", "io_tuning.dirty", "io_tuning.fstrim_timer"}
     assert failed["io_tuning.scheduler"].found == "`none` on `LAB1NV3`"
     assert "no file that we know" in failed["io_tuning.scheduler"].remedy

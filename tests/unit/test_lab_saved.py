@@ -52,21 +52,21 @@ def off(lab: Lab, drives: int = 8) -> NodeState:
     directory = lab.node_dir("node1") / "drives"
     directory.mkdir(parents=True)
     serials = ["LAB1SYS", *(f"LAB1NV{number + 1}" for number in range(drives))]
-    found = replace(NODE, drive_count=drives, faults=[], drives=[])
+    node = replace(NODE, drive_count=drives, faults=[], drives=[])
     for port, serial in enumerate(serials):
-        found.drives.append(Drive(serial, directory / f"{serial}.img", 2**20, port))
-        found.drives[-1].path.write_bytes(serial.encode() * 100)
-    lab.write(found)
-    return found
+        node.drives.append(Drive(serial, directory / f"{serial}.img", 2**20, port))
+        node.drives[-1].path.write_bytes(serial.encode() * 100)
+    lab.write(node)
+    return node
 
 
-def keep(lab: Lab, name: str, found: NodeState) -> None:
-    place = lab.saved_dir("node1") / name
-    (place / "drives").mkdir(parents=True)
-    for drive in found.drives:
-        (place / "drives" / drive.path.name).write_bytes(drive.path.read_bytes())
-    kept = {"node": asdict(found), "standing": asdict(LOOK)}
-    (place / "saved.json").write_text(json.dumps(kept, default=str))
+def keep(lab: Lab, name: str, node: NodeState) -> None:
+    folder = lab.saved_dir("node1") / name
+    (folder / "drives").mkdir(parents=True)
+    for drive in node.drives:
+        (folder / "drives" / drive.path.name).write_bytes(drive.path.read_bytes())
+    kept = {"node": asdict(node), "standing": asdict(LOOK)}
+    (folder / "saved.json").write_text(json.dumps(kept, default=str))
 
 
 def test_what_stands_on_the_drives_is_read_and_nothing_else():
@@ -104,11 +104,11 @@ def test_what_could_not_be_brought_back_is_refused(line: str, said: str):
 
 
 def test_a_state_that_is_not_there_names_those_that_are(lab: Lab):
-    found = off(lab)
+    node = off(lab)
     with pytest.raises(UsageProblem, match="`x` is not a saved state") as caught:
         saved.find(lab, "node1", "x")
     assert caught.value.hint == "save one: tunetool lab save node1 x"
-    keep(lab, "built", found)
+    keep(lab, "built", node)
     (lab.saved_dir("node1") / ".x").mkdir()
     with pytest.raises(UsageProblem) as caught:
         saved.find(lab, "node1", "x")
@@ -125,13 +125,13 @@ def test_a_name_that_is_none_or_is_taken_is_refused(lab: Lab, name: str):
 
 
 def test_a_state_comes_back_in_the_nodes_own_files(lab: Lab):
-    found = off(lab)
-    keep(lab, "built", found)
+    node = off(lab)
+    keep(lab, "built", node)
     kept = saved.find(lab, "node1", "built")
-    assert kept.node == found
+    assert kept.node == node
     assert kept.standing == LOOK
     again = saved.start(lab, kept, 2300)
-    assert again == replace(found, ssh_port=2300)
+    assert again == replace(node, ssh_port=2300)
     assert all(drive.path.parent == lab.node_dir("node1") / "drives" for drive in again.drives)
 
 
@@ -159,14 +159,14 @@ def test_a_node_that_is_ended_takes_its_saved_states_along(lab: Lab):
 
 @pytest.mark.parametrize("drives", [2, 7, 8])
 def test_shuffled_drives_are_all_elsewhere_with_their_serials_and_bytes(lab: Lab, drives: int):
-    found = off(lab, drives)
-    before = {drive.serial: drive for drive in found.drives}
-    renewal.apply(lab, found, Change(shuffle=True), lambda text: None)
-    assert found == lab.read("node1")
-    assert found.drives[0] == before["LAB1SYS"]
-    assert sorted(drive.port for drive in found.drives) == list(range(drives + 1))
-    assert [drive.port for drive in found.drives] == list(range(drives + 1))
-    for drive in found.drives[1:]:
+    node = off(lab, drives)
+    before = {drive.serial: drive for drive in node.drives}
+    renewal.apply(lab, node, Change(shuffle=True), lambda text: None)
+    assert node == lab.read("node1")
+    assert node.drives[0] == before["LAB1SYS"]
+    assert sorted(drive.port for drive in node.drives) == list(range(drives + 1))
+    assert [drive.port for drive in node.drives] == list(range(drives + 1))
+    for drive in node.drives[1:]:
         assert drive == replace(before[drive.serial], port=drive.port)
         assert drive.port != before[drive.serial].port
         assert drive.path.read_bytes().startswith(drive.serial.encode())
@@ -178,33 +178,33 @@ def test_one_drive_cannot_be_shuffled(lab: Lab):
 
 
 def test_blank_drives_forget_what_was_on_them_and_keep_their_place(lab: Lab):
-    found = off(lab)
-    found.faults = [
+    node = off(lab)
+    node.faults = [
         Fault("has-filesystem", "LAB1NV2"),
         Fault("mixed-size", "LAB1NV4"),
         Fault("remove-drive", "LAB1NV9"),
         Fault("io-errors", "LAB1NV3"),
     ]
-    before = list(found.drives)
-    found.drives[3] = replace(before[3], bad_sectors=True)
-    renewal.apply(lab, found, Change(blank=True), lambda text: None)
-    assert found.drives == before
-    assert found.drives[0].path.read_bytes().startswith(b"LAB1SYS")
-    for drive in found.drives[1:]:
+    before = list(node.drives)
+    node.drives[3] = replace(before[3], bad_sectors=True)
+    renewal.apply(lab, node, Change(blank=True), lambda text: None)
+    assert node.drives == before
+    assert node.drives[0].path.read_bytes().startswith(b"LAB1SYS")
+    for drive in node.drives[1:]:
         assert drive.path.read_bytes() == bytes(2**20)
-    assert found.faults == [Fault("mixed-size", "LAB1NV4"), Fault("remove-drive", "LAB1NV9")]
+    assert node.faults == [Fault("mixed-size", "LAB1NV4"), Fault("remove-drive", "LAB1NV9")]
 
 
 def test_new_serials_are_told_and_understood(lab: Lab):
-    found = off(lab)
-    found.faults = [Fault("mixed-size", "LAB1NV4")]
+    node = off(lab)
+    node.faults = [Fault("mixed-size", "LAB1NV4")]
     for letter in "WXYZV":
-        renewal.apply(lab, found, Change(blank=True, new_serials=True), lambda text: None)
-        assert [drive.serial for drive in found.drives[1:]] == [f"LAB1N{letter}{number}" for number in range(1, 9)]
-        assert found.faults == [Fault("mixed-size", f"LAB1N{letter}4")]
-        assert faults.default_serial(found) == f"LAB1N{letter}3"
+        renewal.apply(lab, node, Change(blank=True, new_serials=True), lambda text: None)
+        assert [drive.serial for drive in node.drives[1:]] == [f"LAB1N{letter}{number}" for number in range(1, 9)]
+        assert node.faults == [Fault("mixed-size", f"LAB1N{letter}4")]
+        assert faults.default_serial(node) == f"LAB1N{letter}3"
         files = sorted(path.name for path in (lab.node_dir("node1") / "drives").iterdir())
-        assert files == sorted(f"{drive.serial}.img" for drive in found.drives)
+        assert files == sorted(f"{drive.serial}.img" for drive in node.drives)
 
 
 def test_new_serials_alone_would_be_old_data_on_new_drives(lab: Lab):

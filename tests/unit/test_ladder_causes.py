@@ -164,15 +164,15 @@ def test_the_innocent_are_not_blamed(where: Step, known: Facts) -> None:
 def test_a_slow_drive_is_one_among_its_like() -> None:
     assert slow_drives([drive(0), drive(1, alone=None)]) == []
     assert slow_drives([]) == []
-    (found,) = slow_drives([drive(0), drive(1, alone=1.4 * GB), drive(2)])
-    assert (found[0].serial, round(found[1], 2)) == ("SER1", 0.2)
+    (loss,) = slow_drives([drive(0), drive(1, alone=1.4 * GB), drive(2)])
+    assert (loss[0].serial, round(loss[1], 2)) == ("SER1", 0.2)
 
 
 def test_a_drive_that_jitters_is_not_slow_and_the_slowest_is_named_first() -> None:
     jitters = drive(1, alone=5.0 * GB, best=6.5 * GB)
     assert slow_drives([drive(0), jitters, drive(2), drive(3)]) == []
-    found = slow_drives([drive(0), drive(1, alone=4.0 * GB), drive(2, alone=0.1 * GB), drive(3), drive(4)])
-    assert [each.serial for each, _ in found] == ["SER2", "SER1"]
+    losses = slow_drives([drive(0), drive(1, alone=4.0 * GB), drive(2, alone=0.1 * GB), drive(3), drive(4)])
+    assert [each.serial for each, _ in losses] == ["SER2", "SER1"]
 
 
 def test_every_kind_of_rung_can_be_diagnosed() -> None:

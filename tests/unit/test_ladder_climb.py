@@ -105,14 +105,14 @@ def test_a_handle_that_fails_has_a_say_only_where_it_is_required(
 
 
 def test_where_the_files_lie_must_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = scene(tmp_path)
-    climb.find_raw(found)
-    assert "raw rungs need an md RAID0" in found.no_raw
+    made = scene(tmp_path)
+    climb.find_raw(made)
+    assert "raw rungs need an md RAID0" in made.no_raw
     with pytest.raises(Skip, match="md RAID0"):
-        climb.plan()[0].run(found)
+        climb.plan()[0].run(made)
     monkeypatch.setattr(climb, "no_raw", lambda stack: None)
-    climb.find_raw(found)
-    assert "`md0` is no md array" in found.no_raw
+    climb.find_raw(made)
+    assert "`md0` is no md array" in made.no_raw
 
 
 # --- fio's command lines --------------------------------------------------------------------------------------
@@ -188,13 +188,13 @@ def test_rates_of_requests() -> None:
 def test_facts_of_a_recorded_node(tmp_path: Path) -> None:
     root = lay_out("built", tmp_path)
     drives = read_drives(str(root))
-    found = facts.read_facts(read_stack("/mnt/nvme_raid0", str(root)), drives, [], str(root))
-    assert [drive.serial for drive in found.drives] == [f"LAB1NV{number}" for number in range(1, 9)]
-    assert not [drive for drive in found.drives if drive.downgraded]
+    read = facts.read_facts(read_stack("/mnt/nvme_raid0", str(root)), drives, [], str(root))
+    assert [drive.serial for drive in read.drives] == [f"LAB1NV{number}" for number in range(1, 9)]
+    assert not [drive for drive in read.drives if drive.downgraded]
     # Each drive of that node hangs off a root port of its own.
-    assert found.shared == []
-    assert found.stripe_unit_bytes == MIB
-    assert "noatime" in found.mount_options
+    assert read.shared == []
+    assert read.stripe_unit_bytes == MIB
+    assert "noatime" in read.mount_options
 
 
 def test_drives_behind_one_switch_share_its_link(tmp_path: Path) -> None:
@@ -213,6 +213,6 @@ def test_drives_behind_one_switch_share_its_link(tmp_path: Path) -> None:
     assert len(ports_above(drives[0], str(root))) == 3
     shared = shared_ports(drives, str(root))
     assert [(port.address, len(port.serials)) for port in shared] == [("0000:00:01.0", 3), ("0000:40:00.0", 3)]
-    found = facts.read_facts(read_stack("/mnt/nvme_raid0", str(root)), drives, [], str(root))
-    assert found.shared[0].words == "16 GT/s x8"
-    assert found.shared[0].carries == pytest.approx(15.75e9, rel=0.001)
+    read = facts.read_facts(read_stack("/mnt/nvme_raid0", str(root)), drives, [], str(root))
+    assert read.shared[0].words == "16 GT/s x8"
+    assert read.shared[0].carries == pytest.approx(15.75e9, rel=0.001)

@@ -123,10 +123,10 @@ def ladder(values: list[float], **changes: float) -> tuple[list[Measurement], La
 
 
 def test_one_slow_drive_is_the_first_loss_by_its_serial() -> None:
-    _, found = ladder([7, 7, 7, 7, 7, 0.5, 7, 7], **{"array.read": 4.0, "sequential.read": 4.0})
-    assert found.loss is not None
-    assert found.loss.cause == "slow-drive"
-    assert "`SER5`" in found.loss.found
+    _, losses = ladder([7, 7, 7, 7, 7, 0.5, 7, 7], **{"array.read": 4.0, "sequential.read": 4.0})
+    assert losses.loss is not None
+    assert losses.loss.cause == "slow-drive"
+    assert "`SER5`" in losses.loss.found
 
 
 def climbed(values: list[float], **changes: float) -> Record:

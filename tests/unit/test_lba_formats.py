@@ -38,10 +38,15 @@ def identity(rows: list[tuple[int, int, int]], chosen: int, blocks: int = 8, hid
 
 def test_a_drive_s_table_is_read() -> None:
     # What QEMU's drive shows, with performance values of a real one.
-    found = parse_formats(identity([(0, 9, 2), (8, 9, 2), (0, 12, 0), (64, 12, 1)], 1, 2**30))
-    assert found.offered == (LbaFormat(0, 512, 0, 2), LbaFormat(1, 512, 8, 2), LbaFormat(2, 4096, 0), found.offered[3])
-    assert found.current == LbaFormat(1, 512, 8, 2)
-    assert found.size_bytes == 2**39
+    formats = parse_formats(identity([(0, 9, 2), (8, 9, 2), (0, 12, 0), (64, 12, 1)], 1, 2**30))
+    assert formats.offered == (
+        LbaFormat(0, 512, 0, 2),
+        LbaFormat(1, 512, 8, 2),
+        LbaFormat(2, 4096, 0),
+        formats.offered[3],
+    )
+    assert formats.current == LbaFormat(1, 512, 8, 2)
+    assert formats.size_bytes == 2**39
 
 
 @given(ROWS, st.data())
@@ -56,22 +61,22 @@ def test_every_offered_format_is_its_row_and_the_current_one_is_among_them(
         with pytest.raises(ValueError, match=f"format in use, {chosen},"):
             parse_formats(raw)
         return
-    found = parse_formats(raw)
-    assert {one.index for one in found.offered} == usable
-    assert found.current.index == chosen
-    for one in found.offered:
-        metadata, shift, performance = rows[one.index]
-        assert (one.data_bytes, one.metadata_bytes, one.performance) == (2**shift, metadata, performance % 4)
+    formats = parse_formats(raw)
+    assert {each.index for each in formats.offered} == usable
+    assert formats.current.index == chosen
+    for each in formats.offered:
+        metadata, shift, performance = rows[each.index]
+        assert (each.data_bytes, each.metadata_bytes, each.performance) == (2**shift, metadata, performance % 4)
 
 
 @given(st.binary(max_size=512))
 def test_no_answer_of_a_drive_breaks_the_reader(start: bytes) -> None:
     raw = start.ljust(4096, start[-1:] or b"\0")
     try:
-        found = parse_formats(raw)
+        formats = parse_formats(raw)
     except ValueError:
         return
-    assert found.current in found.offered
+    assert formats.current in formats.offered
 
 
 @pytest.mark.parametrize("size", [0, 512, 4095, 4097])
@@ -90,12 +95,12 @@ def test_the_best_format_has_the_blocks_no_metadata_and_no_faster_rival(
     offered: list[LbaFormat], data_bytes: int
 ) -> None:
     best = best_format(offered, data_bytes)
-    rivals = [one for one in offered if one.data_bytes == data_bytes and one.metadata_bytes == 0]
+    rivals = [each for each in offered if each.data_bytes == data_bytes and each.metadata_bytes == 0]
     if best is None:
         assert rivals == []
         return
     assert best in rivals
-    assert all(best.performance <= one.performance for one in rivals)
+    assert all(best.performance <= each.performance for each in rivals)
     text = mending("/dev/nvme3n1", Formats(tuple(offered), offered[0], 1), data_bytes)
     line = re.search(r"`nvme format /dev/nvme3n1 --lbaf=(\d+)`", text)
     assert line is not None

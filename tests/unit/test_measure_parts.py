@@ -199,10 +199,10 @@ def test_a_working_job_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return {leaf.name: reading for leaf in stack.leaves}
 
     monkeypatch.setattr(busy, "snapshot", snapshot)
-    found = busy.busy_devices(stack(1), lambda: None, lambda seconds: None)
-    assert found == ["`nvme0n1` moved 1 GB in 5000 requests within a second"]
+    reasons = busy.busy_devices(stack(1), lambda: None, lambda seconds: None)
+    assert reasons == ["`nvme0n1` moved 1 GB in 5000 requests within a second"]
     with pytest.raises(CannotJudge, match="busy: `nvme0n1`") as caught:
-        busy.refuse(found)
+        busy.refuse(reasons)
     assert "--allow-busy" in str(caught.value.hint)
     busy.refuse([])
 
@@ -246,8 +246,8 @@ def test_slurm_jobs_but_for_one_s_own(tmp_path: Path) -> None:
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/cmdline").write_bytes(title)
     (tmp_path / "proc/16").mkdir()
-    found = jobs.scheduler_jobs({}, str(tmp_path))
-    assert found == [f"Slurm job {job} runs on this node" for job in (7, 99, 614)]
+    jobs_found = jobs.scheduler_jobs({}, str(tmp_path))
+    assert jobs_found == [f"Slurm job {job} runs on this node" for job in (7, 99, 614)]
     assert len(jobs.scheduler_jobs({"SLURM_JOB_ID": "614"}, str(tmp_path))) == 2
 
 
@@ -255,12 +255,12 @@ def test_a_directory_that_a_dead_storage_keeps_is_told(tmp_path: Path, monkeypat
     def fail(path: Path, **_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
-    told: list[str] = []
+    said: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr("tunetool.measure.rundir.shutil.rmtree", fail)
         with (
             pytest.raises(CannotJudge, match="fio died"),
-            rundir.run_directory(tmp_path, "0" * 12, told.append) as place,
+            rundir.run_directory(tmp_path, "0" * 12, said.append) as directory,
         ):
             raise CannotJudge("fio died")
         with pytest.raises(OSError, match="Input/output"), rundir.run_directory(tmp_path, "1" * 12):
@@ -268,10 +268,10 @@ def test_a_directory_that_a_dead_storage_keeps_is_told(tmp_path: Path, monkeypat
         patched.setattr(Path, "mkdir", lambda path, mode: fail(path))
         with (
             pytest.raises(CannotJudge, match="cannot be written"),
-            rundir.run_directory(tmp_path, "2" * 12, told.append),
+            rundir.run_directory(tmp_path, "2" * 12, said.append),
         ):
             pass
-    assert told[0] == f"`{place}` could not be removed: Input/output error; the next run removes it"
+    assert said[0] == f"`{directory}` could not be removed: Input/output error; the next run removes it"
 
 
 KERNEL_SAID = (

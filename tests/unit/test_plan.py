@@ -120,7 +120,7 @@ def test_an_idle_array_is_wiped_whole_or_not_at_all() -> None:
     drives = [idle(1), idle(2), *FOUR[2:]]
     holding = {"nvme1n1": [raid(1)], "nvme2n1": [raid(2)]}
     whole = replace(PLAN, disks_under={"md127": frozenset({"nvme1n1", "nvme2n1"})})
-    assert [one.serial for one in wipeable(pick(drives, holding, whole).decisions)] == ["S1", "S2"]
+    assert [each.serial for each in wipeable(pick(drives, holding, whole).decisions)] == ["S1", "S2"]
     shared = replace(PLAN, disks_under={"md127": frozenset({"nvme1n1", "nvme2n1", "nvme9n1"})})
     selection = pick(drives, holding, shared)
     assert wipeable(selection.decisions) == []
@@ -145,8 +145,8 @@ def test_an_array_in_use_is_never_wiped() -> None:
     uses = ("member of `md127`", "mounted at `/data` (through md127)")
     drives = [drive(1, uses=uses, arrays=("md127",)), *FOUR[1:]]
     consent = Consent(wipes={"S1": HASHES["nvme1n1"]}, hashes=HASHES)
-    for one in (PLAN, consent):
-        assert verdicts(pick(drives, {"nvme1n1": [raid(1)]}, one))["S1"] == REFUSE
+    for allowed in (PLAN, consent):
+        assert verdicts(pick(drives, {"nvme1n1": [raid(1)]}, allowed))["S1"] == REFUSE
 
 
 def test_our_own_array_with_a_stranger_in_it_is_not_mended_by_wiping() -> None:
@@ -159,7 +159,7 @@ def test_our_mounted_array_with_another_label_on_a_member_is_in_use() -> None:
     uses = ("member of `md127`", "mounted at `/mnt` (through md127)")
     drives = [drive(number, uses=uses, arrays=("md127",)) for number in range(1, 5)]
     holding = {f"nvme{number}n1": [raid(number, f"n:{NAME}"), LABEL] for number in range(1, 5)}
-    allow = Consent(wipes={one.serial: HASHES[one.name] for one in drives}, hashes=HASHES)
+    allow = Consent(wipes={each.serial: HASHES[each.name] for each in drives}, hashes=HASHES)
     assert set(verdicts(pick(drives, holding, allow)).values()) == {REFUSE}
 
 
@@ -186,22 +186,22 @@ def test_nothing_in_use_and_nothing_unnamed_is_ever_wiped(
 ) -> None:
     drives, holding, unreadable = [], {}, {}
     for number, situation in enumerate(situations):
-        one = drive(number)
-        holding[one.name] = [] if situation == "blank" else [replace(LABEL, device=one.name)]
+        candidate = drive(number)
+        holding[candidate.name] = [] if situation == "blank" else [replace(LABEL, device=candidate.name)]
         if situation == "idle":
-            one = idle(number)
-            holding[one.name] = [raid(number)]
+            candidate = idle(number)
+            holding[candidate.name] = [raid(number)]
         elif situation == "partitions":
-            one = replace(one, partitions=(one.name + "p1",))
+            candidate = replace(candidate, partitions=(candidate.name + "p1",))
         elif situation == "no serial":
-            one = replace(one, serial="")
+            candidate = replace(candidate, serial="")
         elif situation in ("mounted", "swap", "lvm"):
             use = {"mounted": "mounted at `/x`", "swap": "active swap", "lvm": "member of `dm-0`"}[situation]
-            one = replace(one, uses=(use,))
+            candidate = replace(candidate, uses=(use,))
         elif situation == "unread":
-            unreadable[one.name] = "cannot be read"
-        drives.append(one)
-    hashes = {one.name: digest(one.name) for one in drives}
+            unreadable[candidate.name] = "cannot be read"
+        drives.append(candidate)
+    hashes = {candidate.name: digest(candidate.name) for candidate in drives}
     allowed = {f"S{number}": digest(f"nvme{number}n1" if number not in stale else "x") for number in named}
     consent = Consent(
         plan=plan,
@@ -214,12 +214,12 @@ def test_nothing_in_use_and_nothing_unnamed_is_ever_wiped(
     )
     selection = select(drives, holding, Criteria(count=count), NAME, unreadable, consent)
     doomed = wipeable(selection.decisions)
-    for one in doomed:
-        assert not one.claims
-        assert one.serial
-        assert one.name not in unreadable
-        assert plan or allowed.get(one.serial) == hashes[one.name]
-        if one.idle_arrays:
+    for candidate in doomed:
+        assert not candidate.claims
+        assert candidate.serial
+        assert candidate.name not in unreadable
+        assert plan or allowed.get(candidate.serial) == hashes[candidate.name]
+        if candidate.idle_arrays:
             assert {f"nvme{number}n1" for number in members} <= {other.name for other in doomed}
     if selection.problem:
         assert not doomed
@@ -232,9 +232,9 @@ def machine(tmp_path: Path) -> Path:
     """Two drives, the second with a partition, under one md device."""
     block, by_name = tmp_path / "sys/block", tmp_path / "sys/class/block"
     by_name.mkdir(parents=True)
-    for name, place in (("nvme1n1", ""), ("nvme2n1", ""), ("nvme2n1p1", "nvme2n1/"), ("md127", "")):
-        (block / place / name / "holders").mkdir(parents=True)
-        (by_name / name).symlink_to(f"../../block/{place}{name}")
+    for name, folder in (("nvme1n1", ""), ("nvme2n1", ""), ("nvme2n1p1", "nvme2n1/"), ("md127", "")):
+        (block / folder / name / "holders").mkdir(parents=True)
+        (by_name / name).symlink_to(f"../../block/{folder}{name}")
     (block / "nvme2n1/nvme2n1p1/partition").write_text("1")
     (block / "md127/dev").write_text("9:127")
     (block / "md127/slaves").mkdir()
@@ -268,9 +268,9 @@ def test_an_array_that_carries_anything_is_not_idle(machine: Path, use: str) -> 
         (part / "holders/dm-0").mkdir(parents=True)
         (part / "partition").write_text("1")
         (machine / "sys/class/block/md127p1").symlink_to("../../block/md127/md127p1")
-    for one in read_drives(str(machine)):
-        assert one.idle_arrays == ()
-        assert one.claims
+    for each in read_drives(str(machine)):
+        assert each.idle_arrays == ()
+        assert each.claims
 
 
 # --- adopting ---
@@ -286,7 +286,7 @@ FITS = Foreign(BARE, "data", "raid0", CHUNK, 4)
 def test_a_fitting_array_is_adopted_only_when_asked() -> None:
     consent = Consent(adopt=True, chunk_bytes=CHUNK, foreign=(FITS,))
     selection = pick([*MOUNTED, drive(5)], MEMBERS, consent)
-    assert [one.serial for one in selection.selected] == ["S1", "S2", "S3", "S4"]
+    assert [each.serial for each in selection.selected] == ["S1", "S2", "S3", "S4"]
     assert verdicts(selection)["S1"] == ADOPT
     assert verdicts(selection)["S5"] == IGNORE
     refused = pick(MOUNTED, MEMBERS, replace(consent, adopt=False))
@@ -373,11 +373,11 @@ def test_the_ends_of_a_device_count_and_its_middle_does_not(tmp_path: Path) -> N
     path.write_bytes(bytes(4 * 2**20))
     blank = ends_digest(str(path))
     assert ends_digest(str(path)) == blank
-    for place, same in ((0, False), (2**20 - 1, False), (2 * 2**20, True), (3 * 2**20, False), (4 * 2**20 - 1, False)):
+    for offset, same in ((0, False), (2**20 - 1, False), (2 * 2**20, True), (3 * 2**20, False), (4 * 2**20 - 1, False)):
         data = bytearray(4 * 2**20)
-        data[place] = 1
+        data[offset] = 1
         path.write_bytes(data)
-        assert (ends_digest(str(path)) == blank) == same, place
+        assert (ends_digest(str(path)) == blank) == same, offset
     path.write_bytes(b"short")
     ends_digest(str(path))
     with pytest.raises(UnreadableDevice):

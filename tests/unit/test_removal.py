@@ -78,47 +78,50 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return machine(tmp_path_factory.mktemp("built"))
 
 
-def name_of(found: Machine, serial: str) -> str:
-    return next(drive.name for drive in found.drives if drive.serial == serial)
+def name_of(machine: Machine, serial: str) -> str:
+    return next(drive.name for drive in machine.drives if drive.serial == serial)
 
 
-def without(found: Machine, serial: str) -> Machine:
+def without(machine: Machine, serial: str) -> Machine:
     """The machine with this drive blank."""
-    name = name_of(found, serial)
+    name = name_of(machine, serial)
     return replace(
-        found,
-        drives=[replace(one, uses=(), arrays=(), idle_arrays=()) if one.name == name else one for one in found.drives],
-        signatures={key: value for key, value in found.signatures.items() if key != name},
-        superblocks={key: value for key, value in found.superblocks.items() if key != name},
-        under={key: value - {name} for key, value in found.under.items()},
+        machine,
+        drives=[
+            replace(drive, uses=(), arrays=(), idle_arrays=()) if drive.name == name else drive
+            for drive in machine.drives
+        ],
+        signatures={key: value for key, value in machine.signatures.items() if key != name},
+        superblocks={key: value for key, value in machine.superblocks.items() if key != name},
+        under={key: value - {name} for key, value in machine.under.items()},
     )
 
 
-def absent(found: Machine, serial: str) -> Machine:
-    gone = without(found, serial)
+def absent(machine: Machine, serial: str) -> Machine:
+    gone = without(machine, serial)
     return replace(gone, drives=[drive for drive in gone.drives if drive.serial != serial])
 
 
-def remove(found: Machine) -> Removal:
-    return plan_removal(found, NAME, POINT)
+def remove(machine: Machine) -> Removal:
+    return plan_removal(machine, NAME, POINT)
 
 
-def verdicts(found: Removal) -> dict[str, str]:
-    return {row.drive.serial: row.verdict for row in found.decisions}
+def verdicts(removal: Removal) -> dict[str, str]:
+    return {row.drive.serial: row.verdict for row in removal.decisions}
 
 
-def consent(found: Removal) -> tuple[dict[str, str], dict[str, object]]:
+def consent(removal: Removal) -> tuple[dict[str, str], dict[str, object]]:
     """What a plan made now would allow, as it comes out of the file."""
-    plan = parse(dump(document({"n": removal_part(found, "")}, "0", job=TEARDOWN)), "p.json", TEARDOWN)
+    plan = parse(dump(document({"n": removal_part(removal, "")}, "0", job=TEARDOWN)), "p.json", TEARDOWN)
     return {entry["serial"]: entry["hash"] for entry in wipes(plan, "n")}, volume(plan, "n")
 
 
 def test_the_members_go_and_the_ninth_drive_is_none_of_them(built: Machine) -> None:
-    found = remove(built)
-    assert found.problems == ()
-    assert verdicts(found) == {"LAB1SYS": IGNORE, **dict.fromkeys(EIGHT, WIPE)}
-    assert consent_problem(found, {}, None) == "nothing is removed without a plan"
-    assert consent_problem(found, *consent(found)) is None
+    removal = remove(built)
+    assert removal.problems == ()
+    assert verdicts(removal) == {"LAB1SYS": IGNORE, **dict.fromkeys(EIGHT, WIPE)}
+    assert consent_problem(removal, {}, None) == "nothing is removed without a plan"
+    assert consent_problem(removal, *consent(removal)) is None
 
 
 @pytest.mark.parametrize("manifest", [True, False], ids=["manifest", "no manifest"])
@@ -126,13 +129,13 @@ def test_a_volume_short_of_a_member_goes_as_well(tmp_path: Path, manifest: bool)
     lost = machine(tmp_path, "lost-drive")
     assert [array.serves for array in lost.arrays] == [False]
     lost = replace(lost, manifest=lost.manifest if manifest else None)
-    found = remove(lost)
-    assert found.problems == ()
-    gone = [serial for serial in EIGHT if serial not in verdicts(found)]
+    removal = remove(lost)
+    assert removal.problems == ()
+    gone = [serial for serial in EIGHT if serial not in verdicts(removal)]
     assert len(gone) == 1
-    assert list(found.absent) == (gone if manifest else [])
-    assert found.inside is None
-    assert consent_problem(found, *consent(found)) is None
+    assert list(removal.absent) == (gone if manifest else [])
+    assert removal.inside is None
+    assert consent_problem(removal, *consent(removal)) is None
 
 
 def test_a_node_with_nothing_of_ours_needs_nothing(built: Machine) -> None:
@@ -155,14 +158,14 @@ def test_a_run_that_was_cut_goes_on_with_the_same_plan(built: Machine) -> None:
 def test_drives_that_are_out_of_sight_need_consent(built: Machine) -> None:
     for serial in EIGHT:
         built = absent(built, serial)
-    found = remove(built)
-    assert consent_problem(found, {}, None) == "nothing is removed without a plan"
-    assert consent_problem(found, *consent(found)) is None
+    removal = remove(built)
+    assert consent_problem(removal, {}, None) == "nothing is removed without a plan"
+    assert consent_problem(removal, *consent(removal)) is None
 
 
-def rebuilt(found: Machine, **changes: object) -> Machine:
-    blocks = {name: replace(block, **changes) for name, block in found.superblocks.items()}  # type: ignore[arg-type]
-    return replace(found, superblocks=blocks)
+def rebuilt(machine: Machine, **changes: object) -> Machine:
+    blocks = {name: replace(block, **changes) for name, block in machine.superblocks.items()}  # type: ignore[arg-type]
+    return replace(machine, superblocks=blocks)
 
 
 @pytest.mark.parametrize("changes", [{"created": "Sun Nov 22 10:00:00 2026"}, {"chunk_bytes": 2**19}, {"role": 1}])
@@ -175,7 +178,7 @@ def test_a_plan_is_stale_for_an_array_that_was_made_anew(built: Machine, changes
 
 def test_a_plan_is_stale_for_another_file_system(built: Machine) -> None:
     allowed = consent(remove(built))
-    other = {device: [replace(found[0], uuid="other")] for device, found in built.inside.items()}
+    other = {device: [replace(signatures[0], uuid="other")] for device, signatures in built.inside.items()}
     assert "holds something else since" in str(consent_problem(remove(replace(built, inside=other)), *allowed))
 
 
@@ -214,14 +217,15 @@ def test_one_member_that_is_not_as_the_manifest_says_bars_all(built: Machine, ho
         built = replace(built, superblocks={**built.superblocks, system: built.superblocks[name]})
     elif how == "lvm":
         drives = [
-            replace(one, uses=(*one.uses, "member of `dm-0`")) if one.name == name else one for one in built.drives
+            replace(drive, uses=(*drive.uses, "member of `dm-0`")) if drive.name == name else drive
+            for drive in built.drives
         ]
         built = replace(built, drives=drives)
     else:
         built = replace(built, unreadable={name: "cannot be read: broken"})
-    found = remove(built)
-    assert word in " ".join(found.problems)
-    assert wipes({"job": TEARDOWN, "hosts": {"n": removal_part(found, "")}}, "n") == []
+    removal = remove(built)
+    assert word in " ".join(removal.problems)
+    assert wipes({"job": TEARDOWN, "hosts": {"n": removal_part(removal, "")}}, "n") == []
 
 
 @given(
@@ -241,12 +245,12 @@ def test_nothing_is_wiped_but_members_that_the_plan_names(
             name = name_of(node, serial)
             node = without(node, serial)
             node = replace(node, signatures={**node.signatures, name: [Signature(name, "ext4", None, "3")]})
-    found = remove(node)
-    doomed = [drive.serial for drive in found.members]
+    removal = remove(node)
+    doomed = [drive.serial for drive in removal.members]
     assert doomed == [serial for serial, situation in zip(EIGHT, situations, strict=True) if situation == "member"]
-    assert bool(found.problems) == ("other" in situations)
+    assert bool(removal.problems) == ("other" in situations)
     hashes, what = consent(remove(whole))
-    problem = consent_problem(found, {serial: hashes[serial] for serial in named}, what)
+    problem = consent_problem(removal, {serial: hashes[serial] for serial in named}, what)
     assert (problem is None) == (set(doomed) <= named)
 
 
@@ -256,37 +260,41 @@ CRITERIA = Criteria(count=8, model="QEMU NVMe Ctrl", size_bytes=4 * 2**30, trans
 SWAP = Swap("LAB1NV3", "NEW", CRITERIA, {})
 
 
-def swapped(found: Machine, **changes: object) -> Machine:
+def swapped(machine: Machine, **changes: object) -> Machine:
     """LAB1NV3 is pulled, and a blank drive sits in its slot."""
-    old = next(drive for drive in found.drives if drive.serial == "LAB1NV3")
+    old = next(drive for drive in machine.drives if drive.serial == "LAB1NV3")
     new = replace(old, serial="NEW", name="nvme3n2", uses=(), arrays=(), idle_arrays=(), **changes)  # type: ignore[arg-type]
-    gone = absent(found, "LAB1NV3")
+    gone = absent(machine, "LAB1NV3")
     return replace(gone, drives=[*gone.drives, new])
 
 
 def test_a_new_drive_takes_the_old_ones_slot(built: Machine) -> None:
-    found = plan_replacement(swapped(built), NAME, POINT, SWAP)
-    assert found.problems == ()
-    assert found.serials == tuple("NEW" if serial == "LAB1NV3" else serial for serial in EIGHT)
-    assert verdicts(found) == {"LAB1SYS": IGNORE, "NEW": TAKE, **{one: WIPE for one in EIGHT if one != "LAB1NV3"}}
+    replacement = plan_replacement(swapped(built), NAME, POINT, SWAP)
+    assert replacement.problems == ()
+    assert replacement.serials == tuple("NEW" if serial == "LAB1NV3" else serial for serial in EIGHT)
+    assert verdicts(replacement) == {
+        "LAB1SYS": IGNORE,
+        "NEW": TAKE,
+        **{serial: WIPE for serial in EIGHT if serial != "LAB1NV3"},
+    }
 
 
 def test_an_old_drive_that_is_still_there_loses_its_label_too(built: Machine) -> None:
     both = swapped(built)
-    found = plan_replacement(replace(built, drives=[*built.drives, both.drives[-1]]), NAME, POINT, SWAP)
-    assert found.problems == ()
-    assert "LAB1NV3" in [drive.serial for drive in found.members]
-    assert "LAB1NV3" not in found.serials
+    replacement = plan_replacement(replace(built, drives=[*built.drives, both.drives[-1]]), NAME, POINT, SWAP)
+    assert replacement.problems == ()
+    assert "LAB1NV3" in [drive.serial for drive in replacement.members]
+    assert "LAB1NV3" not in replacement.serials
 
 
 def test_a_new_drive_that_holds_something_needs_its_own_consent(built: Machine) -> None:
     node = swapped(built)
     node = replace(node, signatures={**node.signatures, "nvme3n2": [raid("nvme3n2", OTHER)]})
-    found = plan_replacement(node, NAME, POINT, replace(SWAP, hashes={"nvme3n2": "a" * 64}))
-    assert (found.incoming and found.incoming.serial, found.problems) == ("NEW", ())
-    hashes, what = consent(found)
+    replacement = plan_replacement(node, NAME, POINT, replace(SWAP, hashes={"nvme3n2": "a" * 64}))
+    assert (replacement.incoming and replacement.incoming.serial, replacement.problems) == ("NEW", ())
+    hashes, what = consent(replacement)
     assert hashes["NEW"] == "a" * 64
-    assert consent_problem(found, hashes, what) is None
+    assert consent_problem(replacement, hashes, what) is None
     later = plan_replacement(node, NAME, POINT, replace(SWAP, hashes={"nvme3n2": "b" * 64}))
     assert "drive `NEW` changed since" in str(consent_problem(later, hashes, what))
 
@@ -306,9 +314,9 @@ def test_a_new_drive_that_holds_something_needs_its_own_consent(built: Machine) 
 def test_a_new_drive_that_could_not_be_built_with_bars_all(
     built: Machine, changes: dict[str, object], word: str
 ) -> None:
-    found = plan_replacement(swapped(built, **changes), NAME, POINT, SWAP)
-    assert found.problems
-    row = next(row for row in found.decisions if row.drive.serial == "NEW")
+    replacement = plan_replacement(swapped(built, **changes), NAME, POINT, SWAP)
+    assert replacement.problems
+    row = next(row for row in replacement.decisions if row.drive.serial == "NEW")
     assert row.verdict == REFUSE
     assert word in row.reason
 
@@ -331,30 +339,30 @@ def test_wrong_serials_bar_all(built: Machine, swap: Swap, word: str) -> None:
 
 def test_a_new_drive_in_use_or_twice_there_bars_all(built: Machine) -> None:
     node = swapped(built)
-    used = [replace(one, uses=("mounted at `/x`",)) if one.serial == "NEW" else one for one in node.drives]
+    used = [replace(drive, uses=("mounted at `/x`",)) if drive.serial == "NEW" else drive for drive in node.drives]
     twice = [*node.drives, replace(node.drives[-1], name="nvme9n1")]
     for drives in (used, twice):
         assert plan_replacement(replace(node, drives=drives), NAME, POINT, SWAP).problems
 
 
 def test_two_drives_gone_are_not_replaced_by_one(built: Machine) -> None:
-    found = plan_replacement(absent(swapped(built), "LAB1NV5"), NAME, POINT, SWAP)
-    assert "more members are absent: `LAB1NV5`" in " ".join(found.problems)
+    replacement = plan_replacement(absent(swapped(built), "LAB1NV5"), NAME, POINT, SWAP)
+    assert "more members are absent: `LAB1NV5`" in " ".join(replacement.problems)
 
 
 def test_a_drive_that_was_replaced_is_left_alone(built: Machine) -> None:
-    found = plan_replacement(built, NAME, POINT, replace(SWAP, old="LAB0OLD", new="LAB1NV3"))
-    assert (found.done, found.problems, found.serials) == (True, (), tuple(EIGHT))
-    assert "`LAB0OLD` is no member any more, `LAB1NV3` is one" in found.note
+    replacement = plan_replacement(built, NAME, POINT, replace(SWAP, old="LAB0OLD", new="LAB1NV3"))
+    assert (replacement.done, replacement.problems, replacement.serials) == (True, (), tuple(EIGHT))
+    assert "`LAB0OLD` is no member any more, `LAB1NV3` is one" in replacement.note
 
 
 def test_a_replacement_that_was_cut_before_the_manifest_goes_on(built: Machine) -> None:
     node = swapped(built)
     blocks = {name: replace(block, uuid=OTHER) for name, block in node.superblocks.items()}
     blocks["nvme3n2"] = replace(next(iter(blocks.values())), device="nvme3n2", role=2)
-    found = plan_replacement(replace(node, superblocks=blocks), NAME, POINT, SWAP)
-    assert (found.done, found.problems) == (True, ())
-    assert "NEW" in found.serials
+    replacement = plan_replacement(replace(node, superblocks=blocks), NAME, POINT, SWAP)
+    assert (replacement.done, replacement.problems) == (True, ())
+    assert "NEW" in replacement.serials
     # One member that is not of the new array, and nobody can say what these drives are.
     blocks["nvme3n2"] = replace(blocks["nvme3n2"], uuid="55555555:0:0:0")
     assert plan_replacement(replace(node, superblocks=blocks), NAME, POINT, SWAP).problems

@@ -81,10 +81,10 @@ def record(
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    place = tmp_path / "runs"
-    write(record(), place)
-    write(record(tuple(value * 0.8 for value in SAMPLES), "fail", hours=1, check="fail"), place)
-    return place
+    folder = tmp_path / "runs"
+    write(record(), folder)
+    write(record(tuple(value * 0.8 for value in SAMPLES), "fail", hours=1, check="fail"), folder)
+    return folder
 
 
 def call(runs: Path, *arguments: str, code: int = 0) -> Result:
@@ -241,6 +241,6 @@ def test_chance_is_seldom_called_a_difference() -> None:
 
 @given(st.lists(st.floats(0, 1), max_size=6))
 def test_holm_never_takes_more_than_each_by_itself(probabilities: list[float]) -> None:
-    found = significant(probabilities)
-    assert all(probability <= 0.05 for probability, taken in zip(probabilities, found, strict=True) if taken)
-    assert len(found) == len(probabilities)
+    called = significant(probabilities)
+    assert all(probability <= 0.05 for probability, taken in zip(probabilities, called, strict=True) if taken)
+    assert len(called) == len(probabilities)

@@ -19,10 +19,10 @@ def verdict(text: bytes, data: int) -> str | None:
     content = struct.pack("<Q", len(text)) + text
     try:
         count = header.length(content[:8])
-        found = header.entries(content[8 : 8 + count])
+        listed = header.entries(content[8 : 8 + count])
     except Invalid as error:
         return str(error)
-    end = found[-1].end if found else 0
+    end = listed[-1].end if listed else 0
     return None if end == data else f"{end} bytes are listed, and there are {data}"
 
 
@@ -88,10 +88,10 @@ TAKEN: dict[str, tuple[str, int]] = {
 
 @pytest.mark.parametrize(("text", "data"), REFUSED.values(), ids=REFUSED)
 def test_what_the_library_refuses(text: str, data: int) -> None:
-    told = verdict(text.encode(), data)
-    assert told
-    assert told.isprintable()
-    assert len(told) < 400
+    reason = verdict(text.encode(), data)
+    assert reason
+    assert reason.isprintable()
+    assert len(reason) < 400
 
 
 @pytest.mark.parametrize(("text", "data"), TAKEN.values(), ids=TAKEN)
@@ -167,8 +167,8 @@ def made(source: random.Random) -> tuple[bytes, int]:  # noqa: C901  a list of w
             said = f'["{dtype}",[{",".join(sizes)}],[{",".join(places)}]]'
         parts.append(f'"{name}":{said}')
     if source.random() < 0.2:
-        told = source.choice(["{}", "null", '{"a":"b"}', '{"a":"b","a":"c"}', '{"a":1}', "[]", '"x"', '{"a":null}'])
-        parts.insert(source.randrange(len(parts) + 1), f'"__metadata__":{told}')
+        metadata = source.choice(["{}", "null", '{"a":"b"}', '{"a":"b","a":"c"}', '{"a":1}', "[]", '"x"', '{"a":null}'])
+        parts.insert(source.randrange(len(parts) + 1), f'"__metadata__":{metadata}')
     if source.random() < 0.3:
         source.shuffle(parts)
     text = "{" + ",".join(parts) + "}"

@@ -53,10 +53,10 @@ def test_any_other_reason_fails_the_run_by_name(tmp_path: Path, processes: str) 
     (tmp_path / "test_some.py").write_text(MODULE)
     done = pytest_on(tmp_path, "-n", processes)
     assert done.returncode == 1, done.stdout
-    told = dict(
+    outcomes = dict(
         re.findall(r"`test_some.py::(\w+)` was skipped, and its reason is none of tests/skips.py: (.*)", done.stdout)
     )
-    assert told == {
+    assert outcomes == {
         "test_in_the_test": "no time today",
         "test_by_a_mark": "by a mark",
         "test_in_a_fixture": "in a fixture",
@@ -113,12 +113,12 @@ def test_a_reason_counts_only_where_it_holds(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_every_reason_says_why() -> None:
-    assert all(one.why and re.compile(one.pattern) for one in skips.ALLOWED)
+    assert all(row.why and re.compile(row.pattern) for row in skips.ALLOWED)
 
 
 def reasons(path: Path) -> list[tuple[int, str]]:
     """What a module of tests says when it skips, by line; what only the machine can say is left out."""
-    found = []
+    texts = []
     for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
         if name.endswith(("pytest.skip", "skipif", "mark.skip", "importorskip")):
@@ -127,14 +127,14 @@ def reasons(path: Path) -> list[tuple[int, str]]:
                 given = call.args[:1]
             elif name.endswith("importorskip") and not given:
                 given = [ast.Constant(f"could not import {call.args[0].value!r}")]  # type: ignore[attr-defined]
-            for one in given:
-                if isinstance(one, ast.JoinedStr):
-                    parts = [part.value if isinstance(part, ast.Constant) else "..." for part in one.values]
+            for argument in given:
+                if isinstance(argument, ast.JoinedStr):
+                    parts = [part.value if isinstance(part, ast.Constant) else "..." for part in argument.values]
                     if set("".join(map(str, parts))) > set(".; "):
-                        found.append((call.lineno, "".join(map(str, parts))))
-                elif isinstance(one, ast.Constant):
-                    found.append((call.lineno, str(one.value)))
-    return found
+                        texts.append((call.lineno, "".join(map(str, parts))))
+                elif isinstance(argument, ast.Constant):
+                    texts.append((call.lineno, str(argument.value)))
+    return texts
 
 
 def test_every_reason_that_a_test_gives_is_in_the_list() -> None:

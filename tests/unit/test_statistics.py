@@ -34,31 +34,31 @@ def test_coverage_holds_for_skewed_samples() -> None:
     rounds = 4000
     held = 0
     for _ in range(rounds):
-        found = estimate([source.random() ** 0.5 for _ in range(6)])
-        held += found.low <= truth <= found.high
+        interval = estimate([source.random() ** 0.5 for _ in range(6)])
+        held += interval.low <= truth <= interval.high
     assert held / rounds == pytest.approx(coverage(6, 0), abs=0.01)
 
 
 def test_too_few_samples_say_so() -> None:
-    found = estimate([3.0, 1.0, 2.0])
-    assert (found.value, found.low, found.high, found.method) == (2.0, 1.0, 3.0, "range of 3 samples")
-    assert found.level == pytest.approx(0.75)
+    interval = estimate([3.0, 1.0, 2.0])
+    assert (interval.value, interval.low, interval.high, interval.method) == (2.0, 1.0, 3.0, "range of 3 samples")
+    assert interval.level == pytest.approx(0.75)
     assert estimate([5.0]).level == 0
 
 
 def test_one_outlier_among_twelve_does_not_widen_the_interval() -> None:
-    found = estimate([1.0, *[10.0 + step / 10 for step in range(11)]])
-    assert found.low == 10.0
-    assert found.method == "order statistics 2 and 11 of 12 samples"
-    assert found.level >= LEVEL
+    interval = estimate([1.0, *[10.0 + step / 10 for step in range(11)]])
+    assert interval.low == 10.0
+    assert interval.method == "order statistics 2 and 11 of 12 samples"
+    assert interval.level >= LEVEL
 
 
 @given(st.lists(RATES, min_size=1, max_size=20))
 def test_the_interval_holds_the_median_and_is_made_of_samples(samples: list[float]) -> None:
-    found = estimate(samples)
-    assert found.low <= found.value <= found.high
-    assert found.value == median(samples)
-    assert {found.low, found.high} <= set(samples)
+    interval = estimate(samples)
+    assert interval.low <= interval.value <= interval.high
+    assert interval.value == median(samples)
+    assert {interval.low, interval.high} <= set(samples)
 
 
 def test_looks_come_to_an_end() -> None:
@@ -82,18 +82,18 @@ def test_kendall_probability_is_what_all_orders_say(count: int) -> None:
 
 def test_a_cache_that_fills_up_is_a_falling_trend() -> None:
     times = [5.0 * index for index in range(6)]
-    found = drift(times, [10e9, 9e9, 8e9, 7e9, 6e9, 5e9])
-    assert found.significant
-    assert found.slope_per_second == pytest.approx(-0.2e9)
-    assert found.change == pytest.approx(-5 / 7.5)
+    trend = drift(times, [10e9, 9e9, 8e9, 7e9, 6e9, 5e9])
+    assert trend.significant
+    assert trend.slope_per_second == pytest.approx(-0.2e9)
+    assert trend.change == pytest.approx(-5 / 7.5)
 
 
 def test_noise_is_seldom_a_trend() -> None:
     source = random.Random(11)
     times = [float(index) for index in range(6)]
     rounds = 3000
-    found = sum(drift(times, [source.gauss(100, 5) for _ in times]).significant for _ in range(rounds))
-    assert found / rounds < 0.01
+    significant = sum(drift(times, [source.gauss(100, 5) for _ in times]).significant for _ in range(rounds))
+    assert significant / rounds < 0.01
 
 
 def test_one_sample_has_no_trend() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -63,9 +63,9 @@ def test_the_default_matrix_is_the_published_experiment() -> None:
 
 @pytest.mark.parametrize("bad", ["1x1", "0x1:z2", "2x8:z4", "2x8:3", "x8:z2", "1x1:z2,", "2*8:z3", "1x1:z2 1x2:z2"])
 def test_a_bad_cell_is_named(bad: str) -> None:
-    with pytest.raises(UsageProblem) as told:
+    with pytest.raises(UsageProblem) as refused:
         parse(f"1x4:z2,{bad}")
-    assert f"`{bad.rpartition(',')[2] if bad.endswith(',') else bad}`" in told.value.message
+    assert f"`{bad.rpartition(',')[2] if bad.endswith(',') else bad}`" in refused.value.message
 
 
 def test_a_cell_that_stands_twice_is_named() -> None:
@@ -74,15 +74,15 @@ def test_a_cell_that_stands_twice_is_named() -> None:
 
 
 def test_cells_are_scaled_to_what_there_is_and_told() -> None:
-    found = fitted(parse(MATRIX), nodes=2, ranks=2)
-    assert [str(each) for each in found.cells] == ["1x1:z2", "1x2:z2", "2x2:z2", "2x2:z3", "1x2:z3"]
-    assert found.notes[1] == "2x8:z2 -> 2x2:z2: there are 2 node(s) with 2 each"
+    scaled = fitted(parse(MATRIX), nodes=2, ranks=2)
+    assert [str(each) for each in scaled.cells] == ["1x1:z2", "1x2:z2", "2x2:z2", "2x2:z3", "1x2:z3"]
+    assert scaled.notes[1] == "2x8:z2 -> 2x2:z2: there are 2 node(s) with 2 each"
 
 
 def test_without_a_second_node_the_network_between_nodes_is_left_out_not_faked() -> None:
-    found = fitted(parse(MATRIX), nodes=1, ranks=1)
-    assert [str(each) for each in found.cells] == ["1x1:z2", "1x1:z3"]
-    assert [(str(each), reason.split(",")[0]) for each, reason in found.left_out] == [
+    scaled = fitted(parse(MATRIX), nodes=1, ranks=1)
+    assert [str(each) for each in scaled.cells] == ["1x1:z2", "1x1:z3"]
+    assert [(str(each), reason.split(",")[0]) for each, reason in scaled.left_out] == [
         ("1x8:z2", "scaled to what there is"),
         ("2x8:z2", "it needs 2 nodes"),
         ("2x8:z3", "it needs 2 nodes"),
@@ -96,20 +96,18 @@ def test_one_rank_alone_is_always_measured() -> None:
 # Fits
 
 
-@settings(deadline=None)
 @given(st.floats(1e-6, 0.1), st.floats(1e7, 1e11))
 def test_a_fit_finds_the_line_that_made_the_points(latency: float, bandwidth: float) -> None:
-    found = fit([(size, latency + size / bandwidth) for size in (4096, 2**16, 2**20, 2**26)])
-    assert found.worst < 1e-6
-    assert found.seconds(2**24) == pytest.approx(latency + 2**24 / bandwidth, rel=1e-6)
+    line = fit([(size, latency + size / bandwidth) for size in (4096, 2**16, 2**20, 2**26)])
+    assert line.worst < 1e-6
+    assert line.seconds(2**24) == pytest.approx(latency + 2**24 / bandwidth, rel=1e-6)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 2**28), st.floats(1e-6, 100)), min_size=1, max_size=8))
 def test_no_fit_has_negative_parts(points: list[tuple[int, float]]) -> None:
-    found = fit(points)
-    assert found.latency >= 0
-    assert found.per_byte >= 0
+    line = fit(points)
+    assert line.latency >= 0
+    assert line.per_byte >= 0
 
 
 def test_small_sizes_count_as_much_as_large_ones() -> None:
@@ -134,13 +132,12 @@ def test_collectives_queue_and_then_pay_less_latency() -> None:
     assert replay([*asks, Wait(3)], line, 0.0).seconds == pytest.approx(1.2)
 
 
-@settings(deadline=None)
 @given(st.floats(0.01, 10), st.floats(1e6, 1e10))
 def test_computation_is_found_again_in_a_measured_step(compute: float, bandwidth: float) -> None:
-    found = tiny().events(cell("2x1:z3"))
-    step = replay(found, net(bandwidth), compute).seconds
-    again = compute_of(found, net(bandwidth), step)
-    assert replay(found, net(bandwidth), again).seconds == pytest.approx(step, rel=1e-6)
+    events = tiny().events(cell("2x1:z3"))
+    step = replay(events, net(bandwidth), compute).seconds
+    again = compute_of(events, net(bandwidth), step)
+    assert replay(events, net(bandwidth), again).seconds == pytest.approx(step, rel=1e-6)
 
 
 def tiny(*, full: bool = False) -> Job:
@@ -215,15 +212,15 @@ def result(rank: int, steps: list[float], losses: list[float]) -> RankResult:
 
 
 def test_the_slowest_rank_counts_and_the_first_steps_do_not() -> None:
-    found = sample([result(0, [9, 9, 1, 4, 1], [3, 2, 1, 1, 1]), result(1, [9, 9, 2, 2, 2], [1, 2, 1, 1, 1])])
-    assert found.step == 2
-    assert found.start["rendezvous"] == 2.0
-    assert found.losses[0] == 2.0
+    taken = sample([result(0, [9, 9, 1, 4, 1], [3, 2, 1, 1, 1]), result(1, [9, 9, 2, 2, 2], [1, 2, 1, 1, 1])])
+    assert taken.step == 2
+    assert taken.start["rendezvous"] == 2.0
+    assert taken.losses[0] == 2.0
     with pytest.raises(CannotJudge, match="no more than 2 steps"):
         sample([result(0, [1, 1], [1, 1])])
 
 
-def found(layout: Layout, memory: int = 8 * 10**9) -> list[RankFigures]:
+def networks_of(layout: Layout, memory: int = 8 * 10**9) -> list[RankFigures]:
     points: Any = {
         kind: [(size, [1e-3 + size * per / SLOW] * 3) for size in (4096, 2**20, 2**24)]
         for kind, per in (("all_reduce", 1.0), ("all_gather", 0.5), ("reduce_scatter", 1.0))
@@ -250,7 +247,7 @@ def study(
     job = job or tiny()
     cells = parse("1x1:z2,2x1:z2,2x1:z3")
     made = Study(Fitted(tuple(cells), (), ((cell("4x1:z2"), "there is one"),)), {each: Row(each) for each in cells})
-    made.rank_figures = {layout: found(layout, memory) for layout in layouts(cells)}
+    made.rank_figures = {layout: networks_of(layout, memory) for layout in layouts(cells)}
     measured: dict[Cell, float] = {}
     for each, step, loss in zip(cells, (1.0, 1.2, third), (1.0, 1.0, losses), strict=True):
         row = made.rows[each]
@@ -274,14 +271,14 @@ CONDITIONS: dict[str, Any] = {
 
 
 def kept(made: Study, job: Job) -> Record:
-    found = figures.measurements(made, job, CONDITIONS)
+    measurements = figures.measurements(made, job, CONDITIONS)
     checks, verdict = figures.checks(made, job), judge(figures.case(made, job, CONDITIONS))
-    return record(*found, kind="bench.strategies", node=Node(host="node1"), checks=checks, verdict=verdict)
+    return record(*measurements, kind="bench.strategies", node=Node(host="node1"), checks=checks, verdict=verdict)
 
 
-def printed(found: Record) -> str:
+def printed(record: Record) -> str:
     stream = io.StringIO()
-    print_strategies(found, Path("/runs/x/record.json"), Console(file=stream, width=100))
+    print_strategies(record, Path("/runs/x/record.json"), Console(file=stream, width=100))
     return stream.getvalue()
 
 
@@ -289,9 +286,9 @@ def test_prediction_and_measurement_stand_side_by_side() -> None:
     made, job = study()
     by_name = {each.name: each for each in kept(made, job).measurements}
     step = by_name["strategies.step.2x1.z3"]
-    told = step.parameters
+    parameters = step.parameters
     assert step.value == pytest.approx(4.2)
-    assert float(told["predicted_seconds"]) == pytest.approx(4.2 * (1 + float(told["prediction_error"])))
+    assert float(parameters["predicted_seconds"]) == pytest.approx(4.2 * (1 + float(parameters["prediction_error"])))
     assert by_name["strategies.versus_zero2.2x1.z3"].value == pytest.approx(4.0 / 1.2)
     # Two ranks, twice the samples in a step.
     assert by_name["strategies.versus_alone.2x1.z3"].value == pytest.approx(2.0)
@@ -344,18 +341,18 @@ def test_a_cell_that_died_is_no_pass() -> None:
     made, _ = study()
     row = made.rows[cell("2x1:z3")]
     row.samples, row.failed = [], "rank 1 on `node2` died"
-    told = judge(figures.case(made, None, CONDITIONS))
-    assert told.status == "error"
-    assert told.reasons == ["strategies.2x1.z3: rank 1 on `node2` died"]
+    verdict = judge(figures.case(made, None, CONDITIONS))
+    assert verdict.status == "error"
+    assert verdict.reasons == ["strategies.2x1.z3: rank 1 on `node2` died"]
 
 
 def test_predictions_of_another_model_prove_nothing() -> None:
     made, job = study()
     assert made.first is not None
     made.first = replace(made.first, parameters=1)
-    told = judge(figures.case(made, job, CONDITIONS))
-    assert told.status == "unproven"
-    assert "predictions are of another model" in told.reasons[0]
+    verdict = judge(figures.case(made, job, CONDITIONS))
+    assert verdict.status == "unproven"
+    assert "predictions are of another model" in verdict.reasons[0]
     assert [check.status for check in figures.checks(made, job) if check.id == "strategies.model"] == ["unknown"]
 
 

@@ -51,8 +51,8 @@ def test_ranges_hold_exactly_the_bytes_of_the_run(case: tuple[Simulated, int, in
     array, start, length = case
     ranges = array.stripe.ranges(start, length)
     assert len({part.member for part in ranges}) == len(ranges)
-    found = {(part.member, offset) for part in ranges for offset in range(part.offset, part.offset + part.length)}
-    assert found == {array.stripe.locate(address) for address in range(start, start + length)}
+    covered = {(part.member, offset) for part in ranges for offset in range(part.offset, part.offset + part.length)}
+    assert covered == {array.stripe.locate(address) for address in range(start, start + length)}
     assert sum(part.length for part in ranges) == length
 
 
@@ -63,11 +63,11 @@ def test_the_largest_ranges_are_whole_mib_inside_what_there_is(parts: list[tuple
     for gap, length in parts:
         apart.append(((reached + gap) * unit, length * unit))
         reached += gap + length
-    found = largest(apart, most)
-    assert len(found) <= most
-    assert found == sorted(found)
+    chosen = largest(apart, most)
+    assert len(chosen) <= most
+    assert chosen == sorted(chosen)
     owned = {byte for offset, length in apart for byte in range(offset, offset + length, unit)}
-    for offset, length in found:
+    for offset, length in chosen:
         assert offset % MIB == length % MIB == 0
         assert length
         assert owned.issuperset(range(offset, offset + length, unit))
@@ -126,8 +126,8 @@ def array(root: Path, level: str = "raid0", sizes: tuple[int, ...] = (4096, 4096
 
 
 def test_an_array_is_read_from_sysfs(tmp_path: Path) -> None:
-    found = read_stripe("md127", array(tmp_path))
-    assert found == Stripe(MIB, ("nvme1n1", "nvme2n1"), (264192 * 512, 264192 * 512))
+    stripe = read_stripe("md127", array(tmp_path))
+    assert stripe == Stripe(MIB, ("nvme1n1", "nvme2n1"), (264192 * 512, 264192 * 512))
 
 
 def test_what_is_no_stripe(tmp_path: Path) -> None:

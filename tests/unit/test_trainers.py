@@ -26,26 +26,33 @@ def workload(**more: Any) -> Workload:
     return Workload(**{"model": "/models/7b", "dataset": "/data/qa", **more})
 
 
-def place(**more: Any) -> RunFiles:
-    told = {"directory": Path("/run/lf"), "nodes": 1, "ranks": 8, "cuda": True, "dataset_name": "qa", "pixels": 589824}
-    return RunFiles(**{**told, **more})
+def run_files(**more: Any) -> RunFiles:
+    fields = {
+        "directory": Path("/run/lf"),
+        "nodes": 1,
+        "ranks": 8,
+        "cuda": True,
+        "dataset_name": "qa",
+        "pixels": 589824,
+    }
+    return RunFiles(**{**fields, **more})
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_lightning_trains_by_our_own_configuration(stage: int) -> None:
-    told = workload(zero_stage=stage, batch_size=3)
-    found = configuration(told, world=16, local_world=8, steps=40)
-    ours = ds_config(told, 16, cuda=True)
+    asked = workload(zero_stage=stage, batch_size=3)
+    made = configuration(asked, world=16, local_world=8, steps=40)
+    ours = ds_config(asked, 16, cuda=True)
     # The one key that Lightning refuses, and sets from what its Trainer is told.
-    assert found.strategy["config"] == {
+    assert made.strategy["config"] == {
         key: value for key, value in ours.items() if key != "gradient_accumulation_steps"
     }
-    assert found.trainer["accumulate_grad_batches"] == ours["gradient_accumulation_steps"]
-    assert found.strategy["config"]["zero_optimization"]["stage"] == stage
-    assert (found.trainer["devices"], found.trainer["num_nodes"]) == (8, 2)
-    assert (found.trainer["accelerator"], found.trainer["precision"]) == ("cuda", "bf16-true")
+    assert made.trainer["accumulate_grad_batches"] == ours["gradient_accumulation_steps"]
+    assert made.strategy["config"]["zero_optimization"]["stage"] == stage
+    assert (made.trainer["devices"], made.trainer["num_nodes"]) == (8, 2)
+    assert (made.trainer["accelerator"], made.trainer["precision"]) == ("cuda", "bf16-true")
     # Our plan is dealt out already, and is all there is.
-    assert (found.trainer["max_steps"], found.trainer["use_distributed_sampler"]) == (40, False)
+    assert (made.trainer["max_steps"], made.trainer["use_distributed_sampler"]) == (40, False)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -53,14 +60,14 @@ def test_lightning_saves_what_was_trained(full: bool) -> None:
     assert configuration(workload(full=full), 1, 1, 1).strategy["exclude_frozen_parameters"] is not full
 
 
-def settings(told: Workload, where: RunFiles) -> Mapping[str, Any]:
-    found = yaml.safe_load(render(told, where)[SETTINGS])
-    assert isinstance(found, dict)
-    return found
+def settings(asked: Workload, where: RunFiles) -> Mapping[str, Any]:
+    document = yaml.safe_load(render(asked, where)[SETTINGS])
+    assert isinstance(document, dict)
+    return document
 
 
 def test_llamafactory_is_told_the_seed_s_fine_tune() -> None:
-    found = settings(workload(epochs=10, batch_size=2), place())
+    document = settings(workload(epochs=10, batch_size=2), run_files())
     expected = {
         "model_name_or_path": "/models/7b",
         "stage": "sft",
@@ -80,32 +87,32 @@ def test_llamafactory_is_told_the_seed_s_fine_tune() -> None:
         "bf16": True,
         "image_max_pixels": 589824,
     }
-    assert {key: found.get(key) for key in expected} == expected
-    assert "max_steps" not in found
-    assert "use_cpu" not in found
+    assert {key: document.get(key) for key in expected} == expected
+    assert "max_steps" not in document
+    assert "use_cpu" not in document
 
 
 def test_llamafactory_without_lora_trains_the_vision_tower_too() -> None:
-    found = settings(workload(full=True, steps=7), place(cuda=False))
-    assert (found["finetuning_type"], found["max_steps"], found["use_cpu"]) == ("full", 7, True)
-    assert (found["freeze_vision_tower"], found["freeze_multi_modal_projector"]) == (False, False)
-    assert not {"lora_rank", "num_train_epochs", "bf16"} & set(found)
+    document = settings(workload(full=True, steps=7), run_files(cuda=False))
+    assert (document["finetuning_type"], document["max_steps"], document["use_cpu"]) == ("full", 7, True)
+    assert (document["freeze_vision_tower"], document["freeze_multi_modal_projector"]) == (False, False)
+    assert not {"lora_rank", "num_train_epochs", "bf16"} & set(document)
 
 
 @pytest.mark.parametrize("rate", [1e-4, 1e-5, 3.0, 1e-05 / 3, 2e16])
 def test_a_learning_rate_is_a_number_to_yaml(rate: float) -> None:
     assert yaml.safe_load(real(rate)) == rate
-    assert settings(workload(learning_rate=rate), place())["learning_rate"] == rate
+    assert settings(workload(learning_rate=rate), run_files())["learning_rate"] == rate
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_deepspeed_partitions_as_in_our_own_loop(stage: int) -> None:
-    told = workload(zero_stage=stage)
-    found = json.loads(render(told, place())[DEEPSPEED])
-    ours = ds_config(told, 8, cuda=True)
-    assert found["zero_optimization"] == ours["zero_optimization"]
+    asked = workload(zero_stage=stage)
+    document = json.loads(render(asked, run_files())[DEEPSPEED])
+    ours = ds_config(asked, 8, cuda=True)
+    assert document["zero_optimization"] == ours["zero_optimization"]
     # What the YAML says as well is left to it: transformers refuses what contradicts it.
-    assert {key for key in ours if found[key] == "auto" or found[key] == {"enabled": "auto"}} == {
+    assert {key for key in ours if document[key] == "auto" or document[key] == {"enabled": "auto"}} == {
         "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping", "bf16",
     }  # fmt: skip
 
@@ -117,17 +124,17 @@ def test_paths_with_odd_characters_reach_the_program(tmp_path: Path) -> None:
     cli = programs / "llamafactory-cli"
     cli.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$NNODES $NODE_RANK $NPROC_PER_NODE $MASTER_ADDR $MASTER_PORT"\n')
     cli.chmod(0o755)
-    script = write(workload(model=ODD, dataset=ODD), place(directory=directory, programs=programs, ranks=4))
+    script = write(workload(model=ODD, dataset=ODD), run_files(directory=directory, programs=programs, ranks=4))
     environment = {"PATH": os.environ["PATH"], "MASTER_PORT": "4321"}
     done = subprocess.run([str(script)], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["train", str(directory / SETTINGS), "1 0 4 127.0.0.1 4321"]
-    found = yaml.safe_load((directory / SETTINGS).read_text())
-    assert (found["model_name_or_path"], found["dataset_dir"]) == (ODD, ODD)
-    assert (found["deepspeed"], found["output_dir"]) == (str(directory / DEEPSPEED), str(directory / "output"))
+    document = yaml.safe_load((directory / SETTINGS).read_text())
+    assert (document["model_name_or_path"], document["dataset_dir"]) == (ODD, ODD)
+    assert (document["deepspeed"], document["output_dir"]) == (str(directory / DEEPSPEED), str(directory / "output"))
 
 
 def test_a_script_for_several_nodes_asks_which_it_is(tmp_path: Path) -> None:
-    script = write(workload(), place(directory=tmp_path, nodes=2))
+    script = write(workload(), run_files(directory=tmp_path, nodes=2))
     done = subprocess.run([str(script)], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "NODE_RANK: the number of this node, from 0" in done.stderr
@@ -151,12 +158,12 @@ LOG = "[INFO] trainable params: 20,185,088 || all params: 8,312,351,744 || train
 
 
 def test_what_llamafactory_says_of_a_run() -> None:
-    found = outcome(STATE, RESULTS, 1000.5, POINTS, LOG)
-    assert (found.seconds, found.samples, found.tokens) == (4.0, 12, 1200)
-    assert (found.losses, found.learning_rates) == ([6.21, 6.11, 6.04], [0.0, 1e-4, 5e-5])
+    results = outcome(STATE, RESULTS, 1000.5, POINTS, LOG)
+    assert (results.seconds, results.samples, results.tokens) == (4.0, 12, 1200)
+    assert (results.losses, results.learning_rates) == ([6.21, 6.11, 6.04], [0.0, 1e-4, 5e-5])
     # The first from when its event file was opened, as training began.
-    assert (found.step_seconds, found.ends) == ([1.5, 1.0, 0.5], [1002.0, 1003.0, 1003.5])
-    assert (found.trainable, found.parameters) == (20_185_088, 8_312_351_744)
+    assert (results.step_seconds, results.ends) == ([1.5, 1.0, 0.5], [1002.0, 1003.0, 1003.5])
+    assert (results.trainable, results.parameters) == (20_185_088, 8_312_351_744)
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,10 @@ def test_one_size_can_be_moved_by_every_parallelism() -> None:
 
 
 def test_more_requests_than_the_kernel_grants_are_named(tmp_path: Path) -> None:
-    place = tmp_path / "proc/sys/fs"
-    place.mkdir(parents=True)
-    (place / "aio-max-nr").write_text("1000\n")
-    (place / "aio-nr").write_text("900\n")
+    folder = tmp_path / "proc/sys/fs"
+    folder.mkdir(parents=True)
+    (folder / "aio-max-nr").write_text("1000\n")
+    (folder / "aio-nr").write_text("900\n")
     assert aio_shortage(DEFAULTS, 1, str(tmp_path)) is None
     reason = aio_shortage(OTHER, 1, str(tmp_path))
     assert reason is not None
@@ -81,9 +81,9 @@ def test_results_lie_beside_those_of_other_hardware(tmp_path: Path) -> None:
     other = json.loads(store(tmp_path, rates_of(), DEFAULTS.block(), "write=1").read_text())
     other["tunetool_tuned"]["b" * 64] = other["tunetool_tuned"].pop("a" * 64)
     (tmp_path / "tunetool_tuned.json").write_text(json.dumps(other))
-    found = json.loads(store(tmp_path, rates_of(), block, "read=1,write=1").read_text())["tunetool_tuned"]
-    assert found["a" * 64]["block"] == block
-    assert found["b" * 64]["block"] == DEFAULTS.block()
+    stored = json.loads(store(tmp_path, rates_of(), block, "read=1,write=1").read_text())["tunetool_tuned"]
+    assert stored["a" * 64]["block"] == block
+    assert stored["b" * 64]["block"] == DEFAULTS.block()
     assert json.loads(render(block)) == {"aio": block}
     for wrong in ("{", "[]", '{"tunetool_tuned": {"a": {"block": {"num_threads": 4}}}}'):
         (tmp_path / "tunetool_tuned.json").write_text(wrong)
@@ -94,10 +94,10 @@ def test_results_lie_beside_those_of_other_hardware(tmp_path: Path) -> None:
 
 
 def test_curves_say_what_was_reached_with_each_value(tmp_path: Path) -> None:
-    told = rates_of(read=1e9, write=2e9)
-    points = curve(told.measurements, "queue_depth", "write")
+    rates = rates_of(read=1e9, write=2e9)
+    points = curve(rates.measurements, "queue_depth", "write")
     assert [(point.value, point.best) for point in points] == [(8, 2e9), (32, 4e9)]
-    text = explain(told, tmp_path / "why").read_text()
+    text = explain(rates, tmp_path / "why").read_text()
     assert "32 write   4.000    4.000  ########################################" in text
     assert "Not varied in this run." in text[text.index("## `use_gds`") :]
     drawn = {path.stem for path in (tmp_path / "why").glob("*.svg")}

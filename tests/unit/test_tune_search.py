@@ -83,16 +83,16 @@ effects = st.dictionaries(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 10**6), st.sampled_from([0.01, 0.03, 0.1]), effects)
 def test_never_worse_than_the_default_and_never_over_the_budget(
     seed: int, noise: float, made: Mapping[tuple[Direction, str, int | bool], float]
 ) -> None:
     drive = Drive(seed, noise, made)
-    found = drive.search(30.0)
+    result = drive.search(30.0)
     slowest = max(TRANSFER / drive.true(each, way) for each in SPACE for way in ("read", "write"))  # type: ignore[arg-type]
     assert drive.now <= 30.0 + 10 * slowest
-    for goal, choice in found.choices.items():
+    for goal, choice in result.choices.items():
         mix = Mix(goal != "write", goal != "read")
         if choice.significant:
             ahead = mix.speed(drive.true(choice.settings, "read"), drive.true(choice.settings, "write"))
@@ -122,39 +122,39 @@ def test_what_is_much_faster_is_found_and_is_nearly_the_best_of_all() -> None:
 
 def test_where_nothing_matters_the_default_is_kept_and_the_time_is_not_used_up() -> None:
     kept = [Drive(seed, 0.004, {}, hiccups=0.0) for seed in range(6)]
-    found = [drive.search() for drive in kept]
-    assert all(choice.settings == DEFAULTS for each in found for choice in each.choices.values())
+    results = [drive.search() for drive in kept]
+    assert all(choice.settings == DEFAULTS for each in results for choice in each.choices.values())
     assert all(drive.now < 35 for drive in kept)
 
 
 def test_time_goes_to_what_could_still_be_best() -> None:
     made: dict[tuple[Direction, str, int | bool], float] = {("read", "intra_op_parallelism", 8): 2.0}
-    found = Drive(1, 0.1, made).search(mix=Mix(1, 0))
-    samples = {each: len(sides["read"]) for each, sides in found.screened.rates.items()}
+    result = Drive(1, 0.1, made).search(mix=Mix(1, 0))
+    samples = {each: len(sides["read"]) for each, sides in result.screened.rates.items()}
     fast = [count for each, count in samples.items() if each.intra_op_parallelism == 8]
     slow = [count for each, count in samples.items() if each.intra_op_parallelism != 8]
     assert sum(slow) / len(slow) < 3 < sum(fast) / len(fast)
 
 
 def test_a_space_that_does_not_fit_the_time_is_entered_by_a_part_of_it() -> None:
-    found = Drive(3, 0.02, {("write", "queue_depth", 128): 1.5}).search(8.0, Mix(0, 1))
-    tried = {*found.screened.rates, *found.paired.rates}
+    result = Drive(3, 0.02, {("write", "queue_depth", 128): 1.5}).search(8.0, Mix(0, 1))
+    tried = {*result.screened.rates, *result.paired.rates}
     assert 2 < len(tried) < len(SPACE)
     assert DEFAULTS in tried
 
 
 def test_all_of_it_when_that_is_asked_for() -> None:
-    found = Drive(3, 0.02, {}).search(10.0, Mix(1, 0), exhaustive=True)
-    assert set(found.screened.rates) == set(SPACE)
-    assert {len(sides["read"]) for sides in found.screened.rates.values()} == {6}
+    result = Drive(3, 0.02, {}).search(10.0, Mix(1, 0), exhaustive=True)
+    assert set(result.screened.rates) == set(SPACE)
+    assert {len(sides["read"]) for sides in result.screened.rates.values()} == {6}
 
 
 def test_settings_that_fail_are_left_out_and_a_default_that_fails_ends_it() -> None:
     best = AioSettings(2**20, 32, 8, single_submit=False, overlap_events=True)
     drive = Drive(5, 0.02, {("read", "intra_op_parallelism", 8): 2.0}, failing={best})
-    found = drive.search(mix=Mix(1, 0))
-    assert found.failed == {best: "it went away"}
-    assert found.choices["read"].settings not in (best, DEFAULTS)
+    result = drive.search(mix=Mix(1, 0))
+    assert result.failed == {best: "it went away"}
+    assert result.choices["read"].settings not in (best, DEFAULTS)
     with pytest.raises(SettingFailed):
         Drive(5, 0.02, {}, failing={DEFAULTS}).search()
 
@@ -172,8 +172,8 @@ def test_samples_that_were_thrown_away_leave_holes_and_no_wrong_answer() -> None
         rate = drive.take(settings, direction)
         return None if drive.random.random() < 0.3 else rate
 
-    found = Search(Plan(SPACE, Mix(), 45.0), take, lambda: drive.now).run()
-    assert found.choices["read"].settings.intra_op_parallelism == 4
+    result = Search(Plan(SPACE, Mix(), 45.0), take, lambda: drive.now).run()
+    assert result.choices["read"].settings.intra_op_parallelism == 4
     with pytest.raises(CannotJudge, match="samples of DeepSpeed's default could be proven"):
         Search(Plan(SPACE, Mix(), 20.0), lambda *_: drive.take(DEFAULTS, "read") and None, lambda: drive.now).run()
 
@@ -243,8 +243,8 @@ def test_slow_samples_are_still_spent_on_others_than_the_default() -> None:
         drive.now += 0.5
         return drive.take(settings, direction)
 
-    found = Search(Plan(space, Mix(), 40.0), slow, lambda: drive.now).run()
-    assert found.choices["mix"].settings.intra_op_parallelism == 2
+    result = Search(Plan(space, Mix(), 40.0), slow, lambda: drive.now).run()
+    assert result.choices["mix"].settings.intra_op_parallelism == 2
     # Where nothing but the default could be measured, that it is as good as the others is no result.
     with pytest.raises(CannotJudge, match="the time was too short"):
         Search(Plan(SPACE, Mix(), 2.0), slow, lambda: drive.now).run()

@@ -116,8 +116,8 @@ def test_a_wrong_call(
     file.write_text("not an inventory, not a manifest")
     places = {"{missing}": str(tmp_path / "missing"), "{file}": str(file), "{target}": str(target)}
     before = listing(tmp_path)
-    for name, place in places.items():
-        arguments = [argument.replace(name, place) for argument in arguments]
+    for name, path in places.items():
+        arguments = [argument.replace(name, path) for argument in arguments]
     code = call(monkeypatch, "--runs-dir", str(tmp_path / "runs"), *arguments)
     captured = capsys.readouterr()
     assert code == 2, captured.err
