@@ -103,7 +103,7 @@ def test_of_two_side_by_side_one_builds_and_the_other_takes_what_it_built(tmp_pa
     argv = [sys.executable, "-m", "tunetool", _COMMAND, "--op", "utils"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     builds = [subprocess.Popen(argv, env=environment, **pipes) for _ in range(2)]  # type: ignore[call-overload]
-    ended = [(*build.communicate(timeout=PATIENCE), build.returncode) for build in builds]
+    ended = [(*build.communicate(timeout=3 * PATIENCE), build.returncode) for build in builds]
     assert [code for _, _, code in ended] == [0, 0], ended
     shown = sorted(
         stdout.splitlines()[-1].split(":")[0].split(" in ")[0].split(maxsplit=1)[1] for stdout, _, _ in ended
