@@ -43,7 +43,7 @@ def theirs(directory: Path, direction: str, size: str, shape: list[str]) -> floa
 
 
 def ours(directory: Path, runs: Path, direction: str, size: str, shape: list[str]) -> tuple[float, float | None] | None:
-    """Bytes per second, and with the sync; None where something else used the drives meanwhile."""
+    """Bytes per second without and with the sync; None if something else used the drives meanwhile."""
     command = [
         sys.executable,
         "-m",
@@ -108,7 +108,7 @@ def main() -> int:
                     else:
                         mine = ours(directory / "data", directory / "runs", direction, options.io_size, shape)
                 if mine is None or reference is None:
-                    # Only the drives' counters decide what is thrown away, never a speed.
+                    # Only the drives' counters decide which run is discarded, never its speed.
                     thrown += 1
                     continue
                 first.append(reference)

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 SHARE = 0.97
-"""Of the best bare run, what verify's median must reach."""
+"""The share of the best bare run that verify's median must reach."""
 
 SHAPES = [(jobs, depth) for jobs in (1, 4, 8) for depth in (16, 32, 64)]
 

@@ -40,7 +40,7 @@ from tunetool.record import (
 from tunetool.report.table import WIDTH, print_fleet
 
 SECONDS, MEGABYTES = 5.0, 500.0
-"""What the aggregation of a thousand records may take."""
+"""Limits for the aggregation of a thousand records."""
 
 
 def node_record(number: int, source: random.Random) -> Record:

@@ -28,7 +28,7 @@ from tunetool.node.units import parse_size
 from tunetool.tune.pairs import interval_of
 
 MOST = 1.05
-"""What a save may take beside a drain, of what it takes alone."""
+"""Time that a save may take beside a drain, relative to its time alone."""
 ARMS = ("alone", "beside a drain", "beside one that does not pause")
 
 

@@ -56,14 +56,14 @@ CHOSEN = (
 )
 DIRECT = ("read", "write", "randread")
 BUFFERED = {"read_ahead": ("buffered read",), "dirty": ("buffered write",), "dirty_background": ("buffered write",)}
-"""Direct I/O goes past the page cache, and so past these settings."""
+"""Workloads for settings of the page cache, which direct I/O bypasses."""
 JOBS = 4
 RANDOM = next(size for size in RANDOM_READS if size.name == "4k")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured, where, and how long."""
+    """The settings to measure, the place, and the duration."""
 
     target: Path
     candidates: Sequence[str] = CHOSEN

@@ -10,7 +10,7 @@ block would write all states again. With `--reference` the same is also trained 
 offloaded, and the losses must agree: DeepSpeed does not notice when what it swapped comes back wrong. A config without
 an optimizer (ZeRO-Inference) makes forward passes only.
 
-Exit status: 0 it trains, 1 the loss did not fall or is another one.
+Exit status: 0 if it trains, 1 if the loss did not fall or differs from the reference.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def launch(options: argparse.Namespace, config: Path, against: str | None) -> di
         threads = max(1, len(os.sched_getaffinity(0)) // options.processes)
         environment = {
             "OMP_NUM_THREADS": str(threads),
-            # On some virtual machines the processor says that it has AMX and dies of it.
+            # On some virtual machines the processor reports AMX, but its instructions crash.
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
             "PYTHONWARNINGS": "ignore",
             **os.environ,

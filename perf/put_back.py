@@ -1,4 +1,4 @@
-"""What a measurement changes is put back: at its end, on Ctrl-C and SIGTERM, and from a file after a SIGKILL."""
+"""Restores the settings that a measurement changes: at its end, on Ctrl-C and SIGTERM, from a file after a SIGKILL."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def orderly_end() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deaf() -> Iterator[None]:
-    """Nothing interrupts this."""
+    """Ignore SIGINT, SIGTERM and SIGHUP in the block."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     old = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

@@ -101,7 +101,7 @@ def fio(arguments: list[str], direction: str) -> float:
 
 
 def read_of_source(model: Path) -> float:
-    """All model files at the same time, once, past the page cache."""
+    """Read all model files at the same time, once, past the page cache; bytes per second."""
     common = ["--ioengine=libaio", "--direct=1", "--bs=1M", "--iodepth=16", "--rw=read", "--readonly"]
     jobs = [part for path in sorted(model.iterdir()) for part in (f"--name={path.name}", f"--filename={path}")]
     return fio([*common, *jobs], "read")

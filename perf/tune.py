@@ -45,7 +45,7 @@ THEIRS = "400M"
 
 
 def tune(options: argparse.Namespace, directory: Path, mix: str, *more: str) -> tuple[dict[str, Any], float]:
-    """The record of one run, and its seconds."""
+    """The record of one run, and how many seconds it took."""
     command = [sys.executable, "-m", "tunetool", "tune", "--target", str(options.target)]
     command += ["--mix", mix, "--json", "-", *more]
     command += ["--runs-dir", str(directory / "runs"), "-o", str(directory / "aio.json"), "--device", options.device]

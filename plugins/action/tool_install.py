@@ -1,6 +1,6 @@
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""Send the wheelhouse to a node that lacks it, and only there; then let the module install from it."""
+"""Action plugin: send the wheelhouse only to a node that lacks it; then the module installs from it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ MODULE = "tunetool.node.tool_install"
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
-    """One round trip to a node that has the program, three to one that has not."""
+    """One round trip to a node that has the program, three to one that lacks it."""
 
-    TRANSFERS_FILES = False  # else a directory is made and removed there, on every run: three round trips
+    TRANSFERS_FILES = (
+        False  # otherwise Ansible makes and removes a directory on the node in every run: three round trips
+    )
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Ask the node, then send and install."""
@@ -48,7 +50,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         return result
 
     def _send(self, archive: str, prefix: str) -> tuple[str, str]:
-        """The archive's place on the node, and what went wrong.
+        """The archive's path on the node, and the problem, if there was one.
 
         Through the standard input of one command, as Ansible itself sends a pipelined module: `copy` takes seven round
         trips. Nothing trusts a file that a cut connection left there: it is sent again while the key is not installed.

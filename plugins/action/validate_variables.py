@@ -22,7 +22,7 @@ COLLECTION = Path(__file__).resolve().parents[2]
 SIZE = re.compile(r"^([1-9]\d*|([1-9]\d?|100)%)$")
 SHARE = re.compile(r"^(\d{1,2}(\.\d+)?|100)%?$")
 RESULT = "result"
-"""Every role leaves ``<role>_result`` behind; that is no variable of the owner's."""
+"""Every role sets ``<role>_result``, which is not a variable for the inventory."""
 
 PLAY_VARIABLES = frozenset(
     {
@@ -44,7 +44,7 @@ PLAY_VARIABLES = frozenset(
 """Variables of the playbooks plan.yml, provision.yml and verify.yml, which have no role to document them."""
 
 ROLE_OF_JOB = {REPLACE: "replace_drive"}
-"""The role whose required variables this job needs; no other job has any use for them."""
+"""The role whose required variables this job needs; no other job uses them."""
 
 
 def role_options() -> dict[str, dict[str, Any]]:
@@ -58,7 +58,7 @@ def role_options() -> dict[str, dict[str, Any]]:
 
 
 def unknown_variables(names: list[str], options: dict[str, dict[str, Any]]) -> list[str]:
-    """One line for each name under a project prefix that is no variable of ours."""
+    """One line for each name with a prefix of this collection that is not one of its variables."""
     known = {name for variables in options.values() for name in variables} | PLAY_VARIABLES
     prefixes = tuple(f"{role}_" for role in options) + ("provision_", "verify_")
     results = {f"{role}_{RESULT}" for role in options} | {"verify_result"}
@@ -74,7 +74,7 @@ def unknown_variables(names: list[str], options: dict[str, dict[str, Any]]) -> l
 
 
 def batch_problem(variables: dict[str, Any]) -> str | None:
-    """What is wrong about the batches, which Ansible itself would answer with a traceback."""
+    """Problems of the batch variables, for which Ansible itself would print a traceback."""
     serial, most = variables.get("provision_serial"), variables.get("provision_max_fail_percentage")
     for size in serial if isinstance(serial, list) else [] if serial is None else [serial]:
         if not SIZE.match(str(size)):
@@ -87,7 +87,7 @@ def batch_problem(variables: dict[str, Any]) -> str | None:
 
 
 def tuning_problem(given: dict[str, Any]) -> str | None:
-    """What is wrong about I/O settings on any machine, before one has an array."""
+    """Problems of I/O settings that do not depend on a machine."""
     try:
         normal_form({name: str(given.get(f"io_tuning_{name}") or "") for name in ARGUMENTS})
     except Refusal as error:
@@ -96,19 +96,19 @@ def tuning_problem(given: dict[str, Any]) -> str | None:
 
 
 def without_required(spec: dict[str, Any]) -> dict[str, Any]:
-    """Options of a role that does not run, so that what it requires need not be there."""
+    """Options of a role that does not run, without its required ones."""
     return {name: {key: value for key, value in option.items() if key != "required"} for name, option in spec.items()}
 
 
 def hosts_problem(hosts: list[str], job: str) -> str | None:
-    """A drive is replaced on one host: its serials are no other's."""
+    """Problem of a replacement on several hosts: the serials belong to one host."""
     if job == REPLACE and len(hosts) != 1:
         return f"a drive is replaced on one host, not on {len(hosts)}. hint: `--limit {hosts[0] if hosts else 'HOST'}`"
     return None
 
 
 def plan_problem(variables: dict[str, Any], job: str | None) -> str | None:
-    """What is wrong about the plan that a run was given. ``job`` is None where nothing is changed."""
+    """Problems of the given plan. ``job``: None if the run changes nothing."""
     if "plan_file" in variables and "apply_plan" in variables:
         return "`plan_file` and `apply_plan` do not go together. hint: make the plan, read it, then apply it"
     if job and "plan_file" in variables and "plan" not in variables.get("ansible_run_tags", ()):

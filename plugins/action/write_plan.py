@@ -1,6 +1,6 @@
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""Write what all hosts of a play answered into one plan file, on the control machine."""
+"""Action plugin: write the answers of all hosts of a play into one plan file on the control machine."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..module_utils.plan.plan_file import PROVISION, REPLACE, TEARDOWN, document
 
 COLLECTION = Path(__file__).resolve().parents[2]
 RESULTS = {PROVISION: "nvme_drives_result", TEARDOWN: "teardown_result", REPLACE: "replace_drive_result"}
-"""Where each job's role leaves the host's part of the plan."""
+"""Variable in which each job's role leaves the host's part of the plan."""
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
-    """Collects; never connects. The argument ``job`` says for which playbook the plan is."""
+    """Collects results; never connects. The argument ``job``: the playbook that the plan is for."""
 
     TRANSFERS_FILES = False
     _requires_connection = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Write the file, name the hosts that are not in it."""
+        """Write the file, and name the hosts that are not in it."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         job = str(self._task.args.get("job", PROVISION))
@@ -59,6 +59,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         result["msg"] = f"plan for {len(hosts)} host{'s' if len(hosts) != 1 else ''} in `{path}`" + (
             f"; left out, because they did not answer: {', '.join(absent)}" if absent else ""
         )
-        # The nodes are as they were, and this machine's file is what was asked for: nothing to report as a change.
+        # The nodes are unchanged, and the file on this machine is the requested output: not a change.
         result["changed"] = False
         return result

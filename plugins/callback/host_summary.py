@@ -20,12 +20,12 @@ from ..module_utils.play.host_summary import BUILD, Route, Summary, Trips, docum
 DOCUMENTATION = """
 name: host_summary
 type: aggregate
-short_description: Say at the end of a run what became of each host
+short_description: Print one line for each host at the end of a run
 description:
-  - Prints one line for each host. What became of it, how many tasks ran on it and changed it, how many round trips to
-    the host they took, the seconds of its tasks, and the reason with its hint where one failed.
+  - Prints one line for each host with its status, the number of tasks that ran and that changed it, their round trips
+    to the host, their seconds, and the reason with its hint if one failed.
   - Round trips are counted from Ansible's own log of what its connection plugins start, never from the number of tasks.
-    That log needs O(log_path) (C(/dev/null) will do) and C(log_verbosity=3) in C([defaults]), and ansible-core 2.17;
+    That log needs O(log_path) (C(/dev/null) is enough) and C(log_verbosity=3) in C([defaults]), and ansible-core 2.17;
     without them, and where two hosts share one address and port, the column shows C(-).
 requirements:
   - enable it in ansible.cfg with C(callbacks_enabled = tunetool.node.host_summary)
@@ -45,7 +45,7 @@ _ROLE_THAT_ENDS_A_BUILD = "tunetool"
 
 
 class _Listener(logging.Handler):
-    """Hears what Ansible would write into its log."""
+    """Log handler that receives Ansible's own log lines."""
 
     def __init__(self, trips: Trips) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible ships no ty
         logging.getLogger("ansible").addHandler(self._listener)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """A build is done when its last role is; with tags, whoever chose them knows what is left out."""
+        """Note the job of the run. Without tags a build counts as done only after its last role."""
         self._play = play
         whole = list(context.CLIARGS.get("tags") or ["all"]) == ["all"] and not context.CLIARGS.get("skip_tags")
         names = [str(role.get_name(include_role_fqcn=False)).rsplit(".", 1)[-1] for role in play.get_roles()]
@@ -88,15 +88,15 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible ships no ty
             self._trips.goes(host.get_name(), self._route(host))
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """Count it."""
+        """Count a task that succeeded."""
         self._summary.ok(*self._heard(result))
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        """Keep the reason."""
+        """Record the reason."""
         (self._summary.ok if ignore_errors else self._summary.failed)(*self._heard(result))
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """Keep the reason."""
+        """Record the reason."""
         name, _action, answer, seconds = self._heard(result)
         self._summary.unreachable(name, answer, seconds)
 
@@ -122,7 +122,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible ships no ty
         name, task = result._host.get_name(), result._task
         started = self._started.pop((name, task._uuid), None)
         seconds = time.monotonic() - started if started is not None else 0.0
-        # A delegated task is another machine's work.
+        # A delegated task runs on another machine.
         action = "ansible.builtin.meta" if task.delegate_to else str(task.action)
         return name, action, result._result, seconds
 

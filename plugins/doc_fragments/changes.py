@@ -12,7 +12,7 @@ class ModuleDocFragment:
 options: {}
 attributes:
   check_mode:
-    description: Says what would be done without doing it.
+    description: Reports what would change, and changes nothing.
     support: full
   diff_mode:
     description: Shows files and live values before and after.

@@ -13,7 +13,7 @@ options:
   wipes:
     description:
       - Drives whose contents may be lost, from an applied plan, as the filter P(tunetool.node.plan_wipes#filter) gives
-        them. A drive that holds something else by now, or that anybody uses, is never touched.
+        them. A drive whose contents changed since, or that anything uses, is never touched.
     type: list
     elements: dict
     default: []

@@ -3,5 +3,5 @@
 Python 3.9 syntax, standard library only, relative imports only: these files run on the target's own Python. A room
 imports only rooms below it: ``audit``; ``removal``; ``ephemeral`` and ``plan``; ``volume``, ``memory``, ``tuning``
 and ``gds``; ``array``; ``machine``; ``common``; and ``units``, the sizes and bandwidths that people write. ``play``
-stands apart.
+is separate.
 """

@@ -78,7 +78,7 @@ from ..module_utils.volume.unit_dropins import ForeignDropIn, units_problem  # n
 
 
 def configuration(wanted: dict[str, Any], offload: bool) -> dict[str, Any]:
-    """What the manifest does not hold. Raises ``UnitError``, or ``KeyError`` for an unknown owner."""
+    """The settings that the manifest lacks. Raises ``UnitError``, or ``KeyError`` for an unknown owner."""
     furnished = None
     if offload:
         furnished = {
@@ -101,7 +101,7 @@ def configuration(wanted: dict[str, Any], offload: bool) -> dict[str, Any]:
 
 
 def texts(wanted: dict[str, Any], check_mode: bool) -> dict[str, str]:
-    """The files as they must be; empty where there must be none."""
+    """The wanted files; empty if there must be none."""
     if not wanted["enabled"]:
         return {}
     if not wanted["installed"]:
@@ -117,14 +117,14 @@ def texts(wanted: dict[str, Any], check_mode: bool) -> dict[str, str]:
     except FileNotFoundError:
         if not check_mode:
             raise Refusal("`%s` is not there. hint: run role tunetool first" % manifests.MANIFEST_PATH) from None
-        # A blank node: what it will be called is known only when it is built.
+        # A blank node: the names are known only after the build.
         manifest = {"filesystem": {"uuid": "(new)", "mount_point": "/(new)"}, "offload_dir": "(new)"}
     config = dump(configuration(wanted, manifest["offload_dir"] is not None))
     return files(manifest, wanted["program"], wanted["services"], config)
 
 
 def converge(module: AnsibleModule) -> list[dict[str, str]]:
-    """Compare, then write or remove; returns the diff."""
+    """Compare, then write or remove. Returns the diff."""
     wanted = texts(module.params, module.check_mode)
     changed = changes(wanted)
     if not module.check_mode:
@@ -140,13 +140,13 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
         for file_change in changed
     ]
     if wanted and not has_run():
-        # It is new, or it failed at boot and the volume was mended since.
+        # It is new, or it failed at boot and the volume was repaired since.
         diff.append({"before_header": UNIT, "after_header": UNIT, "before": "", "after": "active\n"})
     return diff
 
 
 def main() -> None:
-    """Do it under the node's lock, and report."""
+    """Install or remove the unit under the node's lock, and report."""
     module = AnsibleModule(
         argument_spec={
             "enabled": {"type": "bool", "required": True},
@@ -161,7 +161,7 @@ def main() -> None:
     try:
         with only_one():
             diff = converge(module)
-        # Outside the lock, which the unit's program takes.
+        # Outside of the lock, which the unit's program takes itself.
         if diff and not module.check_mode:
             take_effect(module.params["enabled"])
     except CommandError as error:

@@ -11,11 +11,11 @@ module: gpudirect_storage
 short_description: Decide which path GPUDirect Storage takes on this node, and set it up
 version_added: "0.1.0"
 description:
-  - Reads what decides (GPUs, driver, nvidia-fs, NVMe driver, kernel, volume, IOMMU, udev), chooses V(nvidia-fs),
+  - Reads the facts (GPUs, driver, nvidia-fs, NVMe driver, kernel, volume, IOMMU, udev), chooses V(nvidia-fs),
     V(p2pdma), V(compat) or V(off), and says why and what blocks the better ones.
   - Writes C(/etc/cufile.json), the override of the udev rule for md arrays and the files that load nvidia-fs, builds
-    nvidia-fs anew where it was built for another driver, and loads it. What it wrote earlier and is no longer wanted
-    goes; what lay at C(/etc/cufile.json) before comes back.
+    nvidia-fs again where it was built for another driver, and loads it. Removes what it wrote earlier and what is no
+    longer wanted; puts back the file that was at C(/etc/cufile.json) before.
   - Installs no package and never reboots. Where RV(packages) is not empty, only O(repository_files) were written;
     install them and call the module again.
 options:
@@ -37,11 +37,11 @@ options:
     type: dict
     default: {}
   repository_files:
-    description: Text by path of the files that tell the package manager about the repository and its key.
+    description: Text by path of the files that give the package manager the repository and its key.
     type: dict
     default: {}
   pins:
-    description: The same for pinned versions.
+    description: Text by path of the files that pin versions for the package manager.
     type: dict
     default: {}
   configs:
@@ -49,7 +49,7 @@ options:
     type: dict
     default: {}
   keep_config:
-    description: For V(compat), leave a C(/etc/cufile.json) alone that allows it. Nothing else needs to be said there.
+    description: For V(compat), leave an existing C(/etc/cufile.json) alone if it allows that path.
     type: bool
     default: true
 extends_documentation_fragment: [tunetool.node.changes]

@@ -11,12 +11,12 @@ module: host_memory
 short_description: Huge pages, the size of /dev/shm and the limit on locked memory
 version_added: "0.1.0"
 description:
-  - Sets each of the three now and makes it last. What was never asked for is left alone; a pool of huge pages that
-    is no longer asked for is given back.
+  - Sets each of the three now and makes it last. Leaves alone what was never asked for, and frees a pool of huge
+    pages that is no longer asked for.
 options:
   hugepages:
     description:
-      - Pools of huge pages. They take RAM from everyone else, whether used or not.
+      - Pools of huge pages. They take RAM from all other programs, whether used or not.
       - 1 GiB pages go onto the kernel's command line, where the boot loader is GRUB as Debian and Ubuntu have it, or
         one that grubby knows. What the running kernel does not find at once waits for a reboot, RV(reboot_reasons).
     type: list
@@ -80,7 +80,7 @@ ram_bytes:
   returned: success
   type: int
 reboot_reasons:
-  description: What was asked for and is not in force until the node reboots; empty when nothing waits.
+  description: Settings that take effect only after a reboot; empty if there are none.
   returned: success
   type: list
   elements: str
@@ -96,7 +96,7 @@ from ..module_utils.play.convergence import converge  # noqa: E402
 
 
 def main() -> None:
-    """Look at the three settings, then set what differs."""
+    """Compare the three settings, then set what differs."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
 
     def work(ledger: Ledger) -> tuple[dict[str, Any], list[str]]:

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""Ansible module: settings of the I/O path, now and after every boot, and given back when nobody asks for them."""
+"""Ansible module: settings of the I/O path, now and after every boot; reset when no longer asked for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ version_added: "0.1.0"
 description:
   - Sets what is asked for through C(/sys) and C(/proc), and makes it last by udev rules (drives by serial, the array by
     its UUID), tmpfiles.d, sysctl.d and, where tuned runs, a profile on top of the active one.
-  - What was never asked for is left alone. What an earlier run set and nobody asks for any more gets the value back
-    that it had before, unless somebody else has changed it since.
-  - Other files that set the same are named in a warning, with whether they win at the next boot.
+  - Leaves settings alone that were never asked for. Resets a setting that is no longer asked for to its value before
+    the earlier run, unless something else has changed it since.
+  - Names other files that set the same in a warning, with whether they win at the next boot.
 options:
   serials:
     description: Serial numbers of the array's members.
@@ -101,7 +101,7 @@ from ..module_utils.tuning.settings import ARGUMENTS  # noqa: E402
 
 
 def main() -> None:
-    """Look at every setting, then set what differs."""
+    """Compare every setting, then set what differs."""
     module = AnsibleModule(
         argument_spec={
             "serials": {"type": "list", "elements": "str", "default": []},

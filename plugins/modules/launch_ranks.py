@@ -13,7 +13,7 @@ version_added: "0.1.0"
 description:
   - Starts the guard that C(tunetool) has for the ranks of a node, and waits until the run ended on all nodes.
   - The guard ends its ranks when the connection to this module is lost, and leaves nothing behind.
-  - P(tunetool.node.launch#playbook) is how it is used.
+  - P(tunetool.node.launch#playbook) uses it.
 options:
   state:
     description:
@@ -45,7 +45,7 @@ options:
     elements: str
     default: []
   ports:
-    description: Two free ports of the first node, as V(prepared) found them there.
+    description: Two free ports of the first node, as V(prepared) returned them.
     type: list
     elements: int
     default: []
@@ -102,7 +102,7 @@ END_SECONDS = 60.0
 
 
 def prepare(module: Any) -> None:
-    """Make the directory; say which ports are free."""
+    """Make the directory, and return free ports."""
     directory, python = module.params["directory"], module.params["python"]
     if not os.access(python, os.X_OK):
         module.fail_json(msg="`%s` does not exist. hint: run site.yml, whose role tunetool installs it" % python)
@@ -139,7 +139,7 @@ def run(module: Any) -> None:
     spec.update(
         node=given["node"],
         master=[given["addresses"][0], first],
-        # A host's own name may lead to its loopback there, so the first one looks towards the second.
+        # A host's own name may resolve to its loopback there, so the first one looks for the route to the second.
         towards=given["addresses"][0 if given["node"] else min(1, len(given["addresses"]) - 1)],
         line_port=second,
         directory=directory,
@@ -154,7 +154,7 @@ def run(module: Any) -> None:
         guard = subprocess.Popen(
             [given["python"], "-m", GUARD, directory],
             cwd="/",
-            # It ends by its input, in order, also where this host is the control machine itself.
+            # It ends in order when its input closes, even if this host is the control machine itself.
             env={name: value for name, value in os.environ.items() if name != MARK},
             stdin=subprocess.PIPE,
             stdout=log_stream,
@@ -175,14 +175,14 @@ def run(module: Any) -> None:
 
 
 def pack(folder: str, archive: str) -> None:
-    """Everything in ``folder``, by its relative name."""
+    """Pack everything in ``folder``, by its relative name."""
     with tarfile.open(archive, "w") as tar:
         for name in sorted(os.listdir(folder)):
             tar.add(os.path.join(folder, name), arcname=name)
 
 
 def remove(module: Any) -> None:
-    """Nothing of the run is left."""
+    """End what still runs, and remove the directory."""
     directory = module.params["directory"]
     was = os.path.isdir(directory)
     if was:
@@ -196,7 +196,7 @@ def remove(module: Any) -> None:
 
 
 def gone(pid: int, directory: str, seconds: float) -> bool:
-    """Whether the guard ended in time. Its connection is lost, or it ended already."""
+    """Whether the guard ended in time, after its connection was lost."""
     deadline = time.monotonic() + seconds
     while directory in read("/proc/%d/cmdline" % pid):
         if time.monotonic() > deadline:
@@ -206,7 +206,7 @@ def gone(pid: int, directory: str, seconds: float) -> bool:
 
 
 def read(path: str) -> str:
-    """A file's text; nothing where there is none."""
+    """A file's text; empty if the file does not exist."""
     try:
         with open(path, errors="replace") as stream:
             return stream.read()
@@ -217,9 +217,9 @@ def read(path: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last thing that was said."""
+    """The last line of the output."""
     lines: Sequence[str] = text.strip().splitlines()
-    return lines[-1].strip() if lines else "it said nothing"
+    return lines[-1].strip() if lines else "it printed nothing"
 
 
 def main() -> None:
@@ -229,7 +229,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["prepared", "run", "absent"], "required": True},
             "directory": {"type": "path", "required": True},
             "python": {"type": "path", "default": "/opt/tunetool/bin/python"},
-            # Holds the ranks' environment, and so perhaps a secret.
+            # Contains the ranks' environment, and so perhaps a secret.
             "spec": {"type": "str", "default": "", "no_log": True},
             "node": {"type": "int", "default": 0},
             "addresses": {"type": "list", "elements": "str", "default": []},

@@ -15,11 +15,11 @@ description:
     scratch volume. Changes nothing.
 options:
   mount_point:
-    description: Where the scratch volume is mounted; empty to look at none.
+    description: Mount point of the scratch volume; empty for none.
     type: str
     default: ""
   allow:
-    description: V(true) reports what it finds and fails over none of it.
+    description: Report what it finds, and do not fail.
     type: bool
     default: false
 author:
@@ -41,7 +41,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 found:
-  description: A line for everything that a reboot would end.
+  description: One line for each thing that a reboot would end.
   returned: always
   type: list
   elements: str
@@ -54,7 +54,7 @@ from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 
 def main() -> None:
-    """Look, and refuse."""
+    """Find the work, and refuse."""
     module = AnsibleModule(
         argument_spec={
             "mount_point": {"type": "str", "default": ""},

@@ -59,8 +59,8 @@ options:
     default: ""
   reboot_reasons:
     description:
-      - What was asked for and is not in force until the node reboots. Any makes C(reboot_required) true in the
-        manifest; checks that wait for it warn instead of failing this module.
+      - Settings that take effect only after a reboot. Any of them makes C(reboot_required) true in the manifest;
+        checks that wait for the reboot warn instead of failing this module.
     type: list
     elements: str
     default: []
@@ -101,8 +101,8 @@ EXAMPLES = r"""
 RETURN = r"""
 differences:
   description:
-    - On a built node, what the manifest said otherwise and no other module tells (C(profile), C(expect),
-      C(offload_dir), C(gds)).
+    - On a built node, what differs from the former manifest and is reported by no other module (C(profile),
+      C(expect), C(offload_dir), C(gds)).
   returned: always
   type: list
   elements: dict
@@ -223,7 +223,7 @@ def judge(module: AnsibleModule, document: dict[str, Any], result: dict[str, Any
 
 
 def _tuned(module: AnsibleModule) -> dict[str, Any] | None:
-    """What the manifest says of this node's block; None without one."""
+    """This node's block as in the manifest; None without one."""
     wanted = module.params
     try:
         block = choose(wanted["tuned"], wanted["filesystem"]["mount_point"])
@@ -242,10 +242,10 @@ def _write_block(block: str | None, stale: bool) -> None:
 
 
 SESSION_CHECKS = ("memory.memlock",)
-"""The limit of this very login, which began before the limit was set: the next one is judged by `verify`."""
+"""Checks of this login, which began before the limit was set; `verify` judges later ones."""
 
 PATH_CHECKS = ("gds.mode",)
-"""A path that is set up and not taken yet waits for a reboot, or the role gpudirect_storage has said what it needs."""
+"""Checks of a path that may wait for a reboot; the role gpudirect_storage has reported what it needs."""
 
 WAITS_FOR_A_REBOOT = ("node.reboot", "memory.hugepages")
 """When to reboot is the owner's decision, which no failed run makes for them; `verify` fails until then."""

@@ -14,10 +14,10 @@ description:
   - Reads every NVMe namespace of the node and decides for each whether it becomes a member of the scratch array.
   - A drive is refused when it is mounted, is swap, has partitions or holders, or carries any signature that
     libblkid knows (file system, partition table, RAID, LVM, ZFS, LUKS). Members of the array O(array_name) are kept.
-  - Fails with a table of all drives unless exactly O(count) alike drives are usable. Changes nothing, ever.
-  - Drives with metadata bytes, or of another logical block than the rest, are refused with the C(nvme format) line
-    that would mend them. It is never run.
-  - With O(plan) it fails over no drive that it finds, and says what a plan file would have to allow.
+  - Fails with a table of all drives unless exactly O(count) alike drives are usable. Never changes anything.
+  - Refuses drives with metadata bytes, or with another logical block than the rest, and prints the C(nvme format) line
+    that would mend them. Never runs that line.
+  - With O(plan) it does not fail because of a drive, and returns what a plan file would have to allow.
   - Fails before anything else on a node whose manifest was written by a newer version.
 options:
   count:
@@ -114,7 +114,7 @@ differences:
   type: list
   elements: dict
 table:
-  description: The same as text.
+  description: The decisions as a table in text.
   returned: always
   type: str
 """
@@ -174,7 +174,7 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
     try:
         superblocks = examine(members)
     except CommandError:
-        # A node without mdadm yet. Nothing is taken because of it: these drives hold something, and are refused.
+        # The node has no mdadm yet. No drive is taken for that reason: these drives hold something, and are refused.
         superblocks = {}
     for block in superblocks.values():
         uuid = plain_uuid(block.uuid)
@@ -183,7 +183,7 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
 
 
 def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str]) -> dict[str, str]:
-    """Hashes of the idle drives that hold something, for those that can be read."""
+    """Hashes of the readable idle drives that hold something."""
     hashes = {}
     for drive in drives:
         if drive.claims or drive.name in unreadable or not (contents.get(drive.name) or drive.partitions):
@@ -196,7 +196,7 @@ def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str
 
 
 def read_formats(drives: list[Drive]) -> dict[str, Formats]:
-    """LBA formats by drive, asked only where something about blocks is to be said."""
+    """LBA formats by drive, read only if a message about blocks needs them."""
     if len({drive.lba_bytes for drive in drives}) < 2 and all(
         drive.size_bytes and not drive.metadata_bytes for drive in drives
     ):
@@ -206,7 +206,7 @@ def read_formats(drives: list[Drive]) -> dict[str, Formats]:
 
 
 def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
-    """What lies on each drive, in words; for those that would be wiped also what lies in the arrays over them."""
+    """Contents of each drive as text; for drives to be wiped, with the contents of the arrays over them."""
     contents_of = {}
     for row in selection.decisions:
         drive = row.drive
@@ -223,7 +223,7 @@ def holds(selection: Selection, contents: Contents) -> dict[str, list[str]]:
 
 
 def array_action(selection: Selection, array_name: str, chunk: int, adopt: bool) -> tuple[str, str]:
-    """What raid_array would do about the array, and why."""
+    """What raid_array would do with the array, and why."""
     if selection.problem:
         return "refuse", "%s. hint: %s" % (selection.problem, selection.hint)
     verdicts = {row.verdict for row in selection.decisions}
@@ -282,7 +282,7 @@ def main() -> None:
     except UnitError as error:
         module.fail_json(msg="raid_array_chunk: %s. hint: %s" % (error.message, error.hint))
     # Said before anything is made: what makes an array anew forgets the manifest, whatever was in it.
-    look_at_earlier_manifest(module, "nothing in it is used, and a run that ends well replaces it")
+    look_at_earlier_manifest(module, "nothing in it is used, and a run that succeeds replaces it")
     criteria = Criteria(
         count=wanted["count"],
         model=wanted["model"],
@@ -357,7 +357,7 @@ def fail_over_drift(module: AnsibleModule, selection: Selection, chunk: int, ans
     wanted: dict[str, Any] = module.params
     verdicts = {row.verdict for row in selection.decisions}
     if WIPE in verdicts or not (selection.problem or verdicts & {KEEP, ADOPT}):
-        return  # what was built is given up, or gone
+        return  # the built array is to be wiped, or gone
     members = tuple(drive.serial for drive in selection.selected)
     asked = Asked(wanted["array_name"], "raid0", chunk, members, wanted["count"], wanted["adopt"])
     differences = overview(asked, wanted["wishes"])

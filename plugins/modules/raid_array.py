@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""Ansible module: one RAID0 array over named drives, remembered by mdadm.conf and the initramfs."""
+"""Ansible module: one RAID0 array over named drives, in mdadm.conf and the initramfs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ short_description: Make, assemble or keep one md RAID0 array over drives named b
 version_added: "0.1.0"
 description:
   - Creates the array when every member is blank, assembles it when every member already belongs to it, keeps it
-    when it runs as asked. Anything between is refused with each difference named; nothing is ever rebuilt.
-  - Members are asked for signatures again in the same step in which the array is created.
-  - Drives in O(wipes) lose what they hold, directly before the array is created over them, when their contents still
-    have the hash given there and nobody uses them. One drive that does not, and none is touched.
-  - On a built node every difference is reported, and one that cannot be mended without risk to the data fails the
-    module before anything is changed. A node whose array is made anew loses its manifest first.
+    when it runs as asked. Refuses everything between, and names each difference; never rebuilds anything.
+  - Looks for signatures on the members again in the same step in which it creates the array.
+  - Drives in O(wipes) lose what they hold, directly before the array is created over them, if their contents still
+    have the hash given there and nothing uses them. If one drive fails this test, none is touched.
+  - On a built node it reports every difference. One that cannot be mended without risk to the data fails the module
+    before anything is changed. A node whose array is made again loses its manifest first.
   - Then writes the array into mdadm.conf by UUID and rebuilds the initramfs when that file was changed or when an
     image does not carry the arrays of that file, in this order, so that the array has its name after a reboot.
 options:
@@ -108,14 +108,14 @@ from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unle
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 
 CHUNK_MIN = 4096
-"""md wants whole pages, and a power of two for RAID0 on older kernels (md(4))."""
+"""Chunk in bytes: md needs whole pages, and for RAID0 on older kernels a power of two (md(4))."""
 
 
 def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive], doomed: list[Drive]) -> Array:
     """Carry out a step and read back the array. ``doomed`` are the members that a plan lets us wipe."""
     if step.action == "create":
         refuse_unless_blank([drive for drive in members if drive not in doomed])
-        # Cut after this, the node is one that was not built: the next run goes on from what is there.
+        # After an interruption here the node counts as not built: the next run continues from its present state.
         forget()
         if doomed:
             wipe(doomed)
@@ -131,14 +131,14 @@ def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive
     made = (array.level, array.chunk_bytes, set(array.members))
     if made != (wanted.level, wanted.chunk_bytes, set(wanted.members)):
         module.fail_json(
-            msg="array `%s` came out as %s, chunk %d, members %s. hint: look at `mdadm --detail %s`"
+            msg="array `%s` was made as %s, chunk %d, members %s. hint: look at `mdadm --detail %s`"
             % (wanted.name, array.level, array.chunk_bytes, ", ".join(map(str, array.members)), array.path)
         )
     return array
 
 
 def main() -> None:
-    """Compare, act in order, report."""
+    """Entry point: compare, act in order, report."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
@@ -161,7 +161,7 @@ def main() -> None:
         module.fail_json(msg="chunk `%s` is not a power of two from 4KiB. hint: use `1MiB`" % module.params["chunk"])
     try:
         with only_one():
-            # Under the lock: what was read before it may have changed while we waited.
+            # Read under the lock: the node may have changed while we waited for it.
             members = members_by_serial(module.params["serials"])
             wanted = Wanted(name, module.params["level"], chunk, tuple(drive.name for drive in members))
             result = converge(module, wanted, members)
@@ -174,15 +174,15 @@ def main() -> None:
 
 
 def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dict[str, object]:
-    """The whole job; returns the module's result."""
-    # In check mode on a fresh node mdadm is not there yet; that the members are blank is asked of wipefs below.
+    """Do the whole job. Returns the module's result."""
+    # In check mode on a new node mdadm is not installed yet; wipefs shows below that the members are blank.
     missing = module.check_mode and module.get_bin_path("mdadm") is None
     superblocks = {} if missing else examine(wanted.members)
     hashes = {entry["serial"]: entry["hash"] for entry in module.params["wipes"]}
     doomed = [drive for drive in members if drive.serial in hashes]
     if module.params["adopt"]:
         wanted = adopted(wanted, superblocks)
-    # A plan's drives count as blank here: what comes of them is decided before one is touched.
+    # A plan's drives count as blank here; they are checked before the first one is touched.
     doomed_names = {drive.name for drive in doomed}
     stopped = {array for drive in doomed for array in drive.idle_arrays}
     arrays = read_arrays()
@@ -212,7 +212,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
         array = apply(module, wanted, step, members, doomed)
         uuid = str(array.uuid)
         if doomed:
-            # What the old drives held deep inside may lie where the new array begins.
+            # Old contents of the drives may be where the new array begins.
             run(["wipefs", "--all", "--quiet", array.path])
     else:
         if step.action == "create":
@@ -293,7 +293,7 @@ def drift(
 
 
 def only_name(step: Step) -> bool:
-    """True when an array is refused for nothing but its name."""
+    """Whether an array is refused only for its name."""
     return len(step.reasons) == 1 and step.reasons[0].startswith("name:")
 
 

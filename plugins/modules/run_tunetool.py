@@ -28,7 +28,7 @@ options:
     description:
       - Options of the command by name, such as C(target=/mnt/nvme_raid0). A list gives the option once for each of its
         elements, V(true) gives a flag. What is empty or V(false) is left out.
-      - They are meant for values from an inventory. An option that O(arguments) name is not taken from here.
+      - They are meant for values from an inventory. An option in O(arguments) wins over one from here.
     type: dict
     default: {}
   arguments:
@@ -37,14 +37,14 @@ options:
     elements: str
     default: []
   judge:
-    description: Fail where the node falls short or could not be judged. Else RV(rc) and RV(record) report that alone.
+    description: Fail if the node falls short or could not be judged. Otherwise only RV(rc) and RV(record) report that.
     type: bool
     default: false
 author:
   - The tunetool authors (@tunetool)
 attributes:
   check_mode:
-    description: C(verify) makes its checks and measures nothing. Other commands are skipped.
+    description: Runs the checks of C(verify) without a measurement. Skips other commands.
     support: partial
     details: A copy or a benchmark cannot be predicted.
   diff_mode:
@@ -61,7 +61,7 @@ EXAMPLES = r"""
       duration: 30s
     judge: true
 
-- name: Have the model in memory before the job
+- name: Copy the model to memory before the job
   tunetool.node.run_tunetool:
     command: [stage, copy]
     arguments: [/nfs/models/qwen2.5-vl-7b, /dev/shm/qwen2.5-vl-7b]
@@ -115,7 +115,7 @@ def main() -> None:
         result = run(module, argv)
         if module.params["judge"] and result["rc"] != 0:
             module.fail_json(**result)
-        # Without the word Ansible takes any `rc` but 0 for a failure.
+        # Without `failed`, Ansible takes any `rc` but 0 for a failure.
         module.exit_json(failed=False, **result)
 
 

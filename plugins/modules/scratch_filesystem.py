@@ -46,11 +46,11 @@ options:
     default: 30s
   adopt:
     description:
-      - Keep a file system as it is although the manifest names another UUID, and keep its label.
+      - Keep a file system and its label even if the manifest names another UUID.
     type: bool
     default: false
   new_array:
-    description: The array is made in this run, so what a manifest says of the node is over.
+    description: The array is made in this run, so an earlier manifest of the node no longer applies.
     type: bool
     default: false
   offload_dir:
@@ -59,7 +59,7 @@ options:
     default: ""
   protect_mount_point:
     description:
-      - Whether the bare mount point is immutable (C(chattr +i)); V(false) takes the flag away.
+      - Whether the bare mount point is immutable (C(chattr +i)); V(false) removes the flag.
       - A file system without that flag (tmpfs, overlay) gives a warning.
     type: bool
     default: true
@@ -116,10 +116,10 @@ from ..module_utils.volume.xfs_geometry import LABEL_MAX, wanted_geometry  # noq
 
 
 def problem_with(wanted: dict[str, Any], log_su_bytes: int) -> str | None:
-    """What is impossible about the arguments, before anything is looked at."""
+    """Problems of the arguments, before anything is read."""
     point = wanted["mount_point"]
     if not point.startswith("/") or plain_path(point) in ("/", "/usr", "/etc", "/var", "/boot", "/home"):
-        return "mount point `%s` is not a place for scratch. hint: use `/mnt/nvme_raid0`" % point
+        return "mount point `%s` is not usable for scratch. hint: use `/mnt/nvme_raid0`" % point
     if len(wanted["label"]) > LABEL_MAX or not re.fullmatch(r"[^\s\"'\\]*", wanted["label"]):
         return "label `%s` is longer than %d characters, or holds a blank or a quote. hint: `nvme_raid0`" % (
             wanted["label"],
@@ -130,7 +130,7 @@ def problem_with(wanted: dict[str, Any], log_su_bytes: int) -> str | None:
     sizes = {"k": 1024, "": 1}
     for option in wanted["mount_options"]:
         if option in ("barrier", "nobarrier"):
-            return "mount option `%s` left XFS with Linux 4.19. hint: drop it" % option
+            return "XFS has no mount option `%s` since Linux 4.19. hint: remove it" % option
         if option.startswith("logbsize="):
             text = option.partition("=")[2]
             digits = text.rstrip("k")
@@ -144,7 +144,7 @@ def problem_with(wanted: dict[str, Any], log_su_bytes: int) -> str | None:
 
 
 def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]:
-    """Find the array, then look at all that is asked for, and act on what differs."""
+    """Find the array, compare everything that is asked, and change what differs."""
     name = module.params["array"]
     array = next((array for array in read_arrays() if array.name == name), None)
     if array is None and not module.check_mode:
@@ -153,7 +153,7 @@ def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]
 
 
 def main() -> None:
-    """Check the arguments, do the job, report."""
+    """Entry point: check the arguments, do the job, report."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     geometry = wanted_geometry(module.params["chunk_bytes"], module.params["members"])
     problem = problem_with(module.params, geometry.log_su_bytes) or units_problem(module.params["services"])

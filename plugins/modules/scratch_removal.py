@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""Ansible module: give the scratch volume up under an applied plan, for good or to build it anew with another drive."""
+"""Ansible module: remove the scratch volume under an applied plan, finally or to build it again with another drive."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ short_description: Remove the scratch volume under an applied plan, and leave it
 version_added: "0.1.0"
 description:
   - Finds the volume by the manifest, else by its array's name on the drives; the array may be mounted, stopped, broken
-    or short of a member.
+    or without one of its members.
   - Refuses, with nothing touched, a volume that anybody uses, members that hold something else than the manifest
     says, and anything that O(wipes) and O(volume) do not name as it is now.
-  - Then unmounts it, takes every label off the file system, the array and the drives, and forgets it. Run again after
-    a power cut it goes on; what is blank already needs no consent.
-  - Data blocks stay on the drives. This is no erasure.
+  - Then unmounts it, removes every label from the file system, the array and the drives, and removes its traces. After
+    a power cut, the next run continues; a drive that is blank already needs no consent.
+  - Data blocks stay on the drives. This is not an erasure.
 options:
   job:
     description:
@@ -39,14 +39,14 @@ options:
     description: Serial number of the member to replace. The drive may be absent.
     type: str
   new_serial:
-    description: Serial number of the new drive. It is blank, or named in O(wipes).
+    description: Serial number of the new drive. It must be blank, or named in O(wipes).
     type: str
   count:
     description: Number of drives that the inventory asks for.
     type: int
     default: 8
   plan:
-    description: Change nothing and fail over nothing that is found; return the host's part of a plan.
+    description: Change nothing, do not fail because of what is found, and return the host's part of a plan.
     type: bool
     default: false
   volume:
@@ -57,7 +57,7 @@ options:
         description: UUID of the array.
         type: str
       hash:
-        description: Hash of what lies in the array; none where it did not run.
+        description: Hash of the array's contents; left out if the array did not run.
         type: str
 extends_documentation_fragment: [tunetool.node.changes, tunetool.node.drives, tunetool.node.wipes]
 author:
@@ -94,7 +94,7 @@ plan:
   returned: when O(plan)
   type: dict
 msg:
-  description: What there is, where there is nothing to do; with O(plan), what would be lost.
+  description: The present state, if there is nothing to do; with O(plan), what would be lost.
   returned: when nothing is removed
   type: str
 table:
@@ -126,7 +126,7 @@ from ..module_utils.volume.unit_dropins import ForeignDropIn  # noqa: E402
 
 
 def criteria_of(wanted: dict[str, Any]) -> Criteria:
-    """What the inventory asks of a drive. Raises ``UnitError``."""
+    """The inventory's conditions for a drive. Raises ``UnitError``."""
     return Criteria(
         count=wanted["count"],
         model=wanted["model"],
@@ -137,7 +137,7 @@ def criteria_of(wanted: dict[str, Any]) -> Criteria:
 
 
 def converge(module: AnsibleModule) -> dict[str, Any]:
-    """The whole job; returns the module's result. Raises ``Refusal``."""
+    """Do the whole job. Returns the module's result. Raises ``Refusal``."""
     wanted: dict[str, Any] = module.params
     machine, hashes = look(wanted["new_serial"] if wanted["job"] == REPLACE else None)
     if wanted["job"] == REPLACE:
@@ -169,7 +169,7 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Look, refuse or remove, report."""
+    """Entry point: check, refuse or remove, report."""
     module = AnsibleModule(
         argument_spec={
             "job": {"type": "str", "choices": [TEARDOWN, REPLACE], "required": True},
@@ -188,11 +188,11 @@ def main() -> None:
     )
     try:
         with only_one():
-            # Under the lock: what was read before it may have changed while we waited.
+            # Read under the lock: the node may have changed while we waited for it.
             result = converge(module)
     except ManifestError as error:
         module.fail_json(
-            msg="%s. hint: nothing was changed; mend it with `site.yml`, or move it away: the array is then found by "
+            msg="%s. hint: nothing was changed; repair it with `site.yml`, or move it away: the array is then found by "
             "its name" % error.message
         )
     except UnitError as error:

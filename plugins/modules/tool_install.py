@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""Ansible module: tunetool in a venv of its own, from an archive of wheels, without a registry and without pip."""
+"""Ansible module: tunetool in its own venv, from an archive of wheels, without a registry and without pip."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ module: tool_install
 short_description: Install tunetool on the node from a wheelhouse archive
 version_added: "0.1.0"
 description:
-  - Makes C(PREFIX/venv-KEY) from the archive's wheels alone, with the pip that lies among them, then points
-    C(PREFIX/bin/tunetool) at it in one rename and removes older venvs. A run that was cut leaves the old one in use.
+  - Makes C(PREFIX/venv-KEY) only from the archive's wheels, with the pip among them, then points
+    C(PREFIX/bin/tunetool) at it in one rename and removes older venvs. An interrupted run leaves the old one in use.
 options:
   archive:
     description: The archive, on the control machine. It is sent only to a node that has not installed its key.
@@ -71,7 +71,7 @@ from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 
 def installed_key(program: str) -> str | None:
-    """The key that the link PREFIX/bin/tunetool leads to, when what it leads to exists."""
+    """The key of the venv behind the link PREFIX/bin/tunetool, if that exists."""
     if not os.path.exists(program):
         return None
     parts = os.readlink(program).split(os.sep) if os.path.islink(program) else []
@@ -79,14 +79,14 @@ def installed_key(program: str) -> str | None:
 
 
 def install(python: str, archive: str, venv: str) -> None:
-    """A venv without pip, filled by the pip that came in the archive."""
+    """Make a venv without pip, and fill it with the pip from the archive."""
     shutil.rmtree(venv, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="tunetool-") as wheels:
         with tarfile.open(archive) as tar:
             for member in tar.getmembers():
-                # Our own archive; still, nothing but plain files by plain names comes out of it.
+                # It is our own archive; still, extract only plain files with plain names.
                 if not member.isfile() or os.sep in member.name or not member.name.endswith(".whl"):
-                    raise CommandError("`%s` holds `%s`, which is no wheel" % (archive, member.name))
+                    raise CommandError("`%s` holds `%s`, which is not a wheel" % (archive, member.name))
                 tar.extract(member, wheels)
         names = sorted(os.listdir(wheels))
         pip = next((name for name in names if name.startswith("pip-")), None)
@@ -106,7 +106,7 @@ def install(python: str, archive: str, venv: str) -> None:
 
 
 def point(link: str, target: str) -> bool:
-    """Make ``link`` a symbolic link to ``target`` in one rename; true when it was something else."""
+    """Make ``link`` a symbolic link to ``target`` in one rename. Returns whether that changed it."""
     if os.path.islink(link) and os.readlink(link) == target:
         return False
     os.makedirs(os.path.dirname(link), exist_ok=True)
@@ -119,7 +119,7 @@ def point(link: str, target: str) -> bool:
 
 
 def converge(wanted: dict[str, str]) -> None:
-    """Install under the new key unless that is there, switch to it, remove the old ones."""
+    """Install under the new key unless it exists, switch to it, remove the old ones."""
     prefix, key, link = wanted["prefix"], wanted["key"], wanted["link"]
     program = os.path.join(prefix, "bin/tunetool")
     if installed_key(program) != key:

@@ -12,8 +12,8 @@ short_description: Check the variables of all roles, and refuse unknown ones, be
 version_added: "0.1.0"
 description:
   - Reads the argument_specs of every role of this collection and validates the host's variables against them.
-  - Refuses variables that begin with a role's name but that no role knows, naming the nearest one. A misspelt
-    variable would else leave its default in force without a word.
+  - Refuses variables that begin with a role's name but that no role has, and names the nearest one. Otherwise a
+    misspelt variable would silently leave the default in force.
   - Runs on the control machine; no connection to the node is made.
   - Refuses a plan file that cannot be applied in C(apply_plan) before anything is touched.
 options:

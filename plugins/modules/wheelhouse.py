@@ -30,13 +30,13 @@ options:
     elements: str
     default: [x86_64]
   cache_dir:
-    description: Where archives are kept; the user's cache directory when left out.
+    description: Directory of the archives; by default in the user's cache directory.
     type: path
 author:
   - The tunetool authors (@tunetool)
 attributes:
   check_mode:
-    description: Builds nothing; says whether it would.
+    description: Builds nothing; reports whether it would.
     support: full
   diff_mode:
     description: An archive has no difference to show.
@@ -80,7 +80,7 @@ PLATFORMS = ("manylinux_2_17_%s", "manylinux2014_%s", "manylinux_2_28_%s")
 
 
 def input_files(source: str) -> list[str]:
-    """Every file that decides what the package's wheel holds, and the lock."""
+    """Every file that determines the package's wheel, and the lock file of versions."""
     files = [os.path.join(source, name) for name in ("pyproject.toml", "constraints.txt", "LICENSE", "README.md")]
     # The package's `node` and `templates` are links to directories beside it, whose files go into the wheel as well.
     for directory, names, entries in os.walk(os.path.join(source, "tools/tunetool"), followlinks=True):
@@ -100,7 +100,7 @@ def key_of(source: str, versions: list[str], machines: list[str]) -> str:
 
 
 def build(source: str, versions: list[str], machines: list[str], directory: str) -> None:
-    """Wheels of the package and of all that it needs, for each Python version and machine type."""
+    """Collect the wheels of the package and its dependencies, for each Python version and machine type."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     run(pip + ["wheel", "--no-deps", "--wheel-dir", directory, source], timeout=600)
     wheel = next(name for name in os.listdir(directory) if name.startswith("tunetool-"))
@@ -118,7 +118,7 @@ def build(source: str, versions: list[str], machines: list[str], directory: str)
 
 
 def pack(directory: str, archive: str) -> None:
-    """One tar of the wheels, put in its place by rename."""
+    """Write one tar of the wheels, by rename."""
     temporary = archive + ".new"
     with tarfile.open(temporary, "w") as tar:
         for name in sorted(os.listdir(directory)):
@@ -128,14 +128,14 @@ def pack(directory: str, archive: str) -> None:
 
 @contextlib.contextmanager
 def only_builder(cache: str):  # type: ignore[no-untyped-def]  # collections.abc is not worth an import here
-    """Two runs at once on one control machine build one after the other."""
+    """A lock, so that two runs on one control machine build one after the other."""
     with open(os.path.join(cache, "lock"), "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def main() -> None:
-    """Look for the archive under its key; build it when it is not there."""
+    """Entry point: find the archive under its key, or build it."""
     module = AnsibleModule(
         argument_spec={
             "source": {"type": "path", "required": True},

@@ -17,11 +17,11 @@ description:
   - Runs on the control machine; no connection to the node is made.
 options:
   path:
-    description: Where the plan goes. A file that is there is replaced.
+    description: Path of the plan file. An existing file is replaced.
     type: path
     required: true
   job:
-    description: For which playbook the plan is. No other one applies it.
+    description: Playbook that the plan is for. No other one applies it.
     type: str
     choices: [provision, teardown, replace]
     default: provision

@@ -273,7 +273,7 @@ def test_calls_that_cannot_be_done_do_nothing(model: str, disk: Path, tmp_path: 
     for arguments, said, hint in (
         (("--target", str(SHM)), "in memory", "--memory-target"),
         (("--memory-target", str(disk)), "not in memory", "--target"),
-        (("--target", str(disk), "--engines", "no-such-*"), "`no-such-*` is no engine", "torch-save-zip"),
+        (("--target", str(disk), "--engines", "no-such-*"), "`no-such-*` is not an engine", "torch-save-zip"),
         (("--target", str(disk), "--model", "70b"), "too little space", "--state-bytes"),
         (("--target", str(disk), "--state-bytes", "1MB"), "`--state-bytes 1000000` is too little", "or more"),
     ):

@@ -239,9 +239,9 @@ def test_a_class_is_no_data() -> None:
 
 def test_a_fifo_in_place_of_metadata_does_not_hold_the_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".metadata")
-    with pytest.raises(UsageProblem, match=r"`.*\.metadata` cannot be read: it is no regular file"):
+    with pytest.raises(UsageProblem, match=r"`.*\.metadata` cannot be read: it is not a regular file"):
         metadata.read(tmp_path)
-    with pytest.raises(UsageProblem, match="it is no regular file"):
+    with pytest.raises(UsageProblem, match="it is not a regular file"):
         metadata.named_in(tmp_path)
 
 

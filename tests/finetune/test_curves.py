@@ -164,7 +164,7 @@ def test_an_exception_ends_the_thread_and_keeps_the_curves(tmp_path: Path) -> No
 def test_a_name_that_would_leave_the_folder(tmp_path: Path) -> None:
     with (
         Curves(tmp_path / "rank-0", INTERVAL, rank=0, local_rank=0, device="cpu") as curves,
-        pytest.raises(ValueError, match="is no name of a curve"),
+        pytest.raises(ValueError, match="is not a name of a curve"),
     ):
         curves.scalar("../loss", 1.0, 0)
 

@@ -145,5 +145,5 @@ def test_a_wrong_drive_is_refused_and_a_power_cut_before_the_build_is_survived(b
     assert built.verify("--level", "config").code == 0
     again = play(built, "replace_drive", *SWAP)
     assert again.code == 0, again.text
-    assert "`LAB1NV3` is no member any more, `LAB1NV3R` is one" in one_line(again)
+    assert "`LAB1NV3` is no longer a member, `LAB1NV3R` is one" in one_line(again)
     assert changed_tasks(again.stdout) == []

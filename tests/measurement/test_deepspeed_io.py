@@ -70,7 +70,7 @@ def test_calls_that_cannot_be_done_exactly_do_nothing(disk: Path) -> None:
     done = ds_io(disk, "--io_size", "1000")
     assert done.returncode == 2
     assert "`--io_size 1000` cannot be moved exactly" in done.stderr
-    assert "hint: 512 or 1024 bytes would do" in done.stderr
+    assert "hint: 512 or 1024 bytes are possible" in done.stderr
     assert not (disk.parent / "runs").exists()
 
 

@@ -265,10 +265,10 @@ def test_a_record_without_a_speed_of_writing_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (EXAMPLE[2:], "the model's size is asked once"),
-        ((*EXAMPLE, "--model", "7b"), "the model's size is asked once"),
-        ((*EXAMPLE[:2], *EXAMPLE[4:]), "nothing says how fast"),
-        ((*EXAMPLE, "--nodes", "4"), "`--nodes` without `--mtbf`"),
+        (EXAMPLE[2:], "the model's size must be given exactly once"),
+        ((*EXAMPLE, "--model", "7b"), "the model's size must be given exactly once"),
+        ((*EXAMPLE[:2], *EXAMPLE[4:]), "the speed of writing a checkpoint is missing"),
+        ((*EXAMPLE, "--nodes", "4"), "`--nodes` needs `--mtbf`"),
         ((*EXAMPLE, "--mtbf", "forever"), "`--mtbf forever` is not a time"),
         ((*EXAMPLE, "--mtbf", "0h"), "`--mtbf 0h` is not a time"),
         ((*EXAMPLE[:-1], "30"), "`--rework 30` is not a time"),
@@ -277,7 +277,7 @@ def test_a_record_without_a_speed_of_writing_is_refused(tmp_path: Path) -> None:
         ((*EXAMPLE, "--model-size", "1B"), "holds no parameter"),
         ((*EXAMPLE, "--samples-per-second", "0"), "is not above zero"),
         ((*EXAMPLE, "--samples-per-second", "nan"), "is not above zero"),
-        ((*EXAMPLE, "--engine", "direct"), "`--engine` belongs to `--record`"),
+        ((*EXAMPLE, "--engine", "direct"), "`--engine` needs `--record`"),
         ((*EXAMPLE, "--record", ""), "`--record` is empty"),
     ],
 )

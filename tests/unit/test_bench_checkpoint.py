@@ -264,7 +264,7 @@ def test_every_round_has_an_order_of_its_own_and_the_seed_repeats_it() -> None:
 
 
 def test_wrong_calls_are_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(UsageProblem, match="nothing to write to"):
+    with pytest.raises(UsageProblem, match="no directory to write to"):
         preflight.targets(Request("7b"))
     with pytest.raises(UsageProblem, match="in memory") as caught:
         preflight.targets(Request("7b", target=Path("/dev/shm")))

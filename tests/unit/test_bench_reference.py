@@ -180,7 +180,7 @@ def test_ctrl_c_ends_the_chain_and_says_what_is_done(tmp_path: Path) -> None:
     assert not called
     assert sorted(path.name.split("-")[1] for path in runs.iterdir()) == ["bench.reference", "verify"]
     assert progress.lines[-2].startswith("interrupted; done: verify (")
-    assert progress.lines[-1].startswith("what was measured until then is kept: `")
+    assert progress.lines[-1].startswith("the measurements until then are kept in `")
 
 
 def test_the_best_checkpoint_of_every_host_is_the_headline(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_the_best_checkpoint_of_every_host_is_the_headline(tmp_path: Path) -> No
 def test_parts_are_chosen_by_name(tmp_path: Path) -> None:
     asked = request(tmp_path, skip=("verify", "staging"))
     assert [step.name for step in steps(asked, Quiet())] == ["checkpoint", "strategies"]
-    with pytest.raises(UsageProblem, match="`--skip stagging` is no part"):
+    with pytest.raises(UsageProblem, match="`--skip stagging` is not a part"):
         steps(request(tmp_path, skip=("stagging",)), Quiet())
     with pytest.raises(UsageProblem, match="leaves nothing"):
         steps(request(tmp_path, skip=("verify", "checkpoint", "staging", "strategies")), Quiet())
@@ -251,7 +251,7 @@ def test_the_playbook_is_the_command(tmp_path: Path) -> None:
     options = '{"bench_target": "/mnt/x", "bench_options": ["--skip", "stagging"]}'
     done = ansible("playbooks/bench.yml", "-i", inventory, "-e", options)
     assert done.returncode == 2
-    assert "`--skip stagging` is no part" in " ".join(done.stdout.split())
+    assert "`--skip stagging` is not a part" in " ".join(done.stdout.split())
 
 
 @pytest.mark.skipif(not (BIN / "tunetool").exists(), reason="tunetool is not installed as a program here")

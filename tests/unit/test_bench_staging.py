@@ -104,9 +104,9 @@ def test_do_not_stage(times: Times, words: str) -> None:
 def test_rounds_that_contradict_each_other_decide_nothing() -> None:
     advice = advise(ROOM, replace(TIMES, rounds=3, apart=False))
     assert advice.stage is None
-    assert "more `--rounds` decide" in advice.sentence
-    assert "says nothing of chance" in advise(ROOM, TIMES).sentence
-    assert "says nothing of chance" not in advise(ROOM, replace(TIMES, rounds=3)).sentence
+    assert "use more `--rounds`" in advice.sentence
+    assert "so chance is not excluded" in advise(ROOM, TIMES).sentence
+    assert "so chance is not excluded" not in advise(ROOM, replace(TIMES, rounds=3)).sentence
 
 
 def test_without_both_paths_nothing_is_advised() -> None:
@@ -142,7 +142,7 @@ def reads(model: list[int], storage: list[int], hosts: list[str]) -> list[Read]:
         ),
         ([16, 4], [16, 4], ["a", "a"], "partly", "4 GB to 16 GB"),
         ([16, 16], [0, 0], ["a", "a"], "refuted", "the cache was warm or this kernel does not count"),
-        ([16], [16], ["a"], "undecided", "it takes two ranks"),
+        ([16], [16], ["a"], "undecided", "that needs two ranks"),
     ],
     ids=["cache", "no cache", "half", "two nodes", "sharded", "partly", "not counted", "one rank"],
 )
@@ -267,7 +267,7 @@ def test_a_scenario_that_failed_is_an_error_and_one_left_out_is_not() -> None:
 
 def test_the_report_has_the_published_table_beside_ours() -> None:
     row = measured({"memory": sample("memory", 1, 0.1), "bulk": sample("bulk", 10, 2.0)})
-    out = Row("nodes", 0, 0, GB, GB, left_out="one machine alone: `-i INVENTORY` names more nodes")
+    out = Row("nodes", 0, 0, GB, GB, left_out="only one machine: add more nodes with `-i INVENTORY`")
     conditions = {"model": "tiny", "zero_stage": 2}
     media = {"memory": "tmpfs", "bulk": "disk"}
     checks = [check for each in (row, out) for check in figures.checks(each, bulk_in_memory=False)]
@@ -289,7 +289,7 @@ def test_the_report_has_the_published_table_beside_ours() -> None:
     assert "single GPU 6.77 / 72.05 10.64 1.00 s / 10.00 s 10.00 10.40 s / 23.00 s 2.21" in lines
     assert "many nodes 21 / 22 1.05 - - - -" in lines
     words = " ".join(shown.split())
-    assert "many nodes: left out, one machine alone" in words
+    assert "many nodes: left out, only one machine" in words
     assert "13.5x for the model load does not follow from its own table" in words
     assert "losses: PASS, equal to the last bit, over 4 steps" in words
     assert "stage: 22 GB fit" in words

@@ -112,7 +112,7 @@ def test_engines_are_chosen_by_globs_in_one_order() -> None:
     assert select([]) == list(ENGINES)
     assert REFERENCE in ENGINES
     assert select(["direct*", "dcp-t4-*"]) == ["dcp-t4-single", "dcp-t4-multi", "direct", "direct-async", "direct-gds"]
-    with pytest.raises(UsageProblem, match="`torch` is no engine") as caught:
+    with pytest.raises(UsageProblem, match="`torch` is not an engine") as caught:
         select(["direct", "torch"])
     assert "torch-save-zip" in str(caught.value.hint)
 

@@ -100,8 +100,8 @@ def test_a_key_like_no_other_is_named_once_with_all_that_it_holds() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "remedy", "effect"),
     [
-        ("", 1, "mend line 1", REFUSED),
-        ('{\n# no comment\n"logging": {}}', 2, "`#` begins no comment", REFUSED),
+        ("", 1, "correct line 1", REFUSED),
+        ('{\n# no comment\n"logging": {}}', 2, "`#` does not begin a comment", REFUSED),
         ('{"properties": {"io_batchsize": 64,\n}}', 2, "leave out the comma before `}`", REFUSED),
         ('{"properties": {"io_batchsize": NaN}}', 0, "write a number", REFUSED),
         ("[]", 1, "begin it with `{`", ABORTS),
@@ -166,7 +166,7 @@ def test_a_section_given_twice_hides_the_first() -> None:
     text = '{"properties": {"use_pci_p2pdma": true},\n"properties": {"io_batchsize": 64}}'
     [problem] = check_config(text)
     assert (problem.key, problem.line) == ("properties", 2)
-    assert "takes the last alone" in problem.remedy
+    assert "uses only the last" in problem.remedy
 
 
 def test_a_dotted_name_is_no_section() -> None:

@@ -63,7 +63,7 @@ def test_shapes_that_the_op_answers_with_silence_or_a_crash(change: dict[str, in
 
 def test_a_block_must_fill_whole_sectors() -> None:
     check_shape(Spec(Path("/x"), MIB, block_bytes=4096), 4096)
-    with pytest.raises(Failed, match="no multiple of the device's sector of 4096"):
+    with pytest.raises(Failed, match="not a multiple of the device's sector of 4096"):
         check_shape(Spec(Path("/x"), MIB, block_bytes=512), 4096)
 
 
@@ -110,7 +110,7 @@ def test_sizes_as_ds_io_writes_them() -> None:
         ({"io_parallel": 0}, "`--io_parallel 0` is too small"),
         ({"queue_depth": 0}, "`--queue_depth 0` is too small"),
         ({"loops": 0}, "`--loops 0` is too small"),
-        ({"use_gds": True}, "`--use_gds` without `--gpu`"),
+        ({"use_gds": True}, "`--use_gds` needs `--gpu`"),
     ],
 )
 def test_calls_that_ds_io_takes_and_answers_wrongly(change: dict[str, int], said: str) -> None:

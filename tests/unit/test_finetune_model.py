@@ -156,11 +156,11 @@ SECOND = "model-00002-of-00004.safetensors"
         (lambda d: (d / SECOND).unlink(), f"/{SECOND}` is missing: the index lists 4 files, 1 are not there"),
         (lambda d: _cut(d / SECOND, 1), f"/{SECOND}` is cut short: "),
         (lambda d: os.truncate(d / SECOND, 100), f"/{SECOND}` is cut short: 100 bytes, its list of tensors alone"),
-        (lambda d: os.truncate(d / SECOND, 0), f"/{SECOND}` is no safetensors file"),
-        (lambda d: (d / SECOND).write_bytes(b"PK" * 5000), f"/{SECOND}` is no safetensors file"),
+        (lambda d: os.truncate(d / SECOND, 0), f"/{SECOND}` is not a safetensors file"),
+        (lambda d: (d / SECOND).write_bytes(b"PK" * 5000), f"/{SECOND}` is not a safetensors file"),
         (lambda d: os.truncate(d / SECOND, 10**7), f"/{SECOND}` is too long: 10000000 bytes, and its header lists "),
         (lambda d: (d / safetensors_files.INDEX).unlink(), "holds no weights"),
-        (lambda d: (d / safetensors_files.INDEX).write_text("{}"), f"/{safetensors_files.INDEX}` is no index"),
+        (lambda d: (d / safetensors_files.INDEX).write_text("{}"), f"/{safetensors_files.INDEX}` is not an index"),
         (
             lambda d: _change(d / safetensors_files.INDEX, lambda i: i["weight_map"].update(x="../x.safetensors")),
             f"/{safetensors_files.INDEX}` names no files of this directory",
@@ -181,16 +181,19 @@ SECOND = "model-00002-of-00004.safetensors"
             "shape [320, 256], config.json has",
         ),
         (lambda d: (d / "tokenizer.json").unlink(), "/tokenizer.json` is missing"),
-        (shutil.rmtree, "is no directory"),
-        (lambda d: _header(d / SECOND, lambda h: _shift(h, 2)), f"/{SECOND}` is no safetensors file: '"),
-        (lambda d: _header(d / SECOND, lambda h: _shift(h, -2)), "data_offsets that are no two whole numbers"),
+        (shutil.rmtree, "is not a directory"),
+        (lambda d: _header(d / SECOND, lambda h: _shift(h, 2)), f"/{SECOND}` is not a safetensors file: '"),
+        (lambda d: _header(d / SECOND, lambda h: _shift(h, -2)), "data_offsets that are not two whole numbers"),
         (lambda d: _header(d / SECOND, lambda h: _first(h).update(dtype="F32")), "take "),
         (lambda d: _header(d / SECOND, lambda h: _first(h).update(dtype="F4")), "take "),
         (lambda d: _header(d / SECOND, lambda h: h.update(more=_first(h))), "is where it must begin"),
-        (lambda d: _header(d / SECOND, lambda h: _first(h)["shape"].append(1.0)), "no list of whole numbers"),
+        (lambda d: _header(d / SECOND, lambda h: _first(h)["shape"].append(1.0)), "not a list of whole numbers"),
         (lambda d: (d / SECOND).write_bytes(struct.pack("<Q", 90_000) + b"[" * 90_000), "is nested too deeply"),
-        (lambda d: (d / safetensors_files.INDEX).write_text("[" * 100_000), f"/{safetensors_files.INDEX}` is no index"),
-        (lambda d: _fifo(d / safetensors_files.INDEX), f"/{safetensors_files.INDEX}` is no index"),
+        (
+            lambda d: (d / safetensors_files.INDEX).write_text("[" * 100_000),
+            f"/{safetensors_files.INDEX}` is not an index",
+        ),
+        (lambda d: _fifo(d / safetensors_files.INDEX), f"/{safetensors_files.INDEX}` is not an index"),
         (lambda d: _fifo(d / SECOND), f"/{SECOND}` is missing"),
         (lambda d: _fifo(d / "config.json"), "/config.json` cannot be read"),
         (lambda d: (d / "config.json").write_text("[" * 100_000), "/config.json` cannot be read"),
@@ -244,7 +247,7 @@ def test_nothing_is_left_of_a_model_that_the_system_refuses_to_hold(tmp_path: Pa
 def test_a_model_is_not_made_over_something_else(copy: Path) -> None:
     with pytest.raises(UsageProblem, match="is there already"):
         reference_model.build("tiny", copy, 0)
-    with pytest.raises(UsageProblem, match="`13b` is no size"):
+    with pytest.raises(UsageProblem, match="`13b` is not a size"):
         reference_model.build("13b", copy.parent / "x", 0)
     reference_model.check(copy)
 

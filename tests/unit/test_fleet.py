@@ -47,7 +47,7 @@ def test_a_host_s_record_is_its_verdict(status: Status) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (None, "said nothing"),
+        (None, "reported nothing"),
         ({}, "no record came back"),
         ({"res": {"msg": "Failed to connect\n  to the host", "unreachable": True}}, "Failed to connect to the host"),
         ({"res": {"msg": "error: `/mnt` does not exist; hint: x", "rc": 2}}, "`/mnt` does not exist"),
@@ -93,7 +93,7 @@ def test_fleet_record_lists_its_hosts() -> None:
     assert [measurement.host for measurement in record.measurements] == ["n1", "n3"]
     assert record.verdict is not None
     assert record.verdict.status == "error"
-    assert record.verdict.reasons == ["n2: Ansible said nothing about this host"]
+    assert record.verdict.reasons == ["n2: Ansible reported nothing about this host"]
     assert records.parse(records.dumps(record), "r").kind == "fleet"
 
 

@@ -325,7 +325,9 @@ def test_a_run_that_is_cut_leaves_its_way_back(node: Node, monkeypatch: pytest.M
 
 def test_what_the_kernel_does_not_take_is_named(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "write", lambda *_: None)
-    with pytest.raises(Refusal, match=r"`/sys/block/md127/queue/read_ahead_kb` was set to `4096` and says `16384`"):
+    with pytest.raises(
+        Refusal, match=r"`/sys/block/md127/queue/read_ahead_kb` was set to `4096` and reads back as `16384`"
+    ):
         node.job(read_ahead="4MiB")
 
 
@@ -507,7 +509,7 @@ def test_verify_says_which_setting_no_longer_holds_and_who_may_have_changed_it(n
     failed = {check.id: check for check in tuning_checks(manifest, str(node.root)) if check.status != "pass"}
     assert set(failed) == {"io_tuning.scheduler", "io_tuning.dirty", "io_tuning.fstrim_timer"}
     assert failed["io_tuning.scheduler"].found == "`none` on `LAB1NV3`"
-    assert "no file that we know" in failed["io_tuning.scheduler"].remedy
+    assert "no known file" in failed["io_tuning.scheduler"].remedy
     assert failed["io_tuning.dirty"].expected == "`25%`"
     assert failed["io_tuning.dirty"].remedy.startswith("`/etc/sysctl.d/99-site.conf` line 1 has `vm.dirty_ratio = 40`")
     assert failed["io_tuning.fstrim_timer"].found == "disabled"

@@ -92,7 +92,7 @@ def test_it_is_taken_down_in_the_opposite_order_and_brought_back():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("holder dm-0", "`dm-0` stands on its drives"),
+        ("holder dm-0", "`dm-0` uses its drives"),
         ("array md127 broken 0 nvme_raid0", "`md127` is broken"),
         ("array md127 clean 1 nvme_raid0", "`md127` is broken"),
         ('SOURCE="/dev/md127[/a]" UUID="7" FSTYPE="xfs" FSROOT="/a" OPTIONS="rw" TARGET="/b"', "`/b` is a bind mount"),

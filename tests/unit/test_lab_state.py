@@ -92,7 +92,7 @@ def test_a_second_call_stops_with_busy(lab: Lab):
 
 def test_the_socket_directory_must_be_ours_alone(lab: Lab):
     lab.sockets.chmod(0o755)
-    with pytest.raises(CannotJudge, match="somebody else"):
+    with pytest.raises(CannotJudge, match="another user"):
         lab.prepare()
 
 

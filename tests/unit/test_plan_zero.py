@@ -245,7 +245,7 @@ def test_weights_name_their_tensors_in_the_order_of_the_modules(tmp_path: Path) 
     ("content", "told"),
     [
         ("{", "not JSON"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ('{"model_type": "mamba"}', "type `mamba`"),
         ('{"model_type": "llama", "hidden_size": 8}', "missing or not a number"),
         ('{"model_type": ["llama"]}', "does not give its tensors"),
@@ -282,7 +282,7 @@ def test_a_header_or_a_config_that_is_nested_without_end_is_refused(tmp_path: Pa
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "model.safetensors.index.json"])
 def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(UsageProblem, match=f"{name}` cannot be read: it is no regular file"):
+    with pytest.raises(UsageProblem, match=f"{name}` cannot be read: it is not a regular file"):
         load_model(str(tmp_path / name))
 
 

@@ -103,7 +103,7 @@ def test_files_are_looked_at_before_any_host(tmp_path: Path) -> None:
         (ProvisionRequest(INVENTORY, plan=tmp_path), "cannot be written"),
         (ProvisionRequest(INVENTORY, plan=plan, apply=plan), "do not go together"),
         (ProvisionRequest(INVENTORY, plan=plan, check=True), "do not go together"),
-        (ProvisionRequest(INVENTORY, plan=plan, batch=("2",)), "knows no batches"),
+        (ProvisionRequest(INVENTORY, plan=plan, batch=("2",)), "takes no batches"),
     ):
         with pytest.raises(UsageProblem, match=word):
             check_request(request)

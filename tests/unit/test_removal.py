@@ -325,7 +325,7 @@ def test_a_new_drive_that_could_not_be_built_with_bars_all(
     ("swap", "word"),
     [
         (replace(SWAP, new="LAB1NV4"), "is a member already"),
-        (replace(SWAP, old="LAB1NV9"), "`LAB1NV9` is no member. hint: the members are LAB1NV1"),
+        (replace(SWAP, old="LAB1NV9"), "`LAB1NV9` is not a member. hint: the members are LAB1NV1"),
         (replace(SWAP, new="NOWHERE"), "serials not present: `NOWHERE`"),
         (replace(SWAP, new=""), "serials not present"),
         (replace(SWAP, criteria=replace(CRITERIA, count=7)), "7 drives asked for, 8 match"),
@@ -353,7 +353,7 @@ def test_two_drives_gone_are_not_replaced_by_one(built: Machine) -> None:
 def test_a_drive_that_was_replaced_is_left_alone(built: Machine) -> None:
     replacement = plan_replacement(built, NAME, POINT, replace(SWAP, old="LAB0OLD", new="LAB1NV3"))
     assert (replacement.done, replacement.problems, replacement.serials) == (True, (), tuple(EIGHT))
-    assert "`LAB0OLD` is no member any more, `LAB1NV3` is one" in replacement.note
+    assert "`LAB0OLD` is no longer a member, `LAB1NV3` is one" in replacement.note
 
 
 def test_a_replacement_that_was_cut_before_the_manifest_goes_on(built: Machine) -> None:

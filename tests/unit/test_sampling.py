@@ -43,7 +43,7 @@ from tunetool.tune.settings import DEFAULTS, AioSettings
 MIB = 2**20
 OTHERS, MISSING = 1.5, 0.5
 """Counted bytes for each that a program claims."""
-SAID = "something else used the drives meanwhile, taken again"
+SAID = "something else used the drives meanwhile: repeated"
 
 _COUNT = '''
 import os

@@ -46,7 +46,7 @@ def test_a_job_that_has_not_ended_in_a_line(name: str, words: str) -> None:
         ("failed", "job 7 ended with exit status 3 (FAILED)", None),
         ("signalled", "job 7 ended with exit status 0 by signal 9 (FAILED)", None),
         ("cancelled", "job 7 was cancelled, and not by tunetool (CANCELLED)", "ask who ran `scancel 7`"),
-        ("timeout", "job 7 reached its limit of time (TIMEOUT)", "give it more: `--slurm time=HH:MM:SS`"),
+        ("timeout", "job 7 reached its time limit (TIMEOUT)", "give it more: `--slurm time=HH:MM:SS`"),
         ("node-fail", "job 7 lost a node (NODE_FAIL)", "`sinfo -R` says why nodes are down"),
     ],
 )
@@ -98,7 +98,7 @@ def test_the_node_that_is_down_is_found_among_the_jobs_nodes() -> None:
             "down",
             CannotJudge,
             "`sbatch` does not reach Slurm: Unable to contact slurm controller (connect failure)",
-            "is slurmctld up",
+            "check that slurmctld runs",
         ),
     ],
 )

@@ -175,7 +175,7 @@ def test_evict_leaves_nothing(source: Path, tmp_path: Path, runs: Path) -> None:
     assert evict(destination, runs).code == ExitCode.OK
     assert not destination.exists()
     assert beside(destination) == []
-    with pytest.raises(UsageProblem, match="no tree that tunetool staged"):
+    with pytest.raises(UsageProblem, match="not a tree that tunetool staged"):
         evict(destination, runs)
 
 
@@ -183,7 +183,7 @@ def test_evict_and_replace_know_their_own(source: Path, tmp_path: Path, runs: Pa
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "thesis").write_text("years")
-    with pytest.raises(UsageProblem, match="no tree that tunetool staged"):
+    with pytest.raises(UsageProblem, match="not a tree that tunetool staged"):
         evict(theirs, runs)
     with pytest.raises(UsageProblem, match="was not staged by tunetool"):
         stage(source, theirs, runs)
@@ -198,7 +198,7 @@ def test_a_moved_tree_s_manifest_is_of_another_tree(source: Path, tmp_path: Path
     destination.rename(tmp_path / "mine-now")
     destination.mkdir()
     (destination / "other").touch()
-    with pytest.raises(UsageProblem, match="of another tree"):
+    with pytest.raises(UsageProblem, match="belongs to another tree"):
         evict(destination, runs)
     assert (destination / "other").exists()
 
@@ -207,7 +207,7 @@ def test_a_source_that_changed_is_another(source: Path, tmp_path: Path, runs: Pa
     destination = tmp_path / "copy"
     stage(source, destination, runs)
     (source / "images/3.jpg").write_bytes(b"other")
-    with pytest.raises(UsageProblem, match="source is not as it was"):
+    with pytest.raises(UsageProblem, match="source changed after it was staged"):
         stage(source, destination, runs)
     assert stage(source, destination, runs, replace=True).code == ExitCode.OK
     assert (destination / "images/3.jpg").read_bytes() == b"other"
@@ -326,8 +326,8 @@ def test_calls_that_are_wrong(source: Path, tmp_path: Path) -> None:
         ((source, tmp_path / "no/copy"), "does not exist"),
         ((tmp_path / "nowhere", tmp_path / "copy"), "does not exist"),
         ((tmp_path / "file", tmp_path / "copy"), "is not a directory"),
-        ((source, source / "images/copy"), "lie in each other"),
-        ((source / "images", tmp_path), "lie in each other"),
+        ((source, source / "images/copy"), "lie inside each other"),
+        ((source / "images", tmp_path), "lie inside each other"),
         ((source, "/"), "is the root directory"),
         ((source, tmp_path / "copy", "--limit", "x"), "needs an inventory"),
         ((source, "relative", "-i", tmp_path), "is not absolute"),
@@ -391,7 +391,7 @@ def test_a_damaged_manifest_is_no_manifest(source: Path, tmp_path: Path, runs: P
         for call in (verify, evict):
             with pytest.raises(UsageProblem):
                 call(destination, runs)
-        with pytest.raises(UsageProblem, match="is there and is not that"):
+        with pytest.raises(UsageProblem, match="exists and is not that copy"):
             stage(source, destination, runs)
         assert destination.exists()
     assert stage(source, destination, runs, replace=True).code == ExitCode.OK

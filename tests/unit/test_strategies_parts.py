@@ -69,7 +69,7 @@ def test_a_bad_cell_is_named(bad: str) -> None:
 
 
 def test_a_cell_that_stands_twice_is_named() -> None:
-    with pytest.raises(UsageProblem, match="`1x2:z3` stands twice"):
+    with pytest.raises(UsageProblem, match="`1x2:z3` occurs twice"):
         parse("1x2:z3,1x1:z2, 1x2:z3")
 
 
@@ -173,7 +173,7 @@ def test_what_a_stage_costs_by_itself_and_what_shared_cores_cost_are_told_apart(
     layouts_ = Layouts({cell("1x2:z2").layout: net(1e9)}, {ALONE: 1.0, cell("1x2:z2").layout: 1.5})
     guess = predict(cell("1x2:z3"), job, layouts_, {cell("1x2:z2"): 0.4})
     assert guess is not None
-    assert "a cell `1x1:z3` before it would tell" in guess.basis
+    assert "(a cell `1x1:z3` before it would measure that)" in guess.basis
     alone = predict(cell("1x2:z3"), job, layouts_, {cell("1x1:z3"): 0.4})
     assert alone is not None
     assert alone.compute == pytest.approx(0.6)
@@ -352,7 +352,7 @@ def test_predictions_of_another_model_prove_nothing() -> None:
     made.first = replace(made.first, parameters=1)
     verdict = judge(figures.case(made, job, CONDITIONS))
     assert verdict.status == "unproven"
-    assert "predictions are of another model" in verdict.reasons[0]
+    assert "the predictions are for another model" in verdict.reasons[0]
     assert [check.status for check in figures.checks(made, job) if check.id == "strategies.model"] == ["unknown"]
 
 

@@ -205,7 +205,7 @@ def test_a_mix_is_the_time_of_its_parts() -> None:
     ("text", "said"),
     [
         ('{"io_parallel": [1]}', "unknown key `io_parallel`"),
-        ('{"queue_depth": 8}', "no list of values"),
+        ('{"queue_depth": 8}', "not a list of values"),
         ('{"queue_depth": [0]}', "is `0`"),
         ('{"queue_depth": [true]}', "is `true`"),
         ('{"single_submit": ["true"]}', 'is `"true"`'),

@@ -109,7 +109,7 @@ def test_a_plan_of_what_is_taken_away_takes_nothing_away() -> None:
         )
         assert done.returncode == 0, done.stderr
         assert "Look at the scratch volume" in done.stdout
-        for task in ("Remove the scratch volume\t", "give the volume up\t", "Make or keep", "Choose the drives"):
+        for task in ("Remove the scratch volume\t", "remove the volume\t", "Make or keep", "Choose the drives"):
             assert task not in done.stdout
 
 

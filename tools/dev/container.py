@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNTIMES = ("podman", "docker")
 SUITES = {"debian12": "bookworm", "debian13": "trixie"}
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "udev", "kmod", "python3", "python3-apt", "iproute2", "procps")
-"""What an installed node has before Ansible comes; everything else is for the roles to install."""
+"""Packages of a node before Ansible runs; the roles install everything else."""
 
 OPTIONS = (
     '--aptopt=APT::Install-Recommends "false"',
@@ -60,7 +60,7 @@ PODMAN_WAYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((), LOWER_LIMITS),
     (("--runtime=runc",), LOWER_LIMITS),
 )
-"""Global options and options of `run`, tried in this order: an ordinary machine needs none."""
+"""Global options, and options of `run`, tried in this order. An ordinary machine needs none."""
 
 
 def stop(message: str, hint: str, code: int = 3) -> NoReturn:
@@ -94,7 +94,7 @@ def find_runtime(wanted: str) -> str:
 
 
 def fingerprint(system: str, packages: Sequence[str] = PACKAGES) -> str:
-    """Hash of all that decides what the image holds."""
+    """Hash of everything that determines the image's content."""
     return hashlib.sha256(repr((1, SUITES[system], tuple(packages), OPTIONS)).encode()).hexdigest()[:12]
 
 
@@ -127,7 +127,7 @@ def made_image(runtime: str, system: str, purpose: str, packages: Sequence[str])
         archive = cache / f"{system}-{key}.tar"
         if not archive.exists():
             build(system, archive, packages)
-        # `docker import` takes the same words; it is told the command when the container is started.
+        # `docker import` takes the same options; the start of the container passes the command.
         done = call([runtime, "import", str(archive), image], 300)
         if done.returncode:
             stop(f"`{runtime} import` failed: {last_line(done.stderr)}", f"look at {archive}, or remove it")
@@ -216,7 +216,7 @@ def start(runtime: str, image: str, name: str) -> None:
 
 
 def down(runtime: str, name: str) -> None:
-    """Remove the container at once: nothing in it is worth a clean shutdown."""
+    """Remove the container at once, without a clean shutdown."""
     at_once = ["--time=0"] if runtime == "podman" else []
     done = call([runtime, "rm", "--force", "--volumes", *at_once, name])
     if done.returncode and call([runtime, "inspect", name]).returncode == 0:

@@ -30,7 +30,7 @@ import settings
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "debian12"
 PACKAGES = ("git", "make", "python3", "python3-venv", "ca-certificates")
-"""All that the README asks for."""
+"""The packages that the README requires."""
 STEPS = """
 set -euo pipefail
 git -c safe.directory='*' clone --quiet /mnt/clone /root/tunetool
@@ -47,7 +47,7 @@ mkdir -p /var/cache/apt/archives/partial
 
 
 def clone(folder: Path) -> Path:
-    """What is committed, as anybody would clone it; says so where more is in the working tree."""
+    """A clone of what is committed. Prints a note if the working tree has uncommitted changes."""
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
     if changed.stdout.strip():
         print("what is not committed is left out", file=sys.stderr)
@@ -57,7 +57,7 @@ def clone(folder: Path) -> Path:
 
 
 def home_cache() -> Path:
-    """The container's ~/.cache, another one for another lock; older ones go."""
+    """The container's ~/.cache, one for each lock file; older ones are removed."""
     inputs = b"".join((ROOT / name).read_bytes() for name in ("constraints.txt", "pyproject.toml"))
     key = hashlib.sha256(inputs + container.fingerprint(SYSTEM, PACKAGES).encode()).hexdigest()[:12]
     caches = container.cache_directory() / "fresh"
@@ -82,7 +82,7 @@ def way_to_run(runtime: str, image: str) -> tuple[tuple[str, ...], tuple[str, ..
 
 @contextlib.contextmanager
 def only_one() -> Iterator[None]:
-    """Two at a time would write into one cache."""
+    """Wait for other runs: two at a time would write into one cache."""
     with container.only_builder(container.cache_directory() / "fresh"):
         yield
 

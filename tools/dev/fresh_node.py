@@ -50,7 +50,7 @@ make check
 
 
 class Folders(SimpleHTTPRequestHandler):
-    """Lists and gives out what lies in the folders that are allowed, at the paths that they have here."""
+    """Serves the allowed folders, with listings, at the paths that they have here."""
 
     allowed: tuple[Path, ...] = ()
 
@@ -59,12 +59,12 @@ class Folders(SimpleHTTPRequestHandler):
         return str(wanted) if any(wanted.is_relative_to(folder) for folder in self.allowed) else "/nonexistent"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is the library's)
-        """Thousands of requests, and nobody reads them."""
+        """Log nothing: there are thousands of requests."""
 
 
 @contextlib.contextmanager
 def served(folders: Sequence[Path]) -> Iterator[int]:
-    """The port on loopback that gives them out."""
+    """The port on loopback that serves them."""
     allowed = tuple(folders)
 
     class Handler(Folders):
@@ -97,13 +97,14 @@ def pip_conf(values: Mapping[str, str], port: int) -> str:
 
 
 def variables(given: Mapping[str, str]) -> dict[str, str]:
-    """The variables for the node: what is pip's stands in its file, and a proxy of this machine is elsewhere there."""
+    """The node's variables, without pip's, which are in its file; the node reaches this machine's proxy at another
+    address."""
     loopback = re.compile(r"(?<=[/@])(127\.0\.0\.1|localhost)(?=[:/])")
     return {name: loopback.sub(THIS_MACHINE, value) for name, value in given.items() if not name.startswith("PIP_")}
 
 
 def root_files(folder: Path, port: int) -> None:
-    """Files to be laid over the node's root."""
+    """Files to copy over the node's root directory."""
     certificates = [settings.OWN_CERTIFICATES] if settings.OWN_CERTIFICATES.is_dir() else []
     for path in (*settings.files(settings.environment()), *certificates):
         copy = folder / path.relative_to("/")

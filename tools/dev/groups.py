@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv/bin"
 COLLECTION = "ansible_collections.tunetool.node.plugins"
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
-"""pytest-xdist, for tests that share nothing."""
+"""Options of pytest-xdist, for tests that share nothing."""
 ON_A_DISK = {
     "measurement": ["tests/measurement", "tests/liars"],
     "tune": ["tests/tune"],
@@ -84,7 +84,7 @@ def lint_commands() -> list[list[str]]:
 
 
 def compiled_by_the_oldest() -> list[list[str]]:
-    """What runs on the targets' own Python, compiled by the oldest that is supported there."""
+    """Compile what runs on the targets' Python with the oldest version that is supported there."""
     oldest = find_python("3.9")
     targets = python_files("plugins/module_utils", "plugins/modules")
     source = "import sys\nfor name in sys.argv[1:]: compile(open(name).read(), name, 'exec')"
@@ -102,7 +102,7 @@ def other_pythons(slow: bool) -> list[list[str]]:
 
 
 def find_python(version: str) -> str | None:
-    """An interpreter that really answers with that version (pyenv's shims exist and refuse)."""
+    """An interpreter that reports that version (pyenv's shims exist but may fail)."""
     candidates = [shutil.which(f"python{version}")]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates += [str(path / "bin/python") for path in sorted(pyenv.glob(f"{version}.*"))]
@@ -181,7 +181,7 @@ def run(command: list[str], seconds: float, output: IO[str] | None = None) -> in
 
 
 def run_apart(command: list[str], seconds: float) -> int:
-    """As ``run``, for commands that run side by side: what each says is kept together."""
+    """As ``run``, for commands that run at the same time: the output of each stays together."""
     with tempfile.TemporaryFile("w+") as output:
         code = run(command, seconds, output)
         output.seek(0)

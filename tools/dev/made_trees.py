@@ -1,4 +1,4 @@
-"""Write docs/machines/*.json: recordings of machines that nobody recorded, made to match what is published of them.
+"""Write docs/machines/*.json: made-up recordings of machines, which match what is published about them.
 
 ``--check`` ends with 1 where a file is not what this would write. docs/machines/README.md names the sources.
 """

@@ -90,7 +90,7 @@ def sizes_of(pid: int) -> tuple[int, int] | None:
 
 
 def measure(playbook: str, inventory: Path, forks: int, limit: str, **environment: str) -> Measured:
-    """One run; ends this program with Ansible's own words when a host failed."""
+    """One run; ends this program with Ansible's message if a host failed."""
     with tempfile.TemporaryDirectory() as directory:
         summary, log = Path(directory) / "summary.json", Path(directory) / "log"
         with log.open("w") as output:
@@ -199,7 +199,7 @@ def plans(counts: Sequence[int], forks: int, repeat: int) -> None:
             "nvme_drives_count": 8,
         }
         for count in counts:
-            # Each has a name of its own for an address: trips are told apart by it.
+            # Each has its own name as address, by which round trips are counted.
             hosts: dict[str, Any] = {f"host{number}": {} for number in range(1, count + 1)}
             path.write_text(json.dumps({"all": {"vars": variables, "hosts": hosts}}))
             runs = [measure("playbooks/plan.yml", path, forks, "all") for _ in range(repeat)]
@@ -238,7 +238,7 @@ def containers(counts: Sequence[int], forks: int, repeat: int) -> None:
 
 @contextlib.contextmanager
 def gone(runtime: str, names: list[str]) -> Iterator[None]:
-    """No container is left behind, whatever happened."""
+    """Remove all containers, also after an error."""
     try:
         yield
     finally:

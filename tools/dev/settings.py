@@ -23,13 +23,13 @@ OF_PLACES = ("find-links", "index-url", "extra-index-url")
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that pip, apt and their libraries go by."""
+    """The variables that pip, apt and their libraries read."""
     given = os.environ if variables is None else variables
     return {name: value for name, value in given.items() if _PASSED.fullmatch(name)}
 
 
 def pip_settings() -> dict[str, str]:
-    """All that pip goes by here, from its files and its variables; later ones win, as in pip."""
+    """pip's settings here, from its files and its variables; later ones win, as in pip."""
     done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
     return parse_pip(done.stdout)
 
@@ -95,7 +95,7 @@ def write(folder: Path, suite: str) -> None:
         (apt / "apt.conf.d/95tunetool-host").write_text(apt_lines(dump))
     sources = list(apt_sources(suite))
     if sources:
-        # Both may say the same: apt then warns of every line.
+        # With the same line in both, apt would warn about it.
         (apt / "sources.list").write_text("")
     for path in sources:
         destination = apt / path.relative_to("/etc/apt")

@@ -24,7 +24,7 @@ START_WITHIN = 70 * 60.0
 STOP_AFTER = 84 * 60.0
 """Seconds after which whatever runs is stopped: everything then ends within 90 minutes."""
 SLOWER = 2
-"""So many times slower than recorded a machine may be."""
+"""How many times slower than recorded a machine may be."""
 CLEAN_UP_SECONDS = 120
 
 
@@ -35,12 +35,12 @@ class Slice:
     name: str
     paths: tuple[str, ...]
     seconds: float | None
-    """What they took; None where nobody has timed them yet."""
+    """Seconds that they took; None: never timed."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of a step."""
+    """The outcome of a step."""
 
     name: str
     seconds: float
@@ -58,7 +58,7 @@ def read(path: Path) -> list[Slice]:
 
 
 def in_turn(slices: Sequence[Slice], commit: str) -> list[Slice]:
-    """All of them, beginning with the one that the commit's hash names."""
+    """All slices, beginning with the one that the commit's hash selects."""
     first = int(commit, 16) % len(slices)
     return [*slices[first:], *slices[:first]]
 
@@ -84,7 +84,7 @@ def run(command: Sequence[str], seconds: float) -> str:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, so that it cleans up, and then make it."""
+    """Send SIGTERM, so that it cleans up, and SIGKILL if it does not end."""
     os.killpg(process.pid, signal.SIGTERM)
     try:
         process.wait(timeout=CLEAN_UP_SECONDS)

@@ -6,10 +6,10 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process says when it ends."""
+    """The exit codes of a process."""
 
     OK = 0
-    """It holds, or the work asked for was done completely."""
+    """Everything that was judged holds, or the requested work was done completely."""
     FALLS_SHORT = 1
     """Something was judged and falls short."""
     USAGE = 2
@@ -23,12 +23,12 @@ class ExitCode(IntEnum):
 class TunetoolError(Exception):
     """One line that names the thing in backticks, and a hint that says what to do.
 
-    ``exit_code`` is what the command ends with when nobody catches the error.
+    ``exit_code``: exit code of the command if the error is not caught.
     """
 
     exit_code = ExitCode.NOT_JUDGED
     raw: str = ""
-    """What was said by whatever failed: kept beside the record, in the file ``raw_name``."""
+    """Output of the failed program, kept beside the record in the file ``raw_name``."""
     raw_name = "messages.txt"
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -60,6 +60,6 @@ def fault_of_ours(error: BaseException) -> str:
 
 
 class Unforeseen(TunetoolError):
-    """A fault of tunetool itself. Its cause is the exception that nobody foresaw."""
+    """A fault of tunetool itself. Its cause is the unexpected exception."""
 
     exit_code = ExitCode.NOT_JUDGED

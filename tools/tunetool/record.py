@@ -72,7 +72,7 @@ class Node(Document):
 
     host: str
     kernel: str | None = None
-    machine: str | None = Field(None, description="Vendor and product, as the firmware says")
+    machine: str | None = Field(None, description="Vendor and product, as the firmware reports them")
     cpu: str | None = None
     cpu_count: int | None = None
     memory_bytes: int | None = None
@@ -88,7 +88,7 @@ class Expectation(Document):
     value: float
     unit: Literal["B/s", "1/s"] = "B/s"
     source: str = Field(description="--expect, or the path of the manifest")
-    status: Status | None = Field(None, description="What became of it: pass, fail, unstable, unproven, error")
+    status: Status | None = Field(None, description="Result: pass, fail, unstable, unproven or error")
 
 
 class Confidence(Document):
@@ -123,7 +123,7 @@ class Measurement(Document):
 
     name: str
     layer: str = Field(description="filesystem, device, link ...")
-    engine: str = Field(description="What produced it, with its version")
+    engine: str = Field(description="Program that produced it, with its version")
     medium: str = Field(description="md RAID0 (8 x nvme), disk, tmpfs ...")
     quantity: Literal["bandwidth", "duration", "rate", "latency", "memory", "ratio"]
     unit: Literal["B/s", "s", "1/s", "B", "1"]
@@ -168,14 +168,14 @@ class Verdict(Document):
 class Rung(Document):
     """One rung of the ladder of level full: a figure, and what it keeps of the one below."""
 
-    name: str = Field(description="Of the measurement; `drive.read` stands for all drives together")
+    name: str = Field(description="Name of the measurement; `drive.read` means all drives together")
     title: str
     kind: str = Field(description="What may be lost here: a key of the ladder's expected shares")
     value: float | None = Field(None, description="Bytes per second")
-    below: str | None = Field(None, description="Title of what it is held against")
-    share: float | None = Field(None, description="Of what is below")
+    below: str | None = Field(None, description="Title of the rung that it is compared with")
+    share: float | None = Field(None, description="Value of that rung")
     least: float | None = Field(None, description="Share that is expected")
-    loses: bool = Field(False, description="Not one of its samples reaches that share")
+    loses: bool = Field(False, description="True if none of its samples reaches that share")
     skipped: str | None = Field(None, description="Why it was not measured")
 
 
@@ -237,11 +237,11 @@ class Record(Document):
     command: list[str]
     target: str | None = None
     expectations: list[Expectation] = Field(default_factory=list)
-    tolerance: float = Field(0.0, description="Fraction that was forgiven below an expectation")
+    tolerance: float = Field(0.0, description="Fraction of an expectation that may be missing")
     measurements: list[Measurement] = Field(default_factory=list)
     series: list[Series] = Field(default_factory=list)
     checks: list[CheckResult] = Field(default_factory=list)
-    ladder: Ladder | None = Field(None, description="Of level full")
+    ladder: Ladder | None = Field(None, description="Only at level full")
     hosts: list[FleetHost] | None = None
     parts: list[Part] | None = Field(None, description="Of bench.reference")
     verdict: Verdict | None = None
@@ -381,7 +381,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     os.set_blocking(handle, True)
     return handle
 

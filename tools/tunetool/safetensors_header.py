@@ -113,9 +113,9 @@ def _parsed(header: bytes) -> _Object:
     except RecursionError:
         raise Invalid("its header is nested too deeply") from None
     except ValueError:
-        raise Invalid("its header is no JSON") from None
+        raise Invalid("its header is not JSON") from None
     if type(document) is not _Object:
-        raise Invalid("its header is no JSON object")
+        raise Invalid("its header is not a JSON object")
     _check_nesting(document)
     # JSON of Python's takes half a character, written as `\\ud800`; then it stands in the text alone.
     if _SURROGATE.search(text) and any("\ud800" <= each <= "\udfff" for part in _texts(document) for each in part):
@@ -185,7 +185,7 @@ def _listed(document: _Object) -> Iterator[Entry]:
 
 def _check_metadata(metadata: Any) -> None:
     if metadata is not None and (type(metadata) is not _Object or not all(type(value) is str for _, value in metadata)):
-        raise Invalid(f"its `{_METADATA}` is no table of texts")
+        raise Invalid(f"its `{_METADATA}` is not a table of texts")
 
 
 def _entry(name: str, description: Any) -> Entry:
@@ -205,9 +205,9 @@ def _entry(name: str, description: Any) -> Entry:
     if type(dtype) is not str or dtype not in BITS:
         raise Invalid(f"{_shown(name)} has a dtype that safetensors does not know")
     if not _are_sizes(shape):
-        raise Invalid(f"{_shown(name)} has a shape that is no list of whole numbers")
+        raise Invalid(f"{_shown(name)} has a shape that is not a list of whole numbers")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise Invalid(f"{_shown(name)} has data_offsets that are no two whole numbers")
+        raise Invalid(f"{_shown(name)} has data_offsets that are not two whole numbers")
     return Entry(name, dtype, tuple(shape), *offsets)
 
 

@@ -20,11 +20,11 @@ LEVEL = 0.95
 """Confidence with which a figure is judged. Below it there is neither a pass nor a failure."""
 
 LEAST_FALL = 0.02
-"""A fall that is certain and smaller than this is not worth a sentence."""
+"""A significant fall below this fraction is not reported."""
 
 Judged = Literal["speed", "checks", "parts", "work"]
-"""What decides: figures held against expectations; checks alone; the verdicts of parts; or, for a command that judges
-nothing, that its work was done."""
+"""Basis of a verdict: figures compared with expectations; only checks; the verdicts of parts; or, for a command that
+judges nothing, that its work was done."""
 
 _ORDER: tuple[Status, ...] = ("fail", "error", "unproven", "unstable", "pass")
 _CODES: Mapping[Status, ExitCode] = {
@@ -38,29 +38,29 @@ _CODES: Mapping[Status, ExitCode] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that a verdict rests on."""
+    """The case for a verdict: everything that it depends on."""
 
     measurements: Sequence[Measurement] = ()
     expectations: Sequence[Expectation] = ()
     checks: Sequence[CheckResult] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
-    """By check, why that which it is about could not be done: an error, where an unknown check alone is unproven."""
+    """By check, the error for which it could not be made; an unknown check without an error is unproven."""
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By check, what is said of it in place of its own line."""
+    """By check, a text instead of its own line."""
     parts: Sequence[tuple[str, Verdict]] = ()
-    """Of a chain or a fleet: names and verdicts of those that were run."""
+    """Names and verdicts of the parts of a chain or the hosts of a fleet."""
     unproven: Mapping[str, str] = field(default_factory=dict)
     """By measurement name, why it proves nothing."""
     doubts: Sequence[str] = ()
-    """Why nothing that was measured proves anything."""
+    """Why no measurement proves anything."""
     errors: Sequence[str] = ()
-    """What could not be done."""
+    """Work that could not be done, with the reason."""
     tolerance: float = 0.0
     """Fraction of an expectation that may be missing. Nothing, unless the caller says so."""
     ladder: Ladder | None = None
-    """Of level full: why a figure falls short."""
+    """The first loss of the ladder, which explains figures that fall short."""
     judged: Judged = "speed"
-    """For all but ``speed``, expectations have no say."""
+    """Expectations count only for ``speed``."""
 
 
 def exit_code(statuses: Iterable[Status]) -> ExitCode:
@@ -73,12 +73,12 @@ def exit_code(statuses: Iterable[Status]) -> ExitCode:
 
 
 def code_of(verdict: Verdict | None) -> ExitCode:
-    """What a command ends with whose record has this verdict."""
+    """The exit code for this verdict."""
     return exit_code([verdict.status] if verdict is not None else [])
 
 
 def judge(case: Case) -> Verdict:
-    """The verdict of one record, of whatever kind."""
+    """The verdict of a record of any kind."""
     findings: list[tuple[Status, str]] = [*_judge_checks(case)]
     findings += [("error", reason) for reason in case.errors]
     findings += _judge_parts(case.parts)
@@ -115,7 +115,7 @@ def limit_of(expected: float, tolerance: float) -> float:
 
 
 def status_by_name(case: Case) -> dict[str, Status]:
-    """For each expectation, the status of what it applies to."""
+    """The status of each expectation."""
     by_name = {measurement.name: measurement for measurement in case.measurements}
     statuses: dict[str, Status] = {}
     for expectation in case.expectations:
@@ -130,7 +130,7 @@ def status_by_name(case: Case) -> dict[str, Status]:
 
 
 def judged_expectations(case: Case) -> list[Expectation]:
-    """The expectations, each with what became of it; untouched where nothing was to be measured."""
+    """The expectations with their results; unchanged if nothing was to be measured."""
     if case.judged != "speed":
         return list(case.expectations)
     statuses = status_by_name(case)
@@ -156,7 +156,7 @@ def _judge_checks(case: Case) -> list[tuple[Status, str]]:
 
 
 def _judge_parts(parts: Sequence[tuple[str, Verdict]]) -> list[tuple[Status, str]]:
-    """Of each that is no pass, the first and so the weightiest reason."""
+    """The first, most important reason of each part without a pass."""
     return [
         (verdict.status, f"{name}: {next(iter(verdict.reasons), verdict.status)}")
         for name, verdict in parts
@@ -166,7 +166,7 @@ def _judge_parts(parts: Sequence[tuple[str, Verdict]]) -> list[tuple[Status, str
 
 def _judge_expectations(case: Case) -> list[tuple[Status, str]]:
     if not case.expectations:
-        return [("unproven", "no expectation: nothing says how fast this has to be; pass `--expect 50GBps`")]
+        return [("unproven", "no expectation to compare with: pass `--expect 50GBps`")]
     by_name = {measurement.name: measurement for measurement in case.measurements}
     wanted = {expectation.name: expectation for expectation in case.expectations}
     findings: list[tuple[Status, str]] = []
@@ -197,10 +197,8 @@ def _short(measurement: Measurement, expectation: Expectation, status: Status, c
     if status == "unstable":
         count = len(measurement.samples or [])
         if interval is None or (interval.level or 0.0) < LEVEL:
-            return f"{what}: {count} samples are too few to judge by: verify again and let it come to its end"
-        steady = (
-            _drifting(measurement) or "something comes and goes: look for other load, then take a longer `--duration`"
-        )
+            return f"{what}: {count} samples are too few to judge by: verify again, without interrupting it"
+        steady = _drifting(measurement) or "the speed varies: look for other load, then take a longer `--duration`"
         return f"{what} lies on both sides of {limit} after {count} samples: {steady}"
     return f"{what} is below {limit}: {_drifting(measurement) or _cause(measurement, expectation, case)}"
 
@@ -215,7 +213,7 @@ def _spread(measurement: Measurement) -> str:
 
 
 def _drifting(measurement: Measurement) -> str | None:
-    """What a falling slope means; None where there is none."""
+    """Text: what a falling slope means; None without one."""
     trend = measurement.trend
     if trend is None or not trend.significant or (trend.change or 0.0) > -LEAST_FALL:
         return None

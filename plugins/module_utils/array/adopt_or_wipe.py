@@ -1,4 +1,4 @@
-"""Beyond blank drives: what an owner allows to be adopted with its data, or to be wiped."""
+"""Arrays and drives that are not blank: which the owner allows to be adopted with their data, or to be wiped."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, 
 
 @dataclass(frozen=True)
 class Foreign:
-    """An array of another name over drives of ours, as far as adopting it needs to know."""
+    """An array with another name over selected drives: the facts that decide whether it can be adopted."""
 
     uuid: str
-    """Hexadecimal digits alone: wipefs, mdadm and sysfs group them each in its way."""
+    """UUID as hexadecimal digits only: wipefs, mdadm and sysfs group them differently."""
     name: str
     level: str
     chunk_bytes: int
@@ -25,10 +25,10 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Consent:
-    """What the owner allows beyond blank drives. Nothing, unless said."""
+    """What the owner allows beyond blank drives; by default nothing."""
 
     plan: bool = False
-    """True: nothing will be done; say what a plan would have to allow."""
+    """True: change nothing, and report what a plan would have to allow."""
     wipes: Mapping[str, str] = field(default_factory=dict)
     """Hashes by serial, from the applied plan."""
     hashes: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ def adopt(
     criteria: Criteria,
     consent: Consent,
 ) -> tuple[list[Decision], bool]:
-    """Rows with the members of an array that fits but for its name; exactly one such array, or none."""
+    """Rows with the members of an array that fits except for its name, if there is exactly one such array."""
     if sum(row.verdict == TAKE for row in rows) == criteria.count and not consent.adopt:
         return rows, False  # blank drives suffice
     if any(row.verdict == KEEP for row in rows):
@@ -110,7 +110,7 @@ def plain_uuid(uuid: str | None) -> str:
 
 
 def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: Consent) -> list[Decision]:
-    """Rows with the drives that are to be wiped: in a plan those that are needed, else those that a plan named.
+    """Rows with the drives to wipe: for a plan those that are needed, otherwise those that the applied plan names.
 
     Never more than the count needs, never a guess among several, and never to mend an array that lost a member:
     RAID0 cannot be mended.
@@ -134,7 +134,7 @@ def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: C
             checked.append(Decision(row.drive, WIPE, row.reason))
     if sum(row.verdict == WIPE for row in checked) == needed:
         return checked
-    # Too few or too many: nothing is given up. What is wrong with each drive stays said.
+    # Too few or too many: wipe nothing, and keep the reason for each drive.
     return [
         Decision(row.drive, REFUSE, row.reason) if row.verdict == WIPE and row.drive.name in names else row
         for row in checked
@@ -142,9 +142,9 @@ def wipe(rows: list[Decision], holding: set[str], criteria: Criteria, consent: C
 
 
 def _problems(drives: Sequence[Drive], consent: Consent) -> dict[str, str]:
-    """Why drives that are named may not be wiped, by name.
+    """Why named drives may not be wiped, by name.
 
-    An idle array goes whole or not at all: what spares one member spares the others.
+    An idle array is wiped completely or not at all: a reason against one member holds for the others.
     """
     problems = {}
     for drive in drives:

@@ -1,4 +1,4 @@
-"""Making or assembling the array: every step looks once more before it writes."""
+"""Creates or assembles the array; every step checks the drives again before it writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .md_arrays import Array, find, read_arrays
 
 
 def members_by_serial(serials: list[str]) -> list[Drive]:
-    """The drives in the order asked for; the run ends here when one is absent or a serial is not unique."""
+    """The drives in the requested order. Raises ``Refusal`` if one is absent or a serial is not unique."""
     drives = read_drives()
     chosen = []
     for serial in serials:
@@ -22,7 +22,7 @@ def members_by_serial(serials: list[str]) -> list[Drive]:
 
 
 def refuse_unless_blank(members: list[Drive]) -> None:
-    """The last look before md writes to the drives: whatever was true earlier in the run may no longer be."""
+    """Check the drives again before md writes to them: they may have changed during the run."""
     for drive in members:
         problem = "; ".join(drive.uses) or claim_problem(drive.path)
         if drive.partitions:
@@ -38,7 +38,7 @@ def refuse_unless_blank(members: list[Drive]) -> None:
 
 
 def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None) -> None:
-    """Create the array. Without --run: should mdadm itself see something on a drive, it asks, and nobody answers."""
+    """Create the array. Without --run, mdadm asks if it sees something on a drive, gets no answer and stops."""
     run(
         ["mdadm", "--create", "/dev/md/" + name, "--level=0", "--metadata=1.2", "--name=" + name]
         + ["--chunk=%dK" % (chunk // 1024), "--raid-devices=%d" % len(members)]
@@ -48,7 +48,7 @@ def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None)
 
 
 def assemble(name: str, uuid: str, members: list[Drive]) -> None:
-    """Assemble an array whose members are all there; md itself refuses members that do not fit."""
+    """Assemble an array whose members are all present; md itself refuses members that do not fit."""
     run(["mdadm", "--assemble", "/dev/md/" + name, "--uuid=" + uuid] + [drive.path for drive in members])
 
 

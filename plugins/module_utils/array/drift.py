@@ -24,7 +24,7 @@ class Asked:
     level: str
     chunk_bytes: int
     members: tuple[str, ...]
-    """Empty where the drives that are there do not add up to a choice."""
+    """Serial numbers of the members; empty if the present drives do not make a valid selection."""
     count: int
     adopt: bool = False
 
@@ -35,7 +35,7 @@ def built_array(
     superblocks: Mapping[str, Superblock],
     serials: Mapping[str, str],
 ) -> Array | None:
-    """The manifest's array, assembled or not; else the one that lies over its drives now; else None.
+    """The manifest's array, assembled or not; otherwise the present one over its drives, or None.
 
     ``serials`` are the drives' by kernel name.
     """
@@ -50,7 +50,7 @@ def built_array(
 
 
 def _unassembled(arrays: Sequence[Array], superblocks: Mapping[str, Superblock]) -> list[Array]:
-    """Arrays that the drives carry and the kernel does not run."""
+    """Arrays on the drives that the kernel does not run."""
     running = {array.uuid for array in arrays}
     differences = []
     for uuid in sorted({block.uuid for block in superblocks.values()} - running):
@@ -65,7 +65,7 @@ def _unassembled(arrays: Sequence[Array], superblocks: Mapping[str, Superblock])
 
 
 def complete(array: Array) -> bool:
-    """Whether every member is there."""
+    """Whether every member is present."""
     return bool(array.members) and None not in array.members
 
 
@@ -88,7 +88,7 @@ def compare_array(
                 asked.adopt,
                 ""
                 if asked.adopt
-                else "somebody made it anew. `raid_array_adopt: true` takes it as it is, with what it holds",
+                else "somebody made it again. `raid_array_adopt: true` takes it as it is, with what it holds",
             )
         )
     if not asked.adopt:
@@ -124,14 +124,14 @@ def _members(manifest: Mapping[str, Any], asked: Asked, array: Array, serials: M
         else "a RAID0 keeps its members: ask for these %d, or %s" % (array.raid_disks, ANEW)
     )
     expected = "%d members by serial" % asked.count
-    # An adopted array may have come with other drives; that it has as many as are asked for, all there, is enough.
+    # An adopted array may have other drives; it suffices that it has the requested number, all present.
     if asked.adopt and len(present) == array.raid_disks == asked.count and set(asked.members) == present:
         return [Difference("array.members", expected, "; ".join(parts))]
     return [Difference("array.members", expected, "; ".join(parts), mended=False, hint=hint)]
 
 
 def compare_memory_of_it(name: str, uuid: str, root: str = "/") -> list[Difference]:
-    """What the next boot would make of the array: mdadm.conf and the images that carry it."""
+    """Differences of mdadm.conf and the images, which decide the array at the next boot."""
     conf = mdadm_conf_path(root)
     before = content(os.path.join(root, conf.lstrip("/")))
     after = conf_with_array(before, name, uuid)
@@ -152,7 +152,7 @@ def array_differences(
     serials: Mapping[str, str],
     root: str = "/",
 ) -> list[Difference]:
-    """Every difference of the array and of what a boot knows of it. None where the drives carry no array at all."""
+    """Every difference of the array and of its boot configuration; none if the drives carry no array."""
     array = built_array(manifest, arrays, superblocks, serials)
     if array is None:
         return []

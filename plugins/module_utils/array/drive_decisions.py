@@ -14,11 +14,11 @@ WIPE, ADOPT = "wipe", "adopt"
 
 @dataclass(frozen=True)
 class Criteria:
-    """What the owner asks for. ``serials`` and the rest may be combined; all that is given must hold."""
+    """The drives that the owner wants. All given conditions must hold."""
 
     count: int
     model: str | None = None
-    """Glob over the model string, case-sensitive: ``SAMSUNG MZWLO3T8*``."""
+    """Glob for the model string, case-sensitive: ``SAMSUNG MZWLO3T8*``."""
     size_bytes: int | None = None
     transport: str | None = None
     serials: tuple[str, ...] = ()
@@ -36,12 +36,12 @@ class Decision:
 
 
 def wipeable(decisions: Sequence[Decision]) -> list[Drive]:
-    """The drives that are to be wiped."""
+    """The drives to wipe."""
     return [row.drive for row in decisions if row.verdict == WIPE]
 
 
 def shown_size(count: int) -> str:
-    """Decimal as drives are sold, unless the binary figure is the round one."""
+    """The size in decimal units, as drives are sold, unless the binary figure is round."""
     return format_size_binary(count) if count % 2**30 == 0 else format_size(count)
 
 

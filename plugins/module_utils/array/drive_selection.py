@@ -1,4 +1,4 @@
-"""Which drives become members: decided from facts alone, with a reason for every drive."""
+"""Decides from facts which drives become members, with a reason for every drive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARGUMENTS: dict[str, Any] = {
     "transport": {"type": "str"},
     "serials": {"type": "list", "elements": "str", "default": []},
 }
-"""What modules take that choose drives; the documentation fragment `drives` describes it."""
+"""Arguments of modules that choose drives; the documentation fragment `drives` describes them."""
 ADOPT_HINT = "`raid_array_adopt: true` keeps that array with its data; nothing was changed"
 
 
@@ -69,7 +69,7 @@ def select(
             continue
         labels = signatures.get(drive.name, ())
         contents = _contents(drive, labels, array_name)
-        # Our own array may hold its member, and its file system may be mounted: that is what it was built for.
+        # Our own array may hold its member, and its file system may be mounted.
         ours = contents is None and _is_our_member(labels, array_name)
         fault = (unreadable or {}).get(drive.name) or _fault(drive, serial_counts, ours)
         if fault is None and drive.metadata_bytes:
@@ -108,13 +108,13 @@ def _mismatch(drive: Drive, criteria: Criteria) -> str | None:
 
 
 def _sizes(drive: Drive) -> tuple[int, ...]:
-    """The drive's size, and the one that it had before metadata took their part of it."""
+    """The drive's size, and its size without metadata."""
     whole = drive.size_bytes * (drive.lba_bytes + drive.metadata_bytes) // drive.lba_bytes
     return (drive.size_bytes, whole)
 
 
 def _fault(drive: Drive, serial_counts: Mapping[str, int], ours: bool) -> str | None:
-    """What bars a drive whatever its owner says."""
+    """Reasons against a drive that no plan can override."""
     if drive.claims and not ours:
         fault = "; ".join(drive.uses)
     elif not drive.serial:
@@ -133,14 +133,14 @@ def _common_block(drives: Iterable[Drive]) -> int | None:
 
 
 def _contents(drive: Drive, signatures: Sequence[Signature], array_name: str) -> str | None:
-    """What lies on a drive that nobody uses, our own array's label aside."""
+    """The contents of an unused drive, without our own array's label."""
     ours = _is_our_member(signatures, array_name) and not drive.partitions
     held = [
         _where(signature, drive)
         for signature in signatures
         if not (signature.type == RAID_MEMBER and _named(signature.label, array_name))
     ]
-    # A label that lies on a drive many times, as ZFS's does by the hundred, is one thing to say.
+    # Report a label once that is on a drive many times, such as ZFS's.
     parts = ["holds " + ", ".join(dict.fromkeys(held))] if held else []
     if drive.partitions and not held:
         parts.append("has partitions " + ", ".join(drive.partitions))
@@ -204,7 +204,7 @@ def _settle(
         problem, rows = _uneven(rows, chosen, formats)
         hint = "RAID0 needs equal members: see the reason beside each odd one; nothing was changed" if problem else None
     if problem:
-        # A host that cannot be built gives nothing up.
+        # On a host that cannot be built, nothing is wiped.
         rows = [Decision(row.drive, REFUSE, row.reason) if row.verdict == WIPE else row for row in rows]
     return Selection(
         decisions=tuple(rows),

@@ -1,6 +1,6 @@
-"""Does the initramfs carry the arrays of mdadm.conf, and how is it rebuilt here?
+"""Checks whether the initramfs carries the arrays of mdadm.conf, and rebuilds it.
 
-What is in an image decides, never its time: a clock that was behind makes an old image look new.
+The contents of an image decide, not its time: a clock that was behind makes an old image look new.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROGRAM_PLACES = ("usr/sbin", "usr/bin", "sbin", "bin", "usr/local/sbin")
 
 
 def mdadm_conf_path(root: str = "/") -> str:
-    """Where this distribution's mdadm reads its configuration; known also before mdadm is installed."""
+    """Path of mdadm's configuration on this distribution, even before mdadm is installed."""
     family = read_distribution(root).family
     if family == DEBIAN:
         return DEBIAN_CONF
@@ -55,13 +55,13 @@ def _is_kernel(version: str, root: str) -> bool:
 
 @dataclass(frozen=True)
 class Image:
-    """One image and what is wrong with it."""
+    """One image and its problem."""
 
     path: str
     problem: str = ""
-    """Why the next boot would know other arrays than mdadm.conf; empty where it would not."""
+    """Why the next boot would know other arrays than mdadm.conf; empty if it would not."""
     unknown: str = ""
-    """Why that cannot be said."""
+    """Why the image cannot be judged; empty if it can."""
 
     def __str__(self) -> str:
         return "%s: %s" % (self.path, self.problem or self.unknown or "as mdadm.conf")
@@ -96,13 +96,13 @@ _NAMES = (DEBIAN_CONF.lstrip("/"), OTHERS_CONF.lstrip("/"))
 
 
 def apart(carried: Carried, wanted: Sequence[ArrayLine], gone: str = "") -> str:
-    """How an image differs from the lines ``wanted`` of mdadm.conf; empty where it serves as well.
+    """How an image differs from the lines ``wanted`` of mdadm.conf; empty if it is equivalent.
 
     Other lines do no harm, unless they are about the same array: initramfs-tools puts in what it finds on the drives
     where mdadm.conf has no ARRAY line.
     """
     if carried.conf is None:
-        # Without mdadm nothing is assembled before the root file system is there, with its own mdadm.conf.
+        # Without mdadm nothing is assembled before the root file system with its own mdadm.conf is mounted.
         return "it has mdadm and no mdadm.conf" if carried.mdadm and wanted else ""
     carried_lines = array_lines(carried.conf.decode("utf-8", "surrogateescape"))
     known = {line.words for line in wanted}
@@ -120,7 +120,7 @@ def apart(carried: Carried, wanted: Sequence[ArrayLine], gone: str = "") -> str:
 
 
 def check_images(array: Mapping[str, Any], root: str = "/") -> Check:
-    """Whether the next boot knows the manifest's array, by every image that there is."""
+    """Check that the next boot knows the manifest's array, by every image."""
     conf = mdadm_conf_path(root)
     expected = "array `%s` by UUID in `%s` and in every initramfs" % (array["name"], conf)
     judged = judge_images(conf, root, only=array["uuid"])
@@ -152,7 +152,7 @@ CHECK_ID = "array.initramfs"
 
 
 def rebuild_command(root: str = "/") -> Optional[list[str]]:
-    """The distribution's own command that rebuilds all images; None where there is no initramfs tool."""
+    """The distribution's own command that rebuilds all images; None without an initramfs tool."""
     if _has_program("update-initramfs", root):
         return ["update-initramfs", "-u", "-k", "all"]
     if _has_program("dracut", root):
@@ -167,12 +167,12 @@ def _has_program(name: str, root: str) -> bool:
 
 @dataclass(frozen=True)
 class Renewal:
-    """What became of the images."""
+    """The result of a rebuild."""
 
     stale: tuple[Image, ...]
     """Rebuilt, or to be rebuilt in check mode."""
     left: tuple[Image, ...] = ()
-    """Wrong also after they were rebuilt."""
+    """Images that are still wrong after the rebuild."""
     unknown: tuple[Image, ...] = ()
 
 
@@ -180,7 +180,7 @@ def renew(conf: str, changed: bool, acting: bool, root: str = "/", ours: str = "
     """Rebuild the images that do not carry the arrays of ``conf``, where ``acting`` and where there is a tool for it.
 
     Minutes on a slow node; raises ``CommandError`` when the tool fails. ``changed`` and ``gone`` are those of
-    ``judge_images``. Of what comes out nothing is asked but the array ``ours``.
+    ``judge_images``. Afterwards only the array ``ours`` is checked.
     """
     judged = judge_images(conf, root, changed=changed, gone=gone)
     command = rebuild_command(root)

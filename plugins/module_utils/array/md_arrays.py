@@ -1,4 +1,4 @@
-"""md arrays: what is assembled, what member superblocks say, and what must happen to reach the wanted array."""
+"""md arrays: the assembled ones, the members' superblocks, and the steps to the wanted array."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Array:
     """Kernel name, such as ``md127``: valid now, not after a reboot."""
     uuid: str | None
     name: str | None
-    """Without the host prefix that md puts before it."""
+    """Name of the array without md's host prefix."""
     level: str
     chunk_bytes: int
     raid_disks: int
     state: str
     members: tuple[str | None, ...]
-    """Kernel names of the members by slot; None where the slot's device is gone."""
+    """Kernel names of the members by slot; None for a device that is gone."""
     device_number: str = ""
 
     @property
@@ -39,7 +39,7 @@ class Array:
 
     @property
     def serves(self) -> bool:
-        """False where it would answer with errors: a RAID0 whose drive was pulled still calls itself clean."""
+        """Whether it can serve I/O: a RAID0 whose drive was pulled still reports the state `clean`."""
         return self.state not in DEAD_STATES and not (self.level == "raid0" and None in self.members)
 
 
@@ -58,7 +58,7 @@ class Superblock:
     created: str = ""
     """When the array was made, as mdadm prints it: two arrays may share a UUID, made one after the other."""
     data_offset_bytes: int | None = None
-    """Where the array's data begin on this member."""
+    """Offset in bytes of the array's data on this member."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Wanted:
     level: str
     chunk_bytes: int
     members: tuple[str, ...]
-    """Kernel names, in the order in which they are to become slots."""
+    """Kernel names, in slot order."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Step:
 
 
 def read_arrays(root: str = "/") -> list[Array]:
-    """Every md device that the kernel has, whatever its state."""
+    """Every md device of the kernel, in any state."""
     arrays = []
     for base in sorted(glob.glob(os.path.join(root, "sys/block/md*/md"))):
         device = os.path.basename(os.path.dirname(base))
@@ -188,7 +188,7 @@ def _chunk(text: str | None) -> int:
 
 
 def adopted(wanted: Wanted, superblocks: Mapping[str, Superblock]) -> Wanted:
-    """``wanted`` under the name that all its members already carry, where they carry one; else as it was.
+    """``wanted`` with the name that all its members already carry, if they carry one; otherwise unchanged.
 
     Level, chunk and members stay as asked: ``decide`` refuses an array that differs in them.
     """
@@ -200,11 +200,11 @@ def adopted(wanted: Wanted, superblocks: Mapping[str, Superblock]) -> Wanted:
 
 
 def decide(wanted: Wanted, superblocks: Mapping[str, Superblock], arrays: Sequence[Array]) -> Step:
-    """What must happen for ``wanted`` to exist.
+    """Decide how to get the array ``wanted``.
 
     All members without a superblock: create. All of them members of one array of the wanted name, level, chunk
     and size: keep it, or assemble it. Anything between is refused, with every difference named: RAID0 has no
-    repair in place, and which drives hold data worth keeping is for their owner to say.
+    repair in place, and its owner must decide which data to keep.
     """
     named = [superblocks[member] for member in wanted.members if member in superblocks]
     if not named:
@@ -265,5 +265,5 @@ def _decide_assembled(wanted: Wanted, array: Array, uuid: str) -> Step:
 
 
 def find(arrays: Sequence[Array], uuid: str | None) -> Array | None:
-    """The assembled array of that UUID."""
+    """The assembled array with that UUID; None if there is none."""
     return next((array for array in arrays if uuid and array.uuid == uuid), None)

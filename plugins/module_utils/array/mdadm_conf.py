@@ -1,4 +1,4 @@
-"""mdadm.conf: its ARRAY lines read as mdadm reads them, ours set or taken away without touching any other byte."""
+"""mdadm.conf: reads its ARRAY lines as mdadm does; sets or removes ours without changing any other byte."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _QUOTE = re.compile(r"""["']""")
 
 @dataclass(frozen=True)
 class ArrayLine:
-    """One ARRAY line, with those that continue it: they begin with a blank (mdadm.conf(5))."""
+    """One ARRAY line with its continuation lines, which begin with a blank (mdadm.conf(5))."""
 
     words: tuple[str, ...]
-    """What follows the keyword, without quotes."""
+    """The words after the keyword, without quotes."""
     numbers: tuple[int, ...]
     """The lines of the file, from 0, that hold its words."""
 
@@ -33,7 +33,7 @@ class ArrayLine:
         return tuple(_digits(value) for name, _, value in tags if name.lower() == "uuid")
 
     def names(self, uuid: str) -> bool:
-        """Whether it is about the array ``uuid``, in whatever form that is written."""
+        """Whether it is about the array ``uuid``, in any notation of the UUID."""
         return bool(_digits(uuid)) and _digits(uuid) in self.uuids
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ def line_for(name: str, uuid: str) -> str:
 
 
 def conf_with_array(text: str, name: str, uuid: str) -> str:
-    """mdadm.conf with exactly one line for this array, other lines byte for byte as they are.
+    """mdadm.conf with exactly one line for this array, and all other lines unchanged.
 
     Lines that name the same UUID, or the same ``/dev/md/NAME``, are replaced: two of them are how an array comes
     back under another name.
@@ -99,7 +99,7 @@ def _added(text: str, line: str) -> str:
     whole = lines(text)
     begun = [number for number, each in enumerate(whole) if each[0] not in " \t\n#"]
     if begun:
-        # What continues the last line must not come to continue ours.
+        # A continuation of the last line must not continue ours.
         return with_line(text, line, begun[-1])
     if text and not text.endswith("\n") and any(map(_words, whole)):
         # Every line is indented, so only the end is left for ours: the one case in which a line end stays behind.

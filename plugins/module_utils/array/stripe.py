@@ -1,4 +1,4 @@
-"""Where a byte of an md RAID0 lies on its members. Arithmetic, and the few files of sysfs that it needs."""
+"""Computes where a byte of an md RAID0 is on its members, from a few files of sysfs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SECTOR = 512
 
 
 class NoStripe(Exception):
-    """The device is no RAID0 whose bytes can be found on its members."""
+    """The device is not a RAID0 whose bytes can be located on its members."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes of one member."""
+    """A byte range of one member."""
 
     member: int
     """Its slot."""
@@ -32,16 +32,16 @@ class Stripe:
     members: tuple[str, ...]
     """Kernel names, by slot."""
     data_offsets: tuple[int, ...]
-    """Where the array's data begin on each member, in bytes."""
+    """Offset of the array's data on each member, in bytes."""
 
     def locate(self, address: int) -> tuple[int, int]:
-        """Slot and byte on that member of a byte of the array."""
+        """Slot and member offset of a byte of the array."""
         number, inside = divmod(address, self.chunk_bytes)
         row, slot = divmod(number, len(self.members))
         return slot, self.data_offsets[slot] + row * self.chunk_bytes + inside
 
     def ranges(self, start: int, length: int) -> list[Range]:
-        """What a contiguous run of the array is on each member: contiguous there too."""
+        """The byte range of each member for a contiguous range of the array; contiguous too."""
         ranges = []
         for slot, offset in enumerate(self.data_offsets):
             first, last = self._before(slot, start), self._before(slot, start + length)
@@ -50,7 +50,7 @@ class Stripe:
         return ranges
 
     def _before(self, slot: int, address: int) -> int:
-        """How many bytes of a member belong to the array's first ``address`` bytes."""
+        """Number of bytes on a member that belong to the array's first ``address`` bytes."""
         rows, rest = divmod(address, self.chunk_bytes * len(self.members))
         return rows * self.chunk_bytes + min(max(rest - slot * self.chunk_bytes, 0), self.chunk_bytes)
 
@@ -81,6 +81,6 @@ def read_stripe(device: str, root: str = "/") -> Stripe:
     if not names or not chunk:
         raise NoStripe("`%s` does not say its chunk and members" % device)
     if len(rows) > 1:
-        # Behind the smallest member's end the stripes are narrower.
+        # Beyond the end of the smallest member, stripes are narrower.
         raise NoStripe("the members of `%s` are of unequal size" % device)
     return Stripe(chunk, tuple(names), tuple(offsets))

@@ -49,7 +49,7 @@ def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[D
     differences = array_differences(manifest, asked, arrays, superblocks, serials, root)
     volume, memory = wishes.get("filesystem"), wishes.get("memory")
     if volume and array.device and complete(array):
-        # The file system is judged by the array that is there: else one wrong chunk would be told three times.
+        # Compare the file system with the present array: otherwise one wrong chunk would be reported three times.
         wanted = dict(volume, array=array.name, chunk_bytes=array.chunk_bytes, members=array.raid_disks)
         differences += _look(manifest, "filesystem", lambda ledger: Volume(wanted, ledger, array, root).all())
     if memory:
@@ -69,7 +69,7 @@ def _unknown_array(manifest: Mapping[str, Any], no_answer: str) -> Difference:
 
 
 def in_the_way(mount_point: str, root: str = "/") -> str | None:
-    """What the node's own fstab mounts where a volume is to be made; asked before any drive is touched."""
+    """The fstab entry of something else at the volume's mount point; checked before any drive is touched."""
     manifest = built_manifest(root.rstrip("/") + MANIFEST_PATH)
     ours = ["UUID=%s" % manifest["filesystem"]["uuid"]] if manifest else []
     return foreign_entry(content(root.rstrip("/") + FSTAB), mount_point, ours)

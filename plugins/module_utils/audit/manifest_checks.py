@@ -1,4 +1,4 @@
-"""Is the node still what its manifest says, and are its drives well?
+"""Checks whether the node is as its manifest says, and whether its drives are healthy.
 
 Reads /proc and /sys, and as root asks the drives for their health log: no I/O on the media. The only processes are
 those that lock memory as an ordinary user.
@@ -32,7 +32,7 @@ __all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks"]
 def run_checks(
     manifest: Mapping[str, Any], root: str = "/", health: Reader | None = None, locker: Locker | None = None
 ) -> list[Check]:
-    """Every configuration check, in the order in which one thing rests on another.
+    """Every configuration check, in an order in which later checks depend on earlier ones.
 
     ``health`` asks a controller for its health; by default this machine's drives are asked, a recorded one's are not.
     ``locker`` locks memory; by default that is tried on this machine, and not for a recorded one.
@@ -106,7 +106,7 @@ def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mappin
             array.chunk_bytes == wanted["chunk_bytes"],
             format_size_binary(wanted["chunk_bytes"]),
             format_size_binary(array.chunk_bytes),
-            "the array was made anew with another chunk: run `site.yml`",
+            "the array was made again with another chunk: run `site.yml`",
         ),
     ]
     return checks + [_members_check(wanted, array, drives)]
@@ -127,7 +127,7 @@ def _members_check(wanted: Mapping[str, Any], array: Array, drives: Mapping[str,
         not gone and not strange,
         "%d members by serial" % len(expected),
         text,
-        "reseat the drive named and reboot, or replace it and run `playbooks/replace_drive.yml`; its data is lost",
+        "reseat that drive and reboot, or replace it and run `playbooks/replace_drive.yml`; its data is lost",
     )
 
 
@@ -182,7 +182,7 @@ def _filesystem_checks(wanted: Mapping[str, Any], array: Array | None, mount: Mo
 
 
 def _bare(point: str, root: str) -> str:
-    """What becomes of a write to the bare mount point, where that can be read."""
+    """Text: where a write to the bare mount point would go, if that is known."""
     try:
         if is_immutable(os.path.join(root, point.lstrip("/"))):
             return "; it is immutable, so nothing is written to the root file system in its place"
@@ -262,7 +262,7 @@ def _offload_check(manifest: Mapping[str, Any], mount: Mount | None, root: str) 
 
 
 def _gds_checks(manifest: Mapping[str, Any], root: str) -> list[Check]:
-    """The path that I/O takes now against the one that was set up."""
+    """Compare the path that I/O takes now with the one that was set up."""
     mode = manifest["gds"]["mode"]
     if mode == OFF:
         return [Check("gds.mode", SKIP, "nothing was set up", "off")]

@@ -1,4 +1,4 @@
-"""One change at a time on a node."""
+"""The node's lock: one change at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOCK_PATH = "/run/tunetool.lock"
 
 
 class Locked(Exception):
-    """Another run is at work. The message names its process."""
+    """Another run holds the lock. The message names its process."""
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def only_one(path: str = LOCK_PATH, patience: float = 600.0) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     owner = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
                     raise Locked(
-                        "another run of tunetool is at work on this node (process %s). hint: wait for it to end" % owner
+                        "another run of tunetool is changing this node (process %s). hint: wait for it to end" % owner
                     ) from None
                 time.sleep(1.0)
         os.ftruncate(handle, 0)

@@ -9,16 +9,16 @@ from typing import Sequence
 
 
 class CommandError(Exception):
-    """A program that is missing, failed or did not end. The message names it and quotes its last words."""
+    """A program is missing, failed or did not end. The message names it and quotes its last line."""
 
 
 class NotInstalled(CommandError):
-    """The program is missing: another may answer in its place."""
+    """The program is missing; the caller may try another one."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a program said."""
+    """The output of a program."""
 
     returncode: int
     stdout: str

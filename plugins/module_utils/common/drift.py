@@ -1,4 +1,4 @@
-"""Drift: where a built node is not as asked, by name, with what was expected and what was found.
+"""Drift: differences of a built node from what is asked, with a name, the expected and the found value.
 
 A node is built when its manifest can be read. Creation is no drift: on a node without one nothing is reported.
 """
@@ -19,14 +19,14 @@ WAITS = "it is mended by the next run that nothing else stops"
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as asked. ``mended``: it is changed now, or would be in check mode."""
+    """One difference. ``mended``: it is changed now, or would be without check mode."""
 
     name: str
     expected: str
     found: str
     mended: bool = True
     hint: str = ""
-    """What the owner can do about one that is left."""
+    """What the owner can do about a difference that remains."""
 
     def __str__(self) -> str:
         text = "`%s`: expected %s, found %s" % (self.name, self.expected, self.found)
@@ -34,7 +34,7 @@ class Difference:
 
 
 class Drifted(Exception):
-    """Something cannot be changed without risk to the data, so nothing was changed."""
+    """A difference cannot be mended without risk to the data, so nothing was changed."""
 
     def __init__(self, differences: Sequence[Difference]) -> None:
         self.differences = left_alone(differences)
@@ -42,7 +42,7 @@ class Drifted(Exception):
 
 
 def left_alone(differences: Sequence[Difference]) -> list[Difference]:
-    """The same where nothing is changed: what could have been mended waits."""
+    """The difference in a run that changes nothing: it is mended later."""
     return [
         replace(difference, mended=False, hint=WAITS) if difference.mended else difference for difference in differences
     ]
@@ -54,12 +54,12 @@ def message(differences: Sequence[Difference]) -> str:
 
 
 def as_results(differences: Sequence[Difference]) -> list[dict[str, Any]]:
-    """As modules return them."""
+    """The differences as modules return them."""
     return [asdict(difference) for difference in differences]
 
 
 def built_manifest(path: str = MANIFEST_PATH) -> dict[str, Any] | None:
-    """What was built here; None on a node that was not, or whose manifest cannot be read."""
+    """The manifest; None if the node is not built or its manifest cannot be read."""
     try:
         return load(path)
     except (FileNotFoundError, ManifestError):
@@ -74,7 +74,7 @@ def forget(path: str = MANIFEST_PATH) -> None:
 
 
 class Ledger:
-    """What a job finds and does: before and after for the diff, and on a built node each difference by name."""
+    """Collects a job's changes: before and after for the diff, and on a built node each difference by name."""
 
     def __init__(self, manifest: Mapping[str, Any] | None, acting: bool) -> None:
         self.manifest = manifest
@@ -84,20 +84,20 @@ class Ledger:
         self.warnings: list[str] = []
 
     def note(self, what: str, before: str, after: str) -> bool:
-        """Remember a change for the diff alone; true when it must be made now."""
+        """Record a change for the diff only. Returns whether to make it now."""
         if before == after:
             return False
         self.diff.append({"before_header": what, "after_header": what, "before": before, "after": after})
         return self.acting
 
     def differs(self, name: str, expected: str, found: str, what: str, before: str, after: str) -> bool:
-        """Remember a difference that can be mended; true when it must be mended now."""
+        """Record a difference that can be mended. Returns whether to mend it now."""
         if before != after and self.manifest is not None:
             self.differences.append(Difference(name, expected, found))
         return self.note(what, before, after)
 
     def file_differs(self, name: str, path: str, before: str, after: str) -> bool:
-        """The same for a file; expected and found are the lines in which it differs."""
+        """``differs`` for a file: expected and found are the differing lines."""
         return self.differs(name, lines_only_in(after, before), lines_only_in(before, after), path, before, after)
 
     def cannot(self, name: str, expected: str, found: str, hint: str, refusal: str) -> None:
@@ -107,7 +107,7 @@ class Ledger:
         self.differences.append(Difference(name, expected, found, mended=False, hint=hint))
 
     def give_up(self, name: str, found: str, hint: str, refusal: str) -> None:
-        """What was begun and did not come out: the difference stays, with what is there now."""
+        """Record that a change failed: the difference remains, with the present value."""
         if self.manifest is None:
             raise Refusal(refusal)
         self.differences = [
@@ -116,7 +116,7 @@ class Ledger:
         ]
 
     def later(self, name: str, found: str, hint: str) -> None:
-        """What is set for the next boot and not in force before. It is reported, and is no failure."""
+        """Record a setting that takes effect at the next boot. It is reported, and is not a failure."""
         self.differences = [
             replace(difference, found=found, hint=hint) if difference.name == name else difference
             for difference in self.differences
@@ -124,7 +124,7 @@ class Ledger:
 
     @property
     def left(self) -> list[Difference]:
-        """Differences that stay."""
+        """Differences that remain."""
         return [difference for difference in self.differences if not difference.mended]
 
 

@@ -1,4 +1,4 @@
-"""Reading small files of a machine, and replacing files so that a crash leaves the old or the new one, whole."""
+"""Reads small files, and replaces files atomically: after a crash the old or the new one is complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def read_text(path: str) -> str | None:
-    """The file's text without surrounding blanks, or None where it cannot be read."""
+    """The file's text without surrounding blanks, or None if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read().strip()
@@ -31,7 +31,7 @@ def read_int(path: str) -> int | None:
 def content(path: str) -> str:
     """The file's exact text, empty when there is no such file.
 
-    ``replace_file`` writes back the very bytes: what is not UTF-8 becomes lone surrogates here, and line ends stay.
+    ``replace_file`` writes back the same bytes: bytes that are not UTF-8 become lone surrogates, and line ends stay.
     Put such a text through ``printable`` before it is shown.
     """
     try:
@@ -60,7 +60,7 @@ def lines(text: str) -> list[str]:
 def with_line(text: str, line: str, before: int | None = None) -> str:
     """``text`` with one more line, so that taking that line away again gives back the same bytes.
 
-    It comes last, or before the last line where that one has no line end: to end it would be a change of its own.
+    It is the last line, or the one before it if the last line has no line end, which then stays unchanged.
     ``before`` is the number (from 0) of the line before which it comes then, where that is not the last.
     """
     whole = lines(text)

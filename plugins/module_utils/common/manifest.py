@@ -1,4 +1,4 @@
-"""The manifest, /etc/tunetool/node.json: what was built (contract 1). Read, checked and written here alone."""
+"""The manifest, /etc/tunetool/node.json: what was built (contract 1). Only this module reads, checks and writes it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _object(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[
 
 
 _TUNING: dict[str, Any] = {
-    "scheduler": dict(_TEXT, description="Of each member drive"),
+    "scheduler": dict(_TEXT, description="Facts of each member drive"),
     "nr_requests": _ABOVE_ZERO,
     "nomerges": _COUNT,
-    "read_ahead_bytes": dict(_COUNT, description="Of the array"),
+    "read_ahead_bytes": dict(_COUNT, description="Facts of the array"),
     "transparent_hugepages": _TEXT,
     "cpu_governor": _TEXT,
     "cpu_latency_us": _ABOVE_ZERO,
@@ -146,7 +146,7 @@ SCHEMA: dict[str, Any] = {
                 description="DeepSpeed's block by `tunetool tune`, and what it was tuned on; left out: not tuned",
             ),
         },
-        # Not in the manifests of before.
+        # Absent in manifests of earlier versions.
         optional=("tuning", "aio"),
     ),
 }
@@ -186,9 +186,9 @@ def load(path: str = MANIFEST_PATH) -> dict[str, Any]:
 
 
 def refuse_newer(path: str = MANIFEST_PATH) -> None:
-    """Raises ``ManifestError`` where a newer tunetool wrote the manifest: what it built is not ours to judge.
+    """Raises ``ManifestError`` if a newer tunetool wrote the manifest, which this version must not change.
 
-    Anything else is replaced: the manifest follows from the node, and a damaged one is no reason to stop.
+    A damaged manifest is no error here: it can be made again from the node.
     """
     try:
         with open(path, encoding="utf-8") as stream:
@@ -229,7 +229,7 @@ def write(document: Mapping[str, Any], path: str = MANIFEST_PATH) -> None:
 
 
 def validate(document: object, schema: Mapping[str, Any] = SCHEMA, name: str = "manifest") -> list[str]:
-    """Problems of a document against a schema, each with its place; empty when there is none."""
+    """Problems of a document against a schema, each with its place; empty if it is valid."""
     return _problems(document, schema, name)
 
 

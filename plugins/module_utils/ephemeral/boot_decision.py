@@ -1,4 +1,4 @@
-"""Ephemeral mode: what a boot does about local drives that may have come back blank. Decided from facts alone."""
+"""Ephemeral mode: decides from facts what a boot does with local drives that may have come back blank."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..machine.drives import Drive
 
 CONFIG_PATH = "/etc/tunetool/ephemeral.json"
 BEGUN_PATH = "/etc/tunetool/ephemeral.begun"
-"""There from before the array is made until the volume is whole; it holds the array's UUID.
+"""A file with the array's UUID, which exists from before the array is made until the volume is complete.
 
-Without it, an array without a file system is somebody's doing and none of ours; with it, it is our own half work.
+Without it, an array without a file system is foreign; with it, it is an interrupted rebuild of ours.
 """
 
 SCHEMA_NAME = "tunetool.ephemeral/1"
@@ -43,12 +43,12 @@ SCHEMA: dict[str, Any] = _object(
             }
         ),
         "label": {"type": "string"},
-        # Numbers: at this point of a boot no directory service knows a name.
+        # Numbers: at this point of a boot no directory service can resolve names.
         "offload": _object({"uid": _ID, "gid": _ID, "mode": {"type": "string"}}, ["object", "null"]),
         "wait_seconds": {"type": "integer", "minimum": 0},
     }
 )
-"""What the manifest does not hold: how drives are recognised, and how the volume is furnished."""
+"""Settings that the manifest lacks: how drives are selected, and the volume's label and offload directory."""
 
 ADVICE = "run `site.yml` for this node, with a plan if a drive may lose what it holds"
 
@@ -94,14 +94,14 @@ NOTHING, BUILD, RESUME, LEAVE = "nothing", "build", "resume", "leave"
 
 @dataclass(frozen=True)
 class Scene:
-    """The node as it is at this moment of the boot."""
+    """The facts of the node at this moment of the boot."""
 
     drives: Sequence[Drive]
     contents: Mapping[str, Sequence[Signature]] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
     arrays: Sequence[Array] = ()
     filesystem: bool = False
-    """Whether the manifest's file system is seen anywhere, by its UUID."""
+    """Whether the manifest's file system is visible by its UUID."""
     begun: str = ""
     """The array's UUID in ``BEGUN_PATH``, or empty."""
 
@@ -113,7 +113,7 @@ class Finding:
     action: str
     line: str
     members: tuple[Drive, ...] = ()
-    """In the order of the slots, for ``build`` and ``resume``."""
+    """Members in slot order, for ``build`` and ``resume``."""
 
 
 def assembled(manifest: Mapping[str, Any], arrays: Sequence[Array]) -> Array | None:
@@ -124,7 +124,7 @@ def assembled(manifest: Mapping[str, Any], arrays: Sequence[Array]) -> Array | N
 
 
 def decide(manifest: Mapping[str, Any], config: Mapping[str, Any], scene: Scene) -> Finding:
-    """Build only where every drive that is asked for is blank and there are exactly as many as the array has."""
+    """Decide. Builds only if every requested drive is blank and their number is exactly the array's."""
     wanted = manifest["array"]
     array = assembled(manifest, scene.arrays)
     if array is not None:
@@ -178,6 +178,6 @@ def _reasons(decisions: Sequence[Decision]) -> list[str]:
 
 
 def with_members(manifest: Mapping[str, Any], members: Sequence[Drive]) -> dict[str, Any]:
-    """The manifest with these members by slot, and not a letter else changed."""
+    """The manifest with these members by slot; everything else stays unchanged."""
     rows = [drive.member for drive in members]
     return dict(manifest, array=dict(manifest["array"], members=rows))

@@ -75,7 +75,7 @@ def mount_unit(manifest: Mapping[str, Any]) -> str:
 
 
 def render(manifest: Mapping[str, Any], program: str, services: Sequence[str]) -> str:
-    """The unit's text. It is ordered before whatever uses the volume; nothing else of a boot waits for it."""
+    """The unit's text. It runs before the users of the volume; nothing else of a boot waits for it."""
     mount = mount_unit(manifest)
     needs = [os.path.dirname(CONFIG_PATH), os.path.dirname(program), "/usr"]
     return _TEMPLATE % {
@@ -90,7 +90,7 @@ def render(manifest: Mapping[str, Any], program: str, services: Sequence[str]) -
 
 
 def files(manifest: Mapping[str, Any], program: str, services: Sequence[str], config: str) -> dict[str, str]:
-    """Every file by path. What systemctl-enable would make is among them, as ``-> TARGET``."""
+    """Every file by path, including the links that `systemctl enable` would make, as ``-> TARGET``."""
     device = escape("/dev/disk/by-uuid/" + manifest["filesystem"]["uuid"]) + ".device"
     return {
         CONFIG_PATH: config,
@@ -101,7 +101,7 @@ def files(manifest: Mapping[str, Any], program: str, services: Sequence[str], co
 
 
 def changes(wanted: Mapping[str, str], root: str = "/") -> list[Change]:
-    """What differs from exactly these files; none of them when empty. Raises ``ForeignDropIn``."""
+    """Differences from exactly these files; without files, all must be absent. Raises ``ForeignDropIn``."""
     units = os.path.join(root, UNITS_DIRECTORY.lstrip("/"))
     present = glob.glob(os.path.join(glob.escape(units), "*.device.d", _DEVICE_FILE))
     present += glob.glob(os.path.join(glob.escape(units), "*.mount.requires", UNIT))
@@ -120,7 +120,7 @@ def changes(wanted: Mapping[str, str], root: str = "/") -> list[Change]:
 
 
 def carry_out(change: Change) -> None:
-    """Write, link or remove."""
+    """Write, link or remove the file of one difference."""
     if not change.after.startswith("-> "):
         apply(change)
         return
@@ -131,7 +131,7 @@ def carry_out(change: Change) -> None:
 
 
 def has_run() -> bool:
-    """Whether the unit has ended well since the boot; true where systemd does not run to be asked."""
+    """Whether the unit has succeeded since the boot; True if systemd does not run."""
     if not os.path.isdir("/run/systemd/system"):
         return True
     return run(["systemctl", "is-active", UNIT], accept=range(256)).stdout.strip() == "active"
@@ -149,6 +149,6 @@ def take_effect(enabled: bool) -> None:
     if enabled:
         run(["systemctl", "start", UNIT])
         return
-    # Only now, when the mount no longer requires it.
+    # Only after the mount no longer requires it.
     run(["systemctl", "stop", UNIT], accept=(0, 5))
     run(["systemctl", "reset-failed", UNIT], accept=(0, 1))

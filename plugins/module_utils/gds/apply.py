@@ -1,4 +1,4 @@
-"""GPUDirect Storage brought to the path that was chosen: files, the udev rule, nvidia-fs. Packages are the role's."""
+"""Sets up the chosen path of GPUDirect Storage: files, the udev rule, nvidia-fs. The role installs packages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .path_choice import COMPAT, NVIDIA_FS, OFF, Decision, choose
 
 CONFIG = "/etc/cufile.json"
 SAVED = CONFIG + ".before-tunetool"
-"""What lay at ``CONFIG`` before: NVIDIA's packages put a link to their own there. It comes back when ours goes."""
+"""Copy of the former file at ``CONFIG``, such as the link of NVIDIA's packages; restored when ours is removed."""
 CONFIG_HEADER = "// Written by tunetool (role gpudirect_storage)"
 HEADER = "# Written by tunetool (role gpudirect_storage); it goes when nvidia-fs is no longer the path.\n"
 LOAD = "/etc/modules-load.d/60-tunetool-gds.conf"
 MODPROBE = "/etc/modprobe.d/60-tunetool-gds.conf"
 MODULE_FILES = {
     LOAD: HEADER + "nvidia-fs\n",
-    # nvidia-fs takes the NVMe driver's hooks when it is loaded, so that driver has to be there first.
+    # nvidia-fs takes the NVMe driver's hooks when it is loaded, so that driver must be loaded first.
     MODPROBE: HEADER + "softdep nvidia-fs pre: nvme nvidia\n",
 }
 PATCHED_NVME = ("mlnx-nvme", "kmod-mlnx-nvme", "linux-image-nvidia", "linux-nvidia")
@@ -39,9 +39,9 @@ BROUGHT_BY_PACKAGES = {"libcufile", "nvidia_fs.installed", "nvme.hooks"}
 
 AFTER_REBOOT = {
     "nvme.hooks": "the NVMe driver with hooks for nvidia-fs is used from the next boot on",
-    "nvme.registered": "nvidia-fs is in use and could not be loaded anew after the NVMe driver",
-    "nvidia_fs.build": "nvidia-fs was built anew, and its former build is in use",
-    "nvidia_fs.devices": "nvidia-fs is in use and could not be loaded anew",
+    "nvme.registered": "nvidia-fs is in use and could not be reloaded after the NVMe driver",
+    "nvidia_fs.build": "nvidia-fs was rebuilt, and its former build is in use",
+    "nvidia_fs.devices": "nvidia-fs is in use and could not be reloaded",
 }
 
 
@@ -52,12 +52,12 @@ def traces(root: str = "/") -> bool:
 
 
 def refuse_keyless(files: Mapping[str, str]) -> None:
-    """Raises ``Refusal`` for a repository whose key is missing or in a form that apt would not take."""
+    """Raises ``Refusal`` for a repository whose key is missing or in a form that apt does not accept."""
     for path, text in files.items():
         if path.endswith(".asc") and not text.startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----"):
             raise Refusal(
-                "`gpudirect_storage_repository_key` is no ASCII-armoured public key. hint: its text, its path on the "
-                "control machine or its URL; `gpg --armor --export` writes one"
+                "`gpudirect_storage_repository_key` is not an ASCII-armoured public key. hint: give its text, its path "
+                "on the control machine or its URL; `gpg --armor --export` writes one"
             )
 
 
@@ -68,11 +68,11 @@ class GdsJob(Job):
         super().__init__(ledger, root)
         self.wanted = wanted
         self.packages: list[str] = []
-        """To be installed before anything else; nothing but the repository's files was written then."""
+        """Packages to install first; then only the repository's files were written."""
         self.reboot_reasons: list[str] = []
 
     def facts(self) -> GdsFacts:
-        """What is there now, and what this run could still bring."""
+        """The present facts, with what this run can still install."""
         facts = read_gds_facts(self.root, self.wanted["mount_point"] or None)
         names = self.wanted["packages"]
         if self.wanted["mode"] == OFF or not facts.gpus or not names:
@@ -115,7 +115,7 @@ class GdsJob(Job):
         return decision
 
     def _to_install(self, decision: Decision) -> list[str]:
-        """What is missing for this path, and pins that do not hold. libcufile may have come from elsewhere."""
+        """Packages that are missing for this path, or differ from their pins. libcufile may have another source."""
         versions = self.wanted["versions"]
         lacks = {blocker.id for blocker in decision.path().blockers} & BROUGHT_BY_PACKAGES
         if not lacks and not versions:
@@ -124,7 +124,7 @@ class GdsJob(Job):
         return pinned(names, versions, read_distribution(self.root).family == DEBIAN)
 
     def put(self, path: str, text: str, ours: str = "") -> None:
-        """A file with exactly this text; none where it is empty, if what is there begins with ``ours``."""
+        """Bring a file to exactly this text; with an empty text, remove it if it begins with ``ours``."""
         before = content(self._path(path))
         if not text and not (ours and before.startswith(ours)):
             return
@@ -135,7 +135,7 @@ class GdsJob(Job):
                 os.unlink(self._path(path))
 
     def _leaves_config(self, decision: Decision) -> bool:
-        """Bounce buffers need no file of ours: without settings to write, what serves them is left alone."""
+        """Whether an existing file serves ``compat``, so that without settings of our own it stays as it is."""
         wrong = {blocker.id for blocker in decision.path().blockers} & {"cufile.json", "cufile.compat"}
         return decision.mode == COMPAT and bool(self.wanted["keep_config"]) and not wrong
 
@@ -144,13 +144,13 @@ class GdsJob(Job):
         problems = check_config(text, libcufile)
         if problems:
             raise Refusal(
-                "cufile.json would not be taken as meant: %s. hint: see `gpudirect_storage_cufile`"
+                "cufile.json would not have the intended effect: %s. hint: see `gpudirect_storage_cufile`"
                 % "; ".join("%s: %s" % (problem.message, problem.remedy) for problem in problems)
             )
         return text
 
     def put_config(self, text: str) -> None:
-        """Ours in place of what was there, which is kept; without ours, what was kept comes back."""
+        """Write our file and keep the former one; or without our text, restore the former one."""
         path, saved = self._path(CONFIG), self._path(SAVED)
         before = content(path)
         ours = before.startswith(CONFIG_HEADER)
@@ -174,7 +174,7 @@ class GdsJob(Job):
         stale = any(blocker.id == "md.udev" for blocker in decision.path().blockers)
         if override.before == override.after and not stale:
             return
-        if not self.ledger.note("udev's entry of `%s`" % facts.device, "", "made anew\n"):
+        if not self.ledger.note("udev's entry of `%s`" % facts.device, "", "made again\n"):
             return
         if os.path.exists(self._path("run/udev/control")):
             run(["udevadm", "control", "--reload"])
@@ -182,7 +182,7 @@ class GdsJob(Job):
                 run(["udevadm", "trigger", "--action=change", "--settle", "--name-match=/dev/%s" % facts.device])
 
     def bring_up(self, decision: Decision, facts: GdsFacts) -> None:
-        """nvidia-fs built for the driver that is loaded, and loaded after the NVMe driver."""
+        """Build nvidia-fs for the loaded driver, and load it after the NVMe driver."""
         missing = {blocker.id for blocker in decision.path().blockers}
         built = facts.nvfs_built_for or ("something" if facts.nvfs_installed else "nothing")
         absent = not facts.nvfs_loaded and not facts.nvfs_installed
@@ -196,14 +196,14 @@ class GdsJob(Job):
             if self.ledger.note("nvidia-fs", "not loaded\n", "loaded\n"):
                 run(["modprobe", "nvidia-fs"])
         elif anew and (self._load_anew() if self.ledger.acting else not facts.nvfs_stale):
-            self.ledger.note("nvidia-fs", "loaded\n", "loaded anew\n")
+            self.ledger.note("nvidia-fs", "loaded\n", "reloaded\n")
 
     def _load_anew(self) -> bool:
         stale = self._path(NVFS_STALE)
         try:
             run(["modprobe", "-r", "nvidia-fs"])
         except CommandError:
-            # Somebody uses it: the next boot does it. /run forgets this by then.
+            # It is in use; the next boot loads the new build. /run is empty again by then.
             replace_file(stale, "the former build of nvidia-fs is still loaded\n")
             return False
         with contextlib.suppress(FileNotFoundError):

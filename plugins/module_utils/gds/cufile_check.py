@@ -41,7 +41,7 @@ _NAMES = {key.name: key.path for key in KEYS}
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is not as its writer meant it. ``line`` is 0 where none can be named."""
+    """One problem of the file. ``line``: 0 if unknown."""
 
     key: str
     line: int
@@ -55,7 +55,7 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """The text is no JSON object. ``problem`` says where and why."""
+    """The text is not a JSON object. ``problem`` says where and why."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -72,7 +72,7 @@ def read_config(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(Problem("", 0, str(error), "write a number", REFUSED)) from None
     if not isinstance(config, dict):
-        raise ConfigError(Problem("", 1, "the file holds no object", "begin it with `{`", ABORTS))
+        raise ConfigError(Problem("", 1, "the file holds no JSON object", "begin it with `{`", ABORTS))
     return config
 
 
@@ -82,7 +82,7 @@ def flatten(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_config(text: str, version: Optional[str] = None) -> list[Problem]:
-    """What is wrong with the text of a cufile.json, in its order. ``version`` is libcufile's, such as ``1.15``."""
+    """Problems of the text of a cufile.json, in its order. ``version`` is libcufile's, such as ``1.15``."""
     try:
         config = read_config(text)
     except ConfigError as error:
@@ -94,7 +94,7 @@ def check_config(text: str, version: Optional[str] = None) -> list[Problem]:
     for path, value in _leaves(config, ""):
         key = BY_PATH.get(path)
         if path in _SECTIONS:
-            # An empty one is as good as none.
+            # An empty section has no effect.
             complaint = (
                 None
                 if value == {}
@@ -109,7 +109,7 @@ def check_config(text: str, version: Optional[str] = None) -> list[Problem]:
 
 
 def parse_version(version: Optional[str]) -> Optional[tuple[int, int]]:
-    """Major and minor of ``1.15.1.6``; None where none is known."""
+    """Major and minor of ``1.15.1.6``; None if unknown."""
     match = re.match(r"\s*v?([0-9]+)\.([0-9]+)", version or "")
     return (int(match.group(1)), int(match.group(2))) if match else None
 
@@ -162,12 +162,12 @@ def _out_of_range(key: Key, value: Any) -> str:
 
 
 def _stray(path: str) -> _Complaint:
-    """A path that no libcufile reads: in the wrong place, misspelt, or unheard of."""
+    """The problem of a path that no libcufile reads: in the wrong place, misspelt, or unknown."""
     if '"' in path:
-        return "`%s` has a dot in its name" % path, "libcufile knows sections as objects: nest it", IGNORED
+        return "`%s` has a dot in its name" % path, "libcufile takes sections as nested objects: nest it", IGNORED
     name = path.rsplit(".", 1)[-1]
     if name in PRINTED:
-        return "`%s` is no key" % path, "libcufile reads `%s`" % PRINTED[name], IGNORED
+        return "`%s` is not a key" % path, "libcufile reads `%s`" % PRINTED[name], IGNORED
     paths = right_paths(path)
     if paths:
         shown = " or ".join("`%s`" % each for each in paths)
@@ -217,7 +217,7 @@ def _pairs(values: dict[str, Any], lines: dict[str, int]) -> Iterator[Problem]:
     for name in ("max_direct_io_size_kb", "max_device_cache_size_kb", "per_buffer_cache_size_kb"):
         path = "properties." + name
         if path in values and slabs + ".slab_size_kb" in values:
-            message = "`%s` counts for nothing beside `%s`" % (path, slabs)
+            message = "`%s` has no effect beside `%s`" % (path, slabs)
             yield Problem(path, lines.get(path, 0), message, "keep one of them", IGNORED)
 
 
@@ -228,7 +228,7 @@ def _repeated(positions: list[tuple[tuple[str, ...], int]]) -> list[Problem]:
         if path in seen:
             name = ".".join(path)
             message = "`%s` is given again, after line %d" % (name, seen[path])
-            problems.append(Problem(name, line, message, "libcufile takes the last alone: keep one of them", TAKEN))
+            problems.append(Problem(name, line, message, "libcufile uses only the last: keep one of them", TAKEN))
         seen[path] = line
     return problems
 
@@ -244,7 +244,7 @@ def _leaves(value: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _holds_key(value: dict[str, Any]) -> bool:
-    """Whether an unknown section holds something whose right place can be named."""
+    """Whether an unknown section has a key whose right place is known."""
     return any(name in _NAMES or (isinstance(each, dict) and _holds_key(each)) for name, each in value.items())
 
 
@@ -268,7 +268,7 @@ def _positions(plain: str) -> list[tuple[tuple[str, ...], int]]:
 
 
 def _opens(plain: str, position: int) -> bool:
-    """Whether what begins at ``position`` is the value of a key."""
+    """Whether the value of a key begins at ``position``."""
     return plain[:position].rstrip().endswith(":")
 
 
@@ -279,16 +279,16 @@ def _without_comments(text: str) -> str:
 
 def _malformed(plain: str, error: json.JSONDecodeError) -> Problem:
     line = plain.split("\n")[error.lineno - 1].strip()
-    remedy = "libcufile refuses the whole file: mend line %d" % error.lineno
+    remedy = "libcufile refuses the whole file: correct line %d" % error.lineno
     if line.startswith("#"):
-        remedy = "`#` begins no comment here: write `//`"
+        remedy = "`#` does not begin a comment here: write `//`"
     elif re.search(r",\s*$", plain[: error.pos]) and plain[error.pos : error.pos + 1] in "}]":
         remedy = "leave out the comma before `%s`" % plain[error.pos]
     return Problem("", error.lineno, "no JSON: %s" % error.msg, remedy, REFUSED)
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError("`%s` is no number" % name)
+    raise ValueError("`%s` is not a number" % name)
 
 
 def _shown(value: Any) -> str:

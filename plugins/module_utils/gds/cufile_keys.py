@@ -1,4 +1,4 @@
-"""What cufile.json may say: each key with its one place, its type, its range and the libcufile that first knew it.
+"""The keys of cufile.json: each with its place, type, range and the first libcufile that reads it.
 
 Three sources, named for each key:
 
@@ -42,11 +42,11 @@ class Key:
     multiple: int = 1
     choices: tuple[str, ...] = ()
     lenient: bool = False
-    """libcufile takes what is out of range, or of another kind, without a word."""
+    """libcufile silently accepts values out of range or of another kind."""
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The key's name: the last part of its path."""
         return self.path.rsplit(".", 1)[-1]
 
 

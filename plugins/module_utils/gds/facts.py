@@ -1,4 +1,4 @@
-"""What decides which path I/O between files and GPU memory takes: read from a machine's /proc, /sys and files.
+"""Reads the facts that decide the path of I/O between files and GPU memory, from /proc, /sys and files.
 
 Nothing here judges; ``path_choice`` does. ``None`` is "could not be read" and never "no".
 """
@@ -35,14 +35,14 @@ IOMMU_TRANSLATED = "translated"
 
 @dataclass(frozen=True)
 class GdsFacts(NvidiaFs):
-    """A machine, and the volume at ``mount_point``, as far as GPUDirect Storage is concerned."""
+    """Facts of a machine and of the volume at ``mount_point`` that matter for GPUDirect Storage."""
 
     kernel: str = ""
-    """Release of the running kernel, as `uname -r` says it; empty where it could not be read."""
+    """Release of the running kernel, as in `uname -r`; empty if unknown."""
     architecture: str = ""
-    """``x86_64``, ``aarch64``; empty where it could not be read."""
+    """``x86_64``, ``aarch64``; empty if unknown."""
     distribution: str = ""
-    """Its id and version, such as ``ubuntu 24.04``."""
+    """Id and version of the distribution, such as ``ubuntu 24.04``."""
     secure_boot: Optional[bool] = False
     gpus: tuple[str, ...] = ()
     """PCI addresses of NVIDIA GPUs."""
@@ -50,11 +50,11 @@ class GdsFacts(NvidiaFs):
     """Version of the NVIDIA kernel driver that is loaded; None when none is."""
     driver_open: Optional[bool] = None
     cuda: Optional[str] = None
-    """Newest CUDA toolkit on the machine; cuFile needs none beside its own library."""
+    """Newest CUDA toolkit on the machine; cuFile needs only its own library."""
     libcufile: Optional[str] = None
-    """Version of the library, such as ``1.15.0``; None when none is installed where the loader looks."""
+    """Version of the library, such as ``1.15.0``; None if none is installed where the loader looks."""
     nvme_patched: Optional[bool] = None
-    """The running NVMe driver offers nvidia-fs its hooks."""
+    """Whether the running NVMe driver has hooks for nvidia-fs."""
     nvme_patched_on_disk: bool = False
     """A driver that does is on disk, for the next boot."""
     nvme_multipath: Optional[bool] = None
@@ -62,7 +62,7 @@ class GdsFacts(NvidiaFs):
     fs_type: Optional[str] = None
     fs_options: tuple[str, ...] = ()
     device: Optional[str] = None
-    """Kernel name of what is mounted."""
+    """Kernel name of the mounted device."""
     md_levels: tuple[str, ...] = ()
     """Levels of the md arrays under the file system."""
     dm: tuple[str, ...] = ()
@@ -70,40 +70,40 @@ class GdsFacts(NvidiaFs):
     drives: tuple[str, ...] = ()
     """Kernel names of the drives at the bottom."""
     drives_nvme: bool = True
-    """All of them are NVMe."""
+    """Whether all of them are NVMe drives."""
     iommu: Optional[str] = IOMMU_OFF
-    """``off``, ``passthrough``, ``translated``."""
+    """State of the IOMMU: ``off``, ``passthrough``, ``translated``."""
     acs: Optional[tuple[str, ...]] = ()
     """PCI addresses of the ports between GPUs and drives that send peer traffic up to the root (ACS redirect)."""
     p2pdma_kernel: Optional[bool] = None
-    """CONFIG_PCI_P2PDMA."""
+    """Whether the kernel has CONFIG_PCI_P2PDMA."""
     p2pdma_device: Optional[bool] = None
-    """What is mounted accepts peer pages (BLK_FEAT_PCI_P2PDMA), through md too."""
+    """Whether the mounted device accepts peer pages (BLK_FEAT_PCI_P2PDMA), through md too."""
     p2pdma_driver: Optional[bool] = None
-    """The NVIDIA driver was loaded with the settings that x86 needs for it."""
+    """Whether the NVIDIA driver was loaded with the settings that P2PDMA needs on x86."""
     udev: bool = True
-    """A udev database that cuFile can ask (/run/udev)."""
+    """Whether there is a udev database for cuFile (/run/udev)."""
     md_members_in_udev: Optional[bool] = None
-    """udev's entry of the array names its members, as cuFile needs; None where there is no entry."""
+    """Whether udev's entry of the array names its members, as cuFile needs; None without an entry."""
     md_rule: Optional[str] = None
     """Path of the udev rule in force for arrays."""
     md_rule_lists_members: Optional[bool] = None
-    """That rule asks mdadm for the members; None where there is no such rule."""
+    """Whether that rule asks mdadm for the members; None without such a rule."""
     container: bool = False
     config_path: Optional[str] = None
     """The cufile.json in force; None when there is none."""
     config_valid: Optional[bool] = None
-    """It can be read as JSON with comments; cuFile opens no driver with one that cannot."""
+    """Whether it is JSON with comments; with another file cuFile does not open its driver."""
     config_p2pdma: Optional[bool] = None
-    """It allows P2PDMA."""
+    """Whether it allows P2PDMA."""
     config_compat: Optional[bool] = None
-    """It allows the fallback through memory of the host. cuFile's own default is true."""
+    """Whether it allows the fallback through host memory. cuFile's default is true."""
     installable: bool = False
-    """The role can install packages of GPUDirect Storage here. Only the role knows: no reader sets it."""
+    """Whether the role can install packages of GPUDirect Storage here; set by the role, not by a reader."""
 
     @property
     def kernel_version(self) -> tuple[int, int]:
-        """Major and minor; (0, 0) where they are not known."""
+        """Major and minor; (0, 0) if unknown."""
         return kernel_version(self.kernel)
 
 
@@ -111,9 +111,9 @@ _SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 
 
 def read_gds_facts(root: str = "/", mount_point: Optional[str] = None) -> GdsFacts:
-    """The facts of the machine under ``root``; those of a volume where ``mount_point`` is given.
+    """The facts of the machine under ``root``, with those of a volume if ``mount_point`` is given.
 
-    The kernel's symbols, a fifth of a second, are read only where there is an NVIDIA GPU.
+    The kernel's symbols, which take a fifth of a second, are read only on a machine with an NVIDIA GPU.
     """
     kernel = read_text(os.path.join(root, "proc/sys/kernel/osrelease")) or ""
     distribution = read_distribution(root)
@@ -171,7 +171,7 @@ def read_gpus(root: str = "/") -> tuple[str, ...]:
 
 
 def read_secure_boot(root: str = "/") -> Optional[bool]:
-    """False on a machine that did not boot by EFI; None where EFI does not say."""
+    """Whether Secure Boot is on: False without EFI, None if EFI does not say."""
     if not os.path.isdir(os.path.join(root, "sys/firmware/efi")):
         return False
     try:
@@ -203,7 +203,7 @@ def read_libcufile(root: str = "/") -> Optional[str]:
 
 
 def read_iommu(addresses: tuple[str, ...], root: str = "/") -> Optional[str]:
-    """How the IOMMU treats these devices (any device where none is named): the strictest of their groups."""
+    """How the IOMMU treats these devices (without any: all devices): the strictest of their groups."""
     try:
         groups = os.listdir(os.path.join(root, "sys/kernel/iommu_groups"))
     except OSError:

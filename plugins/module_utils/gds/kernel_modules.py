@@ -1,4 +1,4 @@
-"""The kernel modules that GPUDirect Storage needs: the NVIDIA driver, nvidia-fs and the NVMe driver, as they are."""
+"""Facts of the kernel modules that GPUDirect Storage needs: the NVIDIA driver, nvidia-fs and the NVMe driver."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _P2PDMA = re.compile(rb"\bp2pdma_pgmap_ops\b")
 _BUILT_FOR = re.compile(r"NVIDIA_SRC_DIR=\S*/nvidia-(?!fs-)(?:[a-z]+-)*(\d+(?:\.\d+)+)")
 """nvidia-fs's build names the driver's sources that it took (`NVIDIA_SRC_DIR` in DKMS's make.log)."""
 NVFS_STALE = "/run/tunetool-nvidia-fs.stale"
-"""The role's note that nvidia-fs could not be unloaded after it was built anew; a boot ends it."""
+"""The role's note that nvidia-fs could not be unloaded after a rebuild; a boot removes it."""
 _REGISTRY = ("rmforcestaticbar1=1", "rmforcedisableiomapwc=1")
 
 
 @dataclass(frozen=True)
 class Symbols:
-    """What /proc/kallsyms says; None in both where it cannot be read."""
+    """Facts from /proc/kallsyms; both None if it cannot be read."""
 
     nvme_hooks: Optional[bool] = None
     p2pdma: Optional[bool] = None
 
 
 def read_symbols(root: str = "/") -> Symbols:
-    """One pass over some ten megabytes: a fifth of a second, so it is read only where there is a GPU."""
+    """Read the symbols in one pass over some ten megabytes: a fifth of a second, so only on a machine with a GPU."""
     try:
         with open(os.path.join(root, "proc/kallsyms"), "rb") as stream:
             text = stream.read()
@@ -70,7 +70,7 @@ def read_driver_p2pdma(gpus: tuple[str, ...], root: str = "/") -> Optional[bool]
 
 
 def module_on_disk(name: str, kernel: str, root: str = "/") -> Optional[str]:
-    """Path of a module below the kernel's directory, as depmod lists it; None where it lists none."""
+    """Path of a module below the kernel's directory, as depmod lists it; None if it does not list it."""
     pattern = re.compile(r"^(\S*/)?%s\.ko(\.\w+)?:" % name.replace("_", "[-_]"), re.MULTILINE)
     for modules_directory in ("lib/modules", "usr/lib/modules"):
         match = pattern.search(read_text(os.path.join(root, modules_directory, kernel, "modules.dep")) or "")
@@ -81,7 +81,7 @@ def module_on_disk(name: str, kernel: str, root: str = "/") -> Optional[str]:
 
 @dataclass(frozen=True)
 class NvidiaFs:
-    """nvidia-fs as it is loaded and as it lies on disk for the running kernel."""
+    """nvidia-fs: the loaded module, and the one on disk for the running kernel."""
 
     nvfs_loaded: bool = False
     nvfs_version: Optional[str] = None
@@ -134,6 +134,6 @@ def _built_for(kernel: str, root: str) -> Optional[str]:
 
 
 def nvme_patched_on_disk(kernel: str, root: str = "/") -> bool:
-    """An NVMe driver of somebody else's than the kernel's lies on disk: mlnx-nvme installs into updates or extra."""
+    """Whether another NVMe driver than the kernel's is on disk: mlnx-nvme installs into updates or extra."""
     path = module_on_disk("nvme", kernel, root)
     return path is not None and path.split("/")[0] in ("updates", "extra", "weak-updates")

@@ -22,14 +22,14 @@ _MARK = "# sha256 of that rule: "
 
 @dataclass(frozen=True)
 class Override:
-    """The file as it is and as it must be; empty where there is none, or must be none."""
+    """The present and the wanted text of the file; empty: no file."""
 
     before: str
     after: str
 
 
 def wanted_override(root: str = "/", asked: bool = True) -> Override:
-    """What the override must be now. Raises ``Refusal`` where somebody else has one that hides the members."""
+    """The wanted override. Raises ``Refusal`` if a foreign one hides the members."""
     before = content(os.path.join(root, PATH.lstrip("/")))
     if before and not before.startswith(HEADER):
         if asked and lists_members(before) is False:
@@ -44,7 +44,7 @@ def wanted_override(root: str = "/", asked: bool = True) -> Override:
 
 
 def render(source: str) -> str:
-    """The distribution's rule with the members listed, and the word of what it was made from."""
+    """The distribution's rule without --no-devices, with the hash of that rule."""
     kept = [line if line.lstrip().startswith("#") else line.replace(" --no-devices", "") for line in lines(source)]
     end = "" if source.endswith("\n") else "\n"
     return "%s\n%s%s\n%s%s" % (HEADER, _MARK, _hash(source), "".join(kept), end)
@@ -58,7 +58,7 @@ def outdated(root: str = "/") -> bool:
 
 
 def distributions_rule(root: str = "/") -> Optional[str]:
-    """The rule that would be in force without one in /etc."""
+    """Path of the rule that would be in force without one in /etc."""
     for directory in UDEV_PLACES:
         path = os.path.join(root, directory, MD_RULE)
         if directory not in ("etc/udev/rules.d", "run/udev/rules.d") and os.path.isfile(path):

@@ -1,4 +1,4 @@
-"""Packages of GPUDirect Storage: which are missing or of another version, and whether they can be had here."""
+"""Packages of GPUDirect Storage: which are missing or have another version, and whether repositories offer them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..common.commands import CommandError, NotInstalled, run
 
 
 def installed() -> dict[str, str]:
-    """Version by name of every installed package. Raises ``CommandError`` where neither dpkg nor rpm answers."""
+    """Version by name of every installed package. Raises ``CommandError`` if neither dpkg nor rpm answers."""
     problem = CommandError("there is neither dpkg nor rpm")
     for argv in (
         ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"],
@@ -17,7 +17,7 @@ def installed() -> dict[str, str]:
         try:
             lines = run(argv).stdout.splitlines()
         except CommandError as error:
-            # A dpkg that fails says more than an rpm that nobody installed.
+            # The error of a dpkg that fails matters more than a missing rpm.
             problem = problem if isinstance(error, NotInstalled) else error
             continue
         fields = [line.split() for line in lines]
@@ -33,7 +33,7 @@ def differing(names: Sequence[str], versions: Mapping[str, str], present: Mappin
 
 
 def pinned(names: Sequence[str], versions: Mapping[str, str], debian: bool) -> list[str]:
-    """The same as apt or dnf take them."""
+    """The packages in the notation of apt or dnf."""
     between = "=" if debian else "-"
     return [name + between + versions[name] if name in versions else name for name in names]
 
@@ -44,9 +44,9 @@ def matches(version: str, asked: str) -> bool:
 
 
 def available(names: Sequence[str]) -> bool:
-    """Whether the node's own repositories offer all of ``names``, as far as their lists on the node tell.
+    """Whether the node's own repositories offer all of ``names``, according to their lists on the node.
 
-    Raises ``CommandError`` where neither apt nor dnf is there to be asked.
+    Raises ``CommandError`` if there is neither apt nor dnf.
     """
     if not names:
         return False
@@ -58,7 +58,7 @@ def available(names: Sequence[str]) -> bool:
         candidates = [line.split()[1] for line in text.splitlines() if line.strip().startswith("Candidate:")]
         return len(candidates) == len(names) and "(none)" not in candidates
     try:
-        # -C: what is cached; a node does not go to the network to be looked at.
+        # -C: only the cache; reading a node needs no network.
         text = run(["dnf", "-C", "-q", "repoquery", "--qf", "%{name}\n", *names]).stdout
     except NotInstalled:
         raise CommandError("there is neither apt-cache nor dnf") from None

@@ -37,17 +37,17 @@ class Path:
     mode: str
     blockers: tuple[Blocker, ...] = ()
     notes: tuple[str, ...] = ()
-    """What does not stop it, but may slow it down or could not be seen."""
+    """Facts that do not block it, but may slow it down or are unknown."""
 
     @property
     def curable(self) -> bool:
-        """Whether the role can bring it about."""
+        """Whether the role can remove all of its blockers."""
         return all(blocker.curable for blocker in self.blockers)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The path, why, and all of them with their blockers, best first."""
+    """The chosen path, the reasons, and all paths with their blockers, best first."""
 
     mode: str
     reasons: tuple[str, ...]
@@ -59,11 +59,11 @@ class Decision:
 
 
 class Impossible(Exception):
-    """The mode that was asked for cannot be had here. The message is one line with every reason and a hint."""
+    """The requested mode is not possible here. The message is one line with every reason and a hint."""
 
 
 def choose(facts: GdsFacts, forced: str = AUTO) -> Decision:
-    """What the role sets up: the best path whose blockers it can cure. Raises ``Impossible`` for a forced one."""
+    """The path to set up: the best one whose blockers the role can remove. Raises ``Impossible`` for a forced one."""
     paths = all_paths(facts)
     if forced == AUTO:
         return _decide(paths, next(path for path in paths if path.curable and not _idle(path)))
@@ -73,7 +73,7 @@ def choose(facts: GdsFacts, forced: str = AUTO) -> Decision:
     stuck = [blocker for blocker in path.blockers if not blocker.curable]
     if stuck:
         raise Impossible(
-            "`gpudirect_storage_mode: %s` cannot be had here: %s. hint: %s; or `gpudirect_storage_mode: auto`"
+            "`gpudirect_storage_mode: %s` is not possible here: %s. hint: %s; or `gpudirect_storage_mode: auto`"
             % (
                 forced,
                 "; ".join("%s (`%s`)" % (blocker.found, blocker.id) for blocker in stuck),
@@ -84,7 +84,8 @@ def choose(facts: GdsFacts, forced: str = AUTO) -> Decision:
 
 
 def _idle(path: Path) -> bool:
-    """Installing libcufile for bounce buffers alone gains nothing: programs that want that bring their own."""
+    """Whether setting up ``compat`` gains nothing: it would install libcufile, which programs that want it bring
+    along."""
     return path.mode == COMPAT and any(blocker.id == "libcufile" for blocker in path.blockers)
 
 
@@ -110,14 +111,14 @@ def _decide(paths: tuple[Path, ...], path: Path, asked: bool = False) -> Decisio
     reasons += ["%s, to be known: %s" % (path.mode, note) for note in path.notes]
     if not asked:
         for better in paths[: paths.index(path)]:
-            # What the role could cure is no reason against a path, while something else is.
+            # If there are other blockers, leave out those that the role can remove.
             stuck = [blocker for blocker in better.blockers if not blocker.curable] or list(better.blockers)
             reasons += ["no %s, %s" % (better.mode, blocker) for blocker in stuck]
     return Decision(path.mode, tuple(_without_doubles(reasons, paths)), paths)
 
 
 def _without_doubles(reasons: list[str], paths: tuple[Path, ...]) -> list[str]:
-    """Without a GPU every path is blocked by that alone: say it once."""
+    """Reasons against the better paths; without a GPU only that, once."""
     for blocker in paths[0].blockers:
         if blocker.id == "gpu":
             return [reasons[0], str(blocker)]

@@ -18,7 +18,7 @@ DIRECT = ("nvidia-fs", "p2pdma")
 ANY = (*DIRECT, "compat")
 
 Finding = Optional[tuple[str, str, bool]]
-"""What was found, the remedy, and whether the role can cure it; None where the requirement is met."""
+"""The finding, its remedy, and whether the role can remove it; None if the requirement is met."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Blocker:
     found: str
     remedy: str
     curable: bool
-    """The role gpudirect_storage can cure it: install, load, render, build anew, or ask for a reboot."""
+    """Whether the role gpudirect_storage can remove it: install, load, render, rebuild, or ask for a reboot."""
 
     def __str__(self) -> str:
         return "%s: %s. hint: %s" % (self.id, self.found, self.remedy)
@@ -44,7 +44,7 @@ class Rule:
     look: Callable[[GdsFacts], Finding]
 
     def judge(self, facts: GdsFacts) -> Optional[Blocker]:
-        """What is not met, or None. Without a GPU nothing else is worth a word."""
+        """The blocker if the requirement is not met, else None. Without a GPU only the requirement of a GPU counts."""
         if not facts.gpus and self.id != "gpu":
             return None
         finding = self.look(facts)
@@ -77,13 +77,13 @@ def _driver_version(facts: GdsFacts) -> Finding:
     """ "GDS Support for NVMe drives using Linux PCI P2PDMA", 3.4: open driver 565 or above."""
     if facts.driver is None or version_key(facts.driver) >= (565,):
         return None
-    return "driver %s hands no GPU memory to the kernel's P2PDMA" % facts.driver, "driver 565 or newer", False
+    return "driver %s offers no GPU memory to the kernel's P2PDMA" % facts.driver, "driver 565 or newer", False
 
 
 def _libcufile(facts: GdsFacts) -> Finding:
     if facts.libcufile:
         return None
-    remedy = "install libcufile (CUDA's packages or wheels); `gpudirect_storage_repository_url` names where from"
+    remedy = "install libcufile (CUDA's packages or wheels); `gpudirect_storage_repository_url` sets the source"
     return "no libcufile", remedy, facts.installable
 
 
@@ -93,7 +93,7 @@ def _libcufile_version(facts: GdsFacts) -> Finding:
     if facts.libcufile is None or version_key(facts.libcufile) >= least:
         return None
     what = "through RAID" if facts.md_levels else "at all"
-    problem = "libcufile %s knows no P2PDMA %s" % (facts.libcufile, what)
+    problem = "libcufile %s has no P2PDMA %s" % (facts.libcufile, what)
     return problem, "libcufile %d.%d or newer" % least, False
 
 
@@ -112,7 +112,7 @@ def _config(facts: GdsFacts) -> Finding:
     """Run on an H200: cuFileDriverOpen fails with a file that it cannot parse."""
     if facts.config_valid is not False:
         return None
-    return "`%s` is not JSON" % facts.config_path, "let the role render it, or mend it", True
+    return "`%s` is not JSON" % facts.config_path, "let the role render it, or correct it", True
 
 
 def _volume(facts: GdsFacts) -> Finding:
@@ -179,7 +179,7 @@ def _nvfs_installed(facts: GdsFacts) -> Finding:
         return None
     if facts.nvfs_source:
         return "nvidia-fs %s is not built for kernel %s" % (facts.nvfs_source, facts.kernel), "`dkms install`", True
-    remedy = "install nvidia-fs; `gpudirect_storage_repository_url` names where from"
+    remedy = "install nvidia-fs; `gpudirect_storage_repository_url` sets the source"
     return "nvidia-fs is not installed", remedy, facts.installable
 
 
@@ -203,13 +203,13 @@ def _secure_boot(facts: GdsFacts) -> Finding:
 
 
 def _nvfs_build(facts: GdsFacts) -> Finding:
-    """nvidia-fs takes nvidia_p2p_* with their versions from the driver; DKMS does not build it anew with a new one."""
+    """nvidia-fs takes nvidia_p2p_* with their versions from the driver; DKMS does not rebuild it for a new driver."""
     if facts.nvfs_stale:
         return "the former build of nvidia-fs is still loaded", "reboot, or unload it when nobody uses it", True
     if facts.nvfs_built_for is None or facts.driver is None or facts.nvfs_built_for == facts.driver:
         return None
     problem = "nvidia-fs was built for driver %s, %s is loaded" % (facts.nvfs_built_for, facts.driver)
-    return problem, "build it anew with dkms", facts.nvfs_source is not None
+    return problem, "rebuild it with dkms", facts.nvfs_source is not None
 
 
 def _nvfs_devices(facts: GdsFacts) -> Finding:
@@ -345,21 +345,21 @@ RULES: tuple[Rule, ...] = (
 
 
 def notes_on(mode: str, facts: GdsFacts) -> tuple[str, ...]:
-    """What does not stop a path, and should be known all the same."""
+    """Facts that do not block a path but should be reported."""
     notes = []
     if not facts.gpus:
         return ()
     if facts.mount_point is None and mode in DIRECT:
         notes.append("no volume was looked at")
     if mode in DIRECT and facts.acs is None:
-        notes.append("ACS of the ports between GPUs and drives could not be read (it takes root)")
+        notes.append("ACS of the ports between GPUs and drives could not be read (that needs root)")
     elif mode in DIRECT and facts.acs:
         # BP 1.1: "for optimal GDS performance, disable ACS". It works with it.
         notes.append("ACS sends traffic between GPUs and drives up to the root at %s: slower" % ", ".join(facts.acs))
     if mode == "nvidia-fs" and facts.iommu == IOMMU_PASSTHROUGH:
         notes.append("the IOMMU is in passthrough: allowed, off is best")
     if mode == "nvidia-fs" and facts.nvfs_loaded and facts.nvfs_built_for is None:
-        notes.append("nothing says which driver nvidia-fs was built for")
+        notes.append("it is not known which driver nvidia-fs was built for")
     if mode == "p2pdma" and facts.md_levels and facts.p2pdma_device:
         notes.append("NVIDIA's release notes (1.20) call RAID0 unsupported: `tunetool verify --gds require` proves it")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""The volume under a mount point as GPUDirect Storage sees it: file system, md, device mapper, drives, udev's word."""
+"""The volume under a mount point as GPUDirect Storage sees it: file system, md, device mapper, drives, udev's entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UDEV_PLACES = (
     "usr/lib/udev/rules.d",
     "lib/udev/rules.d",
 )
-"""In the order in which udev takes a file of one name (udev(7))."""
+"""Directories of udev rules in the order of their precedence (udev(7))."""
 
 PEER_PAGES_SINCE = (6, 2)
 """Kernel from which a direct request may carry peer pages (GDS troubleshooting guide, 14.1)."""
@@ -26,7 +26,7 @@ PEER_PAGES_STACKED_SINCE = (7, 2)
 
 
 def kernel_version(release: str) -> tuple[int, int]:
-    """Major and minor of a kernel's release; (0, 0) where it is not known."""
+    """Major and minor of a kernel's release; (0, 0) if unknown."""
     match = re.match(r"(\d+)\.(\d+)", release)
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
@@ -76,7 +76,7 @@ def read_volume(mount_point: str, kernel: str, p2pdma: Optional[bool], root: str
 
 
 def _takes_peer_pages(volume: dict[str, Any], kernel: tuple[int, int], p2pdma: Optional[bool]) -> Optional[bool]:
-    """Whether what is mounted accepts GPU pages in a direct request.
+    """Whether the mounted device accepts GPU pages in a direct request.
 
     The kernel shows that flag nowhere, so it follows from what is known: local NVMe drives take them, device mapper
     does not pass it on, md does in new kernels. A distribution's older kernel may carry that change: not known.

@@ -1,4 +1,4 @@
-"""The request queue of a block device: which scheduler sorts its requests."""
+"""The I/O scheduler of a block device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..common.files import read_text
 
 
 def active_scheduler(name: str, root: str = "/") -> str | None:
-    """``none`` or ``mq-deadline``, the one in brackets; None where the kernel does not say."""
+    """``none`` or ``mq-deadline``, the one in brackets; None if unknown."""
     text = read_text(os.path.join(root, "sys/block", name, "queue/scheduler"))
     match = re.search(r"\[([^\]]+)\]", text or "")
     return match.group(1) if match else None

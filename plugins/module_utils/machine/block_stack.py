@@ -1,6 +1,6 @@
-"""What lies under a directory: mount, block device, the drives beneath, and what those have counted.
+"""The storage under a directory: mount, block device, drives, and the drives' counters.
 
-The counters are the proof that bytes moved: a program may claim anything, a drive counts what it was sent.
+The counters prove that bytes moved: a program may claim anything, but a drive counts what it was sent.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _MEMORY_DISK = re.compile(r"^(zram|ram|nullb)\d+$")
 
 
 class CountersChanged(Exception):
-    """A drive went away, came back or was reset between two readings: their difference says nothing."""
+    """A drive vanished, came back or was reset between two readings, so their difference means nothing."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What a block device has done since it appeared."""
+    """The counters of a block device since it appeared."""
 
     read_ios: int
     read_sectors: int
     read_ms: int
-    """Summed over requests, so more than the wall clock when several are in flight."""
+    """Milliseconds summed over requests: more than the wall clock if several are in flight."""
     write_ios: int
     write_sectors: int
     write_ms: int
     busy_ms: int
-    """Wall clock with at least one request in flight."""
+    """Milliseconds of wall clock with at least one request in flight."""
 
     def since(self, before: Counters) -> Counters:
-        """What was done after ``before``. Raises ``CountersChanged`` when a counter ran backwards."""
+        """The difference to ``before``. Raises ``CountersChanged`` if a counter ran backwards."""
         pairs = [
             (self.read_ios, before.read_ios),
             (self.read_sectors, before.read_sectors),
@@ -82,7 +82,7 @@ class Counters:
         return self.read_ios if direction == "read" else self.write_ios
 
     def service_seconds(self, direction: str) -> float | None:
-        """Mean time of one request, queueing in the drive included; None when there was none."""
+        """Mean time of one request, queueing in the drive included; None without requests."""
         ios = self.ios(direction)
         spent = self.read_ms if direction == "read" else self.write_ms
         return spent / 1000 / ios if ios else None
@@ -103,7 +103,7 @@ class Leaf:
 
     @property
     def label(self) -> str:
-        """What a person can find in the chassis: the serial, else the kernel name."""
+        """The serial, which a person finds on the drive, else the kernel name."""
         return self.serial or self.name
 
 
@@ -118,10 +118,10 @@ class BlockStack:
     """Kernel name of the device that is mounted, such as ``md127``; None for tmpfs, overlay, NFS."""
     device_number: str | None
     medium: str
-    """For people and records: ``md RAID0 (8 x nvme)``, ``disk``, ``tmpfs``."""
+    """Name of the medium for people and records: ``md RAID0 (8 x nvme)``, ``disk``, ``tmpfs``."""
     leaves: tuple[Leaf, ...]
     redundant: bool
-    """True where a layer writes more, or reads elsewhere, than it is asked (mirrors, parity)."""
+    """True if a layer writes more than it is asked to, or reads elsewhere (mirrors, parity)."""
     in_memory: bool
     """True for zram, brd and null_blk: they count bytes that reach no medium."""
     device_iostats: bool = True
@@ -129,14 +129,14 @@ class BlockStack:
 
     @property
     def counts(self) -> tuple[str, ...]:
-        """Kernel names of the devices whose bytes are held against a program's claim."""
+        """Kernel names of the devices whose bytes are compared with a program's claim."""
         if self.redundant and self.device:
             return (self.device,)
         return tuple(leaf.name for leaf in self.leaves)
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Those of them that count nothing, by the kernel names whose switch is off."""
+        """Devices that count nothing: the kernel names whose ``queue/iostats`` is off."""
         if self.redundant and self.device:
             return () if self.device_iostats else (self.device,)
         return tuple(leaf.name for leaf in self.leaves if not leaf.iostats)
@@ -184,7 +184,7 @@ def devices_under(name: str, root: str = "/") -> list[str]:
 
 
 def snapshot(stack: BlockStack, root: str = "/") -> dict[str, Counters]:
-    """Counters now, by kernel name: of every leaf, and of the mounted device. Raises ``CountersChanged``."""
+    """Present counters by kernel name, of every leaf and of the mounted device. Raises ``CountersChanged``."""
     counters = {leaf.name: _sum([read_counters(name, root) for name in leaf.counted_by]) for leaf in stack.leaves}
     if stack.device and stack.device not in counters:
         counters[stack.device] = read_counters(stack.device, root)
@@ -192,7 +192,7 @@ def snapshot(stack: BlockStack, root: str = "/") -> dict[str, Counters]:
 
 
 def difference(after: dict[str, Counters], before: dict[str, Counters]) -> dict[str, Counters]:
-    """What each device did between two snapshots. Raises ``CountersChanged``."""
+    """The difference of each device between two snapshots. Raises ``CountersChanged``."""
     if set(after) != set(before):
         raise CountersChanged("the devices are not the same")
     changes = {}
@@ -221,7 +221,7 @@ def _sum(counters: list[Counters]) -> Counters:
 
 
 def device_directory(name: str, root: str) -> str:
-    """sysfs directory of a device: by number, because hidden devices aside that is the kernel's own index."""
+    """sysfs directory of a device, by its number, which is the kernel's own index except for hidden devices."""
     number = read_text(os.path.join(root, "sys/class/block", name, "dev"))
     if number:
         by_number = os.path.join(root, "sys/dev/block", number)
@@ -255,7 +255,7 @@ def _slaves(base: str) -> list[str]:
 
 
 class _Walk:
-    """Down through partitions, md, dm and loop devices to the drives."""
+    """Walks down through partitions, md, dm and loop devices to the drives."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -265,7 +265,7 @@ class _Walk:
         self._seen: set[str] = set()
 
     def descend(self, name: str) -> str:
-        """Collect the leaves under ``name``; return what to call it."""
+        """Collect the leaves under ``name``. Returns the name of the medium."""
         base = device_directory(name, self.root)
         if name in self._seen:
             return "disk"
@@ -296,7 +296,7 @@ class _Walk:
         return "dm " + kind if kind else "dm"
 
     def _backing(self, path: str) -> str:
-        # The bytes of a loop device may stop in the page cache: what counts is what its file lies on.
+        # The bytes of a loop device may stop in the page cache: the medium of its file counts.
         stack = read_stack(path, self.root)
         known = {leaf.name for leaf in self.leaves}
         self.leaves += [leaf for leaf in stack.leaves if leaf.name not in known]

@@ -1,4 +1,4 @@
-"""Other people's work on a node: programs on its GPUs, jobs of its scheduler, users of its volume."""
+"""Other work on a node: programs on its GPUs, jobs of its scheduler, users of its volume."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _DAEMONS = (
     "nvidia-smi",
     "nvidia-power",
 )
-"""Names, cut off at 15 characters as the kernel does, of what holds GPUs open on a node where nobody works."""
+"""Names, cut to 15 characters by the kernel, of services that hold GPUs open on an idle node."""
 
 
 def gpu_processes(root: str = "/") -> list[str]:
-    """Processes that compute on a GPU of this node; those that have one open where nvidia-smi does not answer."""
+    """Processes that compute on a GPU of this node; if nvidia-smi does not answer, those that have one open."""
     query = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
     try:
         shown = run(query, timeout=20).stdout
@@ -38,12 +38,12 @@ def gpu_processes(root: str = "/") -> list[str]:
 
 
 def gpu_holders(root: str = "/") -> list[str]:
-    """Processes that have a GPU open, by /proc: true also where nvidia-smi and the loaded driver no longer agree."""
+    """Processes that have a GPU open, from /proc; works also if nvidia-smi and the loaded driver do not match."""
     holders = {}
     for path in glob.glob(os.path.join(root, "proc/[0-9]*/fd/*")):
         try:
             target = os.readlink(path)
-        except OSError:  # It ended meanwhile.
+        except OSError:  # The process has ended.
             continue
         if _GPU.match(target):
             pid = int(path.split(os.sep)[-3])
@@ -56,7 +56,7 @@ def gpu_holders(root: str = "/") -> list[str]:
 
 
 def scheduler_jobs(environment: Mapping[str, str], root: str = "/") -> list[str]:
-    """Slurm jobs on this node, but for the one that this process belongs to: a job that computes now will write next.
+    """Slurm jobs on this node, except the one of this process: a job that computes now may write soon.
 
     Slurm's own step daemon names them, in the title of its process: `slurmstepd: [4711.batch]`.
     """
@@ -65,7 +65,7 @@ def scheduler_jobs(environment: Mapping[str, str], root: str = "/") -> list[str]
         try:
             with open(path, "rb") as stream:
                 match = _SLURM_STEP.match(stream.read())
-        except OSError:  # It ended meanwhile.
+        except OSError:  # The process has ended.
             continue
         if match and match[1].decode() != environment.get("SLURM_JOB_ID"):
             jobs.add(int(match[1]))
@@ -73,7 +73,7 @@ def scheduler_jobs(environment: Mapping[str, str], root: str = "/") -> list[str]
 
 
 def volume_users(mount_point: str, root: str = "/") -> list[str]:
-    """Who works on the volume at ``mount_point``; nobody where it is not mounted."""
+    """Users of the volume at ``mount_point``; empty if it is not mounted."""
     mount = mount_at(mount_point, read_mounts(root))
     if mount is None:
         return []
@@ -85,6 +85,6 @@ def killed_by_a_reboot(mount_point: str, environment: Mapping[str, str], root: s
     """Work that a reboot would end, a line each."""
     work = scheduler_jobs(environment, root) + (gpu_processes() if root == "/" else [])
     seen = " ".join(work)
-    # One process once: nvidia-smi names it too.
+    # Name a process once, even if nvidia-smi names it too.
     work += [line for line in gpu_holders(root) if " ".join(line.split()[:2]) + " " not in seen + " "]
     return work + (volume_users(mount_point, root) if mount_point else [])

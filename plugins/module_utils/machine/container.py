@@ -1,4 +1,4 @@
-"""Whether this is a container, told from what its runtime left, and what was not given to it."""
+"""Whether this is a container, by the traces of its runtime, and what it lacks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Container:
 
 
 def read_container(root: str = "/") -> Container | None:
-    """None on a machine, also on one that was made from a container's image and still carries its marks."""
+    """None on a machine, even on one that was made from a container image and still has its traces."""
     mounts = read_mounts(root)
     if any("/secrets/kubernetes.io/" in mount.mount_point + "/" for mount in mounts):
         return Container("kubernetes", "its secrets are mounted")
     top = mount_at("/", mounts)
     runtime = read_text(os.path.join(root, "run/systemd/container"))
-    # Written at boot, where /run is a file system of its own; on a disk it may have come along with an image.
+    # Written at boot, if /run is a separate file system; on a disk it may come from an image.
     if runtime and not (_owns_its_root(top) and mount_at("/run", mounts) is None):
         return Container(runtime, "/run/systemd/container")
     if _owns_its_root(top):
@@ -64,7 +64,7 @@ def _owns_its_root(top: Mount | None) -> bool:
 
 
 def read_memory_limit(root: str = "/") -> int | None:
-    """What the cgroup allows in bytes; None where it sets no limit."""
+    """What the cgroup allows in bytes; None without a limit."""
     for limit_file in _LIMITS:
         text = read_text(os.path.join(root, limit_file))
         if text and re.match(r"^\d+$", text):

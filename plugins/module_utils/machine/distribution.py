@@ -25,7 +25,7 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class Distribution:
-    """``family`` is None where neither ``id`` nor what it says it is like is known here."""
+    """``family``: None if neither ``id`` nor ``id_like`` is known here."""
 
     id: str
     version: str
@@ -33,7 +33,7 @@ class Distribution:
 
     @property
     def python_hint(self) -> str:
-        """What to do where the system's own Python is older than the program wants."""
+        """Hint for a system whose own Python is too old for the program."""
         if self.family == REDHAT and self.version.partition(".")[0] == "9":
             return (
                 "RHEL 9's own Python is 3.9: set `node_packages_extra: [python3.11]` and "
@@ -43,7 +43,7 @@ class Distribution:
 
 
 def read_distribution(root: str = "/") -> Distribution:
-    """The machine's distribution; empty fields where it does not say."""
+    """The machine's distribution; unknown fields are empty."""
     values = {}
     for release_file in ("etc/os-release", "usr/lib/os-release"):
         text = read_text(os.path.join(root, release_file))
@@ -56,7 +56,7 @@ def read_distribution(root: str = "/") -> Distribution:
 
 
 def parse_os_release(text: str) -> dict[str, str]:
-    """Its assignments, quotes taken off as a shell would."""
+    """The assignments of the file, without quotes as in a shell."""
     values = {}
     for line in lines(text):
         name, separator, value = line.strip().partition("=")

@@ -1,4 +1,4 @@
-"""What lies on block devices: file systems, partition tables, RAID, LVM, ZFS and LUKS labels."""
+"""Contents of block devices: file systems, partition tables, RAID, LVM, ZFS and LUKS labels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Signature:
     label: str | None
     uuid: str | None
     offset: str | None = None
-    """Where it lies on the device, as wipefs prints it."""
+    """Offset on the device, as wipefs prints it."""
 
     def __str__(self) -> str:
         parts = [self.type]
@@ -46,7 +46,7 @@ Contents = dict[str, list[Signature]]
 
 
 class UnreadableDevice(Exception):
-    """A device whose contents could not be asked for; nothing may be concluded about it."""
+    """The contents of a device could not be read, so nothing is known about them."""
 
 
 def read_signatures(names: Sequence[str]) -> list[Signature]:
@@ -57,7 +57,7 @@ def read_signatures(names: Sequence[str]) -> list[Signature]:
     if not names:
         return []
     try:
-        # --no-act twice over: without --all wipefs only lists, and this makes a slip of ours harmless.
+        # Without --all wipefs only lists; --no-act makes a mistake of ours harmless.
         result = run(["wipefs", "--no-act", "--json"] + ["/dev/" + name for name in names], timeout=120)
     except CommandError as error:
         raise UnreadableDevice(str(error)) from error
@@ -81,7 +81,7 @@ def parse_signatures(text: str) -> list[Signature]:
             for row in rows
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise UnreadableDevice("`wipefs --json` printed something else than its JSON: %r" % error) from error
+        raise UnreadableDevice("`wipefs --json` printed something other than its JSON: %r" % error) from error
 
 
 def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
@@ -92,7 +92,7 @@ def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
     try:
         everything = read_signatures(list(owner))
     except UnreadableDevice:
-        # One bad drive must not hide the others: ask again, one by one, to find it.
+        # One bad drive must not hide the others: ask again, one by one.
         everything = []
         for drive in drives:
             try:
@@ -104,7 +104,7 @@ def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
     for drive in drives:
         if drive.claims or drive.name in unreadable:
             continue
-        # What is under an idle array is claimed by that array: ask the array instead.
+        # An idle array claims the drives under it: ask the array instead.
         paths = ["/dev/" + array for array in drive.idle_arrays] or [drive.path]
         problems = [problem for problem in map(claim_problem, paths) if problem]
         if problems:
@@ -113,7 +113,7 @@ def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
 
 
 def claim_problem(path: str) -> str | None:
-    """Why the kernel will not hand the device out exclusively, or None when it will.
+    """Why the kernel refuses to open the device exclusively, or None if it does not.
 
     This catches what leaves no trace in mounts or holders (a mounted btrfs member, an imported ZFS pool).
     """
@@ -173,7 +173,7 @@ def ends_digest(path: str) -> str:
     digest = hashlib.sha256()
     try:
         with open(path, "rb", buffering=0) as stream:
-            # md writes to its members past their page cache: what an earlier reader left there may be old.
+            # md writes to its members past their page cache, which may hold older data of an earlier reader.
             with contextlib.suppress(OSError):
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             end = stream.seek(0, os.SEEK_END)

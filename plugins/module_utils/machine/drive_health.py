@@ -1,4 +1,4 @@
-"""What NVMe drives say of their own health, and what their links have become.
+"""The health that NVMe drives report, and the state of their links.
 
 The SMART / Health Information log and the controller's identity are asked by ioctl: no process, no I/O on the media,
 a millisecond for a drive. Layouts: NVM Express Base Specification, Get Log Page (SMART / Health Information, 02h) and
@@ -44,12 +44,12 @@ class Health:
     used_percent: int
     media_errors: int
     warning_minutes: int
-    """Over the drive's whole life, at or above its warning temperature."""
+    """Minutes at or above its warning temperature, over the drive's whole life."""
     critical_minutes: int
     throttled_count: int
     """How often in its life it went slower to cool down (both levels of host controlled thermal management)."""
     warning_temperature: int | None = None
-    """None where the drive does not say."""
+    """Degrees Celsius; None if the drive does not report it."""
 
 
 def parse_health(log: bytes, identity: bytes = b"") -> Health:
@@ -80,10 +80,11 @@ def health_log_dword10(length: int) -> int:
 
 
 def read_health(controller: str) -> Health:
-    """Ask ``/dev/nvmeX``. Raises ``Refused`` without root, ``NotOffered``, or ``Silent`` where no answer comes."""
+    """Read the log of ``/dev/nvmeX``. Raises ``Refused`` without root, ``NotOffered``, or ``Silent`` without an
+    answer."""
     state = read_text("/sys/class/nvme/%s/state" % controller)
     if state not in (None, "live"):
-        # To ask a controller that is being reset would wait as long as the reset does.
+        # A query to a controller in reset would wait as long as the reset does.
         raise Silent("controller state `%s`" % state)
     with opened("/dev/" + controller) as handle:
         log = ask(handle, GET_LOG_PAGE, _ALL_NAMESPACES, LOG_BYTES, health_log_dword10(LOG_BYTES))
@@ -97,10 +98,10 @@ Reader = Callable[[str], Health]
 @dataclass(frozen=True)
 class _Answers:
     healthy: Mapping[str, Health]
-    """By serial."""
+    """Health by serial."""
     silent: Sequence[str] = ()
     without: Sequence[str] = ()
-    """Those that have no log."""
+    """Drives without a log."""
     refused: str = ""
 
 
@@ -110,7 +111,7 @@ class _Question:
     expected: str
     remedy: str
     wrong: Callable[[Health], str]
-    """What is wrong with a drive, or nothing."""
+    """The problem of a drive, or empty."""
     summary: Callable[[Mapping[str, Health]], str] = field(default=lambda drives: "%d drives" % len(drives))
     """The words for drives with nothing wrong."""
 
@@ -132,7 +133,7 @@ def _heat(drives: Mapping[str, Health]) -> str:
     text = "at most %d C" % max(drive.temperature for drive in drives.values())
     for serial, drive in drives.items():
         hot = drive.warning_minutes + drive.critical_minutes
-        # Over a whole life and never reset: something to know, nothing to fail a node for.
+        # Counted over a whole life and never reset: reported, but no reason to fail a node.
         if hot or drive.throttled_count:
             text += "; `%s` in its life: too hot for %d min, throttled %d times" % (serial, hot, drive.throttled_count)
     return text
@@ -142,33 +143,33 @@ _QUESTIONS = (
     _Question(
         "drives.critical_warning",
         "no critical warning",
-        "save what you need, then replace the drive named; for a temperature, mend the cooling",
+        "save what you need, then replace that drive; for a temperature, repair the cooling",
         lambda drive: warnings_of(drive.critical_warning),
     ),
     _Question(
         "drives.media_errors",
         "no media or data integrity error",
-        "replace the drive named: it has returned data that it could not read or had to doubt",
+        "replace that drive: it reported data that it could not read or that may be wrong",
         lambda drive: "%d errors" % drive.media_errors if drive.media_errors else "",
     ),
     _Question(
         "drives.thermal",
         "below the warning temperature",
-        "look at fans, filters and blanking plates; a drive that is too hot goes slower, and with it the array",
+        "look at fans, filters and blanking plates; a drive that is too hot slows down, and the array with it",
         _thermal,
         _heat,
     ),
     _Question(
         "drives.wear",
         "under 100 % of its rated life",
-        "plan to replace the drive named: its maker no longer answers for it",
+        "plan to replace that drive: it has reached its rated life",
         lambda drive: "%d %% used" % drive.used_percent if drive.used_percent >= 100 else "",
         lambda drives: "at most %d %% used" % max(drive.used_percent for drive in drives.values()),
     ),
     _Question(
         "drives.spare",
         "spare blocks above the drive's own threshold",
-        "replace the drive named: it soon turns read-only",
+        "replace that drive: it will soon be read-only",
         lambda drive: (
             "%d %% left, threshold %d %%" % (drive.spare_percent, drive.spare_threshold_percent)
             if drive.spare_percent < drive.spare_threshold_percent
@@ -181,11 +182,11 @@ _QUESTIONS = (
 LINK = "drives.link"
 
 HEALTH_CHECKS = tuple(question.id for question in _QUESTIONS) + (LINK,)
-"""What drives become by themselves: no fault of what was built, so a warning while building."""
+"""Checks of the drives' own state: while building, they only warn."""
 
 
 def judge_health(members: Sequence[Drive], reader: Reader | None) -> list[Check]:
-    """One answer to each question about the drives ``members``; without a reader all are skipped."""
+    """One result for each check of the drives ``members``; without a reader all are skipped."""
     if not members:
         return [Check(question.id, SKIP, question.expected, "no drive to ask") for question in _QUESTIONS]
     answers = _ask_all(members, reader) if reader else _Answers({}, refused="not asked")
@@ -254,7 +255,7 @@ def possible_link(link: Link) -> tuple[float | None, int | None]:
 
 
 def _lower(drive: float | None, slot: float | None) -> float | None:
-    """What both allow; where the slot is silent, what the drive does."""
+    """The smaller of both; the drive's if the slot's is unknown."""
     if drive is None or slot is None:
         return drive
     return min(drive, slot)

@@ -17,14 +17,14 @@ SECTOR = 512
 
 @dataclass(frozen=True)
 class Link:
-    """A PCIe link as negotiated and as possible. Speeds in GT/s, widths in lanes; None where sysfs is silent."""
+    """A PCIe link as negotiated and as possible. Speeds in GT/s, widths in lanes; None if unknown."""
 
     current_speed_gts: float | None = None
     current_width: int | None = None
     max_speed_gts: float | None = None
     max_width: int | None = None
     slot_max_speed_gts: float | None = None
-    """Of the port above the device: a slot, or a switch's port."""
+    """Speed and width of the port above the device: a slot, or a switch's port."""
     slot_max_width: int | None = None
 
 
@@ -44,7 +44,7 @@ class Drive:
     lba_bytes: int
     """Logical block: 512 or 4096."""
     metadata_bytes: int
-    """Metadata per logical block; 0 for what md and XFS can use."""
+    """Metadata bytes per logical block; md and XFS need 0."""
     transport: str
     pci_address: str | None
     numa_node: int | None
@@ -53,12 +53,12 @@ class Drive:
     controller: str = ""
     """Kernel name of the controller, such as ``nvme3``: its number may differ from the namespace's."""
     uses: tuple[str, ...] = ()
-    """Why the drive is taken: mounts, swap, holders, open partitions. Empty when nothing claims it."""
+    """Why the drive is in use: mounts, swap, holders, open partitions. Empty if nothing uses it."""
     partitions: tuple[str, ...] = ()
     arrays: tuple[str, ...] = ()
     """Names of md devices that hold the whole drive as a member."""
     idle_arrays: tuple[str, ...] = ()
-    """md devices over the drive or its partitions on which nothing rests: no mount, swap or further holder."""
+    """md devices over the drive or its partitions that nothing uses: no mount, swap or further holder."""
 
     @property
     def claims(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def _numa_node(controller: str, device: str) -> int | None:
     for path in (os.path.join(controller, "numa_node"), os.path.join(device, "numa_node")):
         node = read_int(path)
         if node is not None:
-            # The kernel says -1 where the firmware names no node.
+            # The kernel reports -1 if the firmware names no node.
             return node if node >= 0 else None
     return None
 
@@ -172,7 +172,7 @@ def _gigatransfers(text: str | None) -> float | None:
 
 
 def _lanes(text: str | None) -> int | None:
-    # 0 and 255 are how the kernel says "unknown".
+    # The kernel reports 0 and 255 for "unknown".
     return int(text) if text and text.isdigit() and 0 < int(text) < 255 else None
 
 
@@ -188,7 +188,7 @@ def _by_id_links(root: str) -> dict[str, list[str]]:
 
 
 def _best_link(links: list[str], serial: str) -> str | None:
-    """One of several links: the one that people can read, with the serial and without a namespace suffix."""
+    """The most readable of several links: with the serial and without a namespace suffix."""
     ranked = sorted(links, key=lambda link: (not (serial and link.endswith("_" + serial)), len(link), link))
     return ranked[0] if ranked else None
 
@@ -213,7 +213,7 @@ def holders_of(root: str, name: str) -> list[str]:
 
 
 def disks_under(root: str, array: str) -> set[str]:
-    """Kernel names of the whole disks directly beneath an md device that are still there, also one that is inactive."""
+    """Kernel names of the present whole disks directly beneath an md device, active or not."""
     slaves = os.path.join(root, "sys/block", array, "slaves")
     try:
         # A drive that was pulled leaves its link behind.
@@ -234,7 +234,7 @@ def _member_of(holder: str) -> str:
 
 
 class _Users:
-    """Who uses a block device, through partitions, md and dm, up to mounts and swap."""
+    """The users of a block device, through partitions, md and dm, up to mounts and swap."""
 
     def __init__(self, root: str) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""One entry of /etc/fstab, set without touching any other line."""
+"""Sets one entry of /etc/fstab without changing any other line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class FstabConflict(Exception):
 
 
 def escape(text: str) -> str:
-    """Blanks, line feeds and backslashes as fstab(5) wants them: the escapes that every reader of the file knows."""
+    """A word with blanks, line feeds and backslashes escaped as in fstab(5)."""
     return re.sub(r"[\\ \t\n]", lambda match: "\\%03o" % ord(match.group()), text)
 
 
 def entries_at(text: str, mount_point: str) -> list[FstabEntry]:
-    """The entries for ``mount_point``, however its path is written, with those that mount(8) passes over."""
+    """The entries for ``mount_point`` in any notation, including those that mount(8) ignores."""
     wanted = plain_path(mount_point)
     return [entry for entry in parse_fstab(text) if plain_path(entry.mount_point) == wanted]
 
@@ -29,7 +29,7 @@ def entries_at(text: str, mount_point: str) -> list[FstabEntry]:
 def with_entry(
     text: str, spec: str, mount_point: str, fs_type: str, options: str, replace_any_spec: bool = False
 ) -> str:
-    """fstab with one entry for ``mount_point``, all other lines byte for byte as they are.
+    """fstab with one entry for ``mount_point``, and all other lines unchanged.
 
     An entry there for another device raises ``FstabConflict`` unless ``replace_any_spec``: somebody put it there.
     Two entries for the mount point raise it always.
@@ -68,6 +68,6 @@ def foreign_entry(text: str, mount_point: str, specs: Iterable[str]) -> str | No
 
 
 def without_entry(text: str, uuid: str) -> str:
-    """fstab without the entries for the file system ``uuid``, all other lines as they are."""
+    """fstab without the entries for the file system ``uuid``, and all other lines unchanged."""
     ours = {entry.line_number for entry in parse_fstab(text) if entry.spec == "UUID=" + uuid}
     return "".join(line for number, line in enumerate(lines(text), start=1) if number not in ours)

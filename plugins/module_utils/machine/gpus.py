@@ -33,7 +33,7 @@ class Gpu:
 
 
 def read_gpus(devices: Mapping[str, PciDevice], root: str = "/") -> list[Gpu]:
-    """Those of ``devices`` that are GPUs, by address."""
+    """The GPUs among ``devices``, by address."""
     return [
         Gpu(device.address, _model(device, root), device.link, device.numa_node)
         for device in devices.values()

@@ -1,6 +1,6 @@
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""What the speed of a node depends on, and one hash of it: what was measured on one node holds on its equals."""
+"""The facts that affect the speed of a node, and one hash of them: equal hashes mean comparable figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINK = ("current_speed_gts", "current_width", "max_speed_gts", "max_width")
 
 
 def hardware(drives: Sequence[Drive], stack: BlockStack | None, root: str = "/") -> dict[str, Any]:
-    """Facts, none of which changes with the host's name or a drive's number. ``stack`` is what was measured."""
+    """The facts, without the host's name and drives' numbers. ``stack``: the measured storage."""
     loaded = read_text(os.path.join(root, "proc/driver/nvidia/version"))
     return {
         "kernel": os.uname().release,
@@ -44,7 +44,7 @@ def hardware_hash(facts: Mapping[str, Any]) -> str:
 
 
 def hardware_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs, each with both values."""
+    """The differences, each with both values."""
     return [
         "%s was %s, is %s" % (name, _shown(before.get(name)), _shown(now.get(name)))
         for name in now

@@ -14,20 +14,20 @@ from .memory import HugePages, hugepage_sizes, memlock_limit, memory_total, numa
 
 @dataclass(frozen=True)
 class Host:
-    """None where the machine does not say."""
+    """Each field is None if unknown."""
 
     name: str | None
     kernel: str | None
     distribution: str | None
     machine: str | None
-    """Vendor and product, as the firmware says."""
+    """Vendor and product, as the firmware reports them."""
     cpu: str | None
     sockets: int | None
     cpus: int | None
     numa: tuple[tuple[int, str], ...]
     """Each node with its list of CPUs."""
     virtual: bool
-    """A hypervisor lies beneath: PCIe links are what it chose to show."""
+    """Whether a hypervisor runs beneath, which decides what PCIe links show."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes; None where the machine does not say."""
+    """Bytes; None if unknown."""
 
     total: int | None
     available: int | None
@@ -76,7 +76,7 @@ def read_host(root: str = "/") -> Host:
 
 
 def read_memory(root: str = "/") -> Memory:
-    """Facts of its memory. Pools of no page are left out."""
+    """Facts of the memory. Pools without pages are left out."""
     available = re.search(
         r"^MemAvailable:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE
     )
@@ -100,7 +100,7 @@ def read_memory(root: str = "/") -> Memory:
 
 
 def _count(text: str | None) -> int | None:
-    """How many numbers a list such as ``0-55,112-167`` names."""
+    """Number of values in a list such as ``0-55,112-167``."""
     total = 0
     for part in (text or "").split(","):
         match = re.match(r"^(\d+)(?:-(\d+))?$", part.strip())

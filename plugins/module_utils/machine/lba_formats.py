@@ -1,4 +1,4 @@
-"""The LBA formats that a drive offers, and the `nvme format` line that brings it to the wanted one.
+"""The LBA formats that a drive offers, and the `nvme format` line for the wanted one.
 
 Layout: NVM Express NVM Command Set Specification, Identify Namespace data structure (CNS 00h).
 """
@@ -31,7 +31,7 @@ class LbaFormat:
 
 @dataclass(frozen=True)
 class Formats:
-    """What a namespace offers, what it has, and how many blocks of that."""
+    """The formats of a namespace, the present one, and its number of blocks."""
 
     offered: tuple[LbaFormat, ...]
     current: LbaFormat
@@ -39,7 +39,7 @@ class Formats:
 
     @property
     def size_bytes(self) -> int:
-        """Its capacity without metadata, also where the kernel shows none because it cannot use the format."""
+        """Its capacity in bytes without metadata, even if the kernel shows none because it cannot use the format."""
         return self.blocks * self.current.data_bytes
 
 
@@ -69,7 +69,7 @@ def read_formats(name: str) -> Formats:
 
 
 def try_formats(name: str) -> Formats | None:
-    """The same, or None where no answer can be had: what the line of mending then is, its owner must look up."""
+    """The same, or None without an answer; the owner must then look up the format."""
     try:
         return read_formats(name)
     except (Refused, NotOffered, Silent, ValueError):
@@ -77,7 +77,7 @@ def try_formats(name: str) -> Formats | None:
 
 
 def with_capacity(drive: Drive, formats: Formats | None) -> Drive:
-    """The drive as its identity says it is, where sysfs shows no capacity: the kernel cannot use its metadata."""
+    """The drive with the capacity of its identity, if sysfs shows none because the kernel cannot use its metadata."""
     if drive.size_bytes or formats is None:
         return drive
     current = formats.current
@@ -87,13 +87,13 @@ def with_capacity(drive: Drive, formats: Formats | None) -> Drive:
 
 
 def best_format(offered: Sequence[LbaFormat], data_bytes: int) -> LbaFormat | None:
-    """The fastest format of blocks of ``data_bytes`` without metadata; the first of equals."""
+    """The fastest format with blocks of ``data_bytes`` and without metadata; the first of equals."""
     fitting = [form for form in offered if form.data_bytes == data_bytes and not form.metadata_bytes]
     return min(fitting, key=lambda form: (form.performance, form.index), default=None)
 
 
 def mending(path: str, formats: Formats | None, data_bytes: int) -> str:
-    """How the drive at ``path`` gets blocks of ``data_bytes`` without metadata, in words with the line to type.
+    """The hint how to give the drive at ``path`` blocks of ``data_bytes`` without metadata, with the command line.
 
     Without ``--force``: nvme-cli then shows what it would erase and waits.
     """

@@ -1,4 +1,4 @@
-"""Huge pages, /dev/shm, RAM and locked memory as the machine has them now."""
+"""The present state of huge pages, /dev/shm, RAM and locked memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..units import format_size_binary
 from .mounts import mount_at, read_mounts
 
 GIGANTIC_KIB = 2**20
-"""1 GiB: larger than what the kernel's allocator hands out, so only sure at boot, from the kernel's command line."""
+"""1 GiB: larger than the kernel's allocator supports, so only certain at boot, by the kernel's command line."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,23 @@ class HugePages:
 
     @property
     def gigantic(self) -> bool:
-        """Whether the kernel's command line is the sure way to it."""
+        """Whether only the kernel's command line reserves it with certainty."""
         return self.size_kib >= GIGANTIC_KIB
 
     @property
     def label(self) -> str:
-        """What a person calls it."""
+        """The pool's name for people."""
         size = format_size_binary(self.size_kib * 1024).replace(" ", "")
         return size if self.numa_node is None else "%s,node%d" % (size, self.numa_node)
 
     @property
     def bytes(self) -> int:
-        """RAM that the pool takes from everyone else."""
+        """RAM in bytes that the pool takes."""
         return self.size_kib * 1024 * self.count
 
 
 def read_hugepages(pool: HugePages, root: str = "/") -> int | None:
-    """Pages that the pool has now; None when the kernel has no such pool."""
+    """Number of pages in the pool; None if the kernel has no such pool."""
     return read_int(os.path.join(root, pool.path.lstrip("/")))
 
 
@@ -59,7 +59,7 @@ def hugepage_sizes(root: str = "/") -> list[int]:
 
 
 def memory_total(root: str = "/") -> int:
-    """MemTotal in bytes; 0 when /proc is not there."""
+    """MemTotal in bytes; 0 without /proc."""
     match = re.search(r"^MemTotal:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE)
     return int(match.group(1)) * 1024 if match else 0
 
@@ -71,20 +71,20 @@ def numa_nodes(root: str = "/") -> list[int]:
 
 
 def node_memory(node: int, root: str = "/") -> int:
-    """RAM of one NUMA node in bytes; 0 on one that has none or does not say."""
+    """RAM of one NUMA node in bytes; 0 if it has none or it is unknown."""
     path = os.path.join(root, "sys/devices/system/node/node%d/meminfo" % node)
     match = re.search(r"MemTotal:\s+(\d+) kB", read_text(path) or "")
     return int(match.group(1)) * 1024 if match else 0
 
 
 def bytes_on_node(pools: Sequence[HugePages], node: int, nodes: int) -> int:
-    """What pools take of one of ``nodes`` NUMA nodes. The kernel spreads a pool of no node evenly."""
+    """Bytes that pools take of one of ``nodes`` NUMA nodes. The kernel spreads a pool without a node evenly."""
     on_this_node = sum(pool.bytes for pool in pools if pool.numa_node == node)
     return on_this_node + sum(pool.bytes for pool in pools if pool.numa_node is None) // nodes
 
 
 def shm_bytes(root: str = "/") -> int | None:
-    """Size of the tmpfs at /dev/shm; None when none is mounted there.
+    """Size of the tmpfs at /dev/shm in bytes; None if none is mounted there.
 
     tmpfs shows ``size=`` in KiB, and leaves it out at its default of half the RAM (kernel:
     Documentation/filesystems/tmpfs.rst).

@@ -1,4 +1,4 @@
-"""How much RAM a process here may still take: of the machine, and of every control group that it is in."""
+"""How much RAM this process may still take: of the machine, and of every control group around it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NO_LIMIT = 2**60
 
 
 def memory_left(root: str = "/") -> tuple[int, str] | None:
-    """Bytes, and what sets that limit: ``RAM`` or the path of a control group. None where nothing says.
+    """Bytes, and what sets that limit: ``RAM`` or the path of a control group. None if unknown.
 
-    Page cache counts as left where it can be dropped; what lies in a tmpfs cannot (kernel:
+    Page cache that can be dropped counts as free; files in a tmpfs cannot be dropped (kernel:
     Documentation/filesystems/proc.rst, MemAvailable; Documentation/admin-guide/cgroup-v2.rst).
     """
     limits = []
@@ -71,7 +71,7 @@ def _groups(root: str) -> Iterator[tuple[str, _Files]]:
         if controllers and "memory" not in controllers.split(","):
             continue
         top = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
-        # In a container the name may be the host's: what is mounted at the top is then the container's own group.
+        # In a container the name may be the host's: the mounted top directory is then the container's own group.
         parts = [part for part in name.split("/") if part not in ("", "..")]
         for depth in range(len(parts) + 1):
             yield "/".join([top] + parts[:depth]), _FILES_1 if controllers else _FILES_2

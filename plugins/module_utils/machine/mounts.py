@@ -1,4 +1,4 @@
-"""What is mounted where, and what the mount table promises."""
+"""Mounts, from mountinfo and /etc/fstab."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Mount:
     """One line of /proc/self/mountinfo. ``options`` are the mount's and the file system's, merged."""
 
     device_number: str
-    """``major:minor`` of the device underneath; ``0:N`` for what has none (tmpfs, overlay)."""
+    """``major:minor`` of the device; ``0:N`` without one (tmpfs, overlay)."""
     mount_point: str
     root: str
     """The directory of the file system that shows here: ``/`` unless this is a bind mount."""
@@ -32,10 +32,10 @@ class FstabEntry:
     mount_point: str
     fs_type: str
     options: tuple[str, ...]
-    """Empty where the line ends before them, which means ``defaults``."""
+    """Empty if the line ends before the options, which means ``defaults``."""
     line_number: int
     skipped: bool = False
-    """mount(8) passes over the line: it is too short, or a word follows where a number must."""
+    """Whether mount(8) ignores the line: it is too short, or has a word instead of a number."""
 
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
@@ -46,7 +46,7 @@ _TAG = re.compile(r"""([A-Z]+=)(["'])(.*)\2""", re.DOTALL)
 def unescape(text: str) -> str:
     """``\\040`` back to a blank, as mountinfo, swaps and fstab write it. Each escape is a byte, not a character."""
     plain = _ESCAPE.sub(lambda match: bytes([int(match.group(1), 8) & 0xFF]), text.encode("utf-8", "surrogateescape"))
-    # What reads these files is written in C, where a text ends there.
+    # The programs that read these files are written in C, where a string ends there.
     return plain.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
@@ -89,7 +89,7 @@ def read_mounts(root: str = "/") -> list[Mount]:
 
 
 def swap_sources(root: str = "/") -> list[str]:
-    """Files and devices that are swapped to."""
+    """Files and devices in use as swap."""
     rows = lines(exact_text(os.path.join(root, "proc/swaps")))[1:]
     return [unescape(re.split(r"[ \t]", line, maxsplit=1)[0]) for line in rows if line.strip()]
 

@@ -23,11 +23,11 @@ _NOT_IMPLEMENTED = (0x001, 0x002, 0x109)
 
 
 class Refused(Exception):
-    """This process may not ask."""
+    """This process has no permission for the command."""
 
 
 class NotOffered(Exception):
-    """The drive does not have what was asked for, as some emulated and cloud drives."""
+    """The drive does not support the command, like some emulated and cloud drives."""
 
 
 class Silent(Exception):
@@ -37,14 +37,14 @@ class Silent(Exception):
 def encode_command(opcode: int, namespace: int, address: int, length: int, dword10: int) -> bytes:
     """An admin command that reads ``length`` bytes to ``address``.
 
-    The kernel's own time-out: a shorter one would make it reset the controller under whoever uses it.
+    Uses the kernel's own time-out: after a shorter one it would reset the controller while others use it.
     """
     return _COMMAND.pack(opcode, 0, 0, namespace, 0, 0, 0, address, 0, length, dword10, 0, 0, 0, 0, 0, 0, 0)
 
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[int]:
-    """A controller or namespace to ``ask``. What the kernel refuses in the block becomes ``Refused`` or ``Silent``."""
+    """An open controller or namespace for ``ask``. Turns errors of the kernel into ``Refused`` or ``Silent``."""
     try:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -72,7 +72,7 @@ def namespace_id(handle: int) -> int:
 
 
 def raise_for_status(status: int) -> None:
-    """What an NVMe status other than success means: status code type and code, as the kernel returns them."""
+    """The error for an NVMe status: status code type and code, as the kernel returns them."""
     if status & 0x7FF in _NOT_IMPLEMENTED:
         raise NotOffered("NVMe status %#x" % status)
     if status != 0:

@@ -49,7 +49,7 @@ def port_directories(device: str) -> list[str]:
 
 
 def read_pci(root: str = "/") -> dict[str, PciDevice]:
-    """By address; empty where sysfs is not there."""
+    """PCI devices by address; empty without sysfs."""
     base = os.path.join(root, "sys/bus/pci/devices")
     try:
         names = sorted(os.listdir(base))
@@ -77,7 +77,7 @@ def _read(entry: str) -> PciDevice | None:
         vendor=vendor,
         device=_hex(directory, "device"),
         link=read_link(directory),
-        # The kernel says -1 where the firmware names no node.
+        # The kernel reports -1 if the firmware names no node.
         numa_node=node if node is not None and node >= 0 else None,
         interfaces=_interfaces(directory) if kind == NIC else (),
     )

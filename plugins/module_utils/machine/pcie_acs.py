@@ -8,7 +8,7 @@ from typing import Optional, Sequence
 from .pci_tree import port_directories
 
 _EXTENDED = 0x100
-"""Where extended capabilities begin (PCI Express Base Specification, 7.6)."""
+"""Offset of the extended capabilities (PCI Express Base Specification, 7.6)."""
 _ACS = 0x000D
 _CONTROL = 6
 _REDIRECT = 0x04 | 0x08
@@ -16,7 +16,7 @@ _REDIRECT = 0x04 | 0x08
 
 
 def ports_above(address: str, root: str = "/") -> list[str]:
-    """sysfs directories of the ports above a PCI device, the nearest first; empty where it is not there."""
+    """sysfs directories of the ports above a PCI device, the nearest first; empty if the device does not exist."""
     device = os.path.join(root, "sys/bus/pci/devices", address)
     if not os.path.exists(device):
         return []
@@ -24,9 +24,9 @@ def ports_above(address: str, root: str = "/") -> list[str]:
 
 
 def redirects(config: bytes) -> Optional[bool]:
-    """Whether ACS of a port turns peer traffic away, from its configuration space.
+    """Whether ACS of a port redirects peer traffic, from its configuration space.
 
-    None where the bytes stop before the extended capabilities: without root the kernel shows only the first 64.
+    None if the bytes end before the extended capabilities: without root the kernel shows only the first 64.
     """
     if len(config) < _EXTENDED + 4:
         return None

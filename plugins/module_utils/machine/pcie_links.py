@@ -1,4 +1,4 @@
-"""PCIe links: what one carries, and which ports above drives several of them share."""
+"""PCIe links: the bandwidth of one, and the ports that several drives share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .pci_tree import port_directories
 
 
 def link_bandwidth(link: Link) -> float | None:
-    """Raw bytes per second of a link as negotiated, after line encoding; None when sysfs is silent.
+    """Raw bytes per second of a link as negotiated, after line encoding; None if unknown.
 
     2.5 and 5 GT/s (Gen1, Gen2) carry 8 bits in 10, 8 to 32 GT/s (Gen3 to Gen5) 128 in 130 (PCIe base
     specification). 64 GT/s (Gen6) has no line code; its flit overhead is not subtracted here.
@@ -28,7 +28,7 @@ def downgraded(
 
 
 def bandwidth(speed_gts: float | None, width: int | None) -> float | None:
-    """The same of a speed in GT/s and a number of lanes."""
+    """The same from a speed in GT/s and a number of lanes."""
     if speed_gts is None or width is None:
         return None
     if speed_gts <= 5:

@@ -1,8 +1,8 @@
-"""A machine on paper: what the readers of machines read, as one JSON document, and laid out as a tree again.
+"""Recordings of machines: everything that the readers of machines read, as one JSON document or as a tree.
 
 ``tunetool inspect --capture`` writes it and ``--root`` reads it. Alone it runs on any machine with a Python:
 ``ssh node python3 - < plugins/module_utils/machine/recording.py > node.json``, so it imports nothing of its own
-package. Links are kept as links. No environment, no log, no address of a network card, no content of a device is read.
+package. Links stay links. It reads no environment, no log, no address of a network card and no content of a device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Mapping
 
 SCHEMA_NAME = "tunetool.recording/1"
 BESIDE = "tunetool-recording.json"
-"""In a tree, the file that holds what is in no file of the machine: the note, the health of its drives."""
+"""In a tree, the file with facts that are in no file of the machine: the note, the health of its drives."""
 
 FILES = (
     "/etc/cufile.json",
@@ -109,7 +109,7 @@ PRESENT = (
     "/sys/bus/pci/devices/*/net/*",
     "/sys/class/nvme/*",
 )
-"""Only that they are there: kept as empty files and directories, never opened."""
+"""Paths of which only the existence is recorded, as empty files and directories; never opened."""
 
 LINKS = (
     "/dev/disk/by-id/md-*",
@@ -124,7 +124,7 @@ _PLAIN_OPTION = re.compile(r"^(?:[a-z_0-9]+|size=\d+k|pagesize=\w+|mode=\d+)$")
 
 
 def _without_secrets(text: str) -> str:
-    """mountinfo whose network and overlay mounts keep neither addresses, users nor lists of directories."""
+    """mountinfo without addresses, users and lists of directories of network and overlay mounts."""
     lines = []
     for full in text.splitlines():
         line = full
@@ -152,7 +152,7 @@ def _one_a_socket(text: str) -> str:
 
 
 def _model_alone(text: str) -> str:
-    """A GPU's name; its UUID stays at home."""
+    """The facts of a GPU without its UUID."""
     return "".join(line + "\n" for line in text.splitlines() if line.startswith("Model:"))
 
 
@@ -161,7 +161,7 @@ _CLEANED: Mapping[str, Callable[[str], str]] = {
     "/proc/cpuinfo": _one_a_socket,
     "/information": _model_alone,
 }
-"""By the end of the path."""
+"""Functions that clean a file's text, by the end of its path."""
 
 
 class _Walk:
@@ -176,7 +176,7 @@ class _Walk:
         return [path[len(self.root) :] for path in sorted(glob.glob(self.root + pattern))]
 
     def real(self, path: str, last: bool = True) -> str | None:
-        """Where ``path`` leads inside the root; every link on the way is kept, the last one if it is asked for."""
+        """Resolve ``path`` inside the root; record every link on the way, and the last one if asked for."""
         done, parts, hops = "", path.strip("/").split("/"), 0
         while parts:
             location = done + "/" + parts.pop(0)
@@ -220,7 +220,7 @@ class _Walk:
 
 
 def record(root: str = "/") -> dict[str, Any]:
-    """The machine under ``root``."""
+    """Record the machine under ``root``."""
     walk = _Walk(root)
     for pattern in FILES:
         for path in walk.matches(pattern):
@@ -231,7 +231,7 @@ def record(root: str = "/") -> dict[str, Any]:
     for pattern in LINKS:
         for path in walk.matches(pattern):
             walk.real(path, last=False)
-    # /proc/self is this very process: it is kept under the name that readers use.
+    # /proc/self is this process: record it under the name that readers use.
     own_directory = "/proc/%d/" % os.getpid()
     files = {path.replace(own_directory, "/proc/self/"): text for path, text in walk.files.items()}
     return {
@@ -243,7 +243,7 @@ def record(root: str = "/") -> dict[str, Any]:
 
 
 def anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with the host's name, serial numbers and IPv4 addresses replaced, each everywhere alike."""
+    """The same with the host's name, serial numbers and IPv4 addresses replaced, consistently."""
     serials = {text.strip() for path, text in document["files"].items() if re.search(r"/nvme\d+/serial$", path)}
     names = {serial: "SERIAL%02d" % index for index, serial in enumerate(sorted(serials - {""}), start=1)}
     host = str(document["files"].get("/proc/sys/kernel/hostname", "")).strip()
@@ -255,7 +255,7 @@ def anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
         return re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", "192.0.2.1", text)
 
     def coded(path: str) -> bool:
-        # Those names hold the serial in hexadecimal, or a number as good as it.
+        # Those names contain the serial in hexadecimal, or an equivalent number.
         return bool(re.search(r"/by-id/nvme-(?:eui|nvme|uuid)\.", path))
 
     copy: dict[str, Any] = json.loads(json.dumps(dict(document)))
@@ -272,7 +272,7 @@ def _keeping_versions(path: str, text: str, clean: Callable[[str], str]) -> str:
 
 
 def lay_out(document: Mapping[str, Any], directory: str) -> None:
-    """The document as a tree under ``directory``, links as links. Raises ``ValueError`` where it leads out of it."""
+    """Write the document as a tree under ``directory``. Raises ``ValueError`` for a path that leads out of it."""
     for path in document.get("directories", ()):
         os.makedirs(_inside(directory, path), exist_ok=True)
     for path, text in document["files"].items():
@@ -289,7 +289,7 @@ def lay_out(document: Mapping[str, Any], directory: str) -> None:
             os.symlink(target, location)
             links.append((location, path))
     for location, path in links:
-        # A link made later may have turned an earlier one.
+        # A later link may have changed the target of an earlier one.
         _within(directory, location, path)
     beside = {key: value for key, value in document.items() if key not in ("files", "links", "directories")}
     with open(os.path.join(directory, BESIDE), "w", encoding="utf-8") as stream:

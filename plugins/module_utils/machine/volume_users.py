@@ -1,4 +1,4 @@
-"""Who works on a volume: processes of any mount namespace, swap files, loop devices, mounts within it."""
+"""Users of a volume: processes of any mount namespace, swap files, loop devices, mounts within it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .mounts import parse_mountinfo, plain_path, swap_sources, unescape
 
 @dataclass(frozen=True)
 class Process:
-    """A process with something of the volume in its hands."""
+    """A process that uses something on the volume."""
 
     pid: int
     command: str
@@ -33,14 +33,15 @@ class _VolumeMount:
     mount_id: str
     point: str
     follows: bool
-    """True where an unmount in the first namespace takes this one away, too."""
+    """Whether an unmount in the first namespace also removes this mount."""
 
 
 def occupants(device_number: str, device: str, mount_point: str, root: str = "/") -> list[str]:
-    """All that bars the volume ``device`` (``major:minor``, kernel name) from being unmounted for good, a line each."""
+    """Everything that prevents the volume ``device`` (``major:minor``, kernel name) from being unmounted, a line
+    each."""
     mount_point = plain_path(mount_point)
     uses = ["`%s` is mounted in it" % point for point in _mounts_within(mount_point, root)]
-    uses += ["it is mounted at `%s`, too" % point for point in _other_mount_points(device_number, mount_point, root)]
+    uses += ["it is also mounted at `%s`" % point for point in _other_mount_points(device_number, mount_point, root)]
     uses += ["swap file `%s`" % path for path in _swap_files(mount_point, root)]
     uses += ["loop device `%s` on `%s`" % pair for pair in _loops(mount_point, root)]
     uses += ["device `%s` is built on it" % holder for holder in holders_of(root, device)]
@@ -56,7 +57,7 @@ def processes(device_number: str, root: str = "/") -> list[Process]:
         if pid == os.getpid():
             continue
         namespace = _namespace(str(pid), root)
-        # A process whose namespace may not be read is looked at by itself.
+        # A process whose namespace cannot be read is checked separately.
         key = namespace or str(pid)
         if key not in mounts:
             mounts[key] = _mounts(str(pid), device_number, root)

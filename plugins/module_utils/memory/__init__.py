@@ -1,3 +1,3 @@
-"""Huge pages, /dev/shm and locked memory: judged, set now, and made to last over a reboot. Imports ``machine`` and
+"""Huge pages, /dev/shm and locked memory: checked, set now, and kept over a reboot. Imports ``machine`` and
 ``common``.
 """

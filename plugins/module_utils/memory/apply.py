@@ -1,4 +1,4 @@
-"""Huge pages, /dev/shm and locked memory brought to what is asked: compared first, changed where they differ."""
+"""Brings huge pages, /dev/shm and locked memory to what is asked: compares first, then changes what differs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ARGUMENTS: dict[str, Any] = {
     "shm_size": {"type": "str", "default": ""},
     "memlock": {"type": "str", "default": ""},
 }
-"""What M(tunetool.node.host_memory) takes."""
+"""Arguments of M(tunetool.node.host_memory)."""
 
 
 class MemoryJob(Job):
@@ -55,10 +55,10 @@ class MemoryJob(Job):
         super().__init__(ledger, root)
         self.wanted = wanted
         self.reboot_reasons: list[str] = []
-        """What was asked for and is not in force until the node reboots."""
+        """Settings that take effect only after a reboot."""
 
     def all(self) -> dict[str, Any]:
-        """The three in turn; returns what was asked for, as the manifest holds it."""
+        """Bring all three to what is asked. Returns the settings as the manifest holds them."""
         pools = self.hugepages()
         return {
             "hugepages": [
@@ -69,7 +69,7 @@ class MemoryJob(Job):
         }
 
     def put(self, name: str, path: str, text: str) -> bool:
-        """A file with exactly this text; true when it was written."""
+        """Bring a file to exactly this text. Returns whether it was written."""
         before = content(self._path(path))
         if self.ledger.file_differs(name, path, before, text):
             replace_file(self._path(path), text)
@@ -77,9 +77,9 @@ class MemoryJob(Job):
         return False
 
     def hugepages(self) -> list[HugePages]:
-        """Pools sized now, and at boot through tmpfiles.d and, for 1 GiB pages, the kernel's command line.
+        """Size the pools now, and at boot through tmpfiles.d and, for 1 GiB pages, the kernel's command line.
 
-        Those no longer asked for are given back.
+        Frees pools that are no longer asked for.
         """
         pools = [
             HugePages(parse_size(entry["size"] or "2MiB") // 1024, entry["count"], entry["numa_node"])
@@ -122,9 +122,9 @@ class MemoryJob(Job):
             )
 
     def _until_reboot(self, pool: HugePages, try_now: bool) -> None:
-        """1 GiB pages that the next boot brings. A running kernel may still find some: asked once, never again.
+        """Record 1 GiB pages that wait for the next boot. With ``try_now``, ask the running kernel for them first.
 
-        It moves whatever lies in the way, which costs running jobs time, and mostly fails on a node that has worked
+        For that the kernel must move pages, which costs running jobs time, and mostly fails on a node that has worked
         for a while. So only the run that sets the command line tries.
         """
         pages = read_hugepages(pool, self.root)
@@ -147,7 +147,7 @@ class MemoryJob(Job):
             )
 
     def write_pool(self, pool: HugePages) -> int | None:
-        """Ask the kernel for the pages; what it has then, which may be fewer."""
+        """Ask the kernel for the pages. Returns the number that it has then, which may be smaller."""
         with open(self._path(pool.path), "w", encoding="ascii") as stream:
             stream.write("%d" % pool.count)
         return read_hugepages(pool, self.root)
@@ -189,8 +189,8 @@ class MemoryJob(Job):
         if size + pools > total:
             beside = " beside huge pages of %s" % format_size_binary(pools) if pools else ""
             raise Refusal(
-                "`/dev/shm` of %s%s is more than the node's RAM of %s: whoever fills it meets the OOM killer. hint: "
-                "lower `host_memory_shm_size`" % (format_size_binary(size), beside, format_size_binary(total))
+                "`/dev/shm` of %s%s is more than the node's RAM of %s: the OOM killer ends a program that fills it. "
+                "hint: lower `host_memory_shm_size`" % (format_size_binary(size), beside, format_size_binary(total))
             )
         live = shm_bytes(self.root)
         if live is None or size >= live:
@@ -208,7 +208,8 @@ class MemoryJob(Job):
             )
 
     def memlock(self) -> str | None:
-        """limits.d for logins, DefaultLimitMEMLOCK for services. Returns it as limits.conf(5) writes it."""
+        """Set limits.d for logins and DefaultLimitMEMLOCK for services. Returns the limit in the form of
+        limits.conf(5)."""
         text = self.wanted["memlock"]
         if not text:
             return None

@@ -1,4 +1,4 @@
-"""1 GiB pages on the kernel's command line, compared first, changed where they differ."""
+"""1 GiB pages on the kernel's command line: compares first, then changes what differs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class CommandLine:
             )
 
     def _refuse_unknown(self, wanted: Sequence[str]) -> None:
-        # Somebody who keeps the command line by other means has done all there is to do.
+        # The owner maintains the command line by other means, and it has the words already.
         if wanted and not carries(self.running, wanted):
             raise Refusal(
                 "1 GiB pages need the kernel's command line, and the boot loader here is not known (GRUB on Debian and "

@@ -1,7 +1,7 @@
-"""The boot loader that puts words on the kernel's command line: GRUB as Debian and Ubuntu have it, or grubby.
+"""The boot loader, which sets the kernel's command line: GRUB as on Debian and Ubuntu, or grubby.
 
-A boot configuration is never left half written: what is made is checked first and then renamed into place, and where
-the tools fail or make something else, what was there before is put back.
+A boot configuration is never left half written: a new one is checked and then renamed into place, and if the tools fail
+or make something else, the former one is restored.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _SECONDS = 600
 
 
 class BootLoader(Protocol):
-    """What a job asks of one."""
+    """The interface of a boot loader."""
 
     where: str
-    """What a person looks at."""
+    """The place where a person can check it."""
 
     def entries(self) -> list[list[str]]:
         """The command line of every kernel that can be booted."""
 
     def ours(self) -> list[str]:
-        """The words that an earlier run put there, as far as the boot loader's own files tell."""
+        """The words that an earlier run set, according to the boot loader's own files."""
 
     def keeps(self, words: Sequence[str]) -> bool:
-        """Whether its source says ``words`` of ours and no others, so that they outlive the next kernel's install."""
+        """Whether its source has exactly ``words`` of ours, so that they survive the installation of a kernel."""
 
     def put(self, words: Sequence[str], before: Sequence[str]) -> None:
         """Replace our words ``before`` by ``words``. Raises ``Refusal`` after restoring the old state."""
 
 
 def find(root: str = "/") -> BootLoader | None:
-    """The boot loader of the machine under ``root``, None where it is none that is known here."""
+    """The boot loader of the machine under ``root``; None if it is not a known one."""
     if any(os.path.isfile(os.path.join(root, path.lstrip("/"))) for path in _GRUBBY):
         return Grubby()
     # Reading /etc/default/grub.d is Debian's own addition to grub-mkconfig.
@@ -55,7 +55,7 @@ def find(root: str = "/") -> BootLoader | None:
 
 
 class Grub:
-    """A file of our own in /etc/default/grub.d, and a grub.cfg made from it."""
+    """GRUB: our own file in /etc/default/grub.d, and a grub.cfg made from it."""
 
     where = DROPIN_PATH
 
@@ -66,19 +66,19 @@ class Grub:
         return os.path.join(self._root, path.lstrip("/"))
 
     def entries(self) -> list[list[str]]:
-        """As grub.cfg has them now."""
+        """The command lines in grub.cfg."""
         return linux_lines(content(self._path(GRUB_CFG)))
 
     def ours(self) -> list[str]:
-        """From our file."""
+        """The words in our file."""
         return parse_dropin(content(self._path(DROPIN_PATH)))
 
     def keeps(self, words: Sequence[str]) -> bool:
-        """Our file has them."""
+        """Whether our file has the words."""
         return self.ours() == list(words)
 
     def put(self, words: Sequence[str], before: Sequence[str]) -> None:
-        """Write or remove our file, then make grub.cfg anew."""
+        """Write or remove our file, then make grub.cfg again."""
         old = content(self._path(DROPIN_PATH))
         try:
             self._write(render_dropin(words))
@@ -86,7 +86,7 @@ class Grub:
             _check(
                 linux_lines(made), words, [word for word in (before, parse_dropin(old)) if list(word) != list(words)]
             )
-            # grub-mkconfig itself writes over the live file: a power loss there leaves a node without kernels.
+            # grub-mkconfig itself overwrites the live file: a power loss would leave a node without kernels.
             replace_file(self._path(GRUB_CFG), made)
         except (CommandError, Refusal, OSError) as error:
             self._write(old)
@@ -112,26 +112,26 @@ class Grub:
 
 
 class Grubby:
-    """Red Hat's tool, which edits the entries of every installed kernel and what later ones inherit."""
+    """grubby, Red Hat's tool: edits the entries of every installed kernel, and what later kernels inherit."""
 
     where = "grubby --info=ALL"
 
     def entries(self) -> list[list[str]]:
-        """As grubby prints them."""
+        """The command lines that grubby prints."""
         return grubby_lines(run(["grubby", "--info=ALL"]).stdout)
 
     def ours(self) -> list[str]:
-        """The entries do not tell whose a word is."""
+        """Empty: the entries do not show who set a word."""
         return []
 
     def keeps(self, words: Sequence[str]) -> bool:
-        """The entries are its source."""
+        """Whether all entries, which are its source, have the words."""
         return True
 
     def put(self, words: Sequence[str], before: Sequence[str]) -> None:
         """Remove the old words, add the new ones, and read back the entries."""
         entries = self.entries()
-        # grubby knows a word by its name: another pool's `hugepages=` would be overwritten.
+        # grubby finds a word by its name, so it would overwrite another pool's `hugepages=`.
         for entry in entries:
             strange = [word for word in without(entry, before) if word.partition("=")[0] in ("hugepages", "hugepagesz")]
             if words and strange and not carries(entry, words):

@@ -1,4 +1,4 @@
-"""Huge pages that a machine cannot or should not have."""
+"""Limits of huge pages on a machine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..units import format_size_binary
 
 
 def refuse_impossible(pools: Sequence[HugePages], share: int, root: str = "/") -> None:
-    """Raises ``Refusal`` for a size or a node that is not there, and for more than ``share`` percent of the RAM."""
+    """Raises ``Refusal`` for an unknown size or node, and for more than ``share`` percent of the RAM."""
     offered = hugepage_sizes(root)
     for pool in pools:
         if pool.size_kib not in offered:
             sizes = ", ".join(format_size_binary(size * 1024) for size in offered) or "none"
             raise Refusal(
                 "huge pages of %s are not offered by this kernel (%s). hint: 1 GiB pages need a processor with "
-                "`pdpe1gb` in /proc/cpuinfo; in a virtual machine, its host must pass that on"
+                "`pdpe1gb` in /proc/cpuinfo; in a virtual machine, its host must pass that flag on"
                 % (format_size_binary(pool.size_kib * 1024), sizes)
             )
         if read_hugepages(pool, root) is None:
@@ -36,7 +36,7 @@ def refuse_impossible(pools: Sequence[HugePages], share: int, root: str = "/") -
                 % (format_size_binary(pool.size_kib * 1024), pool.numa_node)
             )
     _refuse_share(sum(pool.bytes for pool in pools), memory_total(root), share, "RAM")
-    # What is over the share on one node starves that node's GPUs and drives, however much the others have.
+    # More than the share on one node starves that node's GPUs and drives, even if other nodes have RAM.
     nodes = {node: node_memory(node, root) for node in numa_nodes(root)}
     nodes = {node: total for node, total in nodes.items() if total}
     if len(nodes) > 1:

@@ -1,4 +1,4 @@
-"""Huge pages on the kernel's command line: rendered, parsed, and found in what a boot loader will pass on. Pure.
+"""Huge pages on the kernel's command line: renders and parses the words, and finds them in boot entries. Pure.
 
 Kernel: Documentation/admin-guide/kernel-parameters.txt, ``hugepages=`` and ``hugepagesz=``.
 """
@@ -20,7 +20,7 @@ _ARGS = re.compile(r'^args="(?P<words>.*)"$', re.MULTILINE)
 
 
 def parameters(pools: Sequence[HugePages]) -> list[str]:
-    """The words that make the kernel reserve the gigantic ones of ``pools``, a size at a time, nodes by number."""
+    """The words that make the kernel reserve the gigantic pages of ``pools``, by size, then by node number."""
     words = []
     gigantic = [pool for pool in pools if pool.gigantic and pool.count]
     for size in sorted({pool.size_kib for pool in gigantic}):
@@ -37,7 +37,7 @@ def _size_word(size_kib: int) -> str:
 
 
 def parse(words: Sequence[str]) -> list[HugePages]:
-    """The pools that ``words`` ask for by size. ``hugepages=`` without a size is the default size's: left out."""
+    """The pools in ``words``, by size. ``hugepages=`` without a size is for the default size, and left out."""
     size, pools = None, []
     for word in words:
         name, _, value = word.partition("=")
@@ -70,7 +70,7 @@ def _start_of(words: Sequence[str], wanted: Sequence[str]) -> int | None:
 
 
 def foreign_pools(words: Sequence[str], ours: Sequence[Sequence[str]]) -> list[HugePages]:
-    """Gigantic pools that somebody else put on a command line; ``ours`` are the words that may be from us."""
+    """Gigantic pools on a command line that are not ours; ``ours``: the words that may be from us."""
     for wanted in ours:
         words = without(words, wanted)
     return [pool for pool in parse(words) if pool.gigantic]
@@ -84,13 +84,13 @@ def render_dropin(words: Sequence[str]) -> str:
 
 
 def parse_dropin(text: str) -> list[str]:
-    """The words of a file that ``render_dropin`` wrote; none of any other."""
+    """The words of a file that ``render_dropin`` wrote; empty for any other file."""
     match = _DROPIN.search(text)
     return match.group("words").split() if match else []
 
 
 def linux_lines(grub_cfg: str) -> list[list[str]]:
-    """The command line of each Linux that a grub.cfg can boot; memory testers and other systems are none."""
+    """The command line of each Linux in a grub.cfg; other entries, such as memory testers, do not count."""
     lines = [match.group("words").split() for match in _LINUX.finditer(grub_cfg)]
     return [words[1:] for words in lines if "vmlinu" in words[0] or "/kernel" in words[0]]
 

@@ -1,4 +1,4 @@
-"""Whether an ordinary user can really lock memory, shown by locking it in sessions that begin now.
+"""Checks whether an ordinary user can lock memory, by locking it in sessions that begin now.
 
 Root passes every limit, and the session that asks began before the limit was set: neither proves anything. So a child
 becomes an ordinary user in the two ways in which jobs do, through PAM as a login, and as a service of systemd.
@@ -20,12 +20,12 @@ from ..units import format_size_binary
 
 USER_ID = 65534
 DEFAULT_LIMIT = 8 * 2**20
-"""The kernel's own; what fits into it proves nothing. systemd may give its logins an eighth of the RAM."""
+"""The kernel's default limit: locking less proves nothing. systemd may give its logins an eighth of the RAM."""
 LOCK_BYTES = DEFAULT_LIMIT + 64 * 2**20
 LOGIN, SERVICE, SESSION = "login", "service", "session"
 _SECONDS = 60
 _PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python")
-# The limit before PAM speaks: what root's own session has must not shine through.
+# The limit before PAM sets one, so that root's own limit cannot be inherited.
 _STARVED = ["prlimit", "--memlock=65536:65536"]
 
 # An anonymous mapping, locked as cuFile and DeepSpeed lock theirs, and what the kernel then counts as locked.
@@ -49,13 +49,13 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one child got."""
+    """The result of one child process."""
 
     uid: int
     can_pass_limits: bool
-    """It has CAP_IPC_LOCK: its success proves nothing."""
+    """Whether it has CAP_IPC_LOCK, with which success proves nothing."""
     limit: int
-    """Its soft limit in bytes; negative for none."""
+    """Its soft limit in bytes; negative: unlimited."""
     locked: int
     error: str = ""
 
@@ -65,7 +65,7 @@ Locker = Callable[[str, int], Attempt]
 
 
 def lock_memory(kind: str, size: int) -> Attempt:
-    """The real one."""
+    """The user id of the child."""
     child = child_command(size)
     if kind == LOGIN:
         child = [*_STARVED, "runuser", "-u", _user_name(), "--", *child]
@@ -75,12 +75,12 @@ def lock_memory(kind: str, size: int) -> Attempt:
 
 
 def child_command(size: int) -> list[str]:
-    """What locks, whoever runs it."""
+    """The command that locks memory."""
     return [_python(), "-I", "-S", "-c", _CHILD, str(size)]
 
 
 def parse_attempt(text: str) -> Attempt:
-    """The last line that the child printed; a login may greet before it."""
+    """The last line of the child's output; a login may print others before."""
     lines = text.strip().splitlines()
     try:
         attempt: dict[str, Any] = json.loads(lines[-1])
@@ -92,7 +92,7 @@ def parse_attempt(text: str) -> Attempt:
 
 
 def _python() -> str:
-    # The one that runs us may stand where an ordinary user cannot go.
+    # Our own interpreter may be in a directory that an ordinary user cannot enter.
     return next((path for path in _PYTHONS if os.path.exists(path)), "python3")
 
 
@@ -104,14 +104,14 @@ def _user_name() -> str:
 
 
 def kinds(is_root: bool, root: str = "/") -> list[str]:
-    """The sessions that can be tried."""
+    """The kinds of sessions that can be tried."""
     if not is_root:
         return [SESSION]
     return [LOGIN, SERVICE] if os.path.isdir(os.path.join(root, "run/systemd/system")) else [LOGIN]
 
 
 def bytes_to_lock(wanted: str, root: str = "/") -> int:
-    """More than the default limit allows, no more than is asked for, and a quarter of the free memory at most."""
+    """Bytes to lock: more than the default limit, at most what is asked for and a quarter of the free memory."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE)
     free = int(match.group(1)) * 1024 // 4 if match else LOCK_BYTES
     asked = LOCK_BYTES if wanted == "unlimited" else int(wanted) * 1024
@@ -120,7 +120,7 @@ def bytes_to_lock(wanted: str, root: str = "/") -> int:
 
 
 def lock_checks(wanted: str, tried: Sequence[str], locker: Locker = lock_memory, root: str = "/") -> list[Check]:
-    """A check for each kind of session. ``wanted`` is ``unlimited`` or KiB, as the manifest holds it."""
+    """One check for each kind of session. ``wanted`` is ``unlimited`` or KiB, as the manifest holds it."""
     size = bytes_to_lock(wanted, root)
     return [_judge(kind, wanted, size, locker) for kind in tried]
 

@@ -1,4 +1,4 @@
-"""The files that make huge pages and the limit on locked memory last: tmpfiles.d, limits.d and systemd's own."""
+"""Files that keep huge pages and the limit on locked memory over a boot: tmpfiles.d, limits.d and systemd's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADER = "# Written by tunetool (role host_memory); changes here are lost at it
 
 
 def render_tmpfiles(pools: Sequence[HugePages]) -> str:
-    """tmpfiles.d lines: unlike vm.nr_hugepages they reach every page size and NUMA node, at every boot."""
+    """Lines for tmpfiles.d, which, unlike vm.nr_hugepages, support every page size and NUMA node."""
     lines = ["w %s - - - - %d\n" % (pool.path, pool.count) for pool in pools]
     return _HEADER + "".join(lines)
 
@@ -40,7 +40,7 @@ def parse_tmpfiles(text: str) -> list[HugePages]:
 def pools_to_give_back(
     before: Sequence[HugePages], asked: Sequence[HugePages], nodes: Sequence[int]
 ) -> list[HugePages]:
-    """Pools of an earlier run that nobody asks for now, to be emptied.
+    """Pools of an earlier run that are no longer asked for, to be emptied.
 
     The pool over all NUMA nodes is the sum of theirs: one asked for settles all of them, and where single nodes take
     its place the others give back their share.
@@ -59,12 +59,12 @@ def pools_to_give_back(
 
 
 def render_limits(memlock: str) -> str:
-    """limits.d for logins. ``*`` does not cover root, so root has its own lines (limits.conf(5))."""
+    """Lines for limits.d, for logins. ``*`` does not cover root, so root has its own lines (limits.conf(5))."""
     rows = ["%s %s memlock %s\n" % (who, kind, memlock) for who in ("*", "root") for kind in ("soft", "hard")]
     return _HEADER + "".join(rows)
 
 
 def render_systemd(memlock: str) -> str:
-    """system.conf.d and user.conf.d for services, which never pass through PAM's limits."""
+    """Text for system.conf.d and user.conf.d, for services, to which PAM's limits do not apply."""
     value = "infinity" if memlock == "unlimited" else str(int(memlock) * 1024)
     return _HEADER + "[Manager]\nDefaultLimitMEMLOCK=%s\n" % value

@@ -1,4 +1,4 @@
-"""The plan file: what each host would lose, agreed to by its owner before anything is lost."""
+"""The plan file: what each host would lose; the owner applies it before anything is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARRAY_ACTIONS = {
     TEARDOWN: ("remove", "nothing", "refuse"),
     REPLACE: ("remove", "nothing", "refuse"),
 }
-"""What may become of a host's array, by the plan's job."""
+"""Possible actions on a host's array, by the plan's job."""
 PLAYBOOKS = {
     PROVISION: "site.yml",
     TEARDOWN: "playbooks/teardown.yml",
@@ -77,7 +77,8 @@ def document(
 
 
 def seal(plan: Mapping[str, Any]) -> str:
-    """sha256 over the canonical JSON without the key itself. It shows slips and edits; it is no signature."""
+    """sha256 over the canonical JSON without the key itself. It detects accidental changes and edits; it is not a
+    signature."""
     bare = {key: value for key, value in plan.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -124,7 +125,7 @@ def parse(text: str, name: str, job: str = PROVISION) -> dict[str, Any]:
 
 
 def wipes(plan: Mapping[str, Any], host: str) -> list[dict[str, str]]:
-    """What the plan lets this host lose: serial and hash of each drive. Nothing for a host it does not name."""
+    """The drives that this host may lose: serial and hash of each. Empty for a host that the plan does not name."""
     part = plan["hosts"].get(host)
     if part is None:
         return []
@@ -141,7 +142,7 @@ def wipes(plan: Mapping[str, Any], host: str) -> list[dict[str, str]]:
 
 
 def volume(plan: Mapping[str, Any], host: str) -> dict[str, Any]:
-    """The volume that the plan lets this host lose: the array's UUID and the hash of what is in it. Empty for none."""
+    """The volume that this host may lose: the array's UUID and the hash of its contents. Empty for none."""
     part = plan["hosts"].get(host)
     if part is None or part["array_action"] != "remove":
         return {}

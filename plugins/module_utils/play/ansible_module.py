@@ -10,7 +10,7 @@ from ..common.files import printable
 
 
 class AnsibleModule(basic.AnsibleModule):  # type: ignore[misc]  # ansible-core comes without types
-    """One whose every result is UTF-8.
+    """A module whose results are always UTF-8.
 
     A file or a name on a node may hold any bytes, and ansible-core 2.19 takes no result with one that is not: the task
     would fail after its work is done, and again at every later run.
@@ -25,5 +25,5 @@ class AnsibleModule(basic.AnsibleModule):  # type: ignore[misc]  # ansible-core 
         super().fail_json(printable(msg), **printable(kwargs))
 
     def warn(self, warning: str, **kwargs: Any) -> None:
-        """Say something beside the result."""
+        """Add a warning to the result."""
         super().warn(printable(warning), **kwargs)

@@ -1,4 +1,4 @@
-"""A program that a module starts and waits for, which ends when the module does or when nobody reads its answer.
+"""Runs a program for a module; the program ends with the module, and when the play was interrupted.
 
 An interrupted play ends Ansible's processes on the control machine. No signal reaches the module on a node then: sshd
 closes the pipe that the module would answer to, with or without a shared connection (ControlPersist), and a module that
@@ -16,7 +16,7 @@ import subprocess
 from typing import IO, Callable, Mapping, Sequence
 
 END_SECONDS = 60.0
-"""How long a program may take to clean up after it was asked to end."""
+"""Seconds that a program may take to clean up after it was asked to end."""
 _LOOK_MILLISECONDS = 200
 _PR_SET_PDEATHSIG = 1
 
@@ -24,8 +24,8 @@ _PR_SET_PDEATHSIG = 1
 def start(
     argv: Sequence[str], environment: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start ``argv`` without input, in a session of its own. It gets SIGTERM when this process dies."""
-    # Loaded here: after the fork only what is safe in the child may be done.
+    """Start ``argv`` without input, in its own session. It gets SIGTERM when this process dies."""
+    # Loaded here: after the fork, the child may call only few functions.
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def end_with_parent() -> None:
@@ -47,7 +47,7 @@ def start(
 def wait(process: subprocess.Popen[bytes], stop: Callable[[], None], patience: float = END_SECONDS) -> int:
     """Wait until ``process`` ends and return its exit status.
 
-    ``stop`` is called when nobody reads this process's standard output any more. After another ``patience`` seconds
+    ``stop`` is called when the reader of this process's standard output is gone. After another ``patience`` seconds
     the process is killed with its process group.
     """
     poll = select.poll()

@@ -21,7 +21,7 @@ def converge(
 ) -> tuple[Result, dict[str, Any]]:
     """Settle ``work`` under the node's lock. Return its result, and ``changed``, ``diff`` and ``differences``.
 
-    Ends the module with an error where something is refused, fails (with ``errors`` too), or is left as it is.
+    Ends the module with an error if something is refused, fails (``errors`` too), or remains different.
     """
     refused: tuple[type[Exception], ...] = (Refusal, CommandError, Locked, *errors)
     try:
@@ -44,5 +44,5 @@ def converge(
 
 
 def outcome(ledger: Ledger) -> dict[str, Any]:
-    """What every such module returns."""
+    """The results that every such module returns."""
     return {"changed": bool(ledger.diff), "diff": ledger.diff, "differences": as_results(ledger.differences)}

@@ -1,6 +1,6 @@
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""What became of each host of a run: one line each, for Ansible's callback and for `tunetool provision` alike. Pure."""
+"""The result of each host of a run, one line each, for Ansible's callback and for `tunetool provision`. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ REFUSED, FAILED, UNREACHABLE, NOT_REACHED = "refused", "failed", "unreachable", 
 WIDTH = 100
 
 BUILD, PLAN = "build", "plan"
-"""What a run is for, where that decides when a host is done."""
+"""The job of a run, which decides when a host is done."""
 
 _PREFIX = "tunetool.node."
 _ARRAY_TASK = _PREFIX + "raid_array"
 _LAST_TASK = _PREFIX + "node_manifest"
-"""The action with which a build ends: a host that did not come so far is not built, whatever else went well."""
+"""The last action of a build: a host without it is not built, even if all its tasks succeeded."""
 _PLAN_TASK = _PREFIX + "nvme_drives"
 _CONTROL_TASKS = frozenset(
     {
@@ -42,7 +42,7 @@ _CONTROL_TASKS = frozenset(
         _PREFIX + "write_plan",
     }
 )
-"""Actions that run on the control machine alone, whatever host they are listed under."""
+"""Actions that run only on the control machine, for any host."""
 _HEAD = ("host", "result", "tasks", "changed", "trips", "seconds", "reason")
 _NUMBERS = ("tasks", "changed", "trips", "seconds")
 
@@ -52,7 +52,7 @@ _PORT = re.compile(r" -o Port=(\d+)")
 
 @dataclass
 class Host:
-    """What became of one host so far."""
+    """The result of one host so far."""
 
     host: str
     status: str = NOT_REACHED
@@ -60,17 +60,17 @@ class Host:
     changed: int = 0
     seconds: float = 0.0
     trips: int | None = None
-    """Times that Ansible went to the host and waited for its answer; None where that was not counted."""
+    """Number of round trips to the host; None if they were not counted."""
     reason: str = ""
     differences: list[dict[str, Any]] = field(default_factory=list)
     hugepages: str = ""
-    """What huge pages take of the RAM, which nothing else can use."""
+    """RAM that huge pages take, as text."""
     reboot_reasons: list[str] = field(default_factory=list)
-    """What was asked for and waits for a reboot."""
+    """Settings that wait for a reboot."""
 
 
 def one_line(text: str) -> str:
-    """Text of any shape as one short line."""
+    """Any text as one short line."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())[:500]
 
 
@@ -90,7 +90,7 @@ class Summary:
         return self.hosts.setdefault(name, Host(name))
 
     def ok(self, name: str, action: str, result: Mapping[str, Any], seconds: float = 0.0) -> None:
-        """A task went well."""
+        """Record a task that succeeded."""
         host = self.host(name)
         self._count(host, action, result, seconds)
         host.changed += bool(result.get("changed"))
@@ -106,7 +106,7 @@ class Summary:
             host.status = self._good(host)
 
     def failed(self, name: str, action: str, result: Mapping[str, Any], seconds: float = 0.0) -> None:
-        """A task failed: one of ours that said what to do about it, and had changed nothing, refused."""
+        """Record a task that failed. It counts as a refusal if it is ours, has a hint and changed nothing."""
         host = self.host(name)
         self._count(host, action, result, seconds)
         first = str(result.get("msg") or "no message").split("\n", 1)[0]
@@ -114,13 +114,13 @@ class Summary:
         host.status, host.reason = REFUSED if refused else FAILED, one_line(first)
 
     def unreachable(self, name: str, result: Mapping[str, Any], seconds: float = 0.0) -> None:
-        """Ansible could not get to the host, or lost it."""
+        """Record that Ansible could not reach the host, or lost it."""
         host = self.host(name)
         host.seconds += seconds
         host.status, host.reason = UNREACHABLE, one_line(str(result.get("msg") or "no message"))
 
     def recovered(self, name: str) -> None:
-        """The host's failure was rescued by its play: it does not count."""
+        """Remove the host's failure, which its play has rescued."""
         host = self.host(name)
         host.status, host.reason = self._good(host), ""
 
@@ -143,7 +143,7 @@ class Summary:
         if isinstance(taken, int) and isinstance(ram, int) and ram:
             shown = "%s of %s RAM, %.1f %%" % (format_size_binary(taken), format_size_binary(ram), 100.0 * taken / ram)
             host.hugepages = shown if taken else ""
-        # A role that looks again after a reboot says it all anew; each role speaks for itself alone.
+        # A role that runs again after a reboot replaces its own earlier differences.
         reasons = result.get("reboot_reasons")
         if isinstance(reasons, list) and action.startswith(_PREFIX):
             self._waiting[(host.host, action)] = [one_line(str(reason)) for reason in reasons]
@@ -162,18 +162,18 @@ class Summary:
 
 
 def document(hosts: Iterable[Host]) -> dict[str, Any]:
-    """For programs."""
+    """The summary as data for JSON."""
     return {"schema": "tunetool.summary/1", "hosts": [dataclasses.asdict(host) for host in hosts]}
 
 
 def lines(hosts: Iterable[Host], width: int = WIDTH) -> list[str]:
-    """For people: a table with one line for each host, beneath it what was found otherwise than asked for."""
+    """The summary as text: a table with one line for each host, and its differences beneath."""
     rows = [(_cells(host), host) for host in hosts]
     widths = [max([len(title)] + [len(cells[at]) for cells, _host in rows]) for at, title in enumerate(_HEAD[:-1])]
     indent = sum(widths) + 2 * len(widths)
     shown = [_row(list(_HEAD), widths).rstrip(), "-" * width]
     for cells, host in rows:
-        # A reason that does not fit goes on beneath itself; never narrower than a message can be read.
+        # A long reason wraps within its column, which has a minimum width.
         reason = textwrap.wrap(cells[-1], max(width - indent, 30), break_long_words=False) or [""]
         shown.append(_row(cells[:-1] + reason[:1], widths).rstrip())
         shown += [" " * indent + more for more in reason[1:]]
@@ -209,7 +209,7 @@ def _row(cells: list[str], widths: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Route:
-    """How Ansible gets to a host: over ssh to an address and a port, or by another connection plugin to a name."""
+    """The connection to a host: ssh to an address and a port, or another connection plugin to a name."""
 
     ssh: bool
     address: str
@@ -245,7 +245,7 @@ class Trips:
             self._counts[route] = self._counts.get(route, 0) + 1
 
     def knows(self, host: str) -> bool:
-        """Whether the host's way was given."""
+        """Whether the host's connection is known."""
         return host in self._hosts
 
     def goes(self, host: str, route: Route) -> None:
@@ -253,7 +253,7 @@ class Trips:
         self._hosts[host] = route
 
     def of(self, host: str) -> int | None:
-        """Trips to the host; None where none was logged, since no task runs without one."""
+        """Round trips to the host; None if none was logged, since every task needs one."""
         route = self._hosts.get(host)
         if route is None or list(self._hosts.values()).count(route) > 1:
             return None

@@ -1,4 +1,4 @@
-"""Running ``tunetool`` on a node and bringing its record back. The command line is built here alone."""
+"""Runs ``tunetool`` on a node and returns its record. Only this module builds the command line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Mapping, Sequence
 from . import connection
 
 COMMANDS = ("verify", "stage", "bench", "tune")
-"""What may be run: commands whose answer is a record. The others build, destroy, or print no record."""
+"""Commands that may be run: those that make a record. Others build, destroy, or print no record."""
 CHECK_MODE = "verify"
-"""The command that has something to say without changing or measuring anything: its checks."""
+"""The command that supports check mode: it then makes only its checks."""
 _NEED_MEASURING = ("level", "require", "gds")
-"""Options of that command which ask for measurements."""
+"""Options of that command that ask for measurements."""
 TAIL_LINES = 20
 MARK = "TUNETOOL_PLAY"
 """Environment variable by which tunetool knows Ansible's processes on its own machine, and kills them when the play is
@@ -28,15 +28,15 @@ class Refused(Exception):
 def command_line(
     command: Sequence[str], options: Mapping[str, Any], arguments: Sequence[str], check_mode: bool = False
 ) -> list[str]:
-    """The arguments of the program, with its record on standard output.
+    """The arguments for the program, which prints its record on standard output.
 
-    An option that ``arguments`` name is not taken from ``options``. Raises ``Refused``.
+    An option in ``arguments`` wins over ``options``. Raises ``Refused``.
     """
     if not command or command[0] not in COMMANDS:
         raise Refused("`tunetool %s` is not run on nodes. hint: one of %s" % (" ".join(command), ", ".join(COMMANDS)))
     given = list(arguments)
     if "json" in option_names(given) or "json" in options:
-        raise Refused("`--json` is the module's own. hint: leave it out, the result has the record")
+        raise Refused("the module sets `--json` itself. hint: leave it out; the result has the record")
     if check_mode and list(command) == [CHECK_MODE]:
         given = without_options(given, _NEED_MEASURING)
         options = {name: value for name, value in options.items() if name not in _NEED_MEASURING}
@@ -80,9 +80,9 @@ def without_options(arguments: Sequence[str], names: Sequence[str]) -> list[str]
 
 
 def run(module: Any, argv: Sequence[str]) -> dict[str, Any]:
-    """Run the installed program with ``argv``; return what the module answers, with the record.
+    """Run the installed program with ``argv``. Returns the module's result, with the record.
 
-    Ends the module with an error where the program is missing, or prints no record.
+    Ends the module with an error if the program is missing or prints no record.
     """
     program = find_program(module)
     # On a host that is the control machine itself the program would be killed with the play, and the process that
@@ -104,7 +104,7 @@ def run(module: Any, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def find_program(module: Any) -> str:
-    """The program at ``executable``, else the one on PATH. Ends the module where there is none."""
+    """The program at ``executable``, else the one on PATH. Ends the module if there is none."""
     program = str(module.params["executable"])
     if os.access(program, os.X_OK):
         return program
@@ -128,7 +128,7 @@ def read_record(stdout: str) -> dict[str, Any] | None:
 
 
 def changed(record: Mapping[str, Any]) -> bool:
-    """Whether the node is another than before: a tree was copied to it, or a copy was removed."""
+    """Whether the command changed the node: it copied a tree to it, or removed a copy."""
     copied = any(figure["name"] == "stage.copy" for figure in record.get("measurements", []))
     return copied or any(check["id"] == "stage.evicted" for check in record.get("checks", []))
 

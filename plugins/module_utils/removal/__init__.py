@@ -1,3 +1,3 @@
-"""Taking a volume away: what would be lost, who still uses it, unmounting, wiping drives, and replacing one. Imports
+"""Removing a volume: what would be lost, who still uses it, unmounting, wiping drives, and replacing one. Imports
 ``plan``, ``ephemeral``, ``volume``, ``array``, ``machine`` and ``common``.
 """

@@ -1,4 +1,4 @@
-"""Removing the scratch volume, step by step; every step may be the last before a power cut."""
+"""Removes the scratch volume step by step; a power cut may follow any step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Job:
         self.wiped: list[str] = []
 
     def note(self, what: str, before: str, after: str) -> None:
-        """Remember a difference; equal texts are none."""
+        """Record a difference for the diff; equal texts are none."""
         if before != after:
             self.diff.append({"before_header": what, "after_header": what, "before": before, "after": after})
 
@@ -102,7 +102,7 @@ class Job:
                 )
 
     def _claimed(self, path: str) -> str | None:
-        """Udev opens a device for a moment after every change: ask for three seconds."""
+        """Why the device is in use; waits up to three seconds, since udev opens a device briefly after every change."""
         for _ in range(30):
             problem = claim_problem(path)
             if problem is None:
@@ -111,7 +111,7 @@ class Job:
         return problem
 
     def forget(self) -> None:
-        """The lines in fstab and mdadm.conf that are about this volume, and no other line."""
+        """Remove the lines of this volume from fstab and mdadm.conf, and no others."""
         conf, uuid = mdadm_conf_path(), self.volume.filesystem_uuid
         before = content(FSTAB)
         after = without_entry(before, uuid) if uuid else before
@@ -150,14 +150,14 @@ class Job:
         self.note("what lies on the drives", before + contents_text(doomed), blank)
         if self.check_mode:
             return
-        # As they are now: unmounting has made their array one that may be stopped.
+        # Read again: after the unmount, the array can be stopped.
         wipe([drive for drive in read_drives() if drive.serial in self.wiped])
         left = read_signatures([drive.name for drive in read_drives() if drive.serial in self.wiped])
         if left:
             raise CommandError("drives are not blank after all: %s" % ", ".join(map(str, left)))
 
     def rebuild_initramfs(self) -> None:
-        """Once, when this run changed mdadm.conf, or when an image still knows the array."""
+        """Rebuild the images if this run changed mdadm.conf, or if an image still has the array."""
         conf = mdadm_conf_path()
         changed = any(entry["before_header"] == conf for entry in self.diff)
         renewed = renew(conf, changed, acting=not self.check_mode, gone=self.volume.uuid)
@@ -169,7 +169,7 @@ class Job:
         self.warnings += ["%s. hint: rebuild it by hand" % image for image in (*renewed.left, *renewed.unknown)]
 
     def remove_mount_point(self) -> None:
-        """The bare directory, which nobody could have written to."""
+        """Remove the bare mount point, which was protected from writes."""
         point = self.volume.mount_point
         mounted = mount_at(point, read_mounts()) is not None
         if os.path.islink(point) or not os.path.isdir(point):

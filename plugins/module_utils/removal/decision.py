@@ -1,4 +1,4 @@
-"""Giving the scratch volume up: what belongs to it, what would be lost, and what bars it. Pure, but for reading."""
+"""Decides about removing the scratch volume: its parts, what would be lost, and reasons against it. Only reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Machine:
 
     drives: Sequence[Drive]
     signatures: Mapping[str, Sequence[Signature]]
-    """By kernel name of the drive, its partitions' included."""
+    """Signatures by kernel name of the drive, including its partitions'."""
     superblocks: Mapping[str, Superblock]
     arrays: Sequence[Array]
     under: Mapping[str, frozenset[str]]
@@ -33,15 +33,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class Volume:
-    """The scratch volume: as the manifest has it, else as the superblocks of that name do."""
+    """The scratch volume, from the manifest, or from the superblocks with its name."""
 
     name: str
     uuid: str
-    """As mdadm prints it."""
+    """Creation time as mdadm prints it."""
     filesystem_uuid: str | None
     mount_point: str
     serials: tuple[str, ...]
-    """The members'. Some may be absent."""
+    """Serials of the members, some of which may be absent."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,27 @@ class Removal:
     decisions: tuple[Decision, ...]
     problems: tuple[str, ...] = ()
     members: tuple[Drive, ...] = ()
-    """Present and not blank: they lose their labels."""
+    """Members that are present and not blank; they lose their labels."""
     incoming: Drive | None = None
-    """A new drive that holds something."""
+    """The new drive, if it holds something."""
     absent: tuple[str, ...] = ()
     arrays: tuple[Array, ...] = ()
     """The md devices over the members."""
     hashes: Mapping[str, str] | None = None
-    """By serial, of the drives that lose something."""
+    """Hashes by serial, of the drives that lose something."""
     inside: str | None = None
     """Hash of the array's contents; None if it does not run."""
     holds: tuple[str, ...] = ()
     serials: tuple[str, ...] = ()
-    """With a swap: the members of the array to come, in slot order."""
+    """For a replacement: the members of the new array, in slot order."""
     done: bool = False
-    """True where there is nothing to do: no volume, or the drive was replaced before."""
+    """True if there is nothing to do: no volume, or the drive is replaced already."""
     note: str = "nothing to remove"
-    """What to say then."""
+    """The message in that case."""
 
 
 def find_volume(machine: Machine, name: str, mount_point: str) -> tuple[Volume | None, list[str]]:
-    """The volume, and what is wrong about it."""
+    """The volume, and the problems with it."""
     if machine.manifest is not None:
         array, filesystem = machine.manifest["array"], machine.manifest["filesystem"]
         volume = Volume(
@@ -100,7 +100,7 @@ def find_volume(machine: Machine, name: str, mount_point: str) -> tuple[Volume |
 
 
 def arrays_over(machine: Machine, names: set[str]) -> list[Array]:
-    """The md devices over these drives, whatever their state: one, or the parts of one that lost a member."""
+    """The md devices over these drives in any state: one, or the parts of one that lost a member."""
     return [array for array in machine.arrays if machine.under.get(array.device, frozenset()) & names]
 
 
@@ -140,7 +140,7 @@ def plan_removal(machine: Machine, name: str, mount_point: str) -> Removal:
 
 
 def _row(drive: Drive, volume: Volume, machine: Machine) -> Decision:
-    """One drive: a member that is to be blank, one that is blank, one that is in the way, or a stranger."""
+    """The decision for one drive: a member to wipe, a blank one, an obstacle, or not a member."""
     carries = _carries(machine.superblocks.get(drive.name), volume)
     if not carries and drive.serial not in volume.serials:
         return Decision(drive, IGNORE, "not a member")
@@ -161,7 +161,7 @@ def _carries(block: Superblock | None, volume: Volume) -> bool:
 
 
 def _member_fault(drive: Drive, volume: Volume, machine: Machine) -> str | None:
-    """Why a drive that carries the array's label is not simply a member."""
+    """The problem of a drive that carries the array's label; None for a plain member."""
     if drive.serial not in volume.serials:
         return "carries the label of `%s` and is not in the manifest" % volume.name
     more = [
@@ -175,7 +175,7 @@ def _member_fault(drive: Drive, volume: Volume, machine: Machine) -> str | None:
     strangers = sorted(name for name in under if not _carries(machine.superblocks.get(name), volume))
     if strangers:
         return "is in an array with drives of another: %s" % ", ".join(strangers)
-    # Who works on the mounted volume is asked at the time of unmounting it.
+    # The users of the mounted volume are checked when it is unmounted.
     mounted = tuple("(through %s)" % array for array in drive.arrays)
     claims = [
         use
@@ -208,8 +208,8 @@ def _digest(parts: list[Any]) -> str:
 
 
 def consent_problem(removal: Removal, wipes: Mapping[str, str], volume: Mapping[str, Any] | None) -> str | None:
-    """Why the applied plan does not allow this; None when it does, or when nothing would be lost."""
-    # Members that are absent may hold what nobody can see; those of a drive to be replaced are its owner's matter.
+    """Why the applied plan does not allow this; None if it does, or if nothing would be lost."""
+    # Absent members cannot be read; the owner decides about a drive to be replaced.
     unseen = removal.absent and not removal.serials
     if removal.volume is None or not (removal.members or removal.incoming or unseen):
         return None
@@ -219,7 +219,7 @@ def consent_problem(removal: Removal, wipes: Mapping[str, str], volume: Mapping[
     if plain_uuid(volume["uuid"]) != plain_uuid(removal.volume.uuid):
         stale = "it names array %s, this is %s" % (volume["uuid"], removal.volume.uuid)
     elif removal.holds and removal.inside != volume["hash"]:
-        # A file system that a run which was cut has wiped is nothing to lose.
+        # A file system that an interrupted run has wiped already is not a loss.
         stale = "the array holds something else since, %s" % ", ".join(removal.holds)
     for serial, digest in (removal.hashes or {}).items():
         if serial not in wipes:

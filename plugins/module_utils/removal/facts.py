@@ -1,4 +1,4 @@
-"""What a removal must know of a node, and what its owner must read before agreeing to it."""
+"""The facts that a removal needs, and the text that its owner reads before applying the plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN = 5
 
 
 def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
-    """The node as it is, and the hashes of what the drive ``incoming`` holds. Reads only."""
+    """The facts of the node, and hashes of the contents of the drive ``incoming``. Only reads."""
     try:
         manifest = load()
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
 
 
 def describe(removal: Removal, in_the_way: list[str]) -> str:
-    """What the plan's reader must know beside the table of drives."""
+    """The text of the plan beside the table of drives."""
     if removal.problems:
         return "refused: %s" % "; ".join(removal.problems)
     if removal.done or removal.volume is None:
@@ -109,6 +109,6 @@ def describe(removal: Removal, in_the_way: list[str]) -> str:
 
 
 def shown(in_the_way: list[str]) -> str:
-    """The first of them, and how many more."""
+    """The first names, and the number of further ones."""
     more = " and %d more" % (len(in_the_way) - SHOWN) if len(in_the_way) > SHOWN else ""
     return ", ".join(in_the_way[:SHOWN]) + more

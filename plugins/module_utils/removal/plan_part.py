@@ -10,7 +10,7 @@ from .decision import Removal
 
 
 def removal_part(removal: Removal, text: str) -> dict[str, Any]:
-    """One host's part of a plan that removes a volume."""
+    """Make one host's part of a plan that removes a volume."""
     action = "refuse" if removal.problems else "nothing" if removal.done else "remove"
     hashes = removal.hashes or {}
     drives = []

@@ -14,29 +14,29 @@ from .decision import Machine, Removal, Volume, plan_removal
 
 @dataclass(frozen=True)
 class Swap:
-    """One drive for another."""
+    """The replacement of one drive by another."""
 
     old: str
     new: str
     criteria: Criteria
-    """As the inventory has them; ``serials`` are those that it pins."""
+    """The inventory's conditions; ``serials``: those that it pins."""
     hashes: Mapping[str, str]
     """Hashes of idle drives' contents by kernel name, for a new drive that holds something."""
 
 
 def plan_replacement(machine: Machine, name: str, mount_point: str, swap: Swap) -> Removal:
-    """The removal with the new drive in the old one's slot, and every reason why that could not be built."""
+    """The removal with the new drive in the old one's slot, and every reason why the array could not be built."""
     removal = plan_removal(machine, name, mount_point)
     if removal.volume is None or machine.manifest is None:
         return replace(
             removal,
             done=False,
-            problems=("there is no manifest, so nobody knows the members. hint: `site.yml` builds, and writes it",),
+            problems=("there is no manifest, so the members are unknown. hint: `site.yml` builds, and writes it",),
         )
     serials = removal.volume.serials
     wanted = tuple(swap.new if serial == swap.old else serial for serial in serials)
     if swap.old not in serials and swap.new in serials:
-        return _done(machine, serials, "`%s` is no member any more, `%s` is one" % (swap.old, swap.new))
+        return _done(machine, serials, "`%s` is no longer a member, `%s` is one" % (swap.old, swap.new))
     if _is_built(machine, name, removal.volume, wanted):
         return _done(machine, wanted, "the new array is there already")
     problems = [*removal.problems, *_wrong_serials(removal, swap)]
@@ -53,7 +53,7 @@ def _done(machine: Machine, serials: tuple[str, ...], reason: str) -> Removal:
 
 
 def _is_built(machine: Machine, name: str, volume: Volume, wanted: tuple[str, ...]) -> bool:
-    """True when a run was cut after it had made the new array and before it had written the manifest."""
+    """Whether a run was interrupted after it made the new array and before it wrote the manifest."""
     blocks = {
         drive.serial: machine.superblocks[drive.name] for drive in machine.drives if drive.name in machine.superblocks
     }
@@ -63,11 +63,11 @@ def _is_built(machine: Machine, name: str, volume: Volume, wanted: tuple[str, ..
 
 
 def _wrong_serials(removal: Removal, swap: Swap) -> list[str]:
-    """What is wrong about the serials that were given, before any drive is looked at."""
+    """Problems of the given serials, before any drive is read."""
     serials = removal.volume.serials if removal.volume else ()
     problems = []
     if swap.old not in serials:
-        problems.append("`%s` is no member. hint: the members are %s" % (swap.old, ", ".join(serials)))
+        problems.append("`%s` is not a member. hint: the members are %s" % (swap.old, ", ".join(serials)))
     elif swap.new in serials:
         problems.append("`%s` is a member already. hint: name the drive that came for `%s`" % (swap.new, swap.old))
     gone = [serial for serial in removal.absent if serial != swap.old]
@@ -86,13 +86,13 @@ def _wrong_serials(removal: Removal, swap: Swap) -> list[str]:
 
 
 def _with_new(removal: Removal, machine: Machine, swap: Swap) -> Removal:
-    """Ask the provisioning's own rules about the drives as they will be."""
+    """Apply the rules of provisioning to the drives as they will be."""
     name = removal.volume.name if removal.volume else ""
     new = [drive for drive in machine.drives if drive.serial == swap.new]
     holding = [drive for drive in new if machine.signatures.get(drive.name) or drive.partitions]
     members = {drive.name for drive in removal.members}
     after = [
-        # What is to be wiped counts as blank: a member, and a new drive that nobody uses.
+        # Drives to wipe count as blank: members, and an unused new drive.
         replace(drive, uses=(), arrays=(), idle_arrays=(), partitions=())
         if drive.name in members or (drive in holding and not drive.claims)
         else drive

@@ -1,4 +1,4 @@
-"""Making drives blank again that an owner gave up: all conditions for all of them before the first byte of any."""
+"""Makes drives blank that a plan names; checks all conditions for all of them before it writes to any."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIPES: dict[str, Any] = {
     "default": [],
     "options": {"serial": {"type": "str", "required": True}, "hash": {"type": "str", "required": True}},
 }
-"""A module's argument: the drives that an applied plan allows it to wipe, as the filter plan_wipes gives them."""
+"""A module's argument: the drives that an applied plan allows to wipe, from the filter plan_wipes."""
 
 
 def refuse_unless_wipeable(drives: list[Drive], hashes: Mapping[str, str]) -> None:
@@ -43,19 +43,19 @@ def refuse_unless_wipeable(drives: list[Drive], hashes: Mapping[str, str]) -> No
 
 
 def wipe(drives: list[Drive]) -> None:
-    """Make drives blank, from the top of what lies on them to the bottom."""
+    """Make drives blank, from the topmost layer on them to the lowest."""
     arrays = sorted({array for drive in drives for array in drive.idle_arrays})
     serving = {array.device for array in read_arrays() if array.serves}
     for array in arrays:
         inside = [name for name in [*partitions_of("/", array), array] if has_capacity(name)]
         if inside and array in serving:
-            # Else an array made anew at the same place would show the old file system again.
+            # Otherwise a new array at the same place would show the old file system again.
             run(["wipefs", "--all", "--quiet"] + ["/dev/" + name for name in inside])
     for array in arrays:
         run(["mdadm", "--stop", "/dev/" + array])
     names = [name for drive in drives for name in (*drive.partitions, drive.name)]
     members = [signature.device for signature in read_signatures(names) if signature.type == RAID_MEMBER]
-    # All members first: any event about one that still is a member makes udev assemble it again.
+    # All members first: any event of a drive that is still a member makes udev assemble the array again.
     with unwatched(names):
         for superblock in examine(members).values():
             clear_beginning(superblock)
@@ -73,7 +73,7 @@ def wipe(drives: list[Drive]) -> None:
 
 @contextlib.contextmanager
 def unwatched(names: Sequence[str]) -> Iterator[None]:
-    """Hold udev off these devices: it leaves alone what carries a lock (systemd.io/BLOCK_DEVICE_LOCKING)."""
+    """Keep udev from these devices by a lock (systemd.io/BLOCK_DEVICE_LOCKING)."""
     with contextlib.ExitStack() as stack:
         for name in names:
             handle = os.open("/dev/" + name, os.O_RDONLY)
@@ -83,9 +83,9 @@ def unwatched(names: Sequence[str]) -> Iterator[None]:
 
 
 def clear_beginning(member: Superblock) -> None:
-    """Overwrite this member's part of the array's first MiB, where the labels of what lies in the array are.
+    """Overwrite this member's part of the array's first MiB, which has the labels of the array's contents.
 
-    An array that does not run cannot be asked to do it, and one made anew over these drives would show them again.
+    This cannot be done through an array that does not run, and a new array over these drives would show them again.
     """
     if member.data_offset_bytes is None:
         return
@@ -103,7 +103,7 @@ def has_capacity(name: str) -> bool:
 
 
 def contents_text(drives: list[Drive]) -> str:
-    """What the drives hold, a line each, for the diff."""
+    """The contents of the drives, a line each, for the diff."""
     lines = []
     for drive in drives:
         signatures = read_signatures([drive.name, *drive.partitions])

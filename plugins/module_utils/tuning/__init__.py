@@ -1,3 +1,3 @@
-"""I/O settings of the kernel and DeepSpeed's aio block: what may be asked for, who else sets it, set and given back.
+"""I/O settings of the kernel and DeepSpeed's aio block: valid values, conflicts, setting and resetting them.
 Imports ``array``, ``machine`` and ``common``.
 """

@@ -1,4 +1,4 @@
-"""I/O settings brought to what is asked: looked at first, changed where they differ, given back when nobody asks."""
+"""Brings I/O settings to what is asked: compares first, changes what differs, resets what is no longer asked for."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _WANTS = "etc/systemd/system/timers.target.wants/fstrim.timer"
 
 
 def read_machine(serials: Sequence[str], array_uuid: str, root: str = "/") -> Machine:
-    """The places of the drives and of the array by what does not change over reboots."""
+    """The drives and the array by names that do not change over reboots."""
     governed, idling = read_cpus(root)
     array = find(read_arrays(root), array_uuid)
     return Machine(
@@ -134,7 +134,7 @@ class TuningJob(Job):
         self._put("io_tuning.sysctl", SYSCTL_PATH, sysctl(self.tuning))
 
     def _put(self, name: str, path: str, text: str) -> bool:
-        """A file with exactly this text, or none; true when it was changed."""
+        """Bring a file to exactly this text, or remove it. Returns whether it was changed."""
         before = content(self._path(path))
         if before and not before.startswith(HEADER):
             raise Refusal("`%s` is not tunetool's. hint: move it to another name" % path)
@@ -160,7 +160,7 @@ class TuningJob(Job):
         must = self.ledger.differs(name, shown(setting, value), values, name, before, after)
         for target in off:
             if setting == "scheduler":
-                # The kernel goes back to its own nr_requests with it.
+                # With another scheduler the kernel resets nr_requests.
                 self.state.forget(key_of("nr_requests", target))
             self.state.remember(key_of(setting, target), str(values_now[target]), value)
         if must:
@@ -178,7 +178,9 @@ class TuningJob(Job):
             ) from None
         value_now = self.machine.read(setting, target)
         if value_now != value:
-            raise Refusal("`%s` was set to `%s` and says `%s`. hint: choose what it says" % (where, value, value_now))
+            raise Refusal(
+                "`%s` was set to `%s` and reads back as `%s`. hint: choose that value" % (where, value, value_now)
+            )
 
     def _give_back(self, key: str) -> None:
         """Restore what an earlier run set and nobody asks for now, unless it was changed since."""
@@ -215,7 +217,7 @@ class TuningJob(Job):
             run(["systemctl", "enable" if asked == "enabled" else "disable", *now, "fstrim.timer"])
 
     def _tuned(self) -> None:
-        """A profile on top of the owner's while there is something for tuned to hold; then the owner's again."""
+        """Activate a tuned profile on top of the owner's while it is needed; otherwise the owner's again."""
         active = active_profile(self.root)
         ours = self.state.changes.get("tuned")
         base = ours.before if ours and active == TUNED_PROFILE else active

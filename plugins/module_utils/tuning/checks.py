@@ -1,4 +1,4 @@
-"""Do the I/O settings of the manifest still hold, and if not, who may have changed them?"""
+"""Checks whether the I/O settings of the manifest still hold, and who may have changed them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX = "io_tuning."
 
 
 def tuning_checks(manifest: Mapping[str, Any], root: str = "/") -> list[Check]:
-    """One check for each setting that was asked for; none on a node that was built without."""
+    """One check for each setting in the manifest."""
     tuning: Tuning = manifest.get("tuning") or {}
     if not tuning:
         return []
@@ -52,6 +52,6 @@ def _check(setting: str, value: str, tuning: Tuning, machine: Machine) -> Check:
 
 def _remedy(who: Sequence[Rival]) -> str:
     if not who:
-        return "no file that we know overrules ours, so somebody did by hand or a program does: run `site.yml`"
+        return "no known file overrules ours, so a person or a program changed it: run `site.yml`"
     lines = "; ".join(map(str, who))
-    return "%s, after ours: take that away or change what the inventory asks for, then run `site.yml`" % lines
+    return "%s, after ours: remove that or change what the inventory asks for, then run `site.yml`" % lines

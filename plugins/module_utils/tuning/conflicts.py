@@ -1,4 +1,4 @@
-"""Who else on this machine sets what was asked for: other udev rules, sysctl.d, tmpfiles.d, tuned, services."""
+"""Finds what else on this machine sets the same: other udev rules, sysctl.d, tmpfiles.d, tuned, services."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ordered(kind: str, suffix: str, root: str) -> list[str]:
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines that say something, continued ones joined."""
+    """Numbered lines without comments and blank lines; continued ones are joined."""
     held, first = "", 0
     for number, raw in enumerate(lines(read_text(path) or ""), start=1):
         first = first or number
@@ -90,7 +90,7 @@ def _udev(setting: str, devices: Sequence[str], root: str) -> Iterator[Rival]:
 
 
 def _may_match(line: str, devices: Sequence[str]) -> bool:
-    """Whether KERNEL lets a rule reach one of the devices; what else it asks cannot be known here."""
+    """Whether a rule's KERNEL matches one of the devices; its other conditions cannot be evaluated here."""
     for operator, pattern in re.findall(r'\bKERNEL\s*([!=]=)\s*"([^"]*)"', line):
         hits = [any(fnmatch.fnmatchcase(name, alternative) for alternative in pattern.split("|")) for name in devices]
         if not any(hit == (operator == "==") for hit in hits):
@@ -146,14 +146,14 @@ def _mentions(setting: str, path: str, root: str) -> Iterator[Rival]:
 
 
 def active_profile(root: str = "/") -> str | None:
-    """The profile of a tuned that runs; None where none does."""
+    """The profile of a running tuned; None if it does not run."""
     if not os.path.exists(os.path.join(root, "run/tuned/tuned.pid")):
         return None
     return read_text(os.path.join(root, "etc/tuned/active_profile")) or None
 
 
 def profile_files(names: str, root: str = "/") -> list[str]:
-    """The configuration of tuned profiles, what they include first."""
+    """The configuration of tuned profiles, with included ones first."""
     files: list[str] = []
     for name in (part.lstrip("?-") for part in re.split(r"[\s,]+", names.strip())):
         for base in ("etc/tuned/profiles", "etc/tuned", "usr/lib/tuned/profiles", "usr/lib/tuned"):
@@ -191,6 +191,6 @@ def _tuned(tuning: Tuning, root: str) -> Iterator[Rival]:
                 if wanted(tuning, setting) is None or section != where:
                     continue
                 if re.match(option + r"\s*=", line):
-                    # Our profile lies on top of it; sysctl.d is applied anew after tuned's own (reapply_sysctl).
+                    # Our profile is on top of it; tuned applies sysctl.d again after its own settings (reapply_sysctl).
                     fields = (*CPU_SETTINGS, "transparent_hugepages", "dirty", "dirty_background")
                     yield Rival(setting, _location(path, number, root), line, setting not in fields)

@@ -1,6 +1,6 @@
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""DeepSpeed's aio block as `tunetool tune` found it, for the nodes that are like the one it was found on."""
+"""DeepSpeed's aio block from `tunetool tune`, for nodes with the same hardware as the tuned one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ KEYS: Mapping[str, type] = {
     "overlap_events": bool,
     "use_gds": bool,
 }
-"""DeepSpeed ignores a key that it does not know, and takes a text for true."""
+"""Types by key; DeepSpeed itself ignores an unknown key, and takes any text as true."""
 
 
 class TunedError(Exception):
-    """The variable holds what DeepSpeed would not take. ``hint`` says what to do."""
+    """The variable has a value that DeepSpeed would not accept. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ def facts_of(mount_point: str, root: str = "/") -> dict[str, Any]:
 
 
 def choose(tuned: Mapping[str, Any], mount_point: str, root: str = "/") -> dict[str, Any] | None:
-    """What the manifest says of the block for this node; None where nothing was tuned on its like.
+    """The block for this node as in the manifest; None if nothing was tuned on such hardware.
 
     Raises ``TunedError``.
     """
@@ -55,7 +55,7 @@ def choose(tuned: Mapping[str, Any], mount_point: str, root: str = "/") -> dict[
 
 
 def check_variable(tuned: Mapping[str, Any]) -> None:
-    """Raises ``TunedError`` for what DeepSpeed would not take as it is."""
+    """Raises ``TunedError`` for a block that DeepSpeed would not read as it is written."""
     for name, entry in tuned.items():
         problem = _problem(entry)
         if problem:
@@ -70,7 +70,7 @@ def render(block: Mapping[str, Any]) -> str:
 
 
 def check_tuned(wanted: Mapping[str, Any], mount_point: str, root: str = "/") -> Check:
-    """Is the block in its place, and is the node still like the one that it was tuned on?"""
+    """Check that the block is in its file, and that the node still has the hardware that it was tuned on."""
     expected = "`%s` as tuned on hardware like this" % wanted["path"]
     text = read_text(root.rstrip("/") + wanted["path"])
     if text is None:

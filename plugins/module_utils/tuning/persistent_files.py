@@ -1,4 +1,4 @@
-"""The files that make I/O settings last: udev rules, tmpfiles.d, sysctl.d and, where tuned runs, a profile."""
+"""Files that keep I/O settings over a boot: udev rules, tmpfiles.d, sysctl.d and, if tuned runs, a profile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TMPFILES_PATH = "/etc/tmpfiles.d/60-tunetool-io.conf"
 SYSCTL_PATH = "/etc/sysctl.d/90-tunetool-io.conf"
 TUNED_PROFILE = "tunetool-io"
 STATE_PATH = "/etc/tunetool/io-tuning.json"
-"""What there was before: see tuning_state."""
+"""The previous values; see ``previous_values``."""
 
 HEADER = "# Written by tunetool (role io_tuning); changes here are lost at its next run.\n"
 
@@ -62,12 +62,12 @@ def _rule(match: str, assignments: str) -> str:
 
 
 def _pattern(serial: str) -> str:
-    """udev compares by glob and has no escape: what could be one matches any one character (udev(7))."""
+    """A text for udev, which compares by glob without escapes: special characters become `?` (udev(7))."""
     return re.sub(r"[^A-Za-z0-9 ._:+-]", "?", serial.strip())
 
 
 def tmpfiles(tuning: Tuning, tuned: bool) -> str:
-    """Huge pages and, where no tuned would overrule it, the CPUs."""
+    """Lines for huge pages and, unless tuned would overrule them, for the CPUs."""
     lines = []
     if not tuned:
         if "transparent_hugepages" in tuning:
@@ -88,7 +88,7 @@ def sysctl(tuning: Tuning) -> str:
 
 
 def tuned_profile(tuning: Tuning, base: str) -> str:
-    """A profile on top of the one that the owner chose; empty where tuned has nothing to do with what is asked for."""
+    """A profile on top of the owner's; empty if tuned has no part in the requested settings."""
     cpu = ["%s=%s\n" % (_TUNED_OPTIONS[name], tuning[name]) for name in CPU_SETTINGS if name in tuning]
     text = "".join(["\n[cpu]\n", *cpu]) if cpu else ""
     if "transparent_hugepages" in tuning:

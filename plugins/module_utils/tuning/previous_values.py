@@ -1,4 +1,4 @@
-"""What I/O settings were before tunetool changed them, so that they can be given back: /etc/tunetool/io-tuning.json."""
+"""I/O settings before tunetool changed them, for resetting them: /etc/tunetool/io-tuning.json."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def split_key(key: str) -> tuple[str, str]:
 
 @dataclass
 class State:
-    """The file. Written before a value is changed: a run that is cut leaves no change without its way back."""
+    """The file. It is written before a value is changed, so that every change can be reset after an interruption."""
 
     path: str
     changes: dict[str, Change] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class State:
 
     @classmethod
     def load(cls, path: str) -> State:
-        """Empty where there is none. Raises ``Refusal`` for one that cannot be read: what it held would be lost."""
+        """Read the file; empty without one. Raises ``Refusal`` if it cannot be read: its values would be lost."""
         text = content(path)
         if not text:
             return cls(path)
@@ -63,12 +63,12 @@ class State:
         return cls(path, changes, text)
 
     def remember(self, key: str, before: str, value: str) -> None:
-        """Before a place is set. What is there from an earlier run is still the way back."""
+        """Record a place before it is set. A value from an earlier run stays."""
         known = self.changes.get(key)
         self.changes[key] = Change(known.before if known else before, value)
 
     def forget(self, key: str) -> None:
-        """A place that is no longer ours."""
+        """Remove a place that is no longer ours."""
         self.changes.pop(key, None)
 
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""I/O tuning: what may be asked for, in one normal form, and the kernel's places that hold it. Pure, but for reading.
+"""I/O tuning: valid settings in one normal form, and the kernel's files for them. Only reads and sets these files.
 
 The normal form is the manifest's ``tuning``: only what is asked for is in it.
 """
@@ -18,14 +18,14 @@ from ..units import UnitError, format_size_binary, parse_size
 Tuning = Mapping[str, Any]
 
 DRIVE_SETTINGS = ("scheduler", "nr_requests", "nomerges")
-"""Of the member drives: md hands its requests on and has no queue of its own."""
+"""Settings of the member drives; md passes requests on and has no queue of its own."""
 CPU_SETTINGS = ("cpu_governor", "cpu_latency_us")
 SETTINGS = (*DRIVE_SETTINGS, "read_ahead", "transparent_hugepages", *CPU_SETTINGS, "dirty_background", "dirty")
 """Those that live in /sys and /proc, in the order in which they are set: another scheduler resets nr_requests."""
 FSTRIM = "fstrim_timer"
 
 ARGUMENTS: dict[str, Any] = {name: {"type": "str", "default": ""} for name in (*SETTINGS, FSTRIM)}
-"""The settings as M(tunetool.node.io_tuning) takes them; empty leaves one alone."""
+"""The settings as arguments of M(tunetool.node.io_tuning); empty leaves one alone."""
 
 _PAGE = 4096
 _FILES = {
@@ -40,7 +40,7 @@ THP = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def normal_form(asked: Mapping[str, str]) -> dict[str, Any]:
-    """What is asked for. Raises ``Refusal`` for what no machine could do."""
+    """The requested settings. Raises ``Refusal`` for a value that no machine supports."""
     tuning: dict[str, Any] = {}
     for name, least, most in (("nr_requests", 4, 65535), ("nomerges", 0, 2), ("cpu_latency_us", 1, 10**6)):
         if asked[name]:
@@ -60,7 +60,7 @@ def normal_form(asked: Mapping[str, str]) -> dict[str, Any]:
         low, high = tuning.get("dirty_background_" + kind), tuning.get("dirty_" + kind)
         if low is not None and high is not None and low >= high:
             raise Refusal(
-                "`io_tuning_dirty_background` is not below `io_tuning_dirty`. hint: the kernel would silently take "
+                "`io_tuning_dirty_background` is not below `io_tuning_dirty`. hint: the kernel would silently use "
                 "half of the latter"
             )
     if tuning.get(FSTRIM) not in (None, "enabled", "disabled"):
@@ -112,14 +112,14 @@ def _share_or_size(name: str, text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the settings live on this machine, now."""
+    """The present places of the settings on this machine."""
 
     drives: Mapping[str, str]
     """Kernel name of each member drive by its serial: the name changes over reboots."""
     arrays: Mapping[str, str] = field(default_factory=dict)
     """Kernel name of the array by its UUID."""
     governed: Sequence[str] = ()
-    """CPUs with frequency scaling: none on most virtual machines."""
+    """CPUs with frequency scaling; empty on most virtual machines."""
     idling: Sequence[str] = ()
     """CPUs with idle states that can be limited."""
     root: str = "/"
@@ -170,7 +170,7 @@ class Machine:
 
 
 def wanted(tuning: Tuning, setting: str) -> str | None:
-    """The value of one of ``SETTINGS`` as the kernel shows it; None where it is left alone."""
+    """The value of one of ``SETTINGS`` as the kernel shows it; None if it is left alone."""
     if setting == "read_ahead":
         size = tuning.get("read_ahead_bytes")
         return None if size is None else str(size // 1024)
@@ -216,7 +216,7 @@ def read_cpus(root: str = "/") -> tuple[list[str], list[str]]:
 
 
 def impossible(tuning: Tuning, machine: Machine) -> list[str]:
-    """What this machine cannot do, each with what it offers."""
+    """Problems: settings that this machine does not support, each with what it offers."""
     reasons = []
     for serial, name in machine.drives.items():
         base = os.path.join(machine.root, "sys/block", name)
@@ -248,7 +248,7 @@ def impossible(tuning: Tuning, machine: Machine) -> list[str]:
 
 
 def skipped(tuning: Tuning, machine: Machine) -> list[str]:
-    """What is asked for and does not exist here: no fault of the inventory's, which is written for many nodes."""
+    """Warnings for settings that do not exist here; no error, since an inventory is for many nodes."""
     skips = []
     if "cpu_governor" in tuning and not machine.governed:
         skips.append("`io_tuning_cpu_governor`: no CPU here has frequency scaling (cpufreq), so it is skipped")
@@ -272,7 +272,7 @@ def _choices(words: Sequence[str]) -> str:
 
 
 def _loadable(scheduler: str, root: str) -> bool:
-    """Whether the kernel would load it when it is asked for: one that is a module is not listed before."""
+    """Whether the kernel can load the scheduler: one that is a module is not listed before it is loaded."""
     base = os.path.join(root, "lib/modules", read_text(os.path.join(root, "proc/sys/kernel/osrelease")) or "?")
     module, alias = "/%s-iosched.ko" % scheduler, "alias %s-iosched " % scheduler
     return module in (read_text(os.path.join(base, "modules.dep")) or "") or alias in (
@@ -281,7 +281,7 @@ def _loadable(scheduler: str, root: str) -> bool:
 
 
 _WITH_SCHEDULER = 2048
-"""What the kernel allows where a scheduler queues (block/blk-mq.h: MAX_SCHED_RQ)."""
+"""The kernel's limit with a scheduler (block/blk-mq.h: MAX_SCHED_RQ)."""
 
 
 def _most_requests(base: str, scheduler: str) -> int:

@@ -1,4 +1,4 @@
-"""The file system on the array, its mount and what is around it, brought to what is asked: compared first."""
+"""Brings the file system on the array, its mount and its surroundings to what is asked; compares first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ARGUMENTS: dict[str, Any] = {
     "protect_mount_point": {"type": "bool", "default": True},
     **OFFLOAD_ARGUMENTS,
 }
-"""What M(tunetool.node.scratch_filesystem) takes."""
+"""Arguments of M(tunetool.node.scratch_filesystem)."""
 
 
 class Volume(MountPoint):
@@ -44,10 +44,11 @@ class Volume(MountPoint):
         self.geometry: Geometry = wanted_geometry(wanted["chunk_bytes"], wanted["members"])
         self.built: Mapping[str, Any] = (ledger.manifest or {}).get("filesystem") or {}
         self.known: set[str] = set()
-        """UUIDs that are, or were, the volume's: a line in fstab with one of them is ours."""
+        """Present and former UUIDs of the volume: a line in fstab with one of them is ours."""
 
     def all(self) -> tuple[str | None, str | None]:
-        """Make, remember, mount and fill it in this order; returns UUID (None: not made yet) and offload directory."""
+        """Make it, write fstab, mount it, make the directory. Returns the UUID (None: not made yet) and the
+        directory."""
         bare = self.bare_mount_point()
         uuid = self.make()
         if bare is not None:
@@ -59,10 +60,10 @@ class Volume(MountPoint):
         return uuid, self.offload()
 
     def make(self) -> str | None:
-        """UUID of the file system on the array, made now if the array held nothing; None where it would be made."""
+        """UUID of the file system on the array, made now if the array held nothing; None if it would be made."""
         name = self.wanted["array"]
         if self.array is None and self.built:
-            return str(self.built["uuid"])  # it is in an array that is yet to be assembled
+            return str(self.built["uuid"])  # it is in an array that is not assembled yet
         if self.array is None:
             # On a blank node the array would be new, and so would all that follows.
             self.ledger.note("file system on %s" % name, "", describe(self.geometry))
@@ -74,7 +75,7 @@ class Volume(MountPoint):
         )
         if (not signatures or half) and os.path.exists(self._path(MANIFEST_PATH)):
             hint = (
-                "nothing is made over it: `xfs_repair -n %s` looks for what was there; to begin anew without it, "
+                "nothing is made over it: `xfs_repair -n %s` looks for what was there; to start again without it, "
                 "`playbooks/teardown.yml`, then `site.yml`" % self.array.path
             )
             expected = "xfs UUID %s" % self.built.get("uuid", "of the manifest")
@@ -129,7 +130,7 @@ class Volume(MountPoint):
             "filesystem.uuid",
             expected,
             uuid,
-            "somebody made it anew. `raid_array_adopt: true` takes it as it is, with what it holds",
+            "somebody made it again. `raid_array_adopt: true` takes it as it is, with what it holds",
             "",
         )
         return expected

@@ -1,4 +1,4 @@
-"""Where a file lies on its device, as its file system says (FIEMAP).
+"""The extents of a file on its device, from its file system (FIEMAP).
 
 Layout and flags: Linux, Documentation/filesystems/fiemap.rst and include/uapi/linux/fiemap.h.
 """
@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 
 FILE_SYSTEMS = ("xfs", "ext4")
-"""Whose physical addresses are bytes of the device that is mounted. btrfs answers with addresses of its own."""
+"""File systems whose physical addresses are bytes of the mounted device. btrfs returns its own addresses."""
 
 _FS_IOC_FIEMAP = 0xC020660B
 _HEAD = struct.Struct("=QQIIII")
@@ -31,11 +31,11 @@ _UNUSABLE = (
     (0x800, "is allocated and was never written"),
     (0x2000, "is shared with another file"),
 )
-"""Flags of an extent whose address is not where its bytes alone lie."""
+"""Flags of an extent whose address is not that of its bytes alone."""
 
 
 class NoExtents(Exception):
-    """Where the file lies cannot be said, or not in a way to read it from the device."""
+    """The extents are unknown, or the file cannot be read from the device."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The immutable flag of a directory (chattr +i): root itself cannot write into one that has it.
 
-A bare mount point without it takes what was meant for the volume, and lands it on the root file system.
+Without it, data for an absent volume would go to the root file system.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def with_immutable(flags: int, wanted: bool) -> int:
 
 
 class Unsupported(Exception):
-    """The file system has no such flag, or the kernel does not let this process near it. The message says which."""
+    """The file system has no such flag, or the kernel does not permit access. The message says which."""
 
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory that is, or would be, mounted over."""
+    """A bare mount point, mounted over or not."""
 
     exists: bool
     immutable: bool = False
@@ -76,7 +76,7 @@ def is_immutable(path: str) -> bool:
 
 
 def set_immutable(path: str, wanted: bool) -> None:
-    """Give ``path`` the flag, or take it. Read back. Raises ``Unsupported``."""
+    """Set or clear the flag of ``path``, and read it back. Raises ``Unsupported``."""
     with _opened(path) as handle:
         flags = with_immutable(_flags(path, handle), wanted)
         try:
@@ -111,7 +111,7 @@ def _unsupported(path: str, error: OSError) -> Unsupported:
 
 
 def look(path: str) -> Directory:
-    """The directory at ``path`` as this process sees it. Raises ``Unsupported``."""
+    """The directory at ``path``. Raises ``Unsupported``."""
     try:
         immutable = is_immutable(path)
         return Directory(True, immutable, tuple(sorted(os.listdir(path))))
@@ -144,7 +144,7 @@ def set_immutable_beneath(path: str, wanted: bool) -> None:
 
 
 def _beneath(path: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Do ``work`` where nothing is mounted at ``path``: in a child with mounts of its own, gone when it ends."""
+    """Do ``work`` with nothing mounted at ``path``: in a child process with its own mount namespace."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -164,7 +164,11 @@ def _beneath(path: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     with os.fdopen(reading, "rb") as stream:
         text = stream.read()
     os.waitpid(child, 0)
-    report = json.loads(text) if text else {"unsupported": {"message": "`%s`: the look beneath it died" % path}}
+    report = (
+        json.loads(text)
+        if text
+        else {"unsupported": {"message": "`%s`: the child process that looks beneath it died" % path}}
+    )
     if "unsupported" in report:
         raise Unsupported(report["unsupported"]["message"])
     return dict(report["answer"])
@@ -182,7 +186,7 @@ def _leave_mounts(path: str) -> None:
     if libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0:
         raise _unsupported(path, OSError(ctypes.get_errno(), ""))
     if os.readlink("/proc/self/ns/mnt") == before:
-        raise Unsupported("`%s`: no mounts of one's own here" % path)
+        raise Unsupported("`%s`: a mount namespace of its own is not possible here" % path)
     for _ in range(16):
         text = content("/proc/self/mountinfo")
         if mount_at(path, parse_mountinfo(text)) is None:

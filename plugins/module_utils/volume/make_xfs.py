@@ -1,4 +1,4 @@
-"""Making the XFS on the array, and telling one that was never finished."""
+"""Makes the XFS on the array, and recognises one that mkfs did not finish."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from .xfs_geometry import Geometry, mkfs_arguments
 
 
 def make_xfs(array: Array, geometry: Geometry, label: str, uuid: str | None = None) -> None:
-    """XFS on an array that holds nothing; mkfs itself refuses one that does. ``uuid`` where it must be a known one."""
+    """Make XFS on an array that holds nothing; mkfs itself refuses any other. ``uuid``: a given UUID."""
     known = ["-m", "uuid=" + uuid] if uuid else []
     run(["mkfs.xfs", *mkfs_arguments(geometry, label), *known, array.path], timeout=1800)
     run(["udevadm", "settle", "--timeout=60"], accept=(0, 1))
 
 
 _XFS_MAGIC, _XFS_LABEL, _XFS_IN_PROGRESS = slice(0, 4), slice(108, 120), 126
-"""Where a superblock has them (xfs_format.h, struct xfs_dsb)."""
+"""Offsets in the superblock (xfs_format.h, struct xfs_dsb)."""
 
 
 def half_made(path: str, label: str) -> bool:
     """Whether a device holds an XFS of this label that mkfs did not finish, as when the power failed.
 
     mkfs.xfs writes the superblock with a mark first and takes the mark away last. The kernel mounts no file system
-    that has it, so nobody ever put a file there. libblkid and xfs_info show it like any other.
+    with that mark, so it never held a file. libblkid and xfs_info show it like any other.
     """
     with open(path, "rb") as device:
         block = device.read(512)
@@ -35,5 +35,5 @@ def half_made(path: str, label: str) -> bool:
 
 
 def discard_half_made(array: Array) -> None:
-    """Take away what ``half_made`` found. wipefs itself refuses a device in use."""
+    """Remove what ``half_made`` found. wipefs itself refuses a device in use."""
     run(["wipefs", "--all", "--quiet", array.path])

@@ -1,4 +1,4 @@
-"""Mount options: which a mounted XFS takes by remount, and which of those that are set nobody asked for."""
+"""Mount options: which ones XFS takes by remount, and which are set but not asked for."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _REMOUNTED = {*_TIMES, *_OPPOSITES, *_OPPOSITES.values(), "inode32", "inode64"}
 
 
 def at_mount_only(option: str) -> bool:
-    """True for what XFS takes only when it is mounted; it ignores a remount with it, or refuses that."""
+    """Whether XFS takes the option only at mount; a remount with it is ignored or refused."""
     return option not in _REMOUNTED
 
 
 def like(options: Sequence[str], shown: Sequence[str]) -> str:
-    """What the mount has in place of ``options``: another value, or the flag's opposite."""
+    """The mount's values that contradict ``options``: another value, or the flag's opposite."""
     alike = []
     for option in options:
         key = option.partition("=")[0]
@@ -44,19 +44,19 @@ def _inode(option: str) -> str | None:
 
 
 def unwanted(asked: Sequence[str], shown: Sequence[str]) -> dict[str, str]:
-    """Flags that are set and not asked for, each with the option that takes it away."""
+    """Flags that are set and not asked for, each with the option that removes it."""
     opposites = {option: opposite for option, opposite in _OPPOSITES.items() if option in shown and option not in asked}
     if not set(asked) & set(_TIMES):
-        # relatime is what mount(8) does when nothing is said.
+        # relatime is mount(8)'s default.
         opposites.update((option, "relatime") for option in ("noatime", "strictatime") if option in shown)
     return opposites
 
 
-# Options that mount(8) and systemd use up, or that say only what holds anyway: they never show in the mount table.
+# Options for mount(8) and systemd, and defaults: the mount table never shows them.
 _NOT_SHOWN = {"nofail", "defaults", "auto", "noauto", "_netdev"}
 _NOT_SHOWN |= {"suid", "dev", "exec", "async", "diratime", "atime", "nolazytime"}
 
 
 def shown_options(options: list[str]) -> list[str]:
-    """Those of an fstab entry's options that the kernel shows for the mount."""
+    """The options of an fstab entry that the kernel shows for the mount."""
     return [option for option in options if option not in _NOT_SHOWN and not option.startswith("x-")]

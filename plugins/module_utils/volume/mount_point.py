@@ -1,4 +1,4 @@
-"""Where the volume is mounted and what is around it: the bare mount point, the services, the offload directory."""
+"""The mount point and its surroundings: the bare directory, the services, the offload directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MountPoint(Job):
         return mount if same else None
 
     def bare_mount_point(self) -> Directory | None:
-        """The bare mount point; None, with a warning, where its flag cannot be read."""
+        """The bare mount point; None, with a warning, if its flag cannot be read."""
         point, mounts = self.point, read_mounts(self.root)
         mount = mount_at(point, mounts)
         if mount is not None and self._mount() is None:
@@ -45,7 +45,7 @@ class MountPoint(Job):
             entry.mount_point for entry in mounts if self.array and entry.device_number == self.array.device_number
         ]
         if mount_points and mount is None:
-            # A second mount would be a second door to one volume.
+            # Refuse a second mount of the same volume.
             hint = "set `scratch_filesystem_mount_point: %s`, or unmount it first" % mount_points[0]
             self.ledger.cannot(
                 "mount",
@@ -83,7 +83,7 @@ class MountPoint(Job):
         self.ledger.cannot("mount", "the volume at `%s`" % self.point, found, hint, refusal)
 
     def _unprotected(self, error: Unsupported) -> None:
-        """Where there is no such flag, the owner must know; it is no reason to build nothing."""
+        """Warn that the flag is not supported; the build continues."""
         if self.wanted["protect_mount_point"]:
             self.ledger.warnings.append("the bare mount point cannot be protected: %s" % error)
 
@@ -106,7 +106,7 @@ class MountPoint(Job):
             self._unprotected(error)
 
     def services(self) -> None:
-        """The drop-ins of the services that need the volume."""
+        """Write the drop-ins of the services that need the volume."""
         try:
             changed = changes(self.wanted["services"], self.point, self._path(UNITS_DIRECTORY))
         except ForeignDropIn as error:
@@ -128,13 +128,13 @@ class MountPoint(Job):
             reload_systemd()
 
     def offload(self) -> str | None:
-        """The directory with its owner and mode."""
+        """Make the offload directory with its owner and mode."""
         path = self.wanted["offload_dir"]
         if not path:
             return None
         mounted = self._mount() is not None
         if not mounted and self.ledger.manifest is not None:
-            return str(path)  # it is in the volume: what is there is seen once that is mounted
+            return str(path)  # it is on the volume, which is not mounted yet
         try:
             owner = pwd.getpwnam(self.wanted["offload_owner"])
             group = grp.getgrnam(self.wanted["offload_group"])
@@ -170,7 +170,7 @@ def reload_systemd() -> None:
 
 
 def named(entries: tuple[str, ...]) -> str:
-    """How many, and the first three by name."""
+    """The number of names, and the first three."""
     shown = ", ".join("`%s`" % entry for entry in entries[:3])
     return "%d %s: %s%s" % (
         len(entries),

@@ -19,7 +19,7 @@ _UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]*\.(service|socket|timer|path|ta
 
 
 class ForeignDropIn(Exception):
-    """A file of our name that we did not write."""
+    """A file with our name that tunetool did not write."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Change:
 
 
 def units_problem(units: Sequence[str]) -> str | None:
-    """What is wrong with the units' names, or None."""
+    """The problem of the units' names, or None."""
     for unit in units:
         if not _UNIT.fullmatch(unit):
             return "`%s` is not the name of a systemd unit. hint: write it in full, such as `slurmd.service`" % unit
@@ -53,7 +53,7 @@ def quoted(path: str) -> str:
 
 
 def changes(units: Sequence[str], mount_point: str, directory: str = UNITS_DIRECTORY) -> list[Change]:
-    """What differs from one drop-in for each of ``units`` and none for any other. Raises ``ForeignDropIn``."""
+    """Differences from one drop-in for each of ``units`` and none for others. Raises ``ForeignDropIn``."""
     text = render(mount_point)
     wanted = {os.path.join(directory, unit + ".d", FILE_NAME): text for unit in units}
     present = glob.glob(os.path.join(glob.escape(directory), "*.d", FILE_NAME))

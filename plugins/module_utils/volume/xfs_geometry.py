@@ -1,4 +1,4 @@
-"""XFS on RAID0: the stripe geometry that must be, and the one that is. Pure arithmetic and parsing."""
+"""XFS on RAID0: the required and the present stripe geometry. Pure arithmetic and parsing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wanted_geometry(chunk_bytes: int, members: int) -> Geometry:
 
 
 def mkfs_arguments(geometry: Geometry, label: str) -> list[str]:
-    """Arguments of ``mkfs.xfs`` before the device. Never ``-f``: mkfs itself then refuses what holds something."""
+    """Arguments of ``mkfs.xfs`` before the device. Never ``-f``, so that mkfs itself refuses a device with contents."""
     return [
         "-d",
         "su=%d,sw=%d" % (geometry.data_su_bytes, geometry.data_sw),
@@ -57,7 +57,7 @@ def parse_xfs_info(text: str) -> Geometry:
 
 
 def geometry_of_mount(options: Sequence[str]) -> tuple[int, int] | None:
-    """(stripe unit, stripe width) in bytes from the options that XFS shows in mountinfo, where it has any.
+    """(stripe unit, stripe width) in bytes from XFS's options in mountinfo, if it has any.
 
     The kernel prints both in 512-byte units (xfs(5), mount options ``sunit`` and ``swidth``).
     """

@@ -73,7 +73,7 @@ def _batch(plan: Plan) -> None:
         below, above = batch // step * step, (batch // step + 1) * step
         near = f"{below} or {above}" if below else str(above)
         raise UsageProblem(
-            f"`--batch {batch}` is no multiple of {step} ({job.micro_batch} x {job.world} ranks)", f"use {near}"
+            f"`--batch {batch}` is not a multiple of {step} ({job.micro_batch} x {job.world} ranks)", f"use {near}"
         )
     plan.values.update(batch=batch, micro_batch=job.micro_batch, accumulation=batch // step)
 

@@ -124,13 +124,13 @@ def read_configuration(directory: Path) -> dict[str, Any]:
     try:
         document = regular_files.read_json(path)
     except FileNotFoundError:
-        what = "has no `config.json`" if directory.is_dir() else "is no directory"
+        what = "has no `config.json`" if directory.is_dir() else "is not a directory"
         raise UsageProblem(f"`{directory}` {what}", hint) from None
     except (OSError, ValueError) as error:
         raise UsageProblem(f"`{path}` cannot be read: {error}", hint) from None
     model_type = document.get("model_type") if isinstance(document, dict) else None
     if model_type != MODEL_TYPE:
-        raise UsageProblem(f"`{path}` is of a model of type `{model_type}`, not `{MODEL_TYPE}`", hint)
+        raise UsageProblem(f"`{path}` describes a model of type `{model_type}`, not `{MODEL_TYPE}`", hint)
     return dict(document)
 
 

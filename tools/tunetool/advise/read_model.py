@@ -73,7 +73,7 @@ def _json(path: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "not JSON"
         raise UsageProblem(f"`{path}` cannot be read: {reason}", "name a transformers config.json") from None
     if not isinstance(document, dict):
-        raise UsageProblem(f"`{path}` is no JSON object", "name a transformers config.json")
+        raise UsageProblem(f"`{path}` is not a JSON object", "name a transformers config.json")
     return document
 
 

@@ -194,7 +194,7 @@ def header_bytes(start: bytes, path: str) -> int:
 
 
 def _no_safetensors(path: str, error: Exception) -> UsageProblem:
-    return UsageProblem(f"`{path}` is no safetensors file: {error}", "name a folder with a model's files")
+    return UsageProblem(f"`{path}` is not a safetensors file: {error}", "name a folder with a model's files")
 
 
 def in_module_order(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

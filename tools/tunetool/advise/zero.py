@@ -90,7 +90,7 @@ def misread_gradients(parts: Sequence[int], sub_group_size: int, block_bytes: in
     """Number of gradients that DeepSpeed would read back to an address that direct I/O cannot reach.
 
     DeepSpeed reads a swapped gradient to its offset in its sub-group's buffer (get_swap_gradient_buffers). For an
-    address that is no multiple of ``address_bytes``, ``aio_handle`` reports success and transfers nothing: the
+    address that is not a multiple of ``address_bytes``, ``aio_handle`` reports success and transfers nothing: the
     optimizer then uses what an earlier sub-group left there.
     """
     count = 0

@@ -1,2 +1,2 @@
-"""What a user runs, timed with proof: checkpoint, finetune, staging, strategies, reference, ds-io. It may import
+"""The benchmarks, timed with proof: checkpoint, finetune, staging, strategies, reference, ds-io. It may import
 ``training``, ``launch``, ``fleet`` and what lies under them, but no page and no command."""

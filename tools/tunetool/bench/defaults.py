@@ -1,4 +1,4 @@
-"""What benchmarks do unless they are asked otherwise. Light to import, so that help texts can say it."""
+"""Defaults of the benchmarks. Quick to import, so that help texts can show them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 CHECKPOINT_ROUNDS = 6
-"""The fewest whose range holds the median with 95 % (see ``measure.statistics``)."""
+"""Fewest rounds whose range contains the median with 95 % (see ``measure.statistics``)."""
 STAGING_ROUNDS = 3
 STRATEGIES_ROUNDS = 2
 STRATEGIES_STEPS = 8

@@ -1,4 +1,4 @@
-"""DeepSpeed's I/O handle over one file, as its own ``ds_io`` does it, but held to what it claims."""
+"""DeepSpeed's I/O handle over one file, as in its own ``ds_io``, with proof of what it claims."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for, spelt as ds_io spells it."""
+    """The options of the call, with ds_io's names."""
 
     folder: Path
     io_size: int
@@ -51,12 +51,12 @@ class Request:
 
     @property
     def direction(self) -> Direction:
-        """What is timed."""
+        """The direction that is timed."""
         return "read" if self.read else "write"
 
     @property
     def device(self) -> Device:
-        """Where the data comes from or goes to."""
+        """The memory that holds the data."""
         if not self.gpu:
             return "cpu"
         return "gds" if self.use_gds else "cuda"
@@ -128,7 +128,7 @@ def check_request(request: Request, sector: int) -> None:
         if getattr(request, name) < 1:
             raise UsageProblem(f"`--{name} {getattr(request, name)}` is too small", "it must be at least 1")
     if request.use_gds and not request.gpu:
-        raise UsageProblem("`--use_gds` without `--gpu`", "add `--gpu`: cuFile moves between storage and GPU memory")
+        raise UsageProblem("`--use_gds` needs `--gpu`", "add `--gpu`: cuFile moves between storage and GPU memory")
     hint = misfit(request.io_size, request.io_parallel, sector)
     if hint:
         raise UsageProblem(f"`--io_size {request.io_size}` cannot be moved exactly", hint)
@@ -136,17 +136,17 @@ def check_request(request: Request, sector: int) -> None:
     if request.block_size % unit:
         near = max(unit, request.block_size // unit * unit)
         raise UsageProblem(
-            f"`--block_size {request.block_size}` cannot be moved exactly", f"{near} would do: a multiple of {unit}"
+            f"`--block_size {request.block_size}` cannot be moved exactly", f"{near} is possible: a multiple of {unit}"
         )
 
 
 def announcement(request: Request, stack: BlockStack) -> list[str]:
-    """What a person must know before it starts."""
+    """Lines that describe the run before it starts."""
     passes = request.loops + request.warmup_loops
     written = request.io_size * (1 if request.read else 1 + passes)
     return [
         f"writes to `{stack.directory}` ({stack.medium}): a file of {format_size(request.io_size)}, removed afterwards",
-        f"{passes} {request.direction}s of it, {format_size(written)} written in all, as long as that takes",
+        f"{passes} {request.direction}s of it, {format_size(written)} written in all, without a time limit",
     ]
 
 

@@ -170,7 +170,7 @@ def drain(
 def order_of(source: Path, bulk: Path, *, rank: int, coordinator: int, **options: Any) -> Order:
     """The order for the drain process, with the current identities of the files: a later write belongs to another save.
 
-    Raises ``UsageProblem`` if ``source`` is no directory, or the coordinator has no `.metadata`.
+    Raises ``UsageProblem`` if ``source`` is not a directory, or the coordinator has no `.metadata`.
     """
     path = source / METADATA
     digest: str | None = None
@@ -182,10 +182,10 @@ def order_of(source: Path, bulk: Path, *, rank: int, coordinator: int, **options
             content = stream.read()
     except FileNotFoundError:
         if not source.is_dir():
-            raise UsageProblem(f"`{source}` is no directory", "name the directory that was saved to") from None
+            raise UsageProblem(f"`{source}` is not a directory", "name the directory that was saved to") from None
         if rank == coordinator:
             raise UsageProblem(
-                f"`{source}` has no `.metadata`: it is no complete checkpoint",
+                f"`{source}` has no `.metadata`: it is not a complete checkpoint",
                 "drain after the save is done; `coordinator=` is the rank that wrote `.metadata`",
             ) from None
     else:
@@ -234,7 +234,7 @@ def _first_given(by_caller: int | None, by_launcher: int | None, default: int) -
 
 def _check_numbers(rate: float | str, *keeps: int | None) -> None:
     if rate != "auto" and not (isinstance(rate, (int, float)) and 0 < rate < float("inf")):
-        raise UsageProblem(f"`rate={rate}` is no rate", 'give bytes per second, or "auto"')
+        raise UsageProblem(f"`rate={rate}` is not a rate", 'give bytes per second, or "auto"')
     for keep in keeps:
         if keep is not None and keep < 1:
             raise UsageProblem(f"`max_to_keep={keep}` would keep nothing", "1 at least, or None to keep all")

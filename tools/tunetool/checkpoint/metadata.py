@@ -65,7 +65,7 @@ def loads(content: bytes, path: Path) -> Metadata:
     problem = _problem_in(loaded)
     if problem:
         raise UsageProblem(
-            f"`{path}` is no metadata of a checkpoint: {_in_one_line(problem)}",
+            f"`{path}` is not the metadata of a checkpoint: {_in_one_line(problem)}",
             "the file is damaged; load another checkpoint",
         )
     return loaded
@@ -111,7 +111,7 @@ def _problem_in(loaded: Any) -> str | None:
 def _entry_problem(entry: tuple[Any, Any]) -> str | None:
     name, described = entry
     if type(name) is not str:
-        return "a tensor's name is no text"
+        return "a tensor's name is not text"
     if type(described) is TensorStorageMetadata:
         dimensions = len(described.size)
         for chunk in described.chunks:

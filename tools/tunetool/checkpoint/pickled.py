@@ -97,9 +97,9 @@ class _Loading:
             return self._run()
         except IndexError:
             # Past the end of the file, of the stack or of the memo.
-            raise Malformed("it is cut short, or no pickle") from None
+            raise Malformed("it is cut short, or not a pickle") from None
         except (struct.error, UnicodeDecodeError):
-            raise Malformed("it is no pickle") from None
+            raise Malformed("it is not a pickle") from None
 
     # One loop without calls: each of 100,000 tensors takes dozens of these opcodes, and they determine how long loading
     # metadata takes. So an opcode also handles those that the pickler always writes after it.
@@ -132,7 +132,7 @@ class _Loading:
                     at += 1  # NEWOBJ
                     kind = stack[-1]
                     if type(kind) is not Kind:
-                        raise Malformed("it makes an object of what is no class")
+                        raise Malformed("it makes an object from something that is not a class")
                     value = stack[-1] = kind.new()
                     if kind.fill is not None:
                         empty[id(value)] = value
@@ -161,7 +161,7 @@ class _Loading:
                     arguments = stack.pop()
                     call = stack[-1]
                     if type(call) is not Call or type(arguments) is not tuple:
-                        raise Malformed("it calls what is no function")
+                        raise Malformed("it calls something that is not a function")
                     value = stack[-1] = call.make(*arguments)
                 elif op == 0x28:  # MARK
                     marks.append(stack)
@@ -200,7 +200,7 @@ class _Loading:
                 elif op == 0x61:  # APPEND
                     value = stack.pop()
                     if type(stack[-1]) is not list:
-                        raise Malformed("it appends to what is no list")
+                        raise Malformed("it appends to something that is not a list")
                     stack[-1].append(value)
                     continue
                 elif op == 0x94:  # MEMOIZE
@@ -249,7 +249,7 @@ class _Loading:
 
     def _set_items(self, table: Any, items: list[Any]) -> None:
         if (type(table) is not dict and type(table) is not collections.OrderedDict) or len(items) % 2:
-            raise Malformed("it sets keys of what is no table")
+            raise Malformed("it sets keys of something that is not a table")
         keys, allowed = items[::2], self.vocabulary.keys
         for key in keys:
             if type(key) is not str:
@@ -263,7 +263,7 @@ class _Loading:
     def stack_global(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
         if type(module) is not str or type(name) is not str:
-            raise Malformed("it names something by what is no text")
+            raise Malformed("it names something by a value that is not text")
         self._name(module, name)
 
     def named(self) -> None:
@@ -289,7 +289,7 @@ class _Loading:
     def _put(self, index: int) -> None:
         # The pickler counts up.
         if index > len(self.memo):
-            raise Malformed("it numbers its values in no order")
+            raise Malformed("it numbers its values out of order")
         self.memo[index : index + 1] = [self.stack[-1]]
 
     def none(self) -> None:
@@ -333,7 +333,7 @@ class _Loading:
     def appends(self) -> None:
         items = self._since_mark()
         if type(self.stack[-1]) is not list:
-            raise Malformed("it appends to what is no list")
+            raise Malformed("it appends to something that is not a list")
         self.stack[-1].extend(items)
 
     def setitem(self) -> None:
@@ -346,7 +346,7 @@ class _Loading:
     def additems(self) -> None:
         items = self._since_mark()
         if type(self.stack[-1]) is not set:
-            raise Malformed("it adds to what is no set")
+            raise Malformed("it adds to something that is not a set")
         self.stack[-1].update(hashable(items))
 
     def frozen_set(self) -> None:
@@ -362,7 +362,7 @@ class _Loading:
 
     def persistent(self) -> None:
         if self.vocabulary.persistent is None:
-            raise Malformed("it names data that lies elsewhere")
+            raise Malformed("it refers to data outside of the file")
         self.stack[-1] = self.vocabulary.persistent(self.stack[-1])
 
 

@@ -87,7 +87,7 @@ def as_frozenset(*arguments: Any) -> frozenset[Any]:
 def as_complex(*arguments: Any) -> complex:
     """For ``Call``: a complex number, from its two parts."""
     if len(arguments) != 2 or not all(type(part) is float for part in arguments):
-        raise Malformed("a complex number is made of something else than two numbers")
+        raise Malformed("a complex number is not made from two numbers")
     return complex(*arguments)
 
 
@@ -103,7 +103,7 @@ def _emptied(arguments: tuple[Any, ...]) -> list[Any]:
     if not arguments:
         return []
     if len(arguments) != 1 or type(arguments[0]) is not list:
-        raise Malformed("a set is made of what is no list")
+        raise Malformed("a set is made from something that is not a list")
     items = arguments[0].copy()
     arguments[0].clear()
     return items

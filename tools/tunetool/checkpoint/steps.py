@@ -22,7 +22,7 @@ def step_number(name: str) -> int:
     """The step number in the name of a step directory. Raises ``UsageProblem`` for any other name."""
     match = _STEP.fullmatch(name)
     if match is None:
-        raise UsageProblem(f"`{name}` is no step directory", "name it `step_<N>`, for example `step_1000`")
+        raise UsageProblem(f"`{name}` is not a step directory", "name it `step_<N>`, for example `step_1000`")
     return int(match["number"])
 
 

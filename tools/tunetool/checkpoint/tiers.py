@@ -254,7 +254,7 @@ def agree(surveys: Sequence[Survey]) -> Agreement | None:
     more = f"; and {len(lines) - _SHOWN} older ones" if len(lines) > _SHOWN else ""
     raise CannotJudge(
         f"no step can be read by every rank: {'; '.join(lines[:_SHOWN])}{more}",
-        "bring the node with the missing shards back, or point at another directory; to begin anew, move these away",
+        "bring the node with the missing shards back, or give another directory; to start from step 0, move these away",
     )
 
 

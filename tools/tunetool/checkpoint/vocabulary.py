@@ -35,17 +35,19 @@ _PATH_CHARACTERS = 4096
 def _size(*arguments: Any) -> torch.Size:
     (lengths,) = arguments
     if type(lengths) is not tuple or len(lengths) > _DIMENSIONS:
-        raise Malformed("a shape is made of what is no list of lengths")
+        raise Malformed("a shape is not made from a list of lengths")
     for length in lengths:
         if type(length) is not int or not 0 <= length < 1 << 63:
-            raise Malformed(f"a shape holds `{length}`" if type(length) is int else "a shape holds what is no length")
+            raise Malformed(
+                f"a shape holds `{length}`" if type(length) is int else "a shape holds something that is not a length"
+            )
     return torch.Size(lengths)
 
 
 def _path(kind: type[PurePath]) -> Call:
     def make(*parts: Any) -> PurePath:
         if not all(type(part) is str for part in parts) or sum(map(len, parts)) + len(parts) > _PATH_CHARACTERS:
-            raise Malformed("a path is made of what is no text, or too much of it")
+            raise Malformed("a path is made from something that is not text, or from too much text")
         return kind(*parts)
 
     return Call(make)

@@ -1,4 +1,4 @@
-"""``tunetool advise``: what a job needs, computed before anything is bought, written or run."""
+"""``tunetool advise``: compute what a job needs before anything is bought, written or run."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class CheckpointOptions(AsJson):
     mtbf: float | None = option(
         "--mtbf", type=TIME_ABOVE_ZERO, help="Mean time between failures of one node, such as 50000h."
     )
-    nodes: int | None = number("--nodes", help="Nodes that must all be alive. Default: 1.")
+    nodes: int | None = number("--nodes", help="Number of nodes that must all be up. Default: 1.")
     restart: float = option(
         "--restart", type=TIME, default="0s", help="Time from a failure until the checkpoint is read."
     )
     batch: int | None = number(
-        "--batch", help="Samples of one step of the whole job: the answer is given in steps too."
+        "--batch", help="Samples of one step of the whole job. With it, the answer is in steps too."
     )
 
 
@@ -71,8 +71,8 @@ def checkpoint(given: CheckpointOptions) -> int:
     """Compute how often to save: by a rule of thumb, and by Young's and Daly's optimum, for weights and full state.
 
     \b
-    rule of thumb  the rework that is acceptable, but writing takes less than 5 % of the time
-    Young, Daly    least time lost to checkpoints, rework and restarts together (need --mtbf)
+    rule of thumb  save every --rework, or less often where writing would take more than 5 % of the time
+    Young, Daly    least time lost to checkpoints, rework and restarts together (both need --mtbf)
 
     Exit codes: 0 computed; 2 the call was wrong.
     """
@@ -87,12 +87,16 @@ def checkpoint(given: CheckpointOptions) -> int:
     speed = measured.write if measured else given.bandwidth
     if speed is None:
         raise UsageProblem(
-            "nothing says how fast a checkpoint is written", "give `--bandwidth 10GBps` or `--record FILE`"
+            "the speed of writing a checkpoint is missing", "give `--bandwidth 10GBps` or `--record FILE`"
         )
     if given.nodes is not None and given.mtbf is None:
-        raise UsageProblem("`--nodes` without `--mtbf` says nothing of failures", "add such as `--mtbf 50000h`")
+        raise UsageProblem(
+            "`--nodes` needs `--mtbf`", "add the mean time between failures of one node, such as `--mtbf 50000h`"
+        )
     if not 0 < given.samples_per_second < float("inf"):
-        raise UsageProblem(f"`--samples-per-second {given.samples_per_second}` is not above zero", "such as 100")
+        raise UsageProblem(
+            f"`--samples-per-second {given.samples_per_second}` is not above zero", "give a number such as 100"
+        )
     job = Job(
         parameters=parameters,
         bandwidth=speed * given.writers,
@@ -114,7 +118,7 @@ def checkpoint(given: CheckpointOptions) -> int:
 
 
 def _parameters(size: int | None, model: str | None) -> tuple[float, str]:
-    """Their number, and what they are called."""
+    """The number of parameters, and a description of the model."""
     from tunetool.advise.checkpoint import WEIGHTS
     from tunetool.advise.read_model import load_model
     from tunetool.node.units import format_size
@@ -123,7 +127,7 @@ def _parameters(size: int | None, model: str | None) -> tuple[float, str]:
         loaded = load_model(model)
         return loaded.numel, f"{loaded.name}: {loaded.numel:,} parameters"
     if size is None or model is not None:
-        raise UsageProblem("the model's size is asked once", "give `--model-size 140GB` or `--model 70b`")
+        raise UsageProblem("the model's size must be given exactly once", "give `--model-size 140GB` or `--model 70b`")
     if size < WEIGHTS:
         raise UsageProblem(f"`--model-size {size}` holds no parameter", "such as `140GB` for 70 billion in bf16")
     return size / WEIGHTS, f"{format_size(size)} of weights: {size / WEIGHTS:,.0f} parameters"
@@ -136,6 +140,6 @@ def _measured(path: str | None, engine: str | None) -> Measured | None:
 
     if path is None:
         if engine is not None:
-            raise UsageProblem("`--engine` belongs to `--record`", "name a record of `tunetool bench checkpoint`")
+            raise UsageProblem("`--engine` needs `--record`", "give a record of `tunetool bench checkpoint`")
         return None
     return measured(records.read(find_record(path, records.default_runs_dir())), engine)

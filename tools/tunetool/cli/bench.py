@@ -15,7 +15,7 @@ from tunetool.cli.groups import Group
 
 @click.group("bench", cls=Group)
 def command() -> None:
-    """Run a benchmark. Each one writes a record, and a page of plots where there is something to plot."""
+    """Run a benchmark. Each one writes a record; most also write a page of plots."""
 
 
 command.add_command(checkpoint)

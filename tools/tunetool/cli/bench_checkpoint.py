@@ -23,14 +23,14 @@ class Options(Measuring):
     )
     target: Path | None = options.target("Directory on drives; what is written there is removed at the end.")
     memory_target: Path | None = options.memory_target(
-        "Directory in memory, such as /dev/shm: a stand-in for a medium of that speed, and marked as such."
+        "Directory in memory, such as /dev/shm: a stand-in for a medium of that speed; every table says so."
     )
     state_bytes: int | None = options.state_bytes()
     device: str = option(
         "--device",
         type=click.Choice(["auto", "cpu", "cuda"]),
         default="auto",
-        help="Device that holds the state. auto: the GPU, where torch has one.",
+        help="Device that holds the state. auto: the GPU if torch has one, else the CPU.",
     )
     ranks: int = number("--ranks", default=1, help="Number of processes that share the state.")
     engines: tuple[str, ...] = option(
@@ -38,17 +38,19 @@ class Options(Measuring):
         type=NAMES,
         default="*",
         metavar="GLOB,...",
-        help="Engines by name, such as `direct*,torch-save-zip`.",
+        help="Names of the engines to measure, such as `direct*,torch-save-zip`.",
     )
     rounds: int = options.rounds(CHECKPOINT_ROUNDS)
     budget: float | None = option(
         "--budget",
         type=DURATION,
-        help="Time for all rounds, such as `10m`: no round begins that would end later, and the first is cut there.",
+        help="Time for all rounds, such as `10m`. A round that would end later does not begin; the first is cut there.",
     )
-    against_fio: bool = option("--against-fio", is_flag=True, help="Measure fio's best write too, in every round.")
+    against_fio: bool = option("--against-fio", is_flag=True, help="Also measure fio's best write in every round.")
     train: bool = option(
-        "--train", is_flag=True, help="Run a small training loop with each engine too: time lost per checkpoint."
+        "--train",
+        is_flag=True,
+        help="Also run a small training loop with each engine, for the time lost per checkpoint.",
     )
     steps: int = number("--steps", least=2, default=24, help="With --train: number of steps of the loop.")
     sharded_every: int = number(
@@ -58,7 +60,7 @@ class Options(Measuring):
         "--consolidated-every",
         least=0,
         default=12,
-        help="With --train: the same for engines that gather the whole state on one rank.",
+        help="With --train: steps between two saves of engines that gather the whole state on one rank; 0: no saves.",
     )
     seed: int = options.seed("the state and of the order of engines")
 

@@ -21,12 +21,12 @@ def _io_size(name: str, text: str) -> int:
 
 
 IO_SIZE: Any = Value("size", _io_size)
-"""As `ds_io` reads it: `1G` is 2^30 bytes."""
+"""A size with `ds_io`'s meaning: `1G` is 2^30 bytes."""
 
 
 @dataclass(frozen=True)
 class Options(Measuring):
-    """What the call says, spelt as `ds_io` spells it."""
+    """What the call says; the options have `ds_io`'s names."""
 
     folder: Path = option(
         "--folder",
@@ -52,9 +52,9 @@ class Options(Measuring):
     use_accelerator_pin_memory: bool = option(
         "--use_accelerator_pin_memory", is_flag=True, help="With --gpu: a bounce buffer pinned by CUDA."
     )
-    loops: int = option("--loops", type=int, default=3, help="Number of operations that count.")
+    loops: int = option("--loops", type=int, default=3, help="Number of measured operations.")
     warmup_loops: int = option(
-        "--warmup_loops", type=click.IntRange(min=0), default=1, help="Number of operations before those."
+        "--warmup_loops", type=click.IntRange(min=0), default=1, help="Number of operations before the measured ones."
     )
     python: str | None = options.python()
 
@@ -64,7 +64,7 @@ class Options(Measuring):
 def ds_io(given: Options) -> int:
     """Move one file with DeepSpeed's own I/O handle, as DeepSpeed's `ds_io` does, with proof.
 
-    Options are spelt as `ds_io` spells them. The drives' counters prove the bytes, and another process reads the file
+    The options have `ds_io`'s names. The drives' counters prove the bytes, and another process reads the file
     back. Writes a record into the runs directory.
 
     Exit codes: 0 measured and proven; 2 the call was wrong, such as a size that cannot be moved exactly; 3 it could not

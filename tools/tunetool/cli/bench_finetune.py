@@ -24,7 +24,7 @@ class Options(TrainingOptions):
     """What the call says."""
 
     preset: str | None = option(
-        "--preset", type=click.Choice(list(PRESETS)), help="Values for the options that are not given: see above."
+        "--preset", type=click.Choice(list(PRESETS)), help="Set of values for options that are not given; see above."
     )
     trainer: str = option(
         "--trainer",
@@ -45,7 +45,9 @@ class Options(TrainingOptions):
     curves: float | str = option(
         "--curves", type=_CURVES, default="1s", help="Time between two samples of the curves; `off`: no curves."
     )
-    prepare: bool = option("--prepare", is_flag=True, help="Only make model and images, or check that they are whole.")
+    prepare: bool = option(
+        "--prepare", is_flag=True, help="Only make model and images, or check that they are complete."
+    )
 
 
 @click.command("finetune")
@@ -53,7 +55,7 @@ class Options(TrainingOptions):
 def finetune(given: Options) -> int:
     """Fine-tune Qwen2.5-VL, and report where the time goes: start, model load, data, steps.
 
-    Makes model and images below --target unless they are there. Preset qwen2.5-vl-7b-lora: --model 7b --images 2000
+    Makes model and images below --target if they are missing. Preset qwen2.5-vl-7b-lora: --model 7b --images 2000
     --epochs 10 --micro-batch 2. Only one thing is judged: that every loss is a number. Writes a record, curves and a
     page of plots into the runs directory.
 
@@ -83,7 +85,7 @@ def finetune(given: Options) -> int:
         workers=given.workers,
     )
     if given.steps is not None and given.epochs is not None:
-        raise UsageProblem("`--steps` and `--epochs` both say how long", "leave out one of them")
+        raise UsageProblem("`--steps` and `--epochs` contradict each other", "leave out one of them")
     request = Request(
         material=given.material(chosen.get("model"), images),
         cluster=given.cluster(),

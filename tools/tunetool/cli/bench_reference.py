@@ -38,7 +38,7 @@ class Options(TrainingOptions):
         type=TEXT,
         default=CHECKPOINT_MODEL,
         metavar="NAME",
-        help="Model whose state is saved, as `bench checkpoint --model` takes it.",
+        help="Model whose state is saved, as for `bench checkpoint --model`.",
     )
     state_bytes: int = options.state_bytes(default=STATE_BYTES)
     matrix: str = options.matrix(MATRIX)
@@ -50,7 +50,7 @@ def reference(given: Options) -> int:
     """Run everything in one go: verify, then checkpoints, staging and strategies.
 
     Each part writes a record of its own, and one record over all parts follows. After a FAIL of verify nothing else is
-    measured, unless --anyway is given. A part that cannot run is listed with its reason, and the others go on.
+    measured, unless --anyway is given. A part that cannot run is listed with its reason, and the others continue.
 
     Exit codes, over all parts: 1 a part falls short; else 3 a part could not be judged; else 0. 2 the call was wrong.
     """
@@ -81,11 +81,11 @@ def reference(given: Options) -> int:
 
 
 def _targets(given: Options) -> tuple[Path, Path | None]:
-    """Where benchmarks write, and what is verified where that is not the manifest's own mount point."""
+    """The target of the benchmarks, and that of verify (None: the manifest's mount point)."""
     from tunetool.verify.run import read_manifest
 
     if given.target is None:
-        raise UsageProblem("nothing to measure", "`--target DIR` is a directory on the storage of every node")
+        raise UsageProblem("nothing to measure", "add `--target DIR`, a directory on the storage of every node")
     if given.inventory is not None or read_manifest(None) is not None:
         return given.target, None
     return given.target, given.target

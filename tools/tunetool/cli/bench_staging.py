@@ -40,7 +40,7 @@ def staging(given: Options) -> int:
     """Compare the reference fine-tune with its files in memory and on bulk storage.
 
     Path A copies model and data to --memory-target and reads them there; path B reads them at --target. Both have the
-    same seed and steps and cold caches, in an order drawn anew for each round. The time of staging counts for path A.
+    same seed and steps and cold caches, in a random order in each round. The time of staging counts for path A.
     Only one thing is judged: that both paths have equal losses. Writes a record and a page of plots into the runs
     directory.
 

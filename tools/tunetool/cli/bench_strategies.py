@@ -27,14 +27,14 @@ class Options(TrainingOptions):
         "--network-time",
         type=DURATION,
         default=f"{NETWORK_SECONDS}s",
-        help="Time for measuring the network of each layout, about.",
+        help="Approximate time for measuring the network of each layout.",
     )
 
 
 @click.command("strategies")
 @takes(Options)
 def strategies(given: Options) -> int:
-    """Compare ZeRO stages on numbers of GPUs and nodes: predict each step from the network, run it, compare.
+    """Compare ZeRO stages on different numbers of GPUs and nodes, each with its predicted time of a step.
 
     Measures the network between the ranks of each layout first, computes from the model which bytes each strategy must
     move in a step, and predicts each cell before it runs. Two things are judged: that every cell trains, and that the
@@ -51,7 +51,7 @@ def strategies(given: Options) -> int:
 
     if given.epochs is not None:
         raise UsageProblem(
-            "`--epochs` has no meaning here", f"a few steps are enough: `--steps`, by default {STRATEGIES_STEPS}"
+            "`--epochs` has no meaning here", f"use `--steps`; a few are enough (default: {STRATEGIES_STEPS})"
         )
     request = Request(
         material=given.material(),

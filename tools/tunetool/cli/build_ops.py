@@ -30,10 +30,10 @@ class Options(Dry):
 def command(given: Options) -> int:
     """Compile DeepSpeed's ops once; no other command compiles anything.
 
-    Writes them where DeepSpeed itself looks for them: TORCH_EXTENSIONS_DIR, or torch_extensions in the user's cache.
-    Removes a lock that a dead build left behind, for which DeepSpeed would wait for ever.
+    Writes them to the directory that DeepSpeed itself uses: TORCH_EXTENSIONS_DIR, or torch_extensions in the user's
+    cache. Removes the lock of a build that died: DeepSpeed would wait for it for ever.
 
-    Exit codes: 0 all that was asked for is there; 2 the call was wrong; 3 an op cannot be compiled here.
+    Exit codes: 0 every op that was asked for is compiled; 2 the call was wrong; 3 an op cannot be compiled here.
     """
     from tunetool.cli.values import local_python
     from tunetool.measure.aio.build_ops import build_ops

@@ -1,4 +1,4 @@
-"""``tunetool ds-config``: its options, the call, and what is printed of a configuration."""
+"""``tunetool ds-config``: its options, the call, and the lines that it prints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Options(SearchOptions):
     """What the call says."""
 
     kind: str = argument("KIND", type=click.Choice(KINDS))
-    model: str | None = options.model("Model; not for zero3-nvme-70b, which has 70b")
+    model: str | None = options.model("Model; zero3-nvme-70b has its own, 70b")
     output: Path = option(
         "-o",
         "--output",
@@ -39,7 +39,7 @@ class Options(SearchOptions):
     aio: Path | None = option(
         "--aio",
         type=FILE,
-        help="JSON file with the `aio` block, such as `tunetool tune -o` writes. Default: it is measured first.",
+        help="JSON file with the `aio` block, such as `tunetool tune -o` writes. Default: the block is measured first.",
     )
     world_size: int = option("--world-size", type=int, default=8, metavar="N", help="Number of ranks on all nodes.")
     nodes: int = option("--nodes", type=int, default=1, metavar="N", help="Number of nodes.")
@@ -49,15 +49,13 @@ class Options(SearchOptions):
     batch: int | None = option(
         "--batch", type=int, metavar="N", help="Samples of one step of the whole job. Default: micro batch x ranks."
     )
-    memory: int | None = option(
-        "--memory", type=SIZE, help="Memory of a node, where the job runs. Default: this node's."
-    )
+    memory: int | None = option("--memory", type=SIZE, help="Memory of each node of the job. Default: this node's.")
     nvme_space: int | None = option(
-        "--nvme-space", type=SIZE, help="Free space on the drives there. Default: free in --target."
+        "--nvme-space", type=SIZE, help="Free space for offload on each node of the job. Default: that of --target."
     )
 
     def config(self) -> Request:
-        """The configuration. Raises ``UsageProblem`` for what cannot be used."""
+        """The request. Raises ``UsageProblem`` for options that cannot be used."""
         from tunetool.advise.read_model import load_model
         from tunetool.measure.target import check_target
         from tunetool.tune.configs import Request, check_output
@@ -90,11 +88,12 @@ def command(given: Options) -> int:
 
     KIND is zero2, zero3, zero3-cpu, zero3-nvme, zero3-nvme-70b or zero-inference.
 
-    Reads the `aio` block from --aio, or measures it first as `tunetool tune` does: the options of that search are the
-    same. Kinds without NVMe need no block. DeepSpeed's own classes read the configuration before it is written. Writes
-    the configuration to -o, and an explanation of every value beside it.
+    Reads the `aio` block from --aio, or measures it first with the search of `tunetool tune`, whose options it shares.
+    Kinds without NVMe need no block. DeepSpeed's own classes check the configuration before it is written. Writes the
+    configuration to -o, and an explanation of every value beside it.
 
-    Exit codes: 0 written; 2 the call was wrong; 3 it cannot work, or could not be measured, and nothing was written.
+    Exit codes: 0 written; 2 the call was wrong; 3 the configuration cannot work, or the block could not be measured,
+    and nothing was written.
     """
     from tunetool.advise.ds_config import NVME_KINDS
     from tunetool.report.tune import best_view
@@ -105,7 +104,7 @@ def command(given: Options) -> int:
     config = given.config()
     if given.aio is not None or config.kind not in NVME_KINDS:
         if given.json_to is not None:
-            raise UsageProblem("`--json` writes the record of a measurement", "nothing is measured here: leave it out")
+            raise UsageProblem("`--json` writes the record of a measurement", "leave it out: nothing is measured here")
         return _write(config, read_settings(given.aio) if given.aio is not None else DEFAULTS, given.dry_run)
     result = run.tune(given.request(None), best_view())
     code = finish(result, given.json_to)

@@ -1,4 +1,4 @@
-"""Groups of commands: what they say when nothing was asked, and when a name was misspelt."""
+"""Groups of commands: their help, and the hint for a misspelt name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HELP_OPTIONS = ["-h", "--help"]
 
 
 class ReaderGone(Exception):
-    """Whoever read standard output closed it. Not an ``OSError``: click ends every closed pipe with 1, which here means
-    that something was judged and falls short."""
+    """The reader of standard output closed it. Not an ``OSError``: click ends every closed pipe with 1, which means
+    here that something falls short."""
 
     def __init__(self, code: ExitCode) -> None:
         super().__init__("standard output was closed")
@@ -51,13 +51,13 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Names with the first sentence of each, whole: click cuts them to one line."""
+        """Each name with its whole first sentence; click would cut it to one line."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([(name, each.get_short_help_str(200)) for name, each in commands if each is not None])
 
 
 def nearest(word: str, words: Sequence[str]) -> str | None:
-    """``did you mean ...?``, None where no word is near."""
+    """``did you mean ...?``, or None if no word is near."""
     near = difflib.get_close_matches(word, words, n=2, cutoff=0.6)
     return f"did you mean {' or '.join(f'`{each}`' for each in near)}?" if near else None

@@ -1,4 +1,4 @@
-"""``tunetool inspect``: look at a node, or at a recorded one; judge nothing."""
+"""``tunetool inspect``: show a node or a recording of one; judge nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Options(AsJson):
         "--root", type=PATH, help="Recording to inspect instead of this node: a directory or *.json."
     )
     capture: Path | None = option(
-        "--capture", type=PATH, help="New directory or new *.json file for a recording of this node."
+        "--capture", type=PATH, help="Recording of this node to write: a new directory or a new *.json file."
     )
     anonymous: bool = option(
         "--anonymous", is_flag=True, help="With --capture: replace serial numbers, host name and addresses."
@@ -35,7 +35,7 @@ class Options(AsJson):
     def check(self) -> None:
         """Raises ``UsageProblem`` for options that contradict each other."""
         if self.anonymous and self.capture is None:
-            raise UsageProblem("`--anonymous` needs `--capture`", "it says what a recording leaves out")
+            raise UsageProblem("`--anonymous` needs `--capture`", "it decides what a recording leaves out")
         if self.capture is not None and (self.json_to is not None or self.gds):
             raise UsageProblem(
                 "`--capture` shows nothing", "leave out `--json` and `--gds`, or inspect the recording: `--root`"
@@ -47,11 +47,11 @@ class Options(AsJson):
 def command(given: Options) -> int:
     """Show one screen of the node: drives, PCIe paths, volume, memory, GPUs, what limits it, and what to repair.
 
-    Reads only, needs no GPU, no driver and no drive. Root also sees the drives' health. A recording holds what this
-    command reads and nothing else: serial numbers and the host's name are in it unless --anonymous is given;
-    environment, logs and addresses of network cards are not.
+    Changes nothing, and needs no GPU, no driver and no drive. Root also sees the drives' health. A recording holds what
+    this command reads and nothing else. It contains serial numbers and the host's name unless --anonymous is given; it
+    never contains the environment, logs or addresses of network cards.
 
-    Exit codes: 0 shown or recorded, whatever is absent; 2 the call was wrong.
+    Exit codes: 0 shown or recorded, even if parts are absent; 2 the call was wrong.
     """
     from tunetool.inspect.capture import capture, check_destination
     from tunetool.inspect.source import opened

@@ -28,7 +28,7 @@ MAX_NODES = 16
 
 
 def size_not_below(least: int) -> Any:
-    """A size as QEMU's users write it (``4G`` is 4 GiB) or as the rest of tunetool does (``4GiB``)."""
+    """A size in bytes, from QEMU's form (``4G`` is 4 GiB) or from tunetool's (``4GiB``)."""
 
     def read(name: str, text: str) -> int:
         from tunetool.node.units import UnitError, parse_size
@@ -51,7 +51,7 @@ def command() -> None:
     """Run virtual nodes with NVMe drives, to rehearse a change before real nodes get it.
 
     A node has data drives with the serials LAB<n>NV1, LAB<n>NV2 ... and one more, LAB<n>SYS, that tunetool must not
-    touch: it is nvme0n1 and holds a mounted file system. What is measured in a virtual node says nothing about real
+    touch: it is nvme0n1 and holds a mounted file system. A measurement in a virtual node says nothing about real
     drives.
 
     Exit codes: 0 done; 2 the call was wrong; 3 it could not be done; `ssh` ends with the code of its command.
@@ -81,7 +81,7 @@ class UpOptions:
 @command.command()
 @takes(UpOptions)
 def up(given: UpOptions) -> int:
-    """Start nodes, and leave those alone that run already.
+    """Start nodes; those that run already stay as they are.
 
     The first call builds an image and a snapshot, in minutes; later calls restore the snapshot, in seconds. Writes
     inventory/lab/hosts.yml, where that directory exists.
@@ -93,7 +93,7 @@ def up(given: UpOptions) -> int:
     settings = fleet.Settings(given.nodes, given.drives, given.drive_size, given.memory, given.os_name, given.fresh)
     with _progress() as say:
         started_nodes = fleet.up(lab, settings, say)
-        # A lab of one's own (TUNETOOL_LAB_DIR) must not take the inventory away from the one beside it.
+        # A private lab (TUNETOOL_LAB_DIR) must not overwrite the inventory of the default lab.
         if inventory.DEFAULT_PATH.parent.is_dir() and "TUNETOOL_LAB_DIR" not in os.environ:
             inventory.write(lab, inventory.DEFAULT_PATH)
     for started in started_nodes:
@@ -181,7 +181,7 @@ def fault(node: str, kind: str, serial: str | None) -> None:
 def save(node: str, name: str) -> None:
     """Save the running NODE with its drives as NAME, for `reset NODE --to NAME`.
 
-    Unmounts for a moment what is mounted from its drives: nothing may use them. The node runs on afterwards.
+    Unmounts the file systems on its drives for a moment, so no program may use them. The node runs on afterwards.
     """
     from tunetool.lab import fleet
     from tunetool.lab.state import Lab
@@ -209,7 +209,9 @@ def reset(node: str, to: str | None) -> None:
 @click.option("--power-loss", is_flag=True, help="Take the power away instead of shutting down.")
 @click.option("--shuffle", is_flag=True, help="Move every data drive to another slot: other names, same serials.")
 @click.option("--blank-drives", is_flag=True, help="Bring back blank data drives, as a cloud does after a stop.")
-@click.option("--new-serials", is_flag=True, help="With --blank-drives: give them other serials (LAB1NV1 -> LAB1NW1).")
+@click.option(
+    "--new-serials", is_flag=True, help="With --blank-drives: give the drives other serials (LAB1NV1 -> LAB1NW1)."
+)
 def reboot(node: str, power_loss: bool, shuffle: bool, blank_drives: bool, new_serials: bool) -> None:
     """Boot NODE with the kernel, initramfs and kernel command line that its own disk holds."""
     from tunetool.lab import fleet
@@ -247,7 +249,7 @@ def inventory(output: Path | None) -> None:
 
     lab = Lab()
     if not lab.nodes():
-        raise UsageProblem("the lab has no nodes", "start one: tunetool lab up")
+        raise UsageProblem("the lab has no nodes", "start one with `tunetool lab up`")
     path = output or lab_inventory.DEFAULT_PATH
     lab_inventory.write(lab, path)
     click.echo(path)
@@ -258,7 +260,7 @@ def _need_running(lab: Any, name: str) -> None:
     from tunetool.lab import node
 
     if not node.alive(lab, name):
-        raise CannotJudge(f"`{name}` does not run", f"tunetool lab reset {name}")
+        raise CannotJudge(f"`{name}` does not run", f"start it with `tunetool lab reset {name}`")
 
 
 def _line(started: Started) -> str:

@@ -32,9 +32,9 @@ COMMANDS = {
     "build-ops": "Compile DeepSpeed's ops once, so that no job has to compile them.",
 }
 _QUOTED = re.compile(r"'(-[\w-]+)'(?: / '-[\w-]+')*")
-"""An option as click quotes it."""
+"""An option name in click's quotation marks."""
 HIDDEN = ("ephemeral-rebuild",)
-"""Called by systemd, not by people."""
+"""Commands that systemd calls, not people."""
 PRINT_LAST = ("inspect", "advise", "report", "build-ops", "ds-config")
 """Commands that judge nothing and print when everything else is done, as ``--help`` of every command does."""
 
@@ -65,7 +65,7 @@ class _LazyGroup(Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             ended = super().invoke(ctx)
-            # What is still in the buffer must not fail later, where Python would end with 120.
+            # Text still in the buffer must not fail later: Python would then end with 120.
             sys.stdout.flush()
         except BrokenPipeError:
             done = ctx.invoked_subcommand in PRINT_LAST or not set(HELP_OPTIONS).isdisjoint(sys.argv[1:])

@@ -1,8 +1,8 @@
-"""Options of commands: each shared one is declared here, once.
+"""Options that several commands share: each is declared once, here.
 
-A command's options are a dataclass whose fields say what they are on the command line; ``takes`` hands the command one
-object of it. Groups of shared options are dataclasses to inherit from. ``--help`` lists a class's own options first,
-then those of its bases.
+A command's options are a dataclass whose fields say how they are written on the command line; ``takes`` gives the
+command one object of it. Groups of shared options are dataclasses to inherit from. ``--help`` lists a class's own
+options first, then those of its bases.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def target(text: str, **settings: Any) -> Any:
 
 
 def rounds(default: int) -> Any:
-    """``--rounds``: how often everything that is compared is measured, in turns."""
+    """``--rounds``: how often each of the compared things is measured."""
     return number(
         "--rounds",
         default=default,
-        help="Number of rounds; each round measures everything that is compared once. 95 % confidence needs 6.",
+        help="Number of rounds; each round measures every compared thing once. 95 % confidence needs 6.",
     )
 
 
@@ -97,7 +97,7 @@ def memory_target(text: str, **settings: Any) -> Any:
 
 
 def python() -> Any:
-    """``--python``, not checked: it may be on other machines."""
+    """``--python``; not checked, because it may be a path on other machines."""
     return option(
         "--python",
         type=TEXT,
@@ -110,7 +110,7 @@ MODEL = "7b|70b|tiny|PATH"
 
 
 def model(text: str, **settings: Any) -> Any:
-    """``--model``, by a name that means the same model everywhere, or by its files."""
+    """``--model``: a name that means the same model everywhere, or the model's files."""
     return option(
         "--model",
         type=TEXT,
@@ -122,7 +122,7 @@ def model(text: str, **settings: Any) -> Any:
 
 
 def state_bytes(**settings: Any) -> Any:
-    """``--state-bytes``, the bound of a checkpoint."""
+    """``--state-bytes``: upper bound of the state in bytes."""
     return option(
         "--state-bytes",
         type=SIZE,
@@ -137,7 +137,7 @@ def matrix(default: str) -> Any:
         "--matrix",
         default=default,
         metavar="CELL,...",
-        help="Strategies as NODESxGPUS:zSTAGE; GPUS are those of one node. Scaled down to the machines that there are.",
+        help="Strategies as NODESxGPUS:zSTAGE, with the GPUs of one node. Scaled down to the machines in use.",
     )
 
 
@@ -185,7 +185,9 @@ class AsJson:
 class Dry:
     """``--dry-run``."""
 
-    dry_run: bool = option("--dry-run", is_flag=True, help="Say what would be done, where and how long; do nothing.")
+    dry_run: bool = option(
+        "--dry-run", is_flag=True, help="Say what would be done, where and for how long; do nothing."
+    )
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class Measuring(AsJson, InRuns, Dry):
     allow_busy: bool = option("--allow-busy", is_flag=True, help="Measure beside a job that uses the drives or GPUs.")
 
     def run(self) -> Run:
-        """The same for ``tunetool.measure.session``."""
+        """The options as ``tunetool.measure.session`` takes them."""
         from tunetool.measure.session import Run
 
         return Run(self.runs_dir, self.allow_busy, self.dry_run, sys.argv)
@@ -219,7 +221,7 @@ class OnManyHosts(OnHosts):
 
 
 def need_inventory(inventory: Path | None, **given: Any) -> None:
-    """Raises ``UsageProblem`` for an option of hosts without an inventory."""
+    """Raises ``UsageProblem`` if an option for hosts is given without an inventory."""
     for name, value in given.items():
         if inventory is None and value not in (None, False):
             raise UsageProblem(f"`--{name.replace('_', '-')}` needs an inventory", "add `-i INVENTORY`")

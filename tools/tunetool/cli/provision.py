@@ -24,7 +24,7 @@ def _sizes(name: str, text: str) -> tuple[str, ...]:
     for size in sizes:
         if not _SIZE.fullmatch(size):
             raise UsageProblem(
-                f"`{name} {text}`: `{size}` is neither a number of hosts from 1 on nor a share", "such as `10` or `25%`"
+                f"`{name} {text}`: `{size}` is neither a number of hosts nor a share of them", "such as `10` or `25%`"
             )
     return sizes
 
@@ -54,11 +54,14 @@ class Options(AsJson, OnManyHosts):
         help="Share of a batch that may fail before the run ends. Default: 100, so that no host stops another.",
     )
     plan: Path | None = option(
-        "--plan", type=FILE, help="File for a plan: what would happen to every drive. Changes nothing."
+        "--plan", type=FILE, help="File for a plan of what would happen to every drive. Changes nothing."
     )
     apply: Path | None = option("--apply", type=FILE, help="Plan to apply: the drives in it may lose what they hold.")
     dry_run: bool = option(
-        "--dry-run", "--check", is_flag=True, help="Go through every step and say what it would do. Changes nothing."
+        "--dry-run",
+        "--check",
+        is_flag=True,
+        help="Go through every step and say what it would change. Changes nothing.",
     )
 
 

@@ -1,4 +1,4 @@
-"""``tunetool report``: look at records again, list them, compare two."""
+"""``tunetool report``: show, list and compare records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ShowOptions(InRuns):
 
     record: str = argument("RECORD")
     form: str = option("--format", type=click.Choice(FORMATS), default="text", help="Format of the output.")
-    output: Path | None = option("-o", "--output", type=FILE, help="File for the output, written whole or not at all.")
+    output: Path | None = option("-o", "--output", type=FILE, help="File for the output. Default: standard output.")
 
 
 @command.command()
@@ -115,7 +115,7 @@ def _text(record: Record, path: Path) -> str:
     from tunetool.report.kinds import print_record
     from tunetool.report.page import WIDTH
 
-    # On a terminal the words are coloured; a file or pipe gets them bare.
+    # Colours only on a terminal, not in a file or a pipe.
     stream = io.StringIO()
     print_record(record, path, Console(file=stream, width=WIDTH, highlight=False, force_terminal=sys.stdout.isatty()))
     return stream.getvalue()

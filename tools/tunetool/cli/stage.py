@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _CopyByDefault(Group):
-    """`stage SRC DST` is `stage copy SRC DST`. A first word that names a command is the command."""
+    """Reads `stage SRC DST` as `stage copy SRC DST`, unless the first word names a command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
@@ -59,7 +59,7 @@ class _Options(AsJson, InRuns, Dry, OnManyHosts):
         need_inventory(self.inventory, limit=self.limit, forks=self.forks, no_become=self.no_become)
 
     def run(self, action: Literal["stage", "verify", "evict"], destination: str, **more: Any) -> int:
-        """The action, here or on the hosts; the exit code."""
+        """Run the action, here or on the hosts. Returns the exit code."""
         from tunetool.report.progress import best_progress
         from tunetool.stage.run import Request, run
 
@@ -120,8 +120,8 @@ class CopiedOptions(_Options):
 def copy(given: CopyOptions) -> int:
     """Copy the directory SRC to DST, in /dev/shm or on any file system.
 
-    SRC is a directory, or `remote:path` where rclone is installed. DST appears whole or not at all; its manifest, with
-    checksums, lies beside it. If DST is that copy already, there is nothing to do. Writes a record into the runs
+    SRC is a directory, or `remote:path` if rclone is installed. DST appears whole or not at all; its manifest, with
+    checksums, lies beside it. If DST is that copy already, nothing is copied. Writes a record into the runs
     directory.
 
     Exit codes: 0 DST is the copy; 2 the call was wrong; 3 it could not be done.
@@ -140,7 +140,7 @@ def verify(given: CopiedOptions) -> int:
 
     Names every entry that is missing, was added or differs. Writes a record into the runs directory.
 
-    Exit codes: 0 it is as it was copied; 1 it differs; 2 the call was wrong; 3 it could not be read.
+    Exit codes: 0 DST is as it was copied; 1 it differs; 2 the call was wrong; 3 it could not be read.
     """
     return given.run("verify", given.destination)
 
@@ -152,6 +152,6 @@ def evict(given: CopiedOptions) -> int:
 
     Writes a record into the runs directory.
 
-    Exit codes: 0 it is gone; 2 the call was wrong, or DST is not as it was copied; 3 it could not be removed.
+    Exit codes: 0 DST is gone; 2 the call was wrong, or DST is not as it was copied; 3 it could not be removed.
     """
     return given.run("evict", given.destination)

@@ -1,4 +1,4 @@
-"""Options that every command around the fine-tune has, spelt and meant alike."""
+"""Options that every command around the fine-tune shares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def loader() -> Any:
         "--loader",
         type=click.Choice(LOADERS),
         default="parallel",
-        help="How ranks load the model. parallel: parallel reads straight to the device; transformers: its "
+        help="Reader of the model on each rank. parallel: parallel reads straight to the device; transformers: its "
         "from_pretrained.",
     )
 
@@ -52,7 +52,7 @@ def full() -> Any:
 
 @dataclass(frozen=True)
 class TrainingOptions(Measuring, OnHosts):
-    """As they were given; None where not, for a command's own defaults and presets."""
+    """The options as given. None: not given, so that a command's own defaults and presets apply."""
 
     model: str | None = option(
         "--model",
@@ -61,7 +61,7 @@ class TrainingOptions(Measuring, OnHosts):
         help="Qwen2.5-VL of that size with random weights, or a directory that holds one.",
     )
     dataset: Path | None = option(
-        "--dataset", type=DIRECTORY, help="Data as LLaMA-Factory has it. Default: synthetic images."
+        "--dataset", type=DIRECTORY, help="Dataset in LLaMA-Factory's format. Default: synthetic images."
     )
     images: int | None = number("--images", help="Number of synthetic images. Default: 200.")
     target: Path | None = target("Directory on bulk storage: model and images are made there once and read from there.")
@@ -69,7 +69,7 @@ class TrainingOptions(Measuring, OnHosts):
         "--launcher",
         type=click.Choice(LAUNCHERS),
         default="auto",
-        help="What starts the ranks. auto: torchrun, over ssh with -i.",
+        help="Launcher of the ranks. auto: torchrun on this node, or over ssh with -i.",
     )
     slurm: tuple[str, ...] = option(
         "--slurm",
@@ -91,7 +91,7 @@ class TrainingOptions(Measuring, OnHosts):
         "--device",
         type=click.Choice(["auto", "cpu", "cuda"]),
         default="auto",
-        help="Device of the ranks. auto: GPUs where there are any.",
+        help="Device of the ranks. auto: GPUs if there are any, else the CPU.",
     )
     steps: int | None = number("--steps", help="Number of steps, instead of --epochs.")
     epochs: int | None = number("--epochs", help="Number of passes over the data. Default: 1.")
@@ -99,7 +99,7 @@ class TrainingOptions(Measuring, OnHosts):
     seed: int = seed("the model, the images and their order")
 
     def check(self) -> None:
-        """Raises ``UsageProblem`` for what contradicts itself, before anything is looked at."""
+        """Raises ``UsageProblem`` for options that contradict each other; reads no file."""
         if self.dataset is not None and self.images is not None:
             raise UsageProblem("`--images` makes images, and `--dataset` has its own", "leave out one of them")
         need_inventory(self.inventory, limit=self.limit)
@@ -129,7 +129,7 @@ class TrainingOptions(Measuring, OnHosts):
         )
 
     def material(self, model: str | None = None, images: int | None = None) -> Material:
-        """What is trained, and on what; ``model`` and ``images`` where none were given. Raises ``UsageProblem``."""
+        """The model and the data; ``model`` and ``images`` are defaults. Raises ``UsageProblem`` without a model."""
         from tunetool.training.settings import IMAGES, Material
 
         chosen = self.model or model

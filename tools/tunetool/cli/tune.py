@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SearchOptions(Measuring):
-    """How the settings are searched."""
+    """Options of the search over `aio` settings."""
 
     target: Path = options.target("Directory on the storage to which DeepSpeed will offload.", required=True)
     budget: float = option(
         "--budget", type=DURATION, default="60s", help="Time for the whole search, such as `60s` or `5m`."
     )
     space: Path | None = option(
-        "--space", type=FILE, help="JSON file with the values to try for each key. Default: those of ds_nvme_tune."
+        "--space", type=FILE, help="JSON file with the values to try for each key. Default: the values of ds_nvme_tune."
     )
     mix: str = option(
         "--mix",
         default="read=1,write=1",
         metavar="MIX",
-        help="Bytes that the job reads and writes, as a ratio: `write=1` for checkpoints.",
+        help="Ratio of the bytes that the job reads and writes, such as `write=1` for checkpoints.",
     )
     exhaustive: bool = option(
-        "--exhaustive", is_flag=True, help="Measure six rounds of every setting, whatever --budget says."
+        "--exhaustive", is_flag=True, help="Measure six rounds of every setting, without regard to --budget."
     )
     driver: str = option(
         "--driver",
@@ -48,7 +48,7 @@ class SearchOptions(Measuring):
         "--device",
         type=click.Choice(["cpu", "cuda"]),
         default="cpu",
-        help="Where the data is. cpu: host memory; cuda: GPU memory, through a buffer that CUDA pinned.",
+        help="Memory that holds the data. cpu: host memory; cuda: GPU memory, through a buffer that CUDA pinned.",
     )
     processes: int = number(
         "--processes", default=1, help="Number of processes that do I/O at the same time, as the ranks of a node do."
@@ -60,7 +60,7 @@ class SearchOptions(Measuring):
     seed: int = options.seed("the order in which settings are tried")
 
     def request(self, output: Path | None) -> Request:
-        """The search; ``output`` is where its `aio` block goes. Raises ``UsageProblem``."""
+        """The request; ``output`` is the file for the `aio` block. Raises ``UsageProblem``."""
         from tunetool.cli.values import local_python
         from tunetool.tune.goals import parse_mix
         from tunetool.tune.request import Request
@@ -88,7 +88,7 @@ class Options(SearchOptions):
     """What the call says."""
 
     output: Path | None = option(
-        "-o", "--output", type=FILE, help="File for the `aio` block, written once DeepSpeed has read it."
+        "-o", "--output", type=FILE, help="File for the `aio` block, written after DeepSpeed has read the block."
     )
     explain: Path | None = option(
         "--explain",
@@ -107,9 +107,9 @@ def command(given: Options) -> int:
 
     Rounds of short transfers drop the settings that are significantly slower; the rest is compared with DeepSpeed's own
     default in pairs. "No significant difference" is a result: then the default is written. The drives' counters prove
-    every sample. Writes a record into the runs directory, and what -o, --explain and --store-vars name.
+    every sample. Writes a record into the runs directory, and the files that -o, --explain and --store-vars name.
 
-    Exit codes: 0 done; 2 the call was wrong; 3 it could not be measured or proven, and nothing was written.
+    Exit codes: 0 done; 2 the call was wrong; 3 a setting could not be measured or proven, and no block was written.
     """
     from tunetool.report.tune import best_view, print_tune
     from tunetool.tune import run

@@ -1,4 +1,4 @@
-"""The values of options: paths, sizes, durations, rates. What cannot be read is refused by the option's name."""
+"""The values of options: paths, sizes, durations, rates. An error names the option and its text."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def parse_tolerance(text: str) -> float:
 
 
 def parse_expectations(texts: Sequence[str]) -> dict[str, float]:
-    """By key of ``--expect``: bytes per second, or requests per second for random reads. A bare rate is the read.
+    """By key of ``--expect``: bytes per second, or requests per second for random reads. A bare rate means `read`.
 
     Raises ``UsageProblem``.
     """
@@ -147,7 +147,7 @@ def _rate(text: str, unit: str) -> float:
 
 
 def local_python(path: str | None) -> Path:
-    """The interpreter on this machine, tunetool's own where none was named. Raises ``UsageProblem``."""
+    """The interpreter on this machine; for None, tunetool's own. Raises ``UsageProblem``."""
     if path is None:
         return Path(sys.executable)
     program = shutil.which(path)
@@ -155,7 +155,7 @@ def local_python(path: str | None) -> Path:
         raise UsageProblem(
             f"`{path}` is not a program", "`--python` takes an interpreter, such as `/opt/venv/bin/python`"
         )
-    # Not resolved: a venv's python is a link, and is the venv by its own name only.
+    # Not resolved: a venv's python is a link, and the link's target does not see the venv.
     return Path(program).absolute()
 
 
@@ -168,9 +168,9 @@ JSON_FILE = Value("file", _json)
 SIZE = Value("size", _size)
 BANDWIDTH = Value("rate", _bandwidth)
 DURATION = Value("time", lambda name, text: parse_duration(text))
-"""Of a measurement: seconds or minutes."""
+"""A duration of a measurement: seconds or minutes."""
 TIME = Value("time", _time(0.0))
-"""In the life of a job: seconds to days."""
+"""A time in the life of a job: seconds to days."""
 TIME_ABOVE_ZERO = Value("time", _time(1.0))
 TOLERANCE = Value("percent", lambda name, text: parse_tolerance(text))
 NAMES = Value("names", lambda name, text: tuple(each.strip() for each in text.split(",") if each.strip()))

@@ -32,13 +32,13 @@ class Options(Measuring, OnManyHosts):
         "--tolerance",
         type=TOLERANCE,
         default="0%",
-        help="Part of an expectation that may be missing; printed beside the verdict.",
+        help="Share of an expectation that may be missing; printed beside the verdict.",
     )
     level: str = option(
         "--level",
         type=click.Choice(["config", "quick", "full"]),
         default="quick",
-        help="What is measured. config: nothing, only the checks; quick: sequential read and write; full: everything "
+        help="Extent of the run. config: only the checks; quick: also sequential read and write; full: also every rung "
         "from each drive alone to a checkpoint.",
     )
     manifest: Path | None = option(
@@ -49,13 +49,13 @@ class Options(Measuring, OnManyHosts):
         "--require",
         multiple=True,
         type=click.Choice(["deepspeed"]),
-        help="Part of level full without which there is no pass. Default: DeepSpeed's I/O is measured and not judged.",
+        help="Part of --level full that a pass needs. Default: DeepSpeed's I/O is measured but not judged.",
     )
     gds: str | None = option(
         "--gds",
         type=click.Choice(["require", "auto", "off"]),
-        help="Proof of GPUDirect Storage by cuFile's own counters. auto: measured and not judged. "
-        "Default: require where the manifest says that it was set up, else off.",
+        help="Proof of GPUDirect Storage by cuFile's own counters. auto: measured but not judged. "
+        "Default: require if the manifest says that it was set up, else off.",
     )
     one_at_a_time: bool = option("--one-at-a-time", is_flag=True, help="With -i: one host after the other.")
 
@@ -100,7 +100,7 @@ def _check_level(expectations: dict[str, float], level: str) -> None:
 
     for name in expectations:
         if EXPECTABLE[name][1] == "1/s" and level != "full":
-            raise UsageProblem(f"`{name}` is measured by level full alone", "add `--level full`")
+            raise UsageProblem(f"only `--level full` measures `{name}`", "add `--level full`")
 
 
 def _node(given: Options, expectations: dict[str, float]) -> int:

@@ -1,4 +1,4 @@
-"""Which nodes of a fleet are slow among their like: median and MAD, which a few bad nodes cannot move."""
+"""The slow nodes of a fleet, by median and MAD, which a few bad nodes cannot move."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 OUTLIER = "outlier: "
-"""How a host's reason begins that is no part of its verdict."""
+"""Prefix of a reason that does not count for a host's verdict."""
 
 FEWEST = 5
 """Nodes below which a median of deviations says nothing about one of them."""
@@ -19,19 +19,19 @@ _TO_SIGMA = 0.6745
 """MAD of a normal distribution in standard deviations: its 75th percentile."""
 
 LEAST_SPREAD = 0.01
-"""Of the median: nodes that agree better than this are not told apart by their jitter."""
+"""Least spread, as a share of the median: smaller differences are jitter."""
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """A node below the others."""
+    """A node that is significantly below the others."""
 
     host: str
     value: float
     middle: float
     """Median over all nodes."""
     score: float
-    """How many standard deviations below, robustly."""
+    """Modified z-score: its distance below the median in standard deviations, estimated from the MAD."""
 
 
 def outliers(values: Mapping[str, float]) -> list[Outlier]:

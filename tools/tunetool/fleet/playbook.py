@@ -1,4 +1,4 @@
-"""Running a playbook of ours through ansible-runner: its hosts, its events, its last words."""
+"""Run one of our playbooks with ansible-runner: its hosts, its events, its last error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _READ_SECONDS = 300
 
 @dataclass(frozen=True)
 class Playbook:
-    """What Ansible is to run, and how it finds our collection."""
+    """A playbook, and the environment in which Ansible finds our collection."""
 
     name: str
     environment: Mapping[str, str]
@@ -48,7 +48,7 @@ class Run:
     variables: Mapping[str, object]
     check: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    """For Ansible itself, on this machine."""
+    """Variables of Ansible's own environment on this machine."""
 
 
 Event = Callable[[str, Mapping[str, Any]], None]
@@ -121,7 +121,7 @@ def ask_ansible(argv: Sequence[str], inventory: Path, playbook: Playbook) -> sub
 
 
 def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[str]:
-    """The hosts that the inventory and ``--limit`` select. Raises ``UsageProblem`` when there is none."""
+    """The hosts that the inventory and ``--limit`` select. Raises ``UsageProblem`` if there are none."""
     argv = ["ansible", "all", "-i", str(inventory.resolve()), "--list-hosts"]
     argv += ["--limit", limit] if limit is not None else []
     done = ask_ansible(argv, inventory, playbook)
@@ -142,7 +142,7 @@ def _path() -> str:
 
 
 def ansible_environment(playbook: Playbook) -> dict[str, str]:
-    """What a program of Ansible's is started with, to find the collection and its own siblings."""
+    """The environment for a program of Ansible, which must find the collection and Ansible's other programs."""
     return {**os.environ, **_environment(playbook)}
 
 
@@ -151,16 +151,16 @@ def _environment(playbook: Playbook) -> dict[str, str]:
 
 
 def run_playbook(run: Run, on_event: Event, progress: Progress, title: str, seconds: float) -> int:
-    """``play``, under a step of its own."""
+    """As ``play``, with its own step on the progress line."""
     with progress.step(title, seconds) as tick:
         return play(run, on_event, tick)
 
 
 def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
-    """Run the play, hand every event to ``on_event`` in this thread, return Ansible's exit status.
+    """Run the play, pass every event to ``on_event`` in this thread, return Ansible's exit status.
 
-    Raises ``CannotJudge`` when Ansible ended in error before it said anything about any host. However it is left, and
-    when this process is killed outright, nothing of Ansible is left on this machine.
+    Raises ``CannotJudge`` when Ansible failed before it reported on any host. No process of Ansible remains on this
+    machine afterwards, even if this process is killed with SIGKILL.
     """
     import ansible_runner  # noqa: PLC0415
 
@@ -169,9 +169,9 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
     heard: set[str] = set()
 
     def hand_over(event: Mapping[str, Any]) -> bool:
-        # Runs in ansible-runner's thread: hand over, and let the main thread speak.
+        # Runs in ansible-runner's thread: only pass the event on; the main thread prints.
         events.put((str(event.get("event", "")), event.get("event_data") or {}))
-        return False  # no event files: what is worth keeping is kept by the caller
+        return False  # no event files: the caller keeps what it needs
 
     def drain() -> None:
         while not events.empty():
@@ -199,7 +199,7 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
             quiet=True,
         )
         try:
-            # Not join(): interrupted by Ctrl-C it takes a running thread for an ended one (Python before 3.13).
+            # Not join(): after Ctrl-C it reports a running thread as ended (Python before 3.13).
             while thread.is_alive():
                 time.sleep(0.2)
                 drain()
@@ -219,4 +219,4 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
 def _last_error(runner: Any) -> str:
     lines = [line.strip() for line in runner.stdout.read().splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line]
-    return one_line((errors or lines or ["it said nothing"])[-1])
+    return one_line((errors or lines or ["it printed nothing"])[-1])

@@ -1,4 +1,4 @@
-"""Many nodes side by side: planned, or built, with a word on every host at the end."""
+"""Plan or build many nodes at once; the result names the outcome of every host."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tunetool.verdict import exit_code as precedence
 
 _PLAN_TASK = "tunetool.node.nvme_drives"
 SUMMARY_FILE = "TUNETOOL_SUMMARY_FILE"
-"""Environment variable that tells the callback where to leave its count."""
+"""Environment variable with the file into which the callback writes its summary."""
 _STATUSES: Mapping[str, Status] = {FAILED: "fail", REFUSED: "fail", UNREACHABLE: "error", NOT_REACHED: "error"}
-"""What a host's outcome means for the exit code; any other is as it was asked for."""
+"""Outcomes of a host that change the exit code; any other is a success."""
 _SECONDS_TO_BUILD = 180.0
 _SECONDS_TO_PLAN = 10.0
 
 
 @dataclass(frozen=True)
 class ProvisionRequest:
-    """What the caller asked for."""
+    """The options of the command."""
 
     inventory: Path
     limit: str | None = None
@@ -50,11 +50,11 @@ class ProvisionResult:
     code: ExitCode
     notes: Sequence[str] = field(default_factory=list)
     tables: Mapping[str, str] = field(default_factory=dict)
-    """The drives of a host with their verdicts, where a plan was made."""
+    """The drives of each host with their verdicts, if a plan was made."""
 
 
 def provision(request: ProvisionRequest, progress: Progress) -> ProvisionResult:
-    """Plan or build every host. Raises ``UsageProblem`` when the call is wrong, before a host is touched."""
+    """Plan or build every host. Raises ``UsageProblem`` for invalid options before it changes any host."""
     check_request(request)
     name = "plan" if request.plan is not None else "provision"
     playbook, names = choose_hosts(name, request.inventory, request.limit)
@@ -73,7 +73,7 @@ def provision(request: ProvisionRequest, progress: Progress) -> ProvisionResult:
 
 
 def add_trips(summary: Summary, path: Path) -> None:
-    """What the callback `tunetool.node.host_summary` counted in Ansible's own process, where it was enabled."""
+    """The counts of the callback `tunetool.node.host_summary`, which runs in Ansible's process, if it was enabled."""
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -84,13 +84,14 @@ def add_trips(summary: Summary, path: Path) -> None:
 
 
 def check_request(request: ProvisionRequest) -> None:
-    """Raise ``UsageProblem`` for a plan file that cannot be written or must not be applied, and for what clashes."""
+    """Raise ``UsageProblem`` for a plan file that cannot be written or must not be applied, and for options that
+    clash."""
     if request.plan is not None and request.apply is not None:
         raise UsageProblem("`--plan` and `--apply` do not go together", "make the plan, read it, then apply it")
     if request.plan is not None and request.check:
         raise UsageProblem("`--plan` and `--dry-run` do not go together", "a plan changes nothing on the nodes anyway")
     if request.plan is not None and (request.batch or request.max_fail is not None):
-        raise UsageProblem("`--plan` knows no batches", "use `--hosts-per-batch` and `--max-fail` when you build")
+        raise UsageProblem("`--plan` takes no batches", "use `--hosts-per-batch` and `--max-fail` when you build")
     if request.plan is not None and (request.plan.is_dir() or not request.plan.absolute().parent.is_dir()):
         raise UsageProblem(f"`{request.plan}` cannot be written", "`--plan` takes a file in a directory that exists")
     if request.apply is not None:
@@ -115,13 +116,13 @@ def variables(request: ProvisionRequest) -> dict[str, object]:
 
 
 def exit_code(hosts: Sequence[Host], written: bool = True) -> ExitCode:
-    """1 when a host failed, else 3 when one could not be worked on, else 0."""
+    """1 if a host failed, else 3 if a host could not be changed or reached, else 0."""
     statuses = [_STATUSES.get(host.status, "pass") for host in hosts]
     return precedence(statuses if written else [*statuses, "error"])
 
 
 class Listener:
-    """Turns Ansible's events into lines of progress and the hosts' outcomes."""
+    """Turns Ansible's events into progress lines and the hosts' outcomes."""
 
     def __init__(self, names: Sequence[str], request: ProvisionRequest, progress: Progress) -> None:
         self.summary = Summary(names, PLAN if request.plan is not None else BUILD, request.check)

@@ -1,4 +1,4 @@
-"""One command on many nodes: Ansible runs a play over them, the hosts' records come back, one record over all."""
+"""One command on many nodes: Ansible runs a play on them and returns the hosts' records; one record covers all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tunetool.record import FleetHost, Measurement, Record, Verdict
 from tunetool.verdict import Case, code_of, judge
 
 Hosts = Sequence[tuple[FleetHost, Record | None]]
-"""Each host's place in the fleet, and its own record where one came back."""
+"""Each host's entry in the fleet's record, and its own record if one came back."""
 
 
 @dataclass(frozen=True)
 class FleetResult:
-    """The fleet's record and its hosts' own. No record for a dry run."""
+    """The fleet's record and those of its hosts. A dry run has no record."""
 
     record: Record | None
     path: Path | None
@@ -36,15 +36,15 @@ class FleetResult:
 
 @dataclass(frozen=True)
 class HostCommand:
-    """What each host runs. An option that ``arguments`` leave out may come from the inventory, where ``playbook`` reads
-    it from there."""
+    """The command that each host runs. An option that ``arguments`` lack may come from the inventory, if ``playbook``
+    reads it there."""
 
     playbook: str
     arguments: Sequence[str]
     command: Sequence[str] = ()
-    """Its words, where ``playbook`` does not name them."""
+    """Its words, if ``playbook`` does not set them."""
     become: bool = True
-    """As root."""
+    """Whether it runs as root."""
     more: Mapping[str, object] = field(default_factory=dict)
     """Other variables of the playbook."""
 
@@ -99,13 +99,13 @@ def run_everywhere(
 
 
 def prepare(wanted: HostCommand, inventory: Path, limit: str | None, forks: int | None, progress: Progress) -> Play:
-    """The play, once it is known that it can run. Raises ``UsageProblem``."""
+    """The play, after checks that it can run. Raises ``UsageProblem``."""
     playbook, names = choose_hosts(wanted.playbook, inventory, limit)
     return Play(wanted, playbook, inventory, limit, names, announce(names, forks, progress))
 
 
 def variables(wanted: HostCommand) -> dict[str, object]:
-    """The variables of playbooks/run_tunetool.yml. The verdict is the caller's, not the play's."""
+    """The variables of playbooks/run_tunetool.yml. The caller judges, not the play."""
     command = {"run_tunetool_command": list(wanted.command)} if wanted.command else {}
     return {
         "run_tunetool_arguments": list(wanted.arguments),
@@ -119,7 +119,7 @@ def variables(wanted: HostCommand) -> dict[str, object]:
 def run(
     play: Play, seconds: float, progress: Progress, figures: Callable[[Record], Sequence[str]]
 ) -> list[tuple[FleetHost, Record | None]]:
-    """Every host's result. ``seconds``: what the bar is drawn for; ``figures``: what is said of a host that is done."""
+    """Every host's result. ``seconds``: expected duration, for the bar; ``figures``: text about a host that is done."""
     outcomes: dict[str, Mapping[str, Any]] = {}
 
     def on_event(kind: str, data: Mapping[str, Any]) -> None:
@@ -139,9 +139,9 @@ def run(
 
 
 def host_result(name: str, event: Mapping[str, Any] | None) -> tuple[FleetHost, Record | None]:
-    """A host's place in the fleet, from the last thing Ansible said about it."""
+    """A host's entry in the fleet's record, from Ansible's last event about it, and its record."""
     if event is None:
-        return FleetHost(host=name, status="error", reasons=["Ansible said nothing about this host"]), None
+        return FleetHost(host=name, status="error", reasons=["Ansible reported nothing about this host"]), None
     result = event.get("res") or {}
     document = result.get("record")
     if document is None:
@@ -164,7 +164,7 @@ def record_over(
     hosts: Hosts,
     wanted: Callable[[Measurement], bool] = lambda _: True,
 ) -> Record:
-    """One record over all hosts: their ids, verdicts and those of their figures that are ``wanted``."""
+    """One record for all hosts: their ids, verdicts and their figures that are ``wanted``."""
     parts = [(host.host, Verdict(status=host.status, reasons=host.reasons)) for host, _ in hosts]
     return Record(
         kind="fleet",
@@ -186,7 +186,7 @@ def record_over(
 
 
 def keep(record: Record, hosts: Hosts, runs_dir: Path) -> FleetResult:
-    """Write the fleet's record with the hosts' own beside it."""
+    """Write the fleet's record, with the hosts' records beside it."""
     raw = {
         f"hosts/{re.sub(r'[^A-Za-z0-9._-]', '_', host.host)}.json": records.dumps(host_record, compact=True)
         for host, host_record in hosts

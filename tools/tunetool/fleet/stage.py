@@ -1,4 +1,4 @@
-"""Staging on every node of an inventory: Ansible runs ``tunetool stage`` there, the records come back."""
+"""Staging on every node of an inventory: Ansible runs ``tunetool stage`` there and returns the records."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tunetool.stage.remote import is_remote
 from tunetool.stage.run import Request
 
 _SECONDS = 60.0
-"""What the bar is drawn for; how much there is to copy is known on the nodes alone."""
+"""Seconds for the bar; only the nodes know how much there is to copy."""
 
 
 @dataclass(frozen=True)
 class FleetRequest:
-    """What the caller asked for; ``become``: as root."""
+    """The options of the command; ``become``: run as root."""
 
     request: Request
     inventory: Path
@@ -29,7 +29,7 @@ class FleetRequest:
 
 
 def stage_fleet(asked: FleetRequest, progress: Progress) -> FleetResult:
-    """Stage, verify or evict on every host. Raises ``UsageProblem`` when the call is wrong."""
+    """Stage, verify or evict on every host. Raises ``UsageProblem`` for invalid options."""
     request = asked.request
     for name in (request.source, request.destination):
         if name is not None and not name.startswith("/") and not is_remote(name):
@@ -46,7 +46,7 @@ def stage_fleet(asked: FleetRequest, progress: Progress) -> FleetResult:
 
 
 def host_command(asked: FleetRequest) -> HostCommand:
-    """What each host runs. Which of the three actions it is, playbooks/stage.yml makes the words of the command of."""
+    """The command that each host runs. playbooks/stage.yml turns the action into the command's words."""
     request = asked.request
     arguments = ["--replace"] if request.replace else []
     arguments += [] if request.wait else ["--no-wait"]

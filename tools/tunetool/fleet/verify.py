@@ -1,4 +1,4 @@
-"""Many nodes side by side: Ansible runs ``tunetool verify`` on each, their records come back, one verdict."""
+"""Many nodes at once: Ansible runs ``tunetool verify`` on each and returns their records, which get one verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECONDS: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class FleetRequest(Demands):
-    """What the caller asked for."""
+    """The options of the command."""
 
     inventory: Path
     limit: str | None = None
@@ -40,7 +40,7 @@ class FleetRequest(Demands):
 
 
 def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
-    """Verify every host. Raises ``UsageProblem`` when the call is wrong; a host that fails is an ``error`` there."""
+    """Verify every host. Raises ``UsageProblem`` for invalid options; a host that fails gets the status ``error``."""
     instead = "`tunetool verify --dry-run` on a host says what would be written there" if request.dry_run else None
     return run_everywhere(
         host_command(request),
@@ -54,7 +54,7 @@ def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
 
 
 def host_command(request: FleetRequest) -> HostCommand:
-    """What each host runs. What is left out here, such as ``--target``, may be set in the inventory."""
+    """The command that each host runs. The inventory may set options that it lacks, such as ``--target``."""
     arguments = ["--level", request.level, "--duration", f"{request.duration:g}s"]
     arguments += ["--tolerance", f"{request.tolerance * 100:g}%"]
     for name, rate in sorted(request.expect.items()):
@@ -67,7 +67,7 @@ def host_command(request: FleetRequest) -> HostCommand:
 
 
 def name_outliers(hosts: Hosts) -> list[tuple[FleetHost, Record | None]]:
-    """The hosts, with a reason for each that is slow among its like; its own verdict stays what it is."""
+    """The hosts, with a reason for each outlier, whose own verdict does not change."""
     slow: dict[str, list[str]] = {}
     for direction, name in sorted(NAMES.items()):
         values = {
@@ -89,7 +89,7 @@ def name_outliers(hosts: Hosts) -> list[tuple[FleetHost, Record | None]]:
 
 
 def fleet_record(request: FleetRequest, hosts: Hosts, started: datetime) -> Record:
-    """One record over all hosts: their ids, verdicts and sequential figures."""
+    """One record for all hosts: their ids, verdicts and sequential figures."""
     expectations = [
         Expectation(name=name, value=request.expect[key], unit=unit, source="--expect")
         for key, (name, unit) in EXPECTABLE.items()

@@ -20,7 +20,9 @@ class Link(Document):
     width: int | None = None
     possible_speed_gts: float | None = None
     possible_width: int | None = None
-    bandwidth: float | None = Field(None, description="Raw bytes per second of the link as it runs, one direction")
+    bandwidth: float | None = Field(
+        None, description="Raw bytes per second of the link at its present speed, in one direction"
+    )
 
     @property
     def downgraded(self) -> bool:
@@ -41,7 +43,7 @@ class Host(Document):
     name: str | None = None
     kernel: str | None = None
     distribution: str | None = None
-    machine: str | None = Field(None, description="Vendor and product, as the firmware says")
+    machine: str | None = Field(None, description="Vendor and product, as the firmware reports them")
     cpu: str | None = None
     sockets: int | None = None
     cpus: int | None = None

@@ -1,4 +1,4 @@
-"""Faults that a real node can have, injected one at a time; ``reset`` takes them away."""
+"""Faults that a real node can have, injected one at a time; ``reset`` removes them."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ GUEST_SCRIPTS: dict[str, Callable[[str], str]] = {
     "zfs-label": leftovers.zfs_label,
 }
 OF_THE_DRIVE = ("extra-drive", "mixed-size", "4k-sectors", "duplicate-serial", "empty-serial")
-"""Faults that are in what the drive is, and stay when it is blank again."""
+"""Faults of the drive itself, which stay when the drive is blank again."""
 
 _AFTER_BOOT = {"in-use": "has-filesystem", "partition-in-use": "has-partitions", "btrfs-in-use": "btrfs"}
 _END_WITH_QEMU = ("slow-drive", "metadata")
 
 
 def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[str], None]) -> Fault:
-    """Inject a fault and remember it. Without ``serial`` it meets the third data drive."""
+    """Inject a fault and record it in the node's state. Default of ``serial``: the third data drive."""
     if kind not in KINDS:
         raise UsageProblem(f"`{kind}` is not a fault", f"choose one of {', '.join(KINDS)}")
     with lab.locked():
@@ -69,7 +69,8 @@ def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[st
         drive = extra_drive(state) if kind == "extra-drive" else state.drive(serial or default_serial(state))
         if drive.serial == state.system_serial:
             raise UsageProblem(
-                f"`{drive.serial}` is the drive that is not for us", "choose a data drive: tunetool lab status"
+                f"`{drive.serial}` is the system drive, which no fault may touch",
+                "choose a data drive: tunetool lab status",
             )
         new_drive = replacement(state, drive, kind)
         if not node.alive(lab, name):
@@ -93,7 +94,7 @@ def inject(lab: Lab, name: str, kind: str, serial: str | None, say: Callable[[st
 
 
 def extra_drive(state: NodeState) -> Drive:
-    """A ninth data drive of the same size for the first slot that is free."""
+    """Plug one more data drive of the same size into the first free slot."""
     taken = {drive.port for drive in state.drives}
     free = [port for port in range(state.ports) if port not in taken]
     names = {drive.serial for drive in state.drives}
@@ -130,20 +131,20 @@ def replacement(state: NodeState, drive: Drive, kind: str) -> Drive | None:
 
 
 def after_reboot(state: NodeState) -> None:
-    """What is left of the faults after a boot: a limit ends with its QEMU, a mount with its kernel."""
+    """The faults that remain after a boot: a speed limit ends with its QEMU, a mount with its kernel."""
     after_save(state)
     state.faults = [replace(fault, kind=_AFTER_BOOT.get(fault.kind, fault.kind)) for fault in state.faults]
 
 
 def after_save(state: NodeState) -> None:
-    """What is left of the faults in a saved state: all but what ends with its QEMU."""
+    """The faults that a saved state keeps: all but those that end with its QEMU."""
     state.faults = [fault for fault in state.faults if fault.kind not in _END_WITH_QEMU]
 
 
 def default_serial(state: NodeState) -> str:
     """The third data drive, or the last one of a node with fewer."""
     first = data_serial(state.index, min(3, state.drive_count))
-    # A drive that came back as another one has another letter and the same number.
+    # A drive that was replaced has another letter and the same number in its serial.
     same = re.compile(f"^LAB{state.index}N[A-Z]{first.rpartition('V')[2]}$")
     return next((drive.serial for drive in state.drives if same.match(drive.serial)), first)
 

@@ -1,4 +1,4 @@
-"""The whole lab: several nodes up, back to their snapshot, and away again."""
+"""The whole lab: starts several nodes, restores their snapshots, and removes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunetool.lab.state import Lab, NodeState, cache_dir, file_lock
 
 SYSTEM_DEVICE = "/dev/nvme0n1"
 BOOT_ATTEMPTS = 3
-"""Linux 6.4 and later probe drives at the same time: now and then the first slot's is not nvme0."""
+"""Boots per node: Linux 6.4 and later probe drives at the same time, and the first slot's is not always nvme0."""
 
 STATE_BYTES = 2**30
 """Free space below which no node starts: the drives are sparse, and a full disk stops a node dead."""
@@ -22,7 +22,7 @@ STATE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``up`` was asked for."""
+    """The options of ``up``."""
 
     nodes: int
     drives: int
@@ -34,14 +34,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Started:
-    """A node that ``up`` or ``reset`` brought up, or found running (no seconds)."""
+    """A node that runs. ``seconds``: how long its start took; None if it was running already."""
 
     node: NodeState
     seconds: float | None
 
 
 def up(lab: Lab, settings: Settings, say: Say) -> list[Started]:
-    """Bring up nodes 1 to N; those that run already are left alone."""
+    """Start nodes 1 to N; those that run already stay as they are."""
     programs.require("qemu-system-x86_64", "qemu-img", "mke2fs", "ssh")
     with lab.locked():
         running = [name for name in lab.names() if node.alive(lab, name)]
@@ -57,7 +57,7 @@ def up(lab: Lab, settings: Settings, say: Say) -> list[Started]:
         for name in running:
             _say_difference(lab.read(name), settings, say)
         for name in sorted(set(missing) & set(lab.names())):
-            say(f"{name}: found dead, starting it anew")
+            say(f"{name}: it had ended, starting it again")
         started_nodes = _start(lab, _snapshot(lab, settings, say), missing, say, begun) if missing else []
         started_nodes += [Started(lab.read(name), None) for name in running]
         inventory.refresh(lab)
@@ -71,7 +71,7 @@ def reset(lab: Lab, name: str, say: Say, *, to: str | None = None) -> Started:
         old = next((state for state in lab.nodes() if state.name == name), None)
         kept = saved.find(lab, name, to) if to is not None else None
         template = kept.node if kept else lab.read(name)
-        # What is wrong with the call itself comes first.
+        # Check the call before anything is changed.
         programs.require("qemu-system-x86_64", "qemu-img", "mke2fs", "ssh")
         if kept:
             source = Source(kept.snapshot, kept.node, kept)
@@ -84,7 +84,7 @@ def reset(lab: Lab, name: str, say: Say, *, to: str | None = None) -> Started:
 
 
 def save(lab: Lab, name: str, wanted: str, say: Say) -> Started:
-    """Save a running node under a name that ``reset`` can bring back. The node goes on from there."""
+    """Save a running node under a name that ``reset`` can bring back. The node runs on afterwards."""
     with lab.locked():
         state = lab.read(name)
         saved.check_name(lab, name, wanted)
@@ -94,7 +94,7 @@ def save(lab: Lab, name: str, wanted: str, say: Say) -> Started:
         begun = time.monotonic()
         faults.after_save(state)
         kept = saved.take(lab, state, wanted, say)
-        # Going on from what was saved shows at once that it can be restored.
+        # Restoring the saved state at once shows that it can be restored.
         started = _start(lab, Source(kept.snapshot, kept.node, kept), [name], say, begun, port=state.ssh_port)
         inventory.refresh(lab)
     return started[0]
@@ -151,7 +151,7 @@ def down(lab: Lab, name: str | None = None) -> list[str]:
 
 
 def _clean_cache() -> None:
-    # What an `up` that was killed left half built; another lab that builds holds the lock.
+    # A killed `up` may have left an incomplete build; another lab that builds holds the lock.
     cache = cache_dir()
     if cache.is_dir():
         with contextlib.suppress(CannotJudge), file_lock(cache / "lock"):
@@ -178,7 +178,7 @@ def _start(
             restores.finish(name)
             started.append(Started(restores.nodes[name], time.monotonic() - begun))
     except BaseException:
-        # Half a node helps nobody: whatever stopped us, what was begun here is gone when we leave.
+        # Remove incomplete nodes after any error.
         with process.undisturbed():
             restores.end()
             if not lab.names():
@@ -218,6 +218,6 @@ def _snapshot(lab: Lab, settings: Settings, say: Say) -> Source:
 
 
 def _forget(lab: Lab) -> None:
-    # A lab without nodes; what somebody saved stays until `down`.
+    # A lab without nodes; saved states stay until `down`.
     if not saved.every(lab):
         lab.remove()

@@ -32,7 +32,7 @@ def marker(serial: str) -> bytes:
 def prepare(name: str, index: int, serials: Sequence[str], now: float) -> str:
     """Give a restored or booted node its identity and wait until it sees its drives and its ninth is mounted.
 
-    Prints the device of the first of ``serials``, the drive that is not for us.
+    Prints the device of the first of ``serials``, the system drive.
     """
     quoted_name = shlex.quote(name)
     machine_id = hashlib.sha256(f"tunetool-lab-{name}-{index}".encode()).hexdigest()[:32]
@@ -69,7 +69,7 @@ def remove_devices(addresses: Sequence[str]) -> str:
 
 
 def wait_for_drives(count: int) -> str:
-    """Wait until the node has ``count`` NVMe drives: one more or one less than a moment ago."""
+    """Wait until the node has ``count`` NVMe drives."""
     return f"""\
 tries=0
 while :; do
@@ -87,7 +87,7 @@ done
 """
 
 
-# What hangs is told in one line: the processes of udev, each with where it waits in the kernel.
+# One line names the processes of udev that hang, each with the kernel function in which it waits.
 _UDEV_IDLE = """\
 udevadm settle --timeout=30 || {
     hanging=$(ps -e -o stat,wchan:24,args | grep -E '[u]dev|[m]dadm|[b]lkid' | tr -s ' ' | tr '\\n' ';')
@@ -95,7 +95,7 @@ udevadm settle --timeout=30 || {
     exit 1
 }"""
 
-# A drive has a queue for each CPU. Where a restore lost the interrupts of one, the kernel finds its answers by looking,
+# A drive has a queue for each CPU. If a restore lost the interrupts of one, the kernel finds its answers by polling,
 # 30 s after each request.
 _DRIVES_ANSWER = """\
 for cpu in /sys/devices/system/cpu/cpu[0-9]*; do

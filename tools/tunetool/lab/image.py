@@ -54,12 +54,12 @@ class Image:
 
     @property
     def loader(self) -> Path:
-        """GRUB as a kernel image: it boots what the node's own disk holds, as a reset of the node does."""
+        """GRUB as a kernel image: boots the kernel on the node's own disk, at a reset of the node too."""
         return self.directory / "grub"
 
     @property
     def key(self) -> Path:
-        """The private ssh key that every node of this image lets in as root."""
+        """The private ssh key for root on every node of this image."""
         return self.directory / "id_ed25519"
 
 
@@ -89,7 +89,7 @@ def ensure_image(os_name: str, cache: Path, say: Callable[[str], None], *, fresh
 
 
 def prune(cache: Path, os_name: str, keep: set[Path]) -> None:
-    """Remove what interrupted builds left, and older images of this system that no node stands on."""
+    """Remove what interrupted builds left, and older images of this system that no node uses."""
     remove_unfinished(cache)
     for path in cache.glob(f"image-{os_name}-*"):
         if path not in keep and not _in_use(path):
@@ -103,7 +103,7 @@ def remove_unfinished(cache: Path) -> None:
 
 
 def _in_use(directory: Path) -> bool:
-    # Another lab (TUNETOOL_LAB_DIR) may stand on it; QEMU holds the files open as long as it runs.
+    # Another lab (TUNETOOL_LAB_DIR) may use it; QEMU holds the files open as long as it runs.
     prefix = str(directory) + "/"
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
@@ -152,7 +152,7 @@ def _build(os_name: str, work: Path, say: Callable[[str], None]) -> None:
         descriptors = {}
         for variable, path in outputs.items():
             file = stack.enter_context(path.open("xb"))
-            # The mapped user of the namespace writes here; nobody else gets into the directory.
+            # The mapped user of the namespace writes here; no other user can enter the directory.
             path.chmod(0o666)
             # Out of the way: mmdebstrap makes apt write to descriptors of its own, which sh takes up to 9 only.
             high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
@@ -167,7 +167,7 @@ def _build(os_name: str, work: Path, say: Callable[[str], None]) -> None:
         shutil.move(work / "build.log", log)
         raise CannotJudge(
             f"`mmdebstrap` could not build the {os_name} image: {_last_error(log)}",
-            f"it needs a Debian mirror (`apt-get update` must work); all it said is in {log}",
+            f"it needs a Debian mirror (`apt-get update` must work); its output is in {log}",
         )
 
 
@@ -177,7 +177,7 @@ def _run(command: list[str], descriptors: dict[str, int], log: Path) -> int:
     # Debian keeps mke2fs and chroot out of an ordinary user's PATH.
     environment["PATH"] = environment.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
     with log.open("wb") as output:
-        # A session of its own: mmdebstrap gets one signal from us, not a second one from the terminal while it
+        # In its own session, mmdebstrap gets one signal from us, not a second one from the terminal while it
         # is removing its tree.
         process = subprocess.Popen(
             command,
@@ -228,7 +228,7 @@ def _write_tree(root: Path, files: dict[str, str], links: dict[str, str]) -> Non
 
 def _last_error(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    # mmdebstrap ends with `E:` lines that only say that something failed; what failed spoke just before.
+    # mmdebstrap ends with `E:` lines that only say that something failed; the cause is on the lines before.
     first = next((number for number, line in enumerate(lines) if line.startswith("E:")), len(lines))
     messages = [line for line in lines[:first] if not line.startswith(("I:", "W:", "Get:", "Fetched", "+"))]
     return (messages or lines or ["no output"])[-1]

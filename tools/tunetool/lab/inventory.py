@@ -32,7 +32,7 @@ def render(lab: Lab, nodes: list[NodeState]) -> str:
 
 
 def write(lab: Lab, path: Path) -> None:
-    """Write the inventory and remember where, so that ``down`` removes it."""
+    """Write the inventory and record its path, so that ``down`` removes it."""
     if path.exists() and not path.read_text(errors="replace").startswith(_HEADER):
         raise CannotJudge(f"`{path}` was not written by the lab", "name another file with `--output`")
     replace_file(str(path), render(lab, lab.nodes()), sync=False)
@@ -41,14 +41,14 @@ def write(lab: Lab, path: Path) -> None:
 
 
 def refresh(lab: Lab) -> None:
-    """Bring every inventory that was written, and that no other lab took over, up to date with the nodes."""
+    """Update every inventory that this lab wrote and that no other lab has overwritten."""
     for name in generated(lab):
         if _is_ours(lab, Path(name)):
             write(lab, Path(name))
 
 
 def remove(lab: Lab) -> None:
-    """Remove every inventory that was written and is still ours."""
+    """Remove every inventory that this lab wrote and that no other lab has overwritten."""
     for name in generated(lab):
         path = Path(name)
         if _is_ours(lab, path):
@@ -63,7 +63,7 @@ def _is_ours(lab: Lab, path: Path) -> bool:
 
 
 def generated(lab: Lab) -> list[str]:
-    """The inventories that were written."""
+    """Paths of the inventories that this lab wrote."""
     try:
         document = json.loads(lab.generated_file.read_text())
     except (OSError, ValueError):

@@ -23,7 +23,7 @@ _PROBE_ARGUMENTS = [*_MACHINE.split(), "-append", "console=ttyS0 earlyprintk=tty
 
 
 def accelerator(kernel: Path, cache: Path, say: Callable[[str], None]) -> str:
-    """``kvm`` where a kernel boots under it, else ``tcg``. The answer is kept per host kernel and QEMU."""
+    """``kvm`` if a kernel boots under it, else ``tcg``. The answer is cached per host kernel and QEMU version."""
     if not os.access(DEVICE, os.R_OK | os.W_OK):
         if DEVICE.exists():
             say(f"{DEVICE} is closed to you (group kvm?): nodes will be several times slower")

@@ -1,7 +1,7 @@
-"""What other people leave on drives, made with their own tools inside a node. Pure: text in, text out.
+"""Scripts that write foreign contents to drives, with the tools of each format inside a node. Pure: text in, text out.
 
-What is mounted is read-only in the end, which is in use as much: a file system that may be written goes on committing
-and initialising behind everybody's back, so that nobody could say who changed the drive's bytes.
+Every mount ends read-only, which is also in use: a writable file system commits and initialises in the background, and
+a test could not say who changed the drive's bytes.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def lvm(serial: str) -> str:
 
 
 def lvm_idle(serial: str) -> str:
-    """The same while nothing is active, as where another node's drives were moved in."""
-    # Else udev activates it again as soon as it hears of the drive.
+    """A physical volume whose logical volume is not active, as on drives moved in from another node."""
+    # Otherwise udev activates it again when the drive appears.
     stop = f"vgchange -q --setautoactivation n lab{serial} >/dev/null\nvgchange -q -an lab{serial} >/dev/null\n"
     return on_drive(serial, _WIPE + _volume(serial) + stop + "udevadm settle\n")
 
 
 def luks(serial: str) -> str:
     """An encrypted volume that nobody opened."""
-    # The cheapest key derivation: nobody attacks it, and the processor is emulated.
+    # The cheapest key derivation: the content is not secret, and the processor is emulated.
     return on_drive(
         serial,
         _WIPE + "printf secret | cryptsetup -q luksFormat --type luks2 --pbkdf pbkdf2 --pbkdf-force-iterations 1000 "

@@ -35,28 +35,28 @@ class Drive:
     block: int = 512
     """Logical block in bytes."""
     says: str | None = None
-    """The serial that it shows where that is not its own."""
+    """The serial that the drive shows, if it is not its own."""
     bad_sectors: bool = False
-    """Some of its sectors can be neither read nor written."""
+    """True if some of its sectors can be neither read nor written."""
 
     @property
     def shown_serial(self) -> str:
-        """What the node reads as its serial."""
+        """The serial that the node reads."""
         return self.serial if self.says is None else self.says
 
     @property
     def device_id(self) -> str:
-        """What QEMU calls the controller."""
+        """QEMU's id of the controller."""
         return f"nvme-{self.serial}"
 
     @property
     def node_name(self) -> str:
-        """What QEMU calls the file behind it."""
+        """QEMU's name of the file behind the drive."""
         return f"file-{self.serial}"
 
     @property
     def bad_node_name(self) -> str:
-        """What QEMU calls the layer that answers for bad sectors."""
+        """QEMU's name of the layer that simulates bad sectors."""
         return f"bad-{self.serial}"
 
     def blockdev(self) -> dict[str, object]:
@@ -70,13 +70,13 @@ class Drive:
         return self._raw({**self._bad_layer(), "image": disk} if self.bad_sectors else disk)
 
     def going_bad(self) -> tuple[dict[str, object], dict[str, object]]:
-        """For a drive that is attached: the layer to add, and the back end to reopen with it."""
+        """For an attached drive: the layer to add, and the back end to reopen with it."""
         return {**self._bad_layer(), "image": self._disk_name}, self._raw(self.bad_node_name)
 
     def bad_sector_numbers(self) -> list[int]:
-        """Of 512 bytes, scattered over the drive but for its first 8 MiB, where labels live."""
+        """Numbers of the bad sectors of 512 bytes, spread over the drive except for its first 8 MiB with the labels."""
         spacing = max(_BAD_EVERY, self.size // _MOST_BAD)
-        # At no round place: neither a header of a file system nor the edge of a stripe.
+        # At odd offsets, which hold neither a header of a file system nor the edge of a stripe.
         return [(start + 5 * spacing // 8) // 512 + 3 for start in range(spacing, self.size - spacing + 1, spacing)]
 
     @property
@@ -106,7 +106,7 @@ class Drive:
         if self.block != _PLAIN_BLOCK:
             odd.update(logical_block_size=self.block, physical_block_size=self.block)
         if self.says:
-            # QEMU makes a drive's NQN from its serial, and Linux turns away the second drive of one NQN. Drives pad
+            # QEMU makes a drive's NQN from its serial, and Linux rejects the second drive with the same NQN. Drives pad
             # their serials with blanks, so one more changes the NQN alone.
             odd.update(serial=self.says + " ")
         return {
@@ -128,7 +128,7 @@ class Boot:
     cmdline: str | None = None
 
     def arguments(self) -> list[str]:
-        """Its part of the command line."""
+        """The arguments for QEMU's command line."""
         result = ["-kernel", str(self.kernel)]
         result += ["-initrd", str(self.initrd)] if self.initrd else []
         return result + (["-append", self.cmdline] if self.cmdline is not None else [])
@@ -149,7 +149,7 @@ class Machine:
     pid_file: Path
     serial_log: Path
     boot: Boot | None = None
-    """What a power-on and every reset start."""
+    """What QEMU boots at power-on and at every reset."""
     restored: bool = False
     """Wait for a snapshot instead of powering on."""
     drives: tuple[Drive, ...] = field(default=())

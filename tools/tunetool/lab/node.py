@@ -1,4 +1,4 @@
-"""One node: started from its snapshot or from its own disk, its drives attached, ended."""
+"""One node: starts it from its snapshot or its own disk, attaches its drives, ends it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def start_restored(lab: Lab, node: NodeState, saved: Snapshot, drives: Path | No
     with Qmp(lab.qmp_socket(node.name)) as qmp:
         snapshot.load(qmp, saved)
         qmp.command("cont")
-        # The guest numbers controllers in the order in which it meets them, and meets those that wait together
+        # The guest numbers controllers in the order in which it finds them, and finds those that wait together
         # from the last slot to the first. One at a time, the ninth becomes nvme0n1, as a boot drive does.
         for drive in node.drives:
             attach(qmp, drive)
@@ -82,12 +82,12 @@ def start_booted(lab: Lab, node: NodeState) -> None:
 
 
 def _stop_when_stuck(node: NodeState, log: Path, offset: int) -> None:
-    # A boot loader without its kernel, a kernel without its root, or an initramfs that gave up, will not come up later.
+    # A boot loader without its kernel, a kernel without its root, or an initramfs that gave up: the boot has failed.
     for line in log.read_bytes()[offset:].decode(errors="replace").splitlines():
         if "Kernel panic" in line or line.startswith(("(initramfs)", "error: file `")) or "Dropping to a shell" in line:
             raise CannotJudge(
                 f"`{node.name}` does not boot: {line.strip()}",
-                f"all it said is in {log}; start over with: tunetool lab reset {node.name}",
+                f"its console output is in {log}; start over with: tunetool lab reset {node.name}",
             )
 
 
@@ -99,11 +99,11 @@ def start_preparing(lab: Lab, node: NodeState, standing: Standing | None = None)
 
 
 class NotReady(CannotJudge):
-    """A node that was started and is not as it should be: now and then a hot-plug event is lost, or udev hangs."""
+    """A started node is incomplete: sometimes a hot-plug event is lost, or udev hangs."""
 
 
 def finish_preparing(node: NodeState, preparing: subprocess.Popen[str]) -> str:
-    """Wait until the node sees its drives and its ninth is mounted; the ninth's device is returned.
+    """Wait until the node sees its drives and its system drive is mounted. Returns the system drive's device.
 
     Raises ``NotReady``.
     """
@@ -114,7 +114,7 @@ def finish_preparing(node: NodeState, preparing: subprocess.Popen[str]) -> str:
 
 
 def shut_down(lab: Lab, node: NodeState) -> None:
-    """A clean shutdown from inside; a node that does not follow is powered off."""
+    """Shut the node down cleanly from inside; power it off if it does not respond."""
     pid = process.pid_of(lab.pid_file(node.name))
     if pid is None:
         return
@@ -128,7 +128,7 @@ def shut_down(lab: Lab, node: NodeState) -> None:
 
 
 def power_loss(lab: Lab, node: NodeState) -> None:
-    """Take the node's power away: what it had not written is lost.
+    """Cut the node's power: data that it had not written is lost.
 
     Through the monitor and not by a signal that QEMU cannot see: the guest stops at once, yet the layers of
     the disk image below it stay sound, as a real drive does.
@@ -147,7 +147,7 @@ def power_loss(lab: Lab, node: NodeState) -> None:
 
 
 def end(lab: Lab, name: str) -> None:
-    """End the node's QEMU, whatever it does, and forget the node."""
+    """End the node's QEMU in any state, and remove the node."""
     ssh.end_masters(lab, name)
     for pid in process.all_under(lab.node_dir(name)):
         process.end(pid)
@@ -175,7 +175,7 @@ def detach(lab: Lab, node: NodeState, qmp: Qmp, drives: Sequence[Drive]) -> None
         qmp.wait_event("DEVICE_DELETED", UNPLUG_SECONDS, device=drive.device_id)
         qmp.command("blockdev-del", {"node-name": drive.node_name})
         if drive.bad_sectors and _is_there(qmp, drive.bad_node_name):
-            # It was put between while the drive ran, so it does not go with it.
+            # This layer was inserted while the drive ran, so QEMU does not remove it with the drive.
             qmp.command("blockdev-del", {"node-name": drive.bad_node_name})
     ssh.run(lab, node, guest.wait_for_drives(len(node.drives) - len(drives)))
 
@@ -256,7 +256,7 @@ def _launch(lab: Lab, node: NodeState, *, restored: bool) -> None:
             process.start(replace(machine, restored=restored, drives=() if restored else tuple(node.drives)))
             return
         except CannotJudge as error:
-            # Somebody took the port between our look and QEMU's.
+            # Another program took the port between our check and QEMU's start.
             if "host forwarding" not in error.message or attempt == _PORT_ATTEMPTS - 1:
                 raise
             node.ssh_port = process.pick_port({node.ssh_port})

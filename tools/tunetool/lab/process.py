@@ -30,7 +30,7 @@ def qemu_version() -> str:
 
 
 def start(machine: Machine) -> None:
-    """Start QEMU in the background, in a session of its own and without our standard streams."""
+    """Start QEMU in the background, in its own session and without our standard streams."""
     try:
         result = subprocess.run(
             [QEMU, *machine.arguments()],
@@ -59,7 +59,7 @@ def pid_of(pid_file: Path) -> int | None:
 
 
 def all_under(directory: Path) -> list[int]:
-    """Every QEMU whose pid file is under ``directory``, also one that our state does not know (yet)."""
+    """Every QEMU whose pid file is under ``directory``, including those that are not (yet) in our state."""
     prefix = str(directory) + "/"
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _owns(int(path.name), prefix)]
 
@@ -115,7 +115,7 @@ def pick_port(taken: set[int]) -> int:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Cleaning up is not interrupted by a second Ctrl-C."""
+    """A context in which a second Ctrl-C does not interrupt the clean-up."""
     try:
         before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread: no signal reaches us there anyway

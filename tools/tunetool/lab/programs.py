@@ -1,4 +1,4 @@
-"""The programs that the lab needs, and the packages that bring them."""
+"""The programs that the lab needs, and the packages that contain them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FULL = "is the file system full?"
 
 
 def find(program: str) -> str | None:
-    """The path of a program, also where Debian hides the administrator's ones."""
+    """The path of a program, including those in /sbin, which an ordinary user's PATH lacks. None if it is missing."""
     path = shutil.which(program)
     for directory in _SBIN:
         path = path or shutil.which(program, path=directory)
@@ -35,7 +35,7 @@ def find(program: str) -> str | None:
 
 
 def require(*programs: str) -> None:
-    """Stop before any work when one of ``programs`` is missing, naming the packages to install."""
+    """Raise an error that names the packages to install, if one of ``programs`` is missing."""
     missing = [program for program in programs if find(program) is None]
     if missing:
         packages = " ".join(sorted({_PACKAGES[program] for program in missing}))
@@ -46,7 +46,7 @@ def require(*programs: str) -> None:
 
 
 def require_space(directory: Path, needed: int, purpose: str) -> None:
-    """Stop before any work when there is too little free space under ``directory``."""
+    """Raise an error if there is too little free space under ``directory``."""
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise CannotJudge(

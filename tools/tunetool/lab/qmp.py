@@ -33,18 +33,18 @@ class Qmp:
         self.close()
 
     def close(self) -> None:
-        """Let the next client in."""
+        """Close the connection, so that the next client can connect."""
         self._socket.close()
 
     def command(
         self, name: str, arguments: Mapping[str, object] | None = None, timeout: float = COMMAND_SECONDS
     ) -> Any:
-        """Run one command and return what it returns. QEMU's own words become the error."""
+        """Run one command and return its result. Raises an error with QEMU's message."""
         self._send(name, arguments or {}, None)
         return self._answer(name, timeout)
 
     def pass_file(self, name: str, descriptor: int) -> None:
-        """Hand an open file to QEMU, which knows it as ``fd:name`` from then on."""
+        """Pass an open file to QEMU, which can then open it as ``fd:name``."""
         self._send("getfd", {"fdname": name}, descriptor)
         self._answer("getfd", COMMAND_SECONDS)
 

@@ -1,4 +1,4 @@
-"""What stands in the guest's root file system: packages, files, services.
+"""The contents of the guest's root file system: packages, files, services.
 
 Data only, and pure: ``image`` builds from it, and the cache key is a hash over it, so that a change here
 makes a new image by itself.
@@ -10,10 +10,10 @@ import hashlib
 import json
 
 RECIPE_VERSION = 1
-"""Raise it when the way of building changes without anything below changing."""
+"""Version of the build. Raise it when ``image`` builds differently from the same data."""
 
 SUITES = {"debian12": "bookworm", "debian13": "trixie"}
-"""What ``--os`` accepts, and the Debian suite that it stands for."""
+"""Values of ``--os``, each with its Debian suite."""
 
 PACKAGES = (
     "linux-image-cloud-amd64",
@@ -42,7 +42,7 @@ PACKAGES = (
     "nvme-cli",
     "fio",
     "ca-certificates",
-    # Only for the faults: what other people leave on drives is made with their own tools.
+    # Only for the faults, which use the tools of each format.
     "lvm2",
     "cryptsetup-bin",
     "btrfs-progs",
@@ -125,7 +125,7 @@ LINKS = {
     "etc/systemd/system/default.target": "/lib/systemd/system/multi-user.target",
 }
 
-# What grub.cfg asks for, built in: the disk holds no modules.
+# Modules that grub.cfg uses, built in: the disk holds no modules.
 _GRUB_MODULES = (
     "biosdisk ext2 normal linux configfile search search_label search_fs_uuid search_fs_file "
     "echo ls test true serial terminal gzio part_msdos part_gpt loadenv sleep reboot halt minicmd all_video regexp"

@@ -1,4 +1,4 @@
-"""What happens to a node's data drives while it is off: other slots, or other drives, as a cloud gives them."""
+"""Changes a node's data drives while it is off: other slots, or other drives, as in a cloud."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LETTERS = "VWXYZ"
 
 @dataclass(frozen=True)
 class Change:
-    """What was asked for."""
+    """The changes to make."""
 
     shuffle: bool = False
     blank: bool = False
@@ -29,7 +29,7 @@ NONE = Change()
 
 
 def check(state: NodeState, change: Change) -> None:
-    """Refuse what cannot be done, before the node is shut down."""
+    """Raises ``UsageProblem`` for a change that is not possible; called before the node is shut down."""
     if change.new_serials and not change.blank:
         raise UsageProblem("`--new-serials` means other drives, which are blank", "add `--blank-drives`")
     if change.shuffle and len(_data(state)) < 2:
@@ -41,7 +41,7 @@ def apply(lab: Lab, state: NodeState, change: Change, say: Callable[[str], None]
     if change.shuffle:
         say(f"{state.name}: moving every data drive to another slot")
         data = _data(state)
-        # Each to the next one's, the same way every time: what a test finds can be found again.
+        # Each to the next slot, the same way every time, so that a test can be repeated.
         ports = [drive.port for drive in data]
         moved = [replace(drive, port=port) for drive, port in zip(data, ports[1:] + ports[:1], strict=True)]
         state.drives = sorted([*_system_drives(state), *moved], key=lambda drive: drive.port)
@@ -70,13 +70,13 @@ def _system_drives(state: NodeState) -> list[Drive]:
 def _next_serial(serial: str) -> str:
     match = _SERIAL.match(serial)
     if not match:
-        raise UsageProblem(f"`{serial}` is no serial of the lab's", "tunetool lab status")
+        raise UsageProblem(f"`{serial}` is not a serial of the lab", "tunetool lab status")
     letter = _LETTERS[(_LETTERS.index(match["letter"]) + 1) % len(_LETTERS)]
     return f"{match['node']}{letter}{match['number']}"
 
 
 def _stays(fault: Fault, drive: Drive) -> bool:
-    # What was on a drive is gone with it; its size, blocks and shown serial are as before.
+    # The contents are lost with the drive; size, block size and shown serial stay.
     return fault.serial != drive.serial or fault.kind in OF_THE_DRIVE
 
 

@@ -1,4 +1,4 @@
-"""Nodes on their way back from the snapshot, or from a state that somebody saved."""
+"""Restores nodes from the snapshot or from a saved state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tunetool.lab.state import Lab, NodeState
 
 Say = Callable[[str], None]
 ATTEMPTS = 3
-"""Of 40 restores under load 2 lost a hot-plug event and 1 hung in udev; the next try has always worked."""
+"""Tries per node: of 40 restores under load 2 lost a hot-plug event and 1 hung in udev; the next try worked."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a node starts from: the snapshot with blank drives, or a state that somebody saved."""
+    """What a node starts from: the snapshot with blank drives, or a saved state."""
 
     snapshot: snapshot.Snapshot
     template: NodeState
@@ -25,18 +25,18 @@ class Source:
 
     @property
     def what(self) -> str:
-        """What a message calls it."""
+        """Its name in messages."""
         return f"`{self.kept.directory.name}`" if self.kept else "the snapshot"
 
     def new_node(self, lab: Lab, name: str, port: int) -> NodeState:
-        """A node that is about to start from here."""
+        """The state of a node that will start from this source."""
         if self.kept:
             return saved.start(lab, self.kept, port)
         return replace(self.template, name=name, index=int(name[4:]), ssh_port=port, drives=[], faults=[])
 
 
 class Restores:
-    """Nodes on their way back from one source. A node that is not as it should be is restored again."""
+    """Restores nodes from one source; an incomplete node is restored again."""
 
     def __init__(self, lab: Lab, source: Source, say: Say) -> None:
         self.nodes: dict[str, NodeState] = {}
@@ -47,18 +47,18 @@ class Restores:
     def begin(self, name: str, port: int) -> None:
         """Start a node; ``finish`` waits until it is usable."""
         self._say(f"{name}: restoring {self._source.what} ({self._source.template.accel})")
-        # One that fails at once is tried again by `finish`, when the others have been started too.
+        # `finish` tries a node again that fails at once, after the others have been started.
         with self._counted(name):
             self._begin(name, port)
 
     def finish(self, name: str) -> None:
-        """Wait for a node, and start it again as often as it may be tried."""
+        """Wait for a node, and start it again up to the number of tries."""
         while not self._finished(name):
             with self._counted(name):
                 self._begin(name, self.nodes[name].ssh_port)
 
     def end(self) -> None:
-        """End all that was begun."""
+        """End all nodes that were started here."""
         for script in self._preparing.values():
             script.kill()
             script.communicate()

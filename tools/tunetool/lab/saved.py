@@ -1,7 +1,7 @@
-"""States of a node that somebody saved: its memory, its root disk and its drives, to come back to in seconds.
+"""Saved states of a node: its memory, its root disk and its drives, restored in seconds.
 
-Built as the snapshot is (``snapshot.py``): the drives are pulled, the memory is written to a file, and the disk as it
-stood then is frozen. The drives' files are kept beside it, and every restore works on sparse copies.
+Built as the snapshot is (``snapshot.py``): the drives are pulled, the memory is written to a file, and the disk of that
+moment is frozen. The drives' files are kept beside it, and every restore works on sparse copies.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def find(lab: Lab, name: str, wanted: str) -> Saved:
 
 
 def check_name(lab: Lab, name: str, wanted: str) -> None:
-    """Refuse a name that is none, or that is taken: later states may stand on the disk of an earlier one."""
+    """Refuse an invalid name, and one that exists: later states may use the disk of an earlier one."""
     if not _NAME.match(wanted):
         raise UsageProblem(f"`{wanted}` cannot name a saved state", "letters, digits, `.`, `_` and `-`")
     if wanted in names(lab, name):
@@ -77,14 +77,14 @@ def check_name(lab: Lab, name: str, wanted: str) -> None:
 
 
 def take(lab: Lab, state: NodeState, wanted: str, say: Callable[[str], None]) -> Saved:
-    """Save a running node. It has ended afterwards, and comes back by restoring what was saved."""
+    """Save a running node. The node has ended afterwards; restoring the saved state brings it back."""
     programs.require_space(lab.directory, state.memory, "the node's memory")
     look = standing.parse(ssh.run(lab, state, standing.LOOK).stdout, state.name)
     ssh.end_masters(lab, state.name)
     try:
         ssh.run(lab, state, standing.take_down(look))
     except CannotJudge:
-        # What stopped us is worth more than what its clean-up has to say.
+        # The first error matters more than an error of its clean-up.
         with contextlib.suppress(CannotJudge):
             ssh.run(lab, state, standing.bring_back(look))
         raise
@@ -119,12 +119,12 @@ def _keep(lab: Lab, state: NodeState, look: Standing, work: Path, target: Path) 
 
 
 def remove(lab: Lab, name: str) -> None:
-    """Forget all saved states of a node."""
+    """Remove all saved states of a node."""
     shutil.rmtree(lab.saved_dir(name), ignore_errors=True)
 
 
 def start(lab: Lab, kept: Saved, port: int) -> NodeState:
-    """The node as it was saved, with drives of its own that are not there yet."""
+    """The state of the node as it was saved, with paths for its own drives, which do not exist yet."""
     directory = lab.node_dir(kept.node.name) / "drives"
     drives = [replace(drive, path=directory / drive.path.name) for drive in kept.node.drives]
     return replace(kept.node, ssh_port=port, drives=drives, faults=list(kept.node.faults))

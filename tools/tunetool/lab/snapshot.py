@@ -1,8 +1,8 @@
 """The memory of a booted node, saved once and restored in seconds.
 
 QEMU refuses to migrate NVMe drives, so the snapshot holds a machine with empty slots; a node's drives are
-hot-added after it was restored. The disk as it stood at that moment belongs to the memory: it is frozen
-with it and every node writes to an overlay of its own.
+hot-added after it was restored. The disk of that moment belongs to the memory: it is frozen
+with it and every node writes to its own overlay.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Snapshot:
 
     @property
     def memory(self) -> Path:
-        """What ``migrate`` wrote."""
+        """File that ``migrate`` wrote."""
         return self.directory / "memory"
 
     @property
@@ -49,7 +49,7 @@ def snapshot_of(image: Image, node: NodeState) -> Snapshot:
     """Where the snapshot for nodes like ``node`` is or would be."""
     key = [process.qemu_version(), recipe.KERNEL_CMDLINE, guest.SETTLE, *_shape(node)]
     if node.accel == "kvm":
-        # `-cpu host` means another CPU on another machine, and a home directory can be shared.
+        # `-cpu host` is another CPU on another machine, and a home directory can be shared.
         key.append(_cpu_model())
     digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
     return Snapshot(image.directory / f"snapshot-{digest}")
@@ -78,7 +78,7 @@ def create_overlay(path: Path, base: Path, base_format: str) -> None:
 
 
 def load(qmp: Qmp, snapshot: Snapshot) -> None:
-    """Fill a machine that waits for a snapshot."""
+    """Restore the memory of a machine that waits for a snapshot."""
     descriptor = os.open(snapshot.memory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         qmp.pass_file("memory", descriptor)
@@ -93,7 +93,7 @@ def store(qmp: Qmp, path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         qmp.pass_file("memory", descriptor)
-        # The default of 128 MiB/s is for networks that others use.
+        # The default of 128 MiB/s is meant for shared networks.
         qmp.command("migrate-set-parameters", {"max-bandwidth": 2**40})
         qmp.command("migrate", {"uri": "fd:memory"})
     finally:
@@ -105,7 +105,7 @@ def _take(lab: Lab, image: Image, template: NodeState, target: Snapshot) -> None
     create_overlay(target.disk, image.root, "raw")
     node = replace(template, name="boot", drive_count=0, drive_size=0, ssh_port=process.pick_port(set()))
     directory = lab.node_dir(node.name)
-    # Left by an `up` that was killed.
+    # A killed `up` may have left it.
     for pid in process.all_under(directory):
         process.end(pid)
     directory.mkdir(exist_ok=True)
@@ -140,7 +140,7 @@ def _wait_migrated(qmp: Qmp) -> None:
 
 
 def _shape(node: NodeState) -> list[str]:
-    # Everything but where the files are and which port leads in: that may differ from node to node.
+    # Everything except the paths of files and the ssh port, which differ from node to node.
     nowhere = Path("/")
     same = Machine("", node.memory, node.accel, node.ports, nowhere, "qcow2", 0, nowhere, nowhere, nowhere)
     return same.arguments()

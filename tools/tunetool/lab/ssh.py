@@ -1,4 +1,4 @@
-"""Reaching a node: ssh with the lab's own key, known hosts and short time-outs."""
+"""ssh to a node, with the lab's own key, known hosts and short time-outs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GUEST_COMMAND_SECONDS = 120.0
 
 
 def options(lab: Lab, node: NodeState) -> list[str]:
-    """Options for a node; the user's own configuration, agent and known hosts stay out of it."""
+    """ssh options for a node; the user's own configuration, agent and known hosts are not used."""
     return [
         "-F",
         "/dev/null",
@@ -33,7 +33,7 @@ def options(lab: Lab, node: NodeState) -> list[str]:
 
 
 def host_options(known_hosts: Path) -> list[str]:
-    """What Ansible needs as well: nodes come and go on the same address, each with its own port."""
+    """Options that Ansible needs too: nodes change on the same address, each with its own port."""
     return [
         "BatchMode=yes",
         "StrictHostKeyChecking=no",
@@ -67,7 +67,7 @@ def start(lab: Lab, node: NodeState, script: str) -> subprocess.Popen[str]:
         text=True,
     )
     assert process.stdin is not None  # noqa: S101 -- Popen promises it for PIPE
-    # An ssh that has already failed closed its end: `finish` tells why.
+    # An ssh that has already failed closed its end; `finish` reports why.
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(script)
         process.stdin.close()
@@ -78,7 +78,7 @@ def start(lab: Lab, node: NodeState, script: str) -> subprocess.Popen[str]:
 def finish(
     node: NodeState, process: subprocess.Popen[str], timeout: float = GUEST_COMMAND_SECONDS
 ) -> subprocess.CompletedProcess[str]:
-    """Wait for a script that ``start`` started; one that fails or does not end raises."""
+    """Wait for a script that ``start`` started. Raises ``CannotJudge`` if it fails or does not end."""
     with process:
         try:
             output, errors = process.communicate(timeout=timeout)
@@ -97,7 +97,7 @@ def finish(
 
 
 def wait_for_server(node: NodeState, seconds: float, alive: Callable[[], bool]) -> None:
-    """Wait until the node's ssh server greets. QEMU itself accepts connections long before that."""
+    """Wait until the node's ssh server sends its banner; QEMU itself accepts connections long before that."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not alive():
@@ -111,7 +111,7 @@ def wait_for_server(node: NodeState, seconds: float, alive: Callable[[], bool]) 
 
 
 def end_masters(lab: Lab, name: str) -> None:
-    """Close the shared connections that Ansible keeps open for a minute: they outlive the node they led to."""
+    """Close the shared connections that Ansible keeps open for a minute: they outlive their node."""
     for path in control_dir(lab, name).glob("*"):
         subprocess.run(
             ["ssh", "-F", "/dev/null", "-o", f"ControlPath={path}", "-O", "exit", "127.0.0.1"],
@@ -124,5 +124,5 @@ def end_masters(lab: Lab, name: str) -> None:
 
 
 def control_dir(lab: Lab, name: str) -> Path:
-    """Where the shared connections to one node have their sockets."""
+    """Directory of the sockets of shared connections to one node."""
     return lab.sockets / f"cm-{name}"

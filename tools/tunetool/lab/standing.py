@@ -51,16 +51,16 @@ class Standing:
     """What is on the drives, in the order in which it was put there."""
 
     arrays: tuple[str, ...] = ()
-    """Kernel names, for taking them down."""
+    """Kernel names, for stopping the arrays."""
     names: tuple[str, ...] = ()
-    """Names under ``/dev/md``, under which they must come back."""
+    """Names under ``/dev/md`` that the arrays must have again."""
     mounts: tuple[Mount, ...] = ()
     swaps: tuple[tuple[str, str], ...] = ()
     """Device and UUID."""
 
 
 def parse(text: str, node: str) -> Standing:
-    """What ``LOOK`` printed. Refuses what could not be brought back as it was."""
+    """Parse the output of ``LOOK``. Raises an error for anything that could not be restored."""
     arrays: list[str] = []
     names: list[str] = []
     mounts: list[Mount] = []
@@ -69,7 +69,7 @@ def parse(text: str, node: str) -> Standing:
         kind, _, rest = line.partition(" ")
         if kind == "holder" and not rest.startswith("md"):
             raise CannotJudge(
-                f"`{node}`: `{rest}` stands on its drives", "take it down first: only md arrays are known"
+                f"`{node}`: `{rest}` uses its drives", "remove it first: a saved state can hold only md arrays"
             )
         if kind == "array":
             device, state, missing, *name = rest.split()
@@ -77,7 +77,9 @@ def parse(text: str, node: str) -> Standing:
             if state in _STOPPED:
                 continue
             if state == "broken" or missing != "0":
-                raise CannotJudge(f"`{node}`: array `{device}` is broken: it would not come back", "save a whole node")
+                raise CannotJudge(
+                    f"`{node}`: array `{device}` is broken: it would not start again", "save a whole node"
+                )
             names += name
         elif kind == "swap":
             device, uuid = rest.split()
@@ -99,7 +101,7 @@ def _mount(line: str, node: str) -> Mount | None:
 
 
 def take_down(standing: Standing) -> str:
-    """Leave nothing on the drives. What can refuse, a busy mount, comes before the arrays."""
+    """Script that removes everything from the drives: first the mounts, which may be busy, then the arrays."""
     lines = ["sync"]
     lines += [f"swapoff {shlex.quote(device)}" for device, _ in standing.swaps]
     lines += [f"umount {shlex.quote(mount.target)}" for mount in reversed(standing.mounts)]
@@ -108,7 +110,7 @@ def take_down(standing: Standing) -> str:
 
 
 def bring_back(standing: Standing) -> str:
-    """Wait for the arrays, which udev assembles as it does at a boot, and mount what was mounted."""
+    """Script that waits until udev has assembled the arrays, as at a boot, and restores the mounts."""
     lines = ["tries=0"]
     for name in standing.names:
         mount_path = shlex.quote(f"/dev/md/{name}")
@@ -121,7 +123,7 @@ def bring_back(standing: Standing) -> str:
         ]
     for mount in standing.mounts:
         target, options = shlex.quote(mount.target), shlex.quote(mount.options)
-        # The ninth drive's mount is udev's, and may be there already.
+        # udev mounts the ninth drive, perhaps already.
         lines.append(f"mountpoint -q {target} || mount -t {mount.kind} -o {options} UUID={mount.uuid} {target}")
     lines += [f"swapon UUID={uuid}" for _, uuid in standing.swaps]
     return "\n".join([*lines, ""])

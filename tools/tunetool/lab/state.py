@@ -33,7 +33,7 @@ class Fault:
 
 @dataclass
 class NodeState:
-    """One node as it was started. ``drives`` lists the one that is not for us first, as ``nvme0n1``."""
+    """One node as it was started. ``drives`` lists the system drive, ``nvme0n1``, first."""
 
     name: str
     index: int
@@ -53,12 +53,12 @@ class NodeState:
 
     @property
     def system_serial(self) -> str:
-        """The serial of the drive that carries somebody else's file system."""
+        """The serial of the system drive, which tunetool must not touch."""
         return system_serial(self.index)
 
     @property
     def key(self) -> Path:
-        """The private ssh key that lets root in."""
+        """The private ssh key for root."""
         return self.image / "id_ed25519"
 
     def drive(self, serial: str) -> Drive:
@@ -67,7 +67,7 @@ class NodeState:
             if drive.serial == serial:
                 return drive
         known = ", ".join(f"`{drive.serial}`" for drive in self.drives)
-        raise UsageProblem(f"`{serial}` is no drive of `{self.name}`", f"it has {known or 'no drives'}")
+        raise UsageProblem(f"`{serial}` is not a drive of `{self.name}`", f"it has {known or 'no drives'}")
 
 
 def data_serial(node: int, number: int) -> str:
@@ -107,7 +107,7 @@ class Lab:
 
     @property
     def known_hosts(self) -> Path:
-        """The lab's own, so that nobody's ``~/.ssh`` learns about nodes that come and go."""
+        """The lab's own known hosts, so that its nodes do not get into the user's ``~/.ssh``."""
         return self.directory / "known_hosts"
 
     @property
@@ -116,7 +116,7 @@ class Lab:
         return self.directory / "generated.json"
 
     def node_dir(self, name: str) -> Path:
-        """Everything of one node."""
+        """Directory of one node."""
         return self.directory / name
 
     def saved_dir(self, name: str) -> Path:
@@ -124,11 +124,11 @@ class Lab:
         return self.directory / "saved" / name
 
     def qmp_socket(self, name: str) -> Path:
-        """How to talk to the node's QEMU."""
+        """Socket of the node's QEMU monitor."""
         return self.sockets / f"{name}.qmp"
 
     def pid_file(self, name: str) -> Path:
-        """Written by QEMU itself, so that it is there even when our own process was killed."""
+        """Pid file, written by QEMU itself, so that it exists even if our own process was killed."""
         return self.node_dir(name) / "qemu.pid"
 
     def machine(self, node: NodeState, disk: Path, boot: Boot) -> Machine:
@@ -148,7 +148,7 @@ class Lab:
         )
 
     def prepare(self) -> None:
-        """Create the directories, private to the user: whoever reaches a socket owns the node."""
+        """Create the directories, private to the user: a process that reaches a socket controls the node."""
         self.directory.mkdir(parents=True, exist_ok=True)
         try:
             self.sockets.mkdir(mode=0o700, exist_ok=True)
@@ -156,7 +156,7 @@ class Lab:
             raise CannotJudge(f"`{self.sockets}` is in the way", "remove it") from None
         status = self.sockets.lstat()
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise CannotJudge(f"`{self.sockets}` belongs to somebody else", "remove it, or set TMPDIR")
+            raise CannotJudge(f"`{self.sockets}` belongs to another user", "remove it, or set TMPDIR")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -177,7 +177,7 @@ class Lab:
         return [self.read(name) for name in self.names() if (self.node_dir(name) / "node.json").exists()]
 
     def read(self, name: str) -> NodeState:
-        """One node's state; an unknown name is the caller's mistake."""
+        """One node's state. Raises ``UsageProblem`` for an unknown name."""
         path = self.node_dir(name) / "node.json"
         if not _NODE_NAME.match(name) or not path.exists():
             known = ", ".join(f"`{known}`" for known in self.names())
@@ -190,18 +190,18 @@ class Lab:
             raise CannotJudge(f"`{path}` cannot be read: {error}", f"tunetool lab down {name}") from error
 
     def write(self, node: NodeState) -> None:
-        """Record a node; a reader sees the old state or the new one, never half."""
+        """Record a node, atomically."""
         text = json.dumps(asdict(node), default=str, indent=2) + "\n"
         replace_file(str(self.node_dir(node.name) / "node.json"), text, sync=False)
 
     def remove_node(self, name: str) -> None:
-        """Forget a node and its files. Its QEMU must have ended."""
+        """Remove a node and its files. Its QEMU must have ended."""
         shutil.rmtree(self.node_dir(name), ignore_errors=True)
         self.qmp_socket(name).unlink(missing_ok=True)
         shutil.rmtree(self.sockets / f"cm-{name}", ignore_errors=True)
 
     def remove(self) -> None:
-        """Forget the whole lab."""
+        """Remove the whole lab."""
         shutil.rmtree(self.directory, ignore_errors=True)
         shutil.rmtree(self.sockets, ignore_errors=True)
 
@@ -210,7 +210,7 @@ class Lab:
 def file_lock(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """An exclusive lock that ends with the process, however that ends.
 
-    Somebody else's lock stops us with `busy`, unless ``on_wait`` is there to tell that we wait for it.
+    If another process holds it: raises `busy`, or with ``on_wait`` calls that and waits.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -219,8 +219,8 @@ def file_lock(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator
         except BlockingIOError:
             if on_wait is None:
                 raise CannotJudge(
-                    "busy: another `tunetool lab` changes this lab",
-                    "wait for it, or set TUNETOOL_LAB_DIR to have a lab of your own",
+                    "busy: another `tunetool lab` is changing this lab",
+                    "wait for it, or set TUNETOOL_LAB_DIR to use your own lab",
                 ) from None
             on_wait()
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
 """Ranks on this machine, started by torchrun: one log per rank; all are ended together; the first failure is named.
 
-``run_ranks`` runs a program to its end. ``Ranks`` is the same as a context, for who talks to them meanwhile
+``run_ranks`` runs a program to its end. ``Ranks`` does so as a context, for callers that talk to the ranks meanwhile
 (``tunetool.launch.orders``).
 """
 
@@ -146,7 +146,7 @@ class Ranks:
     def end(self) -> None:
         """End torchrun, its ranks and what they started. A second Ctrl-C does not leave them behind."""
         if not self._started:
-            # Ranks that did not come so far as to tell their ids: torchrun knows them.
+            # Ranks that have not reported their ids yet: torchrun knows them.
             worker.end(self._process, _POLITE_SECONDS)
         for pid in self._started:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -173,7 +173,7 @@ def run_ranks(
 
 
 def rank_environment(environment: Mapping[str, str], world: int, cpu_count: int) -> dict[str, str]:
-    """What the ranks get: nothing that runs foreign code, an equal share of the cores, the loopback."""
+    """Environment of the ranks: no variable that runs foreign code, an equal share of the cores, the loopback."""
     clean = worker.without_preloads(environment)
     defaults = {
         # torchrun would set 1 for more than one rank, and say so on every start.

@@ -32,18 +32,18 @@ SCRIPT, LOG = "job.sbatch", "slurm.log"
 _NEEDED = ("sbatch", "scontrol", "scancel")
 _TICK = 0.1
 _SPARE_SECONDS = 120.0
-"""The guards end a run that takes too long; so much later this does."""
+"""Seconds after the guards' own limit at which this process ends a run that takes too long."""
 _SHARED_SECONDS = 15.0
-"""What a node wrote last may take so long to be seen through NFS."""
+"""Seconds until a node's last write is visible through NFS."""
 
 
 class SlurmLauncher:
-    """``sbatch``, and a guard on each node with torchrun under it."""
+    """Runs a batch job: a guard on each node starts torchrun."""
 
     name = "slurm"
 
     def __init__(self, options: SlurmOptions, progress: Progress) -> None:
-        """Raises ``UsageProblem`` where Slurm's commands are missing."""
+        """Raises ``UsageProblem`` if Slurm's commands are missing."""
         for program in _NEEDED:
             if shutil.which(program) is None:
                 raise UsageProblem(
@@ -54,9 +54,9 @@ class SlurmLauncher:
         self._progress = progress
 
     def run(self, job: Job, tick: Callable[[], None]) -> None:
-        """See ``tunetool.launch.job.Launcher``. Its hosts are Slurm's nodes; without any it is one node, whichever is
-        free. How long the job waits for them is not limited."""
-        # As sbatch itself: where the user is, every node sees.
+        """See ``tunetool.launch.job.Launcher``. The job's hosts are Slurm's nodes; without hosts it runs on any one
+        free node. The time that the job waits for its nodes is not limited."""
+        # As sbatch itself: every node sees the current directory.
         work = (self._options.work_dir or Path.cwd()) / f".tunetool-{secrets.token_hex(8)}"
         script = render(job, self._options, work)
         count = max(1, len(job.hosts))
@@ -73,7 +73,7 @@ class SlurmLauncher:
             _copy_results(work, job.directory, self._progress)
 
     def _watch(self, submitted: Submitted, job: Job, tick: Callable[[], None]) -> JobState:
-        """Until the job ended. Raises ``RankFailed`` where it would never start, or takes too long."""
+        """Wait until the job has ended. Raises ``RankFailed`` if it would never start, or takes too long."""
         last_words, running_since = "", None
         while True:
             state = submitted.state()
@@ -84,7 +84,7 @@ class SlurmLauncher:
             if state.ended:
                 return state
             if (why := state.hopeless) is not None:
-                hint = f"`squeue -j {submitted.job_id} --start` tells what Slurm expects"
+                hint = f"`squeue -j {submitted.job_id} --start` shows what Slurm expects"
                 raise RankFailed(f"job {submitted.job_id} would never start: {why.format(id=submitted.job_id)}", hint)
             if state.state == "RUNNING":
                 running_since = time.monotonic() if running_since is None else running_since
@@ -114,7 +114,7 @@ class SlurmLauncher:
 
 
 def _interval(age: float) -> float:
-    """Seconds between two questions: a controller has many users, and a long job can wait."""
+    """Seconds between two queries: a controller has many users, and a long job can wait."""
     return 0.5 if age < 60 else 2.0 if age < 600 else 10.0
 
 
@@ -164,14 +164,14 @@ def _verdicts(work: Path, count: int, patient: bool) -> list[Verdict]:
 
 
 def _error_without_verdicts(job_id: str, ended: JobState, work: Path, log: str) -> tuple[str, str | None]:
-    """Message and hint for a job whose guards said nothing."""
+    """Message and hint for a job whose guards left no verdict."""
     if not (work / LOG).exists():
         return (
             f"job {job_id} left no `{work / LOG}`: its nodes do not see that directory",
             "name one that all nodes and this machine share: `--slurm work-dir=DIR`",
         )
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    # What srun says of a task that ended comes after, or before, what the task itself said.
+    # srun's line about a task that ended may come before or after the task's own output.
     from_tasks = [line for line in lines if "Exited with exit code" not in line]
     telling = next(
         filter(
@@ -194,7 +194,7 @@ def _down_nodes(nodes: str) -> list[tuple[str, str]]:
 
 
 def _copy_results(work: Path, directory: Path, progress: Progress) -> None:
-    """What ranks and Slurm wrote, to where the job wants it."""
+    """Copy the output of ranks and Slurm to the job's directory."""
     try:
         shutil.copytree(work, directory, symlinks=True, dirs_exist_ok=True)
     except OSError as error:
@@ -227,16 +227,16 @@ _RESERVED = {
 }
 _HINT = "such as `--slurm partition=gpu --slurm gpus-per-node=8`"
 _LIMIT_SPARE_SECONDS = 300
-"""Beyond the ranks' own time, for their start and for cleaning up."""
+"""Seconds beyond the ranks' own time limit, for start-up and clean-up."""
 _ASKED_SECONDS = 86400
-"""A job whose own limit is longer has none in earnest, and few partitions would give it."""
+"""Seconds: a longer limit of the job counts as none, because few partitions would grant it."""
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """``time``: None for the job's own, or the partition's where the job has days. ``work_dir``: on a file system that
-    all nodes and this machine share; None for the current directory. ``image``: for pyxis and enroot. ``lines``: more
-    for sbatch."""
+    """``time``: None for the job's own limit, or the partition's if that is longer than a day. ``work_dir``: on a file
+    system that all nodes and this machine share; None for the current directory. ``image``: for pyxis and enroot.
+    ``lines``: further options for sbatch."""
 
     time: str | None = None
     work_dir: Path | None = None
@@ -246,7 +246,7 @@ class SlurmOptions:
 
 
 def parse_options(texts: Sequence[str]) -> SlurmOptions:
-    """Each ``KEY=VALUE`` or ``KEY`` of a call. All but ``work-dir``, ``image`` and ``exclusive=no`` are sbatch's.
+    """Options from each ``KEY=VALUE`` or ``KEY``. All but ``work-dir``, ``image`` and ``exclusive=no`` go to sbatch.
 
     Raises ``UsageProblem``.
     """
@@ -257,7 +257,7 @@ def parse_options(texts: Sequence[str]) -> SlurmOptions:
         if not _NAME.fullmatch(key) or "\n" in value or (equals and not value):
             raise UsageProblem(f"`--slurm {text}` is not KEY=VALUE", _HINT)
         if key in _RESERVED:
-            raise UsageProblem(f"`--slurm {text}` is tunetool's own to set", _HINT)
+            raise UsageProblem(f"`--slurm {text}` is set by tunetool itself", _HINT)
         if key in ("time", "work-dir", "image", "exclusive"):
             ours[key] = value
         else:
@@ -279,17 +279,17 @@ def parse_options(texts: Sequence[str]) -> SlurmOptions:
 
 
 def render(job: Job, options: SlurmOptions, work: Path) -> str:
-    """The batch script for ``job``, whose files lie in ``work``. Raises ``UsageProblem``."""
+    """The batch script for ``job``, whose files are in ``work``. Raises ``UsageProblem``."""
     if not _PLAIN_PATH.fullmatch(str(work)):
         raise UsageProblem(
-            f"`{work}` has characters that a batch script reads in its own way",
+            f"`{work}` has characters with a special meaning in a batch script",
             "name another with `--slurm work-dir=/DIR`: letters, digits and . _ / + = @ : , -",
         )
     environment = Environment(  # noqa: S701  (a shell's text)
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
     )
     environment.filters["quote"] = shlex.quote
-    # Whole nodes with all of their memory: a neighbour's load would be measured, too.
+    # Whole nodes with all of their memory; otherwise another job's load would be measured too.
     lines = ["--exclusive", "--mem=0"] if options.exclusive else []
     if any(line.startswith(("--mem=", "--mem-per")) for line in options.lines):
         lines = lines[:1]

@@ -1,4 +1,4 @@
-"""One Slurm job: submitted, asked about, cancelled; its state from ``scontrol`` or ``sacct``, in plain words."""
+"""One Slurm job: submits it, queries it, cancels it; its state from ``scontrol`` or ``sacct``, in plain words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Submitted:
 
     def __enter__(self) -> Submitted:
         self._began = self._last_answer = time.monotonic()
-        # In a session of its own: a Ctrl-C between the job's start and its number must not lose the number.
+        # In its own session: a Ctrl-C between the job's start and its number must not lose the number.
         process = subprocess.Popen(
             ["sbatch", "--parsable"],
             stdin=subprocess.PIPE,
@@ -49,7 +49,7 @@ class Submitted:
             self._cancel()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise CannotJudge(
-                    f"`sbatch` did not answer within {_CALL_SECONDS:.0f} s", "is slurmctld up: `sinfo`"
+                    f"`sbatch` did not answer within {_CALL_SECONDS:.0f} s", "check that slurmctld runs: `sinfo`"
                 ) from None
             raise
         self.job_id = _job_id(out)
@@ -62,7 +62,7 @@ class Submitted:
 
     @property
     def age(self) -> float:
-        """Seconds since it was submitted."""
+        """Seconds since the job was submitted."""
         return time.monotonic() - self._began
 
     def state(self) -> JobState:
@@ -80,13 +80,16 @@ class Submitted:
         if state is None:
             if time.monotonic() - self._last_answer > _LOST_SECONDS:
                 why = one_line(done.stderr) or "no answer"
-                raise CannotJudge(f"`scontrol` says nothing of job {self.job_id}: {why}", "is slurmctld up: `sinfo`")
+                raise CannotJudge(
+                    f"`scontrol` says nothing about job {self.job_id}: {why}", "check that slurmctld runs: `sinfo`"
+                )
             return JobState(UNREACHABLE)
         self._last_answer = time.monotonic()
         return state
 
     def _cancel(self) -> None:
-        """And wait until its nodes are free: only then its ranks are gone. A second Ctrl-C does not leave it behind."""
+        """Cancel the job and wait until its nodes are free, since only then its ranks have ended. Ignores a second
+        Ctrl-C."""
         deadline = time.monotonic() + _END_SECONDS
         cancelled = False
         while self.job_id and time.monotonic() < deadline:
@@ -95,14 +98,14 @@ class Submitted:
                     if self.state().ended:
                         return
                 except CannotJudge:
-                    deadline = 0  # forgotten, or out of reach: asked once more, and left
+                    deadline = 0  # forgotten, or out of reach: try once more, then give up
                 if not cancelled:
                     cancelled = call(["scancel", self.job_id]).returncode == 0
                 time.sleep(_TICK)
 
 
 def refused(errors: str) -> UsageProblem | CannotJudge:
-    """What ``sbatch`` said when it took no job, as an error."""
+    """The error for ``sbatch``'s output when it refused the job."""
     errors = re.sub(r'^Try ".*$', "", errors, flags=re.MULTILINE)
     lines = [
         line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in errors.splitlines() if line.strip()
@@ -110,16 +113,16 @@ def refused(errors: str) -> UsageProblem | CannotJudge:
     telling = next((line for line in reversed(lines) if not line.startswith("Batch job submission failed")), "")
     reason = telling or (lines or ["no message"])[-1].removeprefix("Batch job submission failed: ")
     if re.search(r"contact slurm controller|timed out|Connection refused|resolve|munge", errors, re.I):
-        return CannotJudge(f"`sbatch` does not reach Slurm: {reason}", "is slurmctld up: `sinfo`")
+        return CannotJudge(f"`sbatch` does not reach Slurm: {reason}", "check that slurmctld runs: `sinfo`")
     hints = {
         "partition": "see `sinfo -s`, and name one with `--slurm partition=NAME`",
         "account": "see `sacctmgr show associations user=$USER`, and name one with `--slurm account=NAME`",
         "node name": "the inventory's names must be Slurm's own: see `sinfo -N`",
-        "memory": "no node has so much: see `sinfo -N -l`",
-        "generic resource": "`sinfo -o '%P %G'` tells which GPUs Slurm knows of",
-        "feature": "`sinfo -o '%P %f'` tells the features that nodes have",
+        "memory": "no node has that much: see `sinfo -N -l`",
+        "generic resource": "`sinfo -o '%P %G'` shows the GPUs that Slurm knows",
+        "feature": "`sinfo -o '%P %f'` shows the features of the nodes",
         "option": "`--slurm KEY=VALUE` is passed to sbatch as --KEY=VALUE: see `sbatch --help`",
-        "configuration": "no node has what is asked for: see `sinfo -N -l`",
+        "configuration": "no node has what the job asks for: see `sinfo -N -l`",
         "time limit": "ask for less: `--slurm time=HH:MM:SS`",
     }
     hint = next((text for word, text in hints.items() if word in errors.lower()), None)
@@ -133,7 +136,7 @@ def _job_id(out: str) -> str:
 
 
 def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Never raises: a controller that is just being restarted is asked again."""
+    """Run a program of Slurm. Never raises: an error is exit status 1, since a controller may be restarting."""
     try:
         return subprocess.run(
             argv,
@@ -156,7 +159,7 @@ ENDS: Mapping[str, tuple[str, str | None]] = {
     "COMPLETED": ("ended well", None),
     "FAILED": ("ended with exit status {exit}", None),
     "CANCELLED": ("was cancelled, and not by tunetool", "ask who ran `scancel {id}`"),
-    "TIMEOUT": ("reached its limit of time", "give it more: `--slurm time=HH:MM:SS`"),
+    "TIMEOUT": ("reached its time limit", "give it more: `--slurm time=HH:MM:SS`"),
     "DEADLINE": ("reached its deadline", "give it another: `--slurm deadline=TIME`"),
     "OUT_OF_MEMORY": (
         "was ended for its memory",
@@ -182,9 +185,9 @@ _NEVER = {
     "JobHeldAdmin": "an administrator holds it",
     "JobHeldUser": "it is held: `scontrol release {id}`",
 }
-"""Reasons for waiting that time alone does not end."""
+"""Reasons for waiting that do not end with time, each with its message."""
 _WAITS = {
-    "Priority": "others are before it",
+    "Priority": "other jobs are before it",
     "Resources": "its nodes are in use",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition is inactive",
@@ -196,7 +199,8 @@ _WAITS = {
 
 @dataclass(frozen=True)
 class JobState:
-    """``exit``: of the batch script; ``signal``: what ended it; ``nodes``: a hostlist, empty before it runs."""
+    """``exit``: exit status of the batch script; ``signal``: the signal that ended it; ``nodes``: a hostlist, empty
+    before the job runs."""
 
     state: str
     reason: str = ""
@@ -206,12 +210,12 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Nothing of it runs any more."""
+        """Whether the job has ended."""
         return self.state in ENDS
 
     @property
     def hopeless(self) -> str | None:
-        """Why it would never start, where that is known."""
+        """Why the job would never start; None if that is not known."""
         return _NEVER.get(self.reason) if self.state == "PENDING" else None
 
     def words(self, job_id: str) -> str:
@@ -251,7 +255,7 @@ def parse_scontrol(text: str) -> JobState | None:
 
 
 def parse_sacct(text: str) -> JobState | None:
-    """``sacct -n -P -X -o`` with ``SACCT_FORMAT``; None where accounting does not know the job."""
+    """``sacct -n -P -X -o`` with ``SACCT_FORMAT``; None if accounting does not know the job."""
     for line in text.splitlines():
         values = line.split("|")
         if len(values) == len(_SACCT):

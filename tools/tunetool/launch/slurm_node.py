@@ -20,18 +20,18 @@ _KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
 
 
 def main(work: str, node_dir: str, address: str, port: str, hosts: Sequence[str]) -> int:
-    """Exit status 0 when the run ended well; 1 for a verdict that says otherwise; 3 when it was cancelled."""
+    """Returns exit status 0 if the run succeeded, 1 if its verdict is a failure, 3 if it was cancelled."""
     index = int(os.environ["SLURM_NODEID"])
     try:
         spec = read_spec(Path(work))
     except OSError as error:
-        # Slurm ran this in a directory of that name, perhaps this node's own.
+        # Slurm ran this in a directory of that name, which may be local to this node.
         sys.stderr.write(f"tunetool: `{hosts[index]}` does not see `{work}/{SPEC}`: {error.strerror}\n")
         return 4
     directory = Path(node_dir)
     directory.mkdir(mode=0o700)
     master = (address, int(port)) if len(hosts) > 1 else None
-    # The ranks run under this very Python, which a container may have elsewhere.
+    # The ranks run under this same Python, which may be at another path in a container.
     node_spec = replace(
         spec,
         directory=node_dir,
@@ -42,10 +42,10 @@ def main(work: str, node_dir: str, address: str, port: str, hosts: Sequence[str]
         line_port=int(port) + 1,
     )
     write(node_spec, directory, SPEC)
-    # A library that sees srun's variables of a task would take srun for what started the ranks.
+    # A library that sees srun's variables of a task would assume that srun started the ranks.
     for name in [name for name in os.environ if name.startswith(("SLURM", "PMI", "PMIX")) and name not in _KEPT]:
         del os.environ[name]
-    # The guard ends when its standard input does; Slurm's tasks have none, and are told by SIGTERM.
+    # The guard ends when its standard input closes; Slurm's tasks have none, and get SIGTERM.
     reading, _writing = os.pipe()
     os.dup2(reading, 0)
     os.close(reading)

@@ -12,13 +12,13 @@ from tunetool.node.common.files import replace_file
 
 SPEC, VERDICT = "spec.json", "verdict.json"
 RUN = "TUNETOOL_RUN"
-"""In the environment of every rank and all that it starts: whose they are."""
+"""Environment variable of every rank and its child processes; it names their run."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The first thing that went wrong. ``rank`` is None where it was none of them; ``exit`` is a rank's exit status,
-    negative for a signal; ``raw`` is what was said."""
+    """The first failure of a run. ``rank``: None if no rank failed; ``exit``: exit status of the rank, negative for a
+    signal; ``raw``: its output."""
 
     message: str
     host: str
@@ -30,8 +30,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the run ended on one node; ``failure``: the run's, where there is one. ``kept``: files in /dev/shm that look
-    like this run's and are in use by somebody else."""
+    """How the run ended on one node. ``failure``: that of the whole run, or None. ``kept``: files in /dev/shm that look
+    like this run's and that another process uses."""
 
     node: int
     host: str
@@ -44,7 +44,7 @@ class NodeSpec:
     """One node's part of a run. ``run`` is a secret word that marks the run's processes.
 
     ``out`` is what ranks know as ``TUNETOOL_OUT``. ``master``: the address and port at which the ranks meet; None
-    where this node is alone. ``line_port``: where the guards meet, on the same address. ``towards``: another node's
+    if there is only this node. ``line_port``: port of the guards, at the same address. ``towards``: another node's
     address, by which this one knows its interface; by default where they meet. ``engine``: torchrun, or who else starts
     the ranks.
     """
@@ -67,7 +67,7 @@ class NodeSpec:
 
     @property
     def host(self) -> str:
-        """This node's name."""
+        """The name of this node."""
         return self.hosts[self.node]
 
     @property
@@ -82,7 +82,7 @@ class NodeSpec:
 
 
 def write(document: NodeSpec | Verdict, directory: Path, name: str) -> None:
-    """Whole or not at all; for this user alone, since environments hold secrets."""
+    """Write the file atomically, readable for this user only, since environments hold secrets."""
     replace_file(str(directory / name), json.dumps(asdict(document)), mode=0o600, sync=False)
 
 

@@ -29,7 +29,7 @@ _ALIVE = "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 
 
 class SshLauncher:
-    """A guard on every host by one play, torchrun under it."""
+    """Runs one play that starts a guard on every host; each guard starts torchrun."""
 
     name = "ssh"
 
@@ -39,17 +39,17 @@ class SshLauncher:
         self._progress = progress
 
     def run(self, job: Job, tick: Callable[[], None]) -> None:
-        """See ``tunetool.launch.job.Launcher``. Without hosts in the job: all of the inventory."""
+        """See ``tunetool.launch.job.Launcher``. A job without hosts runs on all hosts of the inventory."""
         hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit))
         judge(Guards(self._inventory, job, hosts, "torchrun").run(tick), self._progress)
 
 
 class Guards:
-    """The guards of one run, on every host of it."""
+    """The guards of one run, one on each host."""
 
     def __init__(self, inventory: Path, job: Job, hosts: Sequence[Host], engine: Literal["torchrun", "other"]) -> None:
         self.prepared: dict[str, list[int]] = {}
-        """Two free ports of each host that is ready to start ranks: for them to meet, and for the guards."""
+        """Two free ports of each prepared host: one for the rendezvous of the ranks, one for the guards."""
         self.spec = NodeSpec(
             run=secrets.token_hex(16),
             directory=f"/tmp/tunetool-launch-{secrets.token_hex(8)}",
@@ -79,7 +79,7 @@ class Guards:
         try:
             self._play(tick, {"launch_fetch": str(fetched)})
         except BaseException:
-            # The guards have lost their connection by now; this waits for them, and sees to it.
+            # The guards have lost their connection by now and end by themselves; this waits for them and cleans up.
             with contextlib.suppress(Exception):
                 self._play(lambda: None, {"launch_phase": "clean", "launch_fetch": str(fetched)})
             raise
@@ -114,7 +114,7 @@ class Guards:
         elif "verdict" in result:
             self._verdicts[host] = verdict_of(result["verdict"])
         elif kind == "runner_on_failed" or (result.get("failed_when_result") is False and "ports" not in result):
-            # A task that failed, whose host goes on to be cleaned.
+            # A task failed; the play continues on this host, to clean it up.
             self._refused.setdefault(host, one_line(str(result.get("msg") or "Ansible failed")))
         elif "ports" in result:
             self.prepared[host] = list(result["ports"])
@@ -128,7 +128,7 @@ class Guards:
                 raise RankFailed(f"host `{name}`: {message}", hint or None, host=name)
         if silent and not any(verdict.failure for verdict in verdicts):
             name = next((name for name in silent if name in self._unreachable), silent[0])
-            why = self._unreachable.get(name, "nothing was heard of it")
+            why = self._unreachable.get(name, "no answer came from it")
             raise RankFailed(f"host `{name}` is lost: {why}", f"look at it: `ssh {name} uptime`", host=name)
         return verdicts
 
@@ -139,7 +139,7 @@ def _last_line(message: str) -> str:
 
 
 def check_hosts(job: Job, hosts: Sequence[Host]) -> Sequence[Host]:
-    """The hosts, each with room for its ranks. Raises ``UsageProblem``."""
+    """The hosts. Raises ``UsageProblem`` if one has too few slots for its ranks."""
     for host in hosts:
         if host.slots is not None and job.ranks_per_host > host.slots:
             raise UsageProblem(

@@ -1,7 +1,7 @@
-"""A rank, from its first line on: ``python -m tunetool.launch.start DIR``, started by torchrun, DeepSpeed or Slurm.
+"""The first program of a rank: ``python -m tunetool.launch.start DIR``, run by torchrun, DeepSpeed or Slurm.
 
-Tells the guard of its node (``tunetool.launch.node``) who it is, can be asked for its stack, and becomes the program.
-Standard library alone: programs that know nothing of tunetool are watched and cleaned up after like ours.
+Reports its process id to the guard of its node (``tunetool.launch.node``), prepares to dump its stack on a signal, and
+becomes the program. Uses only the standard library, so that programs without tunetool are watched and cleaned up too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from tunetool.launch import rank
 
 RANKS = "ranks"
-"""A file for each rank that started."""
+"""Name of the file that each started rank writes."""
 PROGRAM = "program.json"
-"""The guard's word that it is there: what to run, in which environment."""
+"""File in which the guard says what to run, in which environment."""
 ENDED = ".ended"
-"""Behind the name of that file: the exit status of one that ended by itself."""
+"""Suffix of the file with the exit status of a rank that ended by itself."""
 STACK = "stack.txt"
 STACK_SIGNAL = signal.SIGUSR2
-"""SIGUSR1 belongs to Lightning where Slurm is about to take a job's nodes away."""
+"""Not SIGUSR1, which Slurm sends to Lightning before it takes a job's nodes away."""
 _GUARD_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
@@ -37,10 +37,10 @@ def main(directory: str) -> None:
     node = Path(directory)
     order = _wait_for_guard(node)
     if rank.NODE not in os.environ:
-        # DeepSpeed started this: it hands variables over as text in a shell's command line, so they come by file.
+        # DeepSpeed started this, and passes variables as text in a shell command line; so they come in a file.
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **order["environment"]})  # noqa: S606
-    # A rank whose engine was killed outright must not go on.
+    # A rank must not continue when its engine was killed.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     rank_dir = rank.out()
     for stream, number in (("stdout", 1), ("stderr", 2)):
@@ -59,7 +59,7 @@ def main(directory: str) -> None:
         code = 0 if ended.code is None else ended.code
         raise
     finally:
-        # For engines whose children the guard cannot wait for.
+        # For engines whose child processes the guard cannot wait for.
         (node / RANKS / f"{os.environ['RANK']}{ENDED}").write_text(str(code if isinstance(code, int) else 1))
 
 
@@ -69,9 +69,9 @@ def _wait_for_guard(node: Path) -> dict[str, Any]:
         try:
             return dict(json.loads((node / PROGRAM).read_text()))
         except (OSError, ValueError):
-            # The directory was there before anybody was told to start ranks.
+            # The guard made the directory before the ranks were started.
             if time.monotonic() > deadline or not node.is_dir():
-                raise SystemExit(f"nobody guards the ranks in `{node}`") from None
+                raise SystemExit(f"no guard watches the ranks in `{node}`") from None
             time.sleep(0.1)
 
 

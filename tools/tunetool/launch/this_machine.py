@@ -1,4 +1,4 @@
-"""Ranks on this machine alone."""
+"""Ranks on this machine only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GUARD = "tunetool.launch.node"
 
 
 class LocalLauncher:
-    """torchrun here, in a guard of its own that outlives this process."""
+    """Runs torchrun here, under a guard that outlives this process."""
 
     name = "local"
 
@@ -61,7 +61,7 @@ class LocalLauncher:
 def _run_guard(spec: NodeSpec, directory: Path, tick: Callable[[], None]) -> Verdict:
     log = directory / "guard.log"
     with log.open("wb") as stream:
-        # Interrupted, the guard goes on until it has cleaned up; its standard input tells it that this one is gone.
+        # After an interrupt, the guard continues until it has cleaned up: its standard input has closed.
         guard = subprocess.Popen(
             [sys.executable, "-m", GUARD, str(directory)],
             stdin=subprocess.PIPE,
@@ -82,12 +82,12 @@ def _run_guard(spec: NodeSpec, directory: Path, tick: Callable[[], None]) -> Ver
         return read_verdict((directory / VERDICT).read_text())
     except (OSError, ValueError):
         output = tail(log)
-        last = (output.strip().splitlines() or ["it said nothing"])[-1]
+        last = (output.strip().splitlines() or ["it printed nothing"])[-1]
         raise RankFailed(f"the guard of the ranks died: {last}", raw=output, host=spec.host) from None
 
 
 def _wait(guard: subprocess.Popen[bytes]) -> None:
-    """A second Ctrl-C does not leave it behind."""
+    """End the guard; ignores a second Ctrl-C."""
     deadline = time.monotonic() + _END_SECONDS
     while guard.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
@@ -98,7 +98,7 @@ def _wait(guard: subprocess.Popen[bytes]) -> None:
 
 
 def judge(verdicts: list[Verdict], progress: Progress) -> None:
-    """Raises ``RankFailed`` for what failed the run. The first node decided for all; others have the same to tell."""
+    """Raises ``RankFailed`` for the failure of the run, which the first node decided for all."""
     for verdict in verdicts:
         for name in verdict.kept:
             progress.say(f"{verdict.host}: `/dev/shm/{name}` stays: another process has it mapped")

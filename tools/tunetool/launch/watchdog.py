@@ -1,4 +1,4 @@
-"""Ranks that hang: their beats, their stacks, and which of them is to blame."""
+"""Finds ranks that hang, by their beats and stacks, and the one to blame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunetool.launch.rank import BEAT, BEATS
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _WAITING = ("torch/distributed/", "deepspeed/comm/")
-"""A rank in one of these waits for others, who are to blame rather than it."""
+"""Functions in which a rank waits for others, which are then to blame."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ def read_beats(node_directory: Path) -> dict[int, Beat]:
 
 @dataclass(frozen=True)
 class Stuck:
-    """Where a rank is: ``line`` for people; ``waiting``: for the other ranks."""
+    """Position of a rank: ``line`` as text; ``waiting``: whether it waits for other ranks."""
 
     line: str
     waiting: bool
 
 
 def innermost(dumped: str) -> Stuck | None:
-    """Where the main thread of a rank was, from the last stack that faulthandler wrote. None where it wrote none."""
+    """Position of the main thread of a rank in the last stack that faulthandler wrote; None if there is none."""
     threads: list[list[re.Match[str]]] = []
     marked: list[re.Match[str]] | None = None
     for line in dumped.splitlines():
@@ -62,7 +62,7 @@ def innermost(dumped: str) -> Stuck | None:
     if frames is None:
         return None
     waiting = any(part in frame["file"] for frame in frames for part in _WAITING)
-    # In a wait the line that called is telling, and every line above it is torch's own.
+    # In a wait, the calling line matters; every line above it is torch's own.
     shown = (
         next((frame for frame in frames if "site-packages/" not in frame["file"]), frames[0]) if waiting else frames[0]
     )
@@ -70,7 +70,7 @@ def innermost(dumped: str) -> Stuck | None:
 
 
 def to_blame(world: int, beats: Mapping[int, Beat], stuck: Mapping[int, Stuck]) -> int:
-    """The rank that is behind: one with the fewest beats that does not wait for others, where there is one."""
+    """The rank that is behind: the one with the fewest beats, and among equals one that does not wait for others."""
 
     def order(rank: int) -> tuple[int, bool, int]:
         count = beats[rank].count if rank in beats else 0

@@ -62,7 +62,7 @@ def files_of(directory: Path) -> tuple[str, ...]:
     try:
         names = set(regular_files.read_json(index)["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UsageProblem(f"`{index}` is no index of .safetensors files", _AGAIN) from None
+        raise UsageProblem(f"`{index}` is not an index of .safetensors files", _AGAIN) from None
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise UsageProblem(f"`{index}` names no files of this directory", _AGAIN)
     return tuple(sorted(names))
@@ -91,12 +91,12 @@ def _in_file(path: Path) -> Iterator[Stored]:
             header = file.read(length)
         first = safetensors_header.START + length
         if len(header) < length:
-            raise UsageProblem(f"`{path}` is cut short: {size} bytes, its list of tensors alone is {first}", _AGAIN)
+            raise UsageProblem(f"`{path}` is cut short: {size} bytes, its list of tensors alone takes {first}", _AGAIN)
         entries = safetensors_header.entries(header)
     except OSError as error:
         raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", _AGAIN) from None
     except safetensors_header.Invalid as error:
-        raise UsageProblem(f"`{path}` is no safetensors file: {error}", _AGAIN) from None
+        raise UsageProblem(f"`{path}` is not a safetensors file: {error}", _AGAIN) from None
     whole = first + (entries[-1].end if entries else 0)
     if size != whole:
         how = "is cut short" if size < whole else "is too long"

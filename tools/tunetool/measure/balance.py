@@ -1,4 +1,4 @@
-"""A stripe is as fast as its slowest member: find it by the drives' own counters, name it by its serial."""
+"""Finds a slow member by the drives' own counters, since a stripe is as fast as its slowest member."""
 
 from __future__ import annotations
 

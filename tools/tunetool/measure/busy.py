@@ -1,4 +1,4 @@
-"""Is somebody at work here? One run at a time on a device, and none while a job uses it."""
+"""Locks and busy check: one run at a time on a device, and none while a job uses it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunetool.node.units import format_size
 LOOK_SECONDS = 1.0
 QUIET_BYTES = 8 * 10**6
 QUIET_IOS = 500
-"""In one second. Journals and logs of an idle system stay below; a job that reads its data does not."""
+"""Bytes in one second. Journals and logs of an idle system stay below; a job that reads its data does not."""
 
 _ALLOW = "wait until it is done, or pass `--allow-busy` to measure beside it"
 
@@ -35,12 +35,12 @@ def lock_directory(environment: Mapping[str, str], is_root: bool) -> Path:
     if is_root:
         return Path("/run/lock")
     runtime_directory = environment.get("XDG_RUNTIME_DIR")
-    # Last resort, a directory of this user's: a lock file of somebody else's could not be opened.
+    # Last resort, a directory of this user: another user's lock file could not be opened.
     return Path(runtime_directory) if runtime_directory else Path(tempfile.gettempdir()) / f"tunetool-{os.geteuid()}"
 
 
 def lock_key(stack: BlockStack) -> str:
-    """What a lock is named after: the mounted device, where there is one."""
+    """The name of a lock: the mounted device, if there is one."""
     return stack.device_number or f"dev-{Path(stack.directory).stat().st_dev}"
 
 
@@ -63,7 +63,7 @@ def device_lock(key: str, directory: Path) -> Iterator[None]:
     path = directory / f"tunetool-{re.sub(r'[^A-Za-z0-9]', '-', key)}.lock"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # /run/lock is world-writable: never follow a link that somebody put there.
+        # /run/lock is world-writable: never follow a link there.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise CannotJudge(f"`{path}` cannot be locked: {error.strerror}") from None
@@ -81,7 +81,7 @@ def device_lock(key: str, directory: Path) -> Iterator[None]:
 
 
 def look(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> list[str]:
-    """Who is at work: one line for each scheduler's job, each busy device and each GPU process."""
+    """One line for each job of a scheduler, each busy device and each GPU process."""
     return [*scheduler_jobs(os.environ), *busy_devices(stack, tick, sleep), *gpu_processes()]
 
 
@@ -96,7 +96,7 @@ def busy_devices(stack: BlockStack, tick: Callable[[], None], sleep: Callable[[f
             tick()
         change = difference(snapshot(stack), before)
     except CountersChanged as error:
-        raise CannotJudge(f"the drives change under the measurement: {error}", "see `dmesg | tail`") from None
+        raise CannotJudge(f"the drives changed during the measurement: {error}", "see `dmesg | tail`") from None
     return [line for leaf in stack.leaves if (line := _activity(leaf.name, change[leaf.name]))]
 
 

@@ -1,4 +1,4 @@
-"""Are two sets of samples different, or is it chance? Exact, distribution-free."""
+"""Tests whether two sets of samples differ by more than chance. Exact and distribution-free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import comb
 from statistics import median
 
 ERROR = 0.05
-"""How often a whole comparison may call something a difference where there is none."""
+"""Probability that a whole comparison reports a difference where there is none."""
 
 METHOD = "two-sided Wilcoxon-Mann-Whitney rank-sum test, exact by permutation, with Holm's correction at 5 %"
 
@@ -20,7 +20,7 @@ class Difference:
     ratio: float
     """Of the medians, second to first."""
     probability: float
-    """That chance alone parts two equal sets at least this far."""
+    """Probability that chance alone separates two equal sets at least this far."""
     least: float
     """The smallest probability that so few samples can reach at all."""
 
@@ -58,7 +58,7 @@ def rank_sums(ranks: Sequence[int], size: int) -> dict[int, int]:
 
 
 def significant(probabilities: Sequence[float]) -> list[bool]:
-    """Which of several differences count, erring once in twenty comparisons (Holm, Scand. J. Stat. 6, 1979)."""
+    """Which of several differences are significant at 5 % over all (Holm, Scand. J. Stat. 6, 1979)."""
     differs = [False] * len(probabilities)
     order = sorted(range(len(probabilities)), key=lambda index: probabilities[index])
     for step, index in enumerate(order):

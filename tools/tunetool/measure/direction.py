@@ -1,4 +1,4 @@
-"""Which way bytes go between memory and storage."""
+"""The direction of bytes between memory and storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Did the bytes that a program claims reach the drives? Counters before and after answer, not the program."""
+"""Decides by counters before and after whether the bytes that a program claims reached the drives."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ _CLOCK_FACTOR, _CLOCK_SLACK = 1.25, 0.25
 """Factor and seconds by which bytes may move longer than fio says: its jobs do not start at the same time."""
 
 REPEATS = 3
-"""How many samples of one direction may be taken again because something else used the drives meanwhile."""
+"""Number of samples of one direction that may be repeated because something else used the drives."""
 
 Judgement = Literal["proven", "other-io", "missing"]
 
 
 @dataclass(frozen=True)
 class Counted:
-    """One sample's claim, and what each device counted meanwhile."""
+    """One sample's claim, and what each device counted during it."""
 
     claimed_bytes: int
     counted_bytes: int
     devices: Mapping[str, Counters]
     slack: int = 0
-    """Bytes that may be counted besides."""
+    """Bytes that may be counted in addition."""
     moving_seconds: float = 0.0
-    """For which nearly all of the bytes took, at least, by tunetool's clock; 0 where nobody looked meanwhile."""
+    """Least seconds in which nearly all of the bytes moved, by tunetool's clock; 0 without readings during the
+    sample."""
 
     @property
     def ratio(self) -> float:
@@ -42,14 +43,14 @@ class Counted:
 
     @property
     def judgement(self) -> Judgement:
-        """Whether the claim holds; ``other-io`` is worth another try, ``missing`` never is."""
+        """Whether the claim holds. A sample with ``other-io`` is worth repeating, one with ``missing`` is not."""
         if self.ratio < LOWEST:
             return "missing"
         return "proven" if self.counted_bytes <= HIGHEST * self.claimed_bytes + self.slack else "other-io"
 
 
 def obstacles(stack: BlockStack) -> list[str]:
-    """Why no sample on this stack can be proven, known beforehand; each with its cure."""
+    """Why no sample on this stack can be proven, known in advance; each with its remedy."""
     if stack.in_memory:
         return [f"`{stack.directory}` lies on {stack.medium}, in memory: choose a directory on drives"]
     if not stack.counts:
@@ -115,5 +116,5 @@ def summed(stack: BlockStack, counted: Sequence[Counted | None], claimed: int) -
 
 
 def _worst(bad: Sequence[Counted]) -> Counted:
-    """The sample to tell of: a claim that the drives deny weighs more than a neighbour's traffic."""
+    """The sample to report: a contradicted claim matters more than other I/O."""
     return min(bad, key=lambda sample: (sample.judgement != "missing", -abs(sample.ratio - 1)))

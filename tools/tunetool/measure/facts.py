@@ -1,4 +1,4 @@
-"""The machine behind a record: what somebody needs to compare two records, and one hash that says if they may."""
+"""The machine of a record: the facts for comparing two records, and one hash that says whether they are comparable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunetool.record import DriveFacts, Link, Node
 
 
 def node_facts(drives: list[Drive], stack: BlockStack | None, root: str = "/") -> Node:
-    """Facts of this node. ``stack`` is what was measured, None where nothing was."""
+    """Facts of this node. ``stack``: the measured storage, or None."""
     hardware_facts = hardware(drives, stack, root)
     return Node(
         host=socket.gethostname(),

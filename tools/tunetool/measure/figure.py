@@ -1,4 +1,4 @@
-"""From samples to a figure of a record: median and interval, drift, percentiles, proof. Every figure is built here."""
+"""Makes a figure of a record from samples: median, interval, trend, percentiles, proof. Every figure is built here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KINDS: Mapping[Quantity, _Kind] = {
 
 @dataclass(frozen=True)
 class What:
-    """What a figure is of."""
+    """The subject of a figure."""
 
     name: str
     quantity: Quantity

@@ -1,4 +1,4 @@
-"""From fio's samples to the record's measurements, and to the reasons why a figure proves nothing."""
+"""Makes the record's measurements from fio's samples, and the reasons why a figure proves nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bandwidths(stack: BlockStack, fio: Fio, shape: Plan, results: Results) -> li
 
 
 def _disproved(samples: list[Sample]) -> bool:
-    """A claim that the drives deny ends a direction before it has all its samples."""
+    """Whether a claim that the drives contradict ended the direction early."""
     return any(sample.counted is not None and sample.counted.judgement == "missing" for sample in samples)
 
 
@@ -109,6 +109,6 @@ def unproven(stack: BlockStack, results: Results) -> dict[str, str]:
         for direction in results.samples:
             reasons.setdefault(
                 NAMES[direction],
-                f"the file system of `{stack.directory}` takes no direct I/O: the page cache answers",
+                f"the file system of `{stack.directory}` supports no direct I/O: the page cache answers",
             )
     return reasons

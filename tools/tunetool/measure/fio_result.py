@@ -1,4 +1,4 @@
-"""What fio says it did: its JSON, read strictly."""
+"""The result of fio: its JSON, read strictly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fio:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one fio process says it did."""
+    """The claim of one fio process."""
 
     claimed_bytes: int
     seconds: float

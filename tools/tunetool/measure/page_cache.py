@@ -1,4 +1,4 @@
-"""A checkpoint's files on their medium alone: synced, and dropped from the page cache."""
+"""Syncs a checkpoint's files and drops them from the page cache."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def size_of(directory: Path) -> int:
 
 
 def drop(directory: Path) -> None:
-    """So that a restore is answered by the drives. Whether it was, their counters say."""
+    """Sync and drop all files, so that the drives answer a restore; the drives' counters prove it."""
     for path in files_under(directory):
         drop_file(path)

@@ -8,13 +8,13 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Where progress goes: a terminal, a log, nowhere."""
+    """Receives progress: for a terminal, a log, or nothing."""
 
     def say(self, line: str) -> None:
-        """One line for people."""
+        """Print one line."""
 
     def step(self, name: str, seconds: float) -> AbstractContextManager[Callable[[], None]]:
-        """A step that is expected to take ``seconds``. Whoever does the step calls what it is handed, often.
+        """A step that is expected to take ``seconds``. The step must call the given function often.
 
         A call instead of a thread that redraws: fio is started by fork, which threads make unsafe.
         """

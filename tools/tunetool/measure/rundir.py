@@ -1,4 +1,4 @@
-"""The directory of a run inside the target: made, marked with its owner, gone afterwards whatever happens."""
+"""The directory of a run inside the target: made, marked with its owner, and removed afterwards in any case."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def temporary() -> Iterator[Path]:
-    """A directory of this run for what the ranks leave; gone afterwards, after SIGKILL too."""
+    """A directory of this run for the ranks' output; removed afterwards, after SIGKILL too."""
     with ExitStack() as held:
         directory = Path(
             held.enter_context(tempfile.TemporaryDirectory(prefix="tunetool-", ignore_cleanup_errors=True))

@@ -1,7 +1,7 @@
-"""One sample: a piece of work between two looks at the drives' counters; and which samples are taken, again or no more.
+"""Samples: work between two readings of the drives' counters, and the rules for repeating and stopping.
 
-Only the counters decide about a sample, never its speed. Where something else used the drives meanwhile, it is taken
-again, a few times, and that is said. Where bytes are missing, no further sample can prove the figure.
+Only the counters decide about a sample, never its speed. If something else used the drives meanwhile, the sample is
+repeated, a few times, with a message. If bytes are missing, no further sample can prove the figure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Sample(Protocol):
-    """What a program says that it moved, and what the drives say about it."""
+    """A program's claim, and the drives' counts."""
 
     @property
     def claimed_bytes(self) -> int:
@@ -89,9 +89,9 @@ class Counting:
     def count(
         self, direction: Direction, claimed: int, stack: BlockStack | None = None, slack: int = 0
     ) -> Counted | None:
-        """A claim held against the devices of ``stack``, by default all of them; None where none counts.
+        """A claim compared with the devices of ``stack``, by default all of them; None if none counts.
 
-        ``slack`` bytes more than were claimed are nobody else's.
+        ``slack``: bytes above the claim that do not count as other I/O.
         """
         names = (self._stack if stack is None else stack).counts
         if not names or not claimed:
@@ -117,12 +117,12 @@ class Counting:
 
 
 EDGE = 0.05
-"""Of a sample's bytes at either end, which may be somebody else's: more than a sample that is proven can hold."""
+"""Share of a sample's bytes at either end that is ignored: more than the other I/O in a proven sample."""
 
 
 @dataclass
 class Repeats:
-    """How many samples were taken again."""
+    """Counts repeated samples."""
 
     taken: int = 0
 
@@ -147,7 +147,7 @@ def again(
             return sample
         repeats.taken += 1
         tries += 1
-        say(f"{label}: something else used the drives meanwhile, taken again")
+        say(f"{label}: something else used the drives meanwhile: repeated")
         label = f"{name}-repeat-{tries}"
 
 

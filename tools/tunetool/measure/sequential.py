@@ -73,11 +73,11 @@ class Plan:
         return self.ceiling * MOST * self.duration + self.space_bytes
 
     def announcement(self) -> list[str]:
-        """What a person must know before it starts."""
+        """Lines that describe the run before it starts."""
         amount = (
             f"at most {format_size(self.written_bytes)} in all, by the drives' links"
             if self.written_bytes is not None
-            else "as much in all as it takes in that time"
+            else "as much as the storage takes in that time"
         )
         return [
             f"writes to `{self.target}` ({self.medium}): files of at most {format_size(self.space_bytes)}, "
@@ -90,7 +90,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sample:
-    """One fio process and what the drives say about it."""
+    """One fio process, with the drives' counts."""
 
     outcome: Outcome
     counted: Counted | None

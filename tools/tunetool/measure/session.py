@@ -1,7 +1,7 @@
 """One measurement from its announcement to its record: everything that is the same for every kind of record.
 
-A benchmark is a ``Work``: it says what it will do, does it, and hands over what it found. ``run`` gives it locks, the
-look for other work and directories of its own, turns whatever goes wrong into a record with its verdict, and keeps it.
+A benchmark is a ``Work``: it describes what it will do, does it, and returns its findings. ``run`` provides locks, the
+busy check and directories, turns every error into a record with its verdict, and keeps the record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Run:
-    """What every measurement is asked, beside what is its own."""
+    """The options that every measurement shares."""
 
     runs_dir: Path | None = None
     """Where records are kept; None: where ``record.default_runs_dir`` says."""
@@ -48,13 +48,13 @@ class Result:
 
     @property
     def code(self) -> ExitCode:
-        """What the process ends with."""
+        """The exit code of the process."""
         return ExitCode.OK if self.record is None else code_of(self.record.verdict)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a benchmark hands over for its record, whole or not."""
+    """The findings of a benchmark for its record, complete or not."""
 
     case: Case = field(default_factory=Case)
     target: str | None = None
@@ -64,7 +64,7 @@ class Findings:
     """Whether this node's drives belong to the record."""
     series: Sequence[Series] = ()
     remarks: Sequence[CheckResult] = ()
-    """Checks that are kept and have no say in the verdict."""
+    """Checks that are kept but do not affect the verdict."""
     parts: Sequence[Part] | None = None
 
 
@@ -72,7 +72,7 @@ class Work(Protocol):
     """What a benchmark does itself."""
 
     def announce(self, session: Session) -> None:
-        """Look at what was asked, and say what will happen. Writes nothing outside of ``session.temporary``.
+        """Check the request, and describe what will happen. Writes nothing outside of ``session.temporary``.
 
         Raises ``UsageProblem`` when the call is wrong, ``CannotJudge`` when it cannot start: there is no record then.
         """
@@ -81,7 +81,7 @@ class Work(Protocol):
         """The work. May raise anything but ``UsageProblem``, which is for what is found before the work."""
 
     def findings(self) -> Findings | None:
-        """What there is so far: asked after ``measure``, however that ended. None: nothing to keep."""
+        """The findings so far; called after ``measure``, also after an error. None: nothing to keep."""
 
 
 class Session:
@@ -103,11 +103,11 @@ class Session:
         return self._held.enter_context(context)
 
     def lock(self, stacks: Sequence[BlockStack]) -> None:
-        """Nobody else of tunetool measures these devices meanwhile. Raises ``CannotJudge``."""
+        """Lock these devices against other runs of tunetool. Raises ``CannotJudge``."""
         self.hold(busy.alone(stacks, self.environment))
 
     def look(self, stack: BlockStack) -> None:
-        """Raises ``CannotJudge`` where somebody else is at work, unless that was allowed."""
+        """Raises ``CannotJudge`` if a job uses the devices, unless that was allowed."""
         if self.run.allow_busy:
             return
         with self.progress.step("looking for other work", busy.LOOK_SECONDS) as tick:
@@ -116,7 +116,7 @@ class Session:
     def directory(self, target: Path, stack: BlockStack | None = None) -> Path:
         """A directory of this run in ``target``, gone afterwards, after SIGKILL too.
 
-        With ``stack``: after its device was locked and nobody was seen at work there.
+        With ``stack``: after its device was locked and found idle.
         """
         self.subject = str(target)
         if stack is not None:
@@ -156,10 +156,10 @@ def run(
     progress: Progress,
     environment: Mapping[str, str] | None = None,
 ) -> Result:
-    """Announce, measure, judge, keep the record.
+    """Announce, measure, judge, and keep the record.
 
-    What goes wrong while it is measured is in the record, with what was measured until then. Ctrl-C and what nobody
-    foresaw are raised again once it is written. Raises ``UsageProblem``, and ``CannotJudge`` when it cannot start.
+    An error during the measurement is in the record, with the findings until then. Ctrl-C and unexpected exceptions
+    are raised again after it is written. Raises ``UsageProblem``, and ``CannotJudge`` when it cannot start.
     """
     started = records.utc_now()
     session = Session(options, progress, os.environ if environment is None else environment)
@@ -233,7 +233,7 @@ def _surface(faults: Sequence[BaseException], path: Path, progress: Progress) ->
     """Ctrl-C ends the command; a fault of ours is never only a line in a record."""
     for fault in faults:
         if isinstance(fault, KeyboardInterrupt):
-            progress.say(f"what was measured until then is kept: `{path.parent}`")
+            progress.say(f"the measurements until then are kept in `{path.parent}`")
             raise fault
     for fault in faults:
         if not isinstance(fault, TunetoolError | OSError):

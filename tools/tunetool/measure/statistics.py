@@ -1,4 +1,4 @@
-"""From samples to a figure, the interval in which the truth lies, and whether the samples drift. Pure.
+"""Statistics of samples: the median, its confidence interval, and a test for a trend. Pure.
 
 Bandwidth samples are few and skewed (a neighbour, a garbage collection only ever slow a drive down), so nothing here
 assumes a normal distribution.
@@ -19,7 +19,7 @@ so a verdict holds at 95 % however many of them it took.
 """
 
 TREND_ERROR = 0.01
-"""How often samples that do not drift may be said to."""
+"""Probability that samples without a trend are reported to have one."""
 
 
 @dataclass(frozen=True)

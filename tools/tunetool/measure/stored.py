@@ -1,4 +1,4 @@
-"""Does a file hold what was written to it? A sparse or short one is read without a drive."""
+"""Checks that a file holds what was written: a sparse or short one is read without a drive."""
 
 from __future__ import annotations
 

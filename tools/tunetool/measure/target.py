@@ -11,9 +11,9 @@ from tunetool.errors import UsageProblem
 def check_target(target: Path) -> None:
     """A directory that can be written. Raises ``UsageProblem``."""
     if not target.exists():
-        raise UsageProblem(f"`{target}` does not exist", "`--target` names a directory on the storage to measure")
+        raise UsageProblem(f"`{target}` does not exist", "`--target` takes a directory on the storage to measure")
     if not target.is_dir():
-        raise UsageProblem(f"`{target}` is not a directory", "`--target` names a directory on the storage to measure")
+        raise UsageProblem(f"`{target}` is not a directory", "`--target` takes a directory on the storage to measure")
     if not os.access(target, os.W_OK | os.X_OK):
         raise UsageProblem(
             f"`{target}` is not writable", "run as a user who may write there, or choose another `--target`"

@@ -1,4 +1,4 @@
-"""Programs that may die, hang or be stuck in the kernel: started, asked by JSON lines, watched by the clock, ended.
+"""Runs programs that may die, hang or be stuck in the kernel: starts them, exchanges JSON lines, and ends them.
 
 Each runs in a session of its own, so that Ctrl-C reaches tunetool alone, which then ends it in order; and each dies
 with tunetool, also when that is killed outright.
@@ -24,7 +24,7 @@ from tunetool.errors import CannotJudge
 from tunetool.node.common.files import read_text
 
 TAIL = 4000
-"""So much of the end of a program's messages is kept."""
+"""Bytes that are kept from the end of a program's messages."""
 TICK = 0.2
 """Seconds between two calls of a ``tick``."""
 KILL_PATIENCE = 30.0
@@ -144,7 +144,7 @@ def end(process: subprocess.Popen[bytes], polite: float = 0.0) -> bool:
     if polite and not waited:
         _signal_group(process, signal.SIGTERM)
         _has_ended(process, polite)
-    # Before its leader is reaped: until then nobody else gets the group's number.
+    # Before its leader is reaped: until then no other group gets its number.
     _signal_group(process, signal.SIGKILL)
     if not _has_ended(process, 0.0 if waited else KILL_PATIENCE):
         if not waited:
@@ -236,7 +236,7 @@ class Worker:
         return self.receive(timeout)
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """Give the order and go on: others may have theirs meanwhile."""
+        """Send the order without waiting for the answer."""
         stdin = self._process.stdin
         assert stdin is not None  # noqa: S101  (a pipe, as asked for above)
         try:
@@ -298,7 +298,7 @@ class Worker:
 
 
 def describe_end(what: str, code: int, output: str) -> tuple[str, str | None]:
-    """Message and hint for a process that ended with ``code``, from the last thing that it said."""
+    """Message and hint for a process that ended with ``code``, from its last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if "Assertion" in line or "mlock" in line or "error" in line.lower()]
     last = next(iter(reversed(telling or lines)), "no message")
@@ -318,5 +318,5 @@ def describe_signal(number: int) -> tuple[str, str | None]:
 
 
 def _text(output: bytes) -> str:
-    """As text files are read: every line ends with a line feed."""
+    """The text with line feeds as the only line ends."""
     return output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")

@@ -191,7 +191,7 @@ def _footnotes(medium: Medium) -> Iterator[str]:
     first = next((engine.figures["durable"] for engine in medium.measured), None)
     rounds = len(first.samples or []) if first else 0
     if rounds == 1:
-        yield "one round: there is no interval, so that no comparison is decided" + (
+        yield "one round gives no interval, so no comparison is decided" + (
             "" if medium.memory else "; restores are from a cold cache"
         )
     if rounds > 1 and first is not None and first.confidence is not None:
@@ -257,7 +257,7 @@ def advice(medium: Medium) -> list[str]:
     quiet = min(good, key=lambda engine: engine.value("stall") or 0.0)
     if quiet is best or (quiet.value("stall") or 0.0) > 0.8 * (best.value("stall") or 0.0):
         return lines
-    return [*lines, f"to hold the loop least: `{quiet.name}`, {_seconds(quiet.value('stall'))} s for each save"]
+    return [*lines, f"shortest stall: `{quiet.name}`, {_seconds(quiet.value('stall'))} s for each save"]
 
 
 def binds(engine: Engine) -> str:

@@ -36,7 +36,7 @@ def _section(medium: Medium) -> Mapping[str, Any]:
     plots = [
         bars(f"{medium.name}: durable, GB/s", _rates(medium, "durable", "write")),
         bars(f"{medium.name}: restored from a cold cache, GB/s", _rates(medium, "restore", "read")),
-        bars(f"{medium.name}: the training loop is held, s", stalls),
+        bars(f"{medium.name}: stall of the training loop, s", stalls),
     ]
     lost = [bar for each in medium.trained if (bar := _bar(each.name, each.figures.get("lost_time"), each, 1))]
     if lost:

@@ -33,7 +33,9 @@ def prometheus(record: Record) -> str:
     """The text of the file. Write it by rename, since the collector may read it at any moment."""
     page = _Page()
     base = {"kind": record.kind, "node": record.node.host}
-    page.add("finished_timestamp_seconds", "When the run ended: alert on its age", base, record.finished.timestamp())
+    page.add(
+        "finished_timestamp_seconds", "Time of the end of the run; alert on its age", base, record.finished.timestamp()
+    )
     for status in _STATUSES:
         if record.verdict is not None:
             now = float(record.verdict.status == status)
@@ -42,7 +44,7 @@ def prometheus(record: Record) -> str:
         _measurement(page, base, measurement)
     for wanted in record.expectations:
         labels = {**base, "measurement": wanted.name}
-        page.add("expected_" + _UNITS[wanted.unit], "What was expected", labels, wanted.value)
+        page.add("expected_" + _UNITS[wanted.unit], "Expected value", labels, wanted.value)
     for check in record.checks:
         value = float(_CHECKS[check.status])
         page.add("check", "0 pass, 1 fail, 2 unknown, 3 skipped", {**base, "check": check.id}, value)

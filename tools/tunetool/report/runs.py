@@ -37,7 +37,7 @@ def find_record(name: str, runs_dir: Path) -> Path:
             return path
         if (path / _FILE).is_file():
             return path / _FILE
-    raise UsageProblem(f"`{name}` is no record", f"`tunetool report list --runs-dir {runs_dir}` lists all records")
+    raise UsageProblem(f"`{name}` is not a record", f"`tunetool report list --runs-dir {runs_dir}` lists all records")
 
 
 def list_runs(runs_dir: Path, kind: str | None = None) -> list[Kept]:

@@ -114,7 +114,7 @@ def _locked(destination: Destination, wait: bool, say: Callable[[str], None]) ->
             handle = os.open(destination.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UsageProblem(
-                f"`{destination.path.parent}` cannot be written: {error.strerror}", "stage where you may write"
+                f"`{destination.path.parent}` cannot be written: {error.strerror}", "choose a DST that you may write"
             ) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,7 +128,7 @@ def _locked(destination: Destination, wait: bool, say: Callable[[str], None]) ->
                     f"busy: `{destination.path}` is being staged by {holder}", "omit `--no-wait` to wait for it"
                 ) from None
             if not announced:
-                say(f"waiting for {holder}, which is at work on `{destination.path}`")
+                say(f"waiting for {holder}, which is working on `{destination.path}`")
                 announced = True
             time.sleep(0.1)
         except BaseException:

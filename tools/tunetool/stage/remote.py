@@ -119,4 +119,4 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

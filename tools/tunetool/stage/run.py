@@ -32,7 +32,7 @@ Action = Literal["stage", "verify", "evict"]
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for. ``source`` is None where there is nothing to copy."""
+    """The options of the call. ``source``: None if there is nothing to copy."""
 
     action: Action
     destination: str
@@ -90,7 +90,7 @@ class _Copy(_Staging):
         self.job = _prepare(self.request, self.destination, self.progress)
         if self.job is None:
             done = "would be" if self.request.dry_run else "is"
-            self.progress.say(f"`{self.destination.path}` is that already: nothing {done} copied")
+            self.progress.say(f"`{self.destination.path}` is that copy already: nothing {done} copied")
 
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
@@ -115,7 +115,9 @@ def _check_source(source: str, destination: Destination) -> None:
         raise UsageProblem(f"`{source}` is not a directory", "name the directory that it lies in")
     real, target = os.path.realpath(path), str(destination.path)
     if within(target, real) or within(real, target):
-        raise UsageProblem(f"`{target}` and `{real}` lie in each other", "stage to a directory apart from the source")
+        raise UsageProblem(
+            f"`{target}` and `{real}` lie inside each other", "stage to a directory apart from the source"
+        )
 
 
 def _prepare(request: Request, destination: Destination, progress: MovingProgress) -> Job | None:
@@ -130,7 +132,8 @@ def _prepare(request: Request, destination: Destination, progress: MovingProgres
         return None
     if reason is not None and not request.replace:
         raise UsageProblem(
-            f"`{destination.path}` is there and is not that: {reason}", "`--replace` puts the copy in its destination"
+            f"`{destination.path}` exists and is not that copy: {reason}",
+            "`--replace` puts the copy in its destination",
         )
     parent = destination.path.parent
     mount = mount_holding(str(parent), read_mounts())
@@ -181,18 +184,20 @@ def _occupied(destination: Destination, entries: Sequence[Entry], checksum: Chec
     if checksum not in (None, manifest.checksum):
         return f"its manifest has {manifest.checksum}, {checksum} was asked for"
     same = same_source(entries, manifest.entries)
-    return "" if same else f"the source is not as it was when it was staged ({manifest.staged})"
+    return "" if same else f"the source changed after it was staged ({manifest.staged})"
 
 
 def _need(destination: Destination) -> Manifest:
-    """The manifest of the tree at DST. Raises ``UsageProblem`` where there is no staged tree."""
+    """The manifest of the tree at DST. Raises ``UsageProblem`` if there is no staged tree."""
     manifest = known(destination)
     if manifest is None:
         beside = (
-            "" if manifests.read(destination.manifest) is None else f" (`{destination.manifest}` is of another tree)"
+            ""
+            if manifests.read(destination.manifest) is None
+            else f" (`{destination.manifest}` belongs to another tree)"
         )
         raise UsageProblem(
-            f"`{destination.path}` is no tree that tunetool staged{beside}", "name the DST of a `tunetool stage`"
+            f"`{destination.path}` is not a tree that tunetool staged{beside}", "name the DST of a `tunetool stage`"
         )
     return manifest
 
@@ -240,7 +245,7 @@ class _Evict(_Staging):
         if wrong:
             raise UsageProblem(
                 f"{first(wrong, str(self.destination.path))} since it was staged",
-                "save what is yours and remove the directory yourself",
+                "save your changes, then remove the directory yourself",
             )
 
     def measure(self, session: Session) -> None:

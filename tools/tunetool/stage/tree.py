@@ -22,8 +22,8 @@ _NAMED = 5
 class Entry:
     """One entry. ``path`` is relative to the tree, ``.`` for the tree itself; ``origin`` is where a file is read.
 
-    ``inode`` and ``ctime_ns`` are those of a file that was listed here. They tell that it changed while it was staged,
-    its time of writing set back or not; they say nothing later, and no manifest holds them.
+    ``inode`` and ``ctime_ns`` are those of a file that was listed here. They show a change during the staging,
+    even if its time of writing is set back; they mean nothing later, and no manifest holds them.
     """
 
     path: str
@@ -143,7 +143,7 @@ class _Walk:
                         name = entry.name if relative == "." else f"{relative}/{entry.name}"
                         self._add_entry_at(name, os.path.join(real, entry.name), real, followed)
         except PermissionError as error:
-            raise UsageProblem(f"`{error.filename}` may not be read", "run as a user who may") from None
+            raise UsageProblem(f"`{error.filename}` may not be read", "run as a user who may read it") from None
         except FileNotFoundError as error:
             raise CannotJudge(
                 f"`{error.filename}` vanished while the source was listed", "stage a source at rest"
@@ -178,7 +178,7 @@ class _Walk:
         if error.errno == errno.ELOOP:
             self._refuse(f"`{path}` is a loop of links", "remove that link")
         elif error.errno == errno.EACCES:
-            self._refuse(f"`{path}` leads to what may not be read", "run as a user who may")
+            self._refuse(f"`{path}` leads to something that may not be read", "run as a user who may read it")
         elif (target := self._broken_text(name, real, text)) is None:
             self._refuse(
                 f"`{path}` leads to `{text}`, which is not there", "fetch what is missing, or remove that link"
@@ -204,7 +204,7 @@ class _Walk:
                 "only files, directories and links can be staged",
             )
         elif not os.access(path, os.R_OK):
-            self._refuse(f"`{self.root}/{name}` may not be read", "run as a user who may")
+            self._refuse(f"`{self.root}/{name}` may not be read", "run as a user who may read it")
         else:
             mode = status.st_mode & MODE
             file = Entry(

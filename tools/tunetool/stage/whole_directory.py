@@ -23,7 +23,7 @@ def need_room(directory: Path, count: int, purpose: str) -> None:
         other_limits = "".join(f"; {bound.what} {format_size(bound.left)}" for bound in bounds[1:])
         raise CannotJudge(
             f"{purpose} takes {format_size(count)}, {bounds[0].what} {format_size(bounds[0].left)}{other_limits}",
-            "free some, choose a smaller model or fewer pictures, or another `--target`",
+            "free some, choose a smaller model or fewer images, or another `--target`",
         )
 
 

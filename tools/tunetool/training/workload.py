@@ -63,7 +63,7 @@ class Workload(Training):
 
     def __post_init__(self) -> None:
         if self.zero_stage not in (0, 1, 2, 3):
-            raise UsageProblem(f"`{self.zero_stage}` is no ZeRO stage", "ZeRO has the stages 0, 1, 2 and 3")
+            raise UsageProblem(f"`{self.zero_stage}` is not a ZeRO stage", "ZeRO has the stages 0, 1, 2 and 3")
         wholes = {"epochs": self.epochs, "batch_size": self.batch_size, "lora_rank": self.lora_rank}
         if self.steps is not None:
             wholes["steps"] = self.steps

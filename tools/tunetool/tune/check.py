@@ -1,7 +1,7 @@
-"""Nothing is handed out that DeepSpeed does not take as it was meant.
+"""Checks that DeepSpeed reads a configuration as it is written.
 
-DeepSpeed ignores keys that it does not know (in `aio`, and at the top), so that it starts is no proof: it is asked what
-it understood, key by key. Then its handle is built from that, and moves real bytes.
+DeepSpeed ignores unknown keys (in `aio`, and at the top level), so a job that starts proves nothing. A process with
+DeepSpeed's own classes reports what it understood, key by key; then a handle built from that moves real bytes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tunetool.node.machine.block_stack import read_stack
 from tunetool.node.units import format_size_binary
 
 START_SECONDS = 180.0
-"""torch and DeepSpeed are imported in it, from a cold disk perhaps."""
+"""Time limit in seconds; includes the import of torch and DeepSpeed, perhaps from a cold disk."""
 LEAST_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What DeepSpeed made of it."""
+    """What DeepSpeed understood."""
 
     deepspeed: str
     keys: int
-    """Settings that were compared."""
+    """Number of settings that were compared."""
     moved: int
     """Bytes written and read back by the handle."""
 
@@ -45,10 +45,10 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Facts:
-    """What DeepSpeed computes on here."""
+    """DeepSpeed's accelerator on this machine."""
 
     accelerator: str
-    """cpu, cuda ..., as DeepSpeed calls it."""
+    """DeepSpeed's name of it: cpu, cuda ..."""
     bf16: bool
 
 
@@ -66,11 +66,12 @@ class Classes:
         self._child.__exit__(*error)
 
     def facts(self) -> Facts:
-        """Asked of DeepSpeed's accelerator."""
+        """The accelerator, as DeepSpeed reports it."""
         return Facts(**self._child.ask({"do": "facts"}, START_SECONDS))
 
     def parse(self, path: Path, world: int) -> dict[str, Any]:
-        """What they read in a file, as one of ``world`` ranks. Raises ``CannotJudge`` when they refuse it."""
+        """The configuration in a file as one of ``world`` ranks reads it. Raises ``CannotJudge`` if DeepSpeed refuses
+        it."""
         answer = self._child.ask({"do": "parse", "path": str(path), "world": world}, START_SECONDS)
         if "refused" in answer:
             refusal = f"{answer['kind']}: {answer['refused'][:300]}"
@@ -123,7 +124,7 @@ def check_config(
 
 
 def differences(written: Any, parsed: Any, path: str = "") -> list[str]:
-    """Where ``parsed`` differs from ``written``, for all that is written. ``True`` is not 1, and 8 is not "8"."""
+    """Differences of ``parsed`` from ``written``, for every written key. ``True`` is not 1, and 8 is not "8"."""
     if isinstance(written, Mapping):
         if not isinstance(parsed, Mapping):
             return [f"`{path}` became {parsed!r}"]
@@ -145,7 +146,7 @@ def differences(written: Any, parsed: Any, path: str = "") -> list[str]:
 
 
 def count_keys(document: Any) -> int:
-    """Settings in it."""
+    """Number of settings."""
     if isinstance(document, Mapping):
         return sum(count_keys(value) for value in document.values())
     return 1
@@ -184,7 +185,7 @@ def _move(
 
 
 class _Silent:
-    """A progress that nobody sees: the check takes seconds."""
+    """A progress without output: the check takes seconds."""
 
     def say(self, line: str) -> None:
         pass

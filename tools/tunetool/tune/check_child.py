@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-# Keys of the file that end as they are in an attribute of DeepSpeedConfig of the same name.
+# Keys of the file that DeepSpeedConfig keeps unchanged in an attribute of the same name.
 PLAIN = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -21,7 +21,7 @@ def parse(path: str, world: int) -> dict[str, Any]:
     """The file as DeepSpeed's own classes understand it, for one of ``world`` ranks."""
     import deepspeed.runtime.config as module
 
-    # Nobody is there to talk to: it would take itself for the only rank, and refuse the batch of several.
+    # There are no other ranks: without this it would count itself as the only rank and refuse a batch for several.
     module.dist.get_rank = lambda *_, **__: 0
     module.dist.get_world_size = lambda *_, **__: world
     parsed = module.DeepSpeedConfig(path)
@@ -35,7 +35,7 @@ def parse(path: str, world: int) -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    """What DeepSpeed computes on."""
+    """DeepSpeed's accelerator."""
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()

@@ -1,4 +1,4 @@
-"""Whole ds_configs: computed, rendered, read back by DeepSpeed itself, and only then written, with their reasons."""
+"""Whole ds_configs: computed, rendered, checked by DeepSpeed itself, then written, with a reason for each value."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tunetool.tune.settings import NAMES, AioSettings, from_block
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates/ds_config"
 PUBLISHED_70B = {"model": "70b", "micro_batch": 2, "batch": 2048}
-"""What the kind `zero3-nvme-70b` takes where the call does not say: as it was published."""
+"""Defaults of the kind `zero3-nvme-70b`, as it was published."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the call asks for; None: as the kind or this machine has it."""
+    """The options of the call; None: the value of the kind or of this machine."""
 
     kind: str
     output: Path
@@ -122,22 +122,22 @@ def write_config(request: Request, aio: AioSettings, environment: Mapping[str, s
 
 
 def address_bytes(stack: BlockStack, root: str = "") -> int:
-    """What direct I/O asks of an address in memory: a sector, unless all drives say less (NVMe: 4 since Linux 6.0)."""
+    """Alignment of memory for direct I/O in bytes: a sector, unless all drives need less (NVMe: 4 since Linux 6.0)."""
     queues = [f"{root}/sys/class/block/{name}/queue" for name in (stack.device, *(leaf.name for leaf in stack.leaves))]
-    # A partition has no queue of its own: its drive's counts.
+    # A partition has no queue; use its drive's.
     alignments = [read_int(f"{queue}/dma_alignment") for queue in queues if Path(queue).exists()]
     masks = [mask for mask in alignments if mask is not None]
     return max(masks) + 1 if masks and len(masks) == len(alignments) else zero.SECTOR
 
 
 def hugepages_bytes(root: str = "") -> int:
-    """Memory that is set aside for huge pages, which DeepSpeed does not use."""
+    """Bytes reserved for huge pages, which DeepSpeed does not use."""
     match = re.search(r"^Hugetlb:\s+(\d+) kB$", read_text(f"{root}/proc/meminfo") or "", re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 
 
 def render(planned: Plan) -> dict[str, Any]:
-    """The configuration that the kind's template makes of the values."""
+    """The configuration from the kind's template and the values."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -150,7 +150,7 @@ def render(planned: Plan) -> dict[str, Any]:
 
 
 def explanation(planned: Plan, document: Mapping[str, Any], accepted: Accepted, name: str) -> str:
-    """Markdown: every value with unit, formula and reason; what it takes per rank and per node."""
+    """Markdown: every value with unit, formula and reason; memory and files per rank and per node."""
     job, node = planned.job, planned.node
     ranks = f"{job.world} ranks on {job.nodes} node{'s' if job.nodes > 1 else ''}"
     lines = [
@@ -199,8 +199,8 @@ def _sizes(where: str) -> Any:
 
 
 def check_output(output: Path) -> None:
-    """Raises ``UsageProblem`` when neither file could be written."""
+    """Raises ``UsageProblem`` if the files cannot be written."""
     if output.is_dir() or output.suffix == ".md":
-        raise UsageProblem(f"`-o {output}` is no name for a JSON file", "such as `-o ds_config.json`")
+        raise UsageProblem(f"`-o {output}` is not a name for a JSON file", "such as `-o ds_config.json`")
     if not os.access(output.absolute().parent, os.W_OK | os.X_OK):
         raise UsageProblem(f"`{output}` cannot be written", "`-o` takes a file in a directory that exists")

@@ -1,4 +1,4 @@
-"""What each parameter does in DeepSpeed's source, with the curve that was measured here, as text and as a plot."""
+"""Explains each parameter from DeepSpeed's source, with the curve measured here as text and as a plot."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 300, 60, 40
 
 @dataclass(frozen=True)
 class Point:
-    """A value of a parameter, and what was reached with it."""
+    """A value of a parameter, and the speeds with it."""
 
     value: int | bool
     best: float
@@ -64,7 +64,7 @@ class Point:
 
 
 def curve(measurements: Sequence[Measurement], name: str, direction: Direction) -> list[Point]:
-    """What was reached with each value of parameter ``name``."""
+    """The speeds with each value of parameter ``name``."""
     by_value: dict[int | bool, list[float]] = {}
     for each in measurements:
         if each.name.startswith(f"tune.{direction}."):
@@ -75,20 +75,20 @@ def curve(measurements: Sequence[Measurement], name: str, direction: Direction) 
 
 
 def check_explain(directory: Path) -> None:
-    """Raises ``UsageProblem`` before anything is measured for what could not be written afterwards."""
+    """Raises ``UsageProblem`` if the directory could not be written; called before anything is measured."""
     if directory.exists() and not directory.is_dir():
-        raise UsageProblem(f"`{directory}` is no directory", "`--explain` takes one, and makes it")
+        raise UsageProblem(f"`{directory}` is not a directory", "`--explain` takes a directory, and creates it")
 
 
 def explain(record: Record, directory: Path) -> Path:
-    """Write ``explained.md`` and a plot for each parameter that was varied; the text's path."""
+    """Write ``explained.md`` and a plot for each varied parameter. Returns the path of the text."""
     directory.mkdir(parents=True, exist_ok=True)
     lines = [
         "# DeepSpeed's `aio` settings, as measured here",
         "",
         f"`{record.target}` on {record.node.host}, {record.finished:%Y-%m-%d}; record {record.id}. For each value: the "
-        "fastest setting that has it, and the median of all that have it. Settings that fell behind were measured less "
-        "often than those in front.",
+        "fastest setting that has it, and the median of all that have it. Slow settings were measured less often than "
+        "fast ones.",
     ]
     for name, default in DEFAULTS.block().items():
         curves = {direction: curve(record.measurements, name, direction) for direction in ("read", "write")}
@@ -104,7 +104,7 @@ def explain(record: Record, directory: Path) -> Path:
 
 
 def shown(name: str, value: int | bool) -> str:
-    """As a person writes it."""
+    """The value as a person writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return format_size_binary(value) if name == "block_size" else str(value)
@@ -123,7 +123,7 @@ def table(name: str, curves: Mapping[str, Sequence[Point]]) -> list[str]:
 
 
 def plot(name: str, curves: Mapping[str, Sequence[Point]]) -> str:
-    """The curves as SVG: solid for the best, dashed for what is typical."""
+    """The curves as SVG: solid for the best, dashed for the typical speed."""
     values = sorted({point.value for points in curves.values() for point in points})
     top = max(point.best for points in curves.values() for point in points) * 1.1
     step = (_WIDTH - _LEFT - 40) / max(1, len(values) - 1)

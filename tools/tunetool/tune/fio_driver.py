@@ -1,6 +1,6 @@
-"""fio in the place of DeepSpeed's handle, where torch cannot start: the same requests by other means.
+"""fio instead of DeepSpeed's handle, where torch cannot start: it sends the same requests.
 
-A thread of the handle is a job with a queue of its own over its part of the one file. ``single_submit`` is a batch of
+A thread of the handle is a job with its own queue over its part of the file. ``single_submit`` is a batch of
 one, no ``overlap_events`` is a batch that is waited for as a whole (csrc/aio/common/deepspeed_aio_common.cpp).
 """
 
@@ -28,7 +28,7 @@ _SLOWEST = 5e6
 
 
 def arguments(fio: Fio, settings: AioSettings, direction: Direction, io_bytes: int) -> list[str]:
-    """The command line that moves the file once, as the handle would."""
+    """fio's arguments to move the file once, as the handle would."""
     part = io_bytes // settings.intra_op_parallelism
     depth = settings.queue_depth
     argv = [
@@ -61,25 +61,25 @@ def arguments(fio: Fio, settings: AioSettings, direction: Direction, io_bytes: i
 
 @dataclass
 class FioDriver:
-    """Samples by one fio process each."""
+    """Takes samples, each by one fio process."""
 
     fio: Fio
     directory: Path
     space: Sequence[AioSettings]
     environment: Mapping[str, str]
     io_bytes: int = 0
-    """0: as much as takes ``PASS_SECONDS``."""
+    """Bytes of a transfer; 0: as many as take ``PASS_SECONDS``."""
     tick: Callable[[], None] = lambda: None
     messages: str = ""
     _pace: float = _SLOWEST
 
     @property
     def engine(self) -> str:
-        """What moves, with its version."""
+        """The engine, with its version."""
         return f"fio {self.fio.version} (libaio, as aio_handle asks)"
 
     def open(self) -> None:
-        """Lay the file out and see how fast it is. Raises ``CannotJudge``."""
+        """Lay the file out and estimate the speed. Raises ``CannotJudge``."""
         unit = unit_of(self.space)
         given = self.io_bytes
         most = largest(free_bytes(self.directory), memory_total(), 1, unit)
@@ -98,7 +98,7 @@ class FioDriver:
                 self._lay_out()
 
     def move(self, settings: AioSettings, direction: Direction) -> Move:
-        """One sample by ``settings``. Raises ``SettingFailed`` for what they cannot do here."""
+        """One sample by ``settings``. Raises ``SettingFailed`` for settings that cannot be used here."""
         try:
             outcome = self._run(settings, direction)
         except FioFailed as error:

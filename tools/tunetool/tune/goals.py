@@ -1,4 +1,4 @@
-"""What a setting is to be good at: reads, writes, or a stated mix of both. Pure."""
+"""Goals of the search: reads, writes, or a given mix of both. Pure."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Mix:
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """What is looked for; the last one is what the block is written for."""
+        """The goals of the search; the block is written for the last one."""
         return ("read", "write", "mix") if self.read and self.write else self.directions
 
     def speed(self, read: float, write: float) -> float:
-        """Bytes per second of the mix: its parts take their times one after the other."""
+        """Bytes per second of the mix: its parts run one after the other."""
         return (self.read + self.write) / (self.read / read + self.write / write)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Mix:
 
 
 def parts(goal: Goal) -> tuple[Direction, ...]:
-    """Directions that ``goal`` is made of."""
+    """Directions that ``goal`` consists of."""
     return ("write", "read") if goal == "mix" else (goal,)
 
 

@@ -1,4 +1,4 @@
-"""From a search to its record: figures, what was chosen, and the checks."""
+"""Makes the record of a search: figures, the chosen setting, and the checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEARCH, ACCEPTED = "tune.search", "tune.block"
 
 @dataclass
 class Work:
-    """What there is of a run, whole or not."""
+    """The results of a run, complete or not."""
 
     samples: Samples | None = None
     findings: Findings | None = None
@@ -29,7 +29,7 @@ class Work:
 
 
 def conclude(request: Request, stack: BlockStack, work: Work) -> session.Findings:
-    """What goes into the record, for a run that failed as well."""
+    """The contents of the record, for a failed run too."""
     conditions: dict[str, Scalar] = {"medium": stack.medium, "device": request.device, "processes": request.processes}
     measurements: list[Measurement] = []
     if work.samples is not None:

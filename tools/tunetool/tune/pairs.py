@@ -1,4 +1,4 @@
-"""The end of a search: what leads, pair by pair against DeepSpeed's default. Pure."""
+"""The end of a search: compares the finalists with DeepSpeed's default in pairs. Pure."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from tunetool.tune.race import ENOUGH, Rounds, distance
 from tunetool.tune.settings import DEFAULTS, AioSettings
 
 PAIRS = (6, 12, 24)
-"""After how many pairs a finalist is held against the default, if the time lasts."""
+"""Numbers of pairs after which a finalist is compared with the default, if the time allows."""
 EARLY = 0.1
-"""Share of the error that each look before the last may spend: an early end must be clear."""
+"""Share of the error probability for each look before the last one: an early end must be clear."""
 SHOWN = 0.99
-"""Level of the intervals: what two tests and two finalists leave of 95 %."""
+"""Level of the intervals: 95 % over two tests and two finalists."""
 _ALIKE = 0.99
-"""Finalists this near to the best are as good, and the one nearest to the default is taken."""
+"""Relative difference below which finalists are equally good; the one nearest to the default is chosen."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one goal ends with: the default, unless something is significantly faster."""
+    """The choice for one goal: the default, unless another setting is significantly faster."""
 
     goal: Goal
     settings: AioSettings
     rate: float
     default_rate: float
     gain: Difference
-    """Against the default, over fresh pairs; of the best that was tried, where the default is kept."""
+    """Ratio to the default over fresh pairs; if the default is kept, that of the best finalist."""
     interval: Estimate
-    """Of that ratio."""
+    """Number of pairs of that ratio."""
     best: AioSettings
-    """Fastest of all in the pairs, significant or not."""
+    """The fastest setting in the pairs, significant or not."""
     pairs: int
     rivals: bool = False
-    """Whether another finalist may still be noticeably faster than the one that was taken."""
+    """Whether another finalist may still be noticeably faster than the chosen one."""
 
     @property
     def significant(self) -> bool:
-        """Whether it is another than DeepSpeed's own."""
+        """Whether it differs from DeepSpeed's default."""
         return self.settings != DEFAULTS
 
 
 def choose(rounds: Rounds, goal: Goal, mix: Mix, candidates: Sequence[AioSettings], last: bool = True) -> Choice:
-    """The default, or what is significantly faster in the pairs with it."""
+    """The default, or a setting that is significantly faster in the pairs with it."""
     base = rounds.speeds(DEFAULTS, goal, mix)
     if len(base) < PAIRS[0]:
         raise too_few(len(base), rounds.count)
@@ -80,9 +80,9 @@ def choose(rounds: Rounds, goal: Goal, mix: Mix, candidates: Sequence[AioSetting
 
 
 def held_against(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """The second set against the first, pair by pair: the more certain of two tests, paid for (Bonferroni).
+    """Compare the second set with the first, pair by pair: the smaller p of two tests, with Bonferroni's correction.
 
-    The rank-sum test sees more in few samples, the sign test of the pairs more where the machine's speed wanders.
+    The rank-sum test is stronger with few samples, the sign test of the pairs if the machine's speed drifts.
     """
     ratios = [b / a for a, b in zip(first, second, strict=True)]
     wins = sum(ratio > 1 for ratio in ratios)
@@ -92,7 +92,7 @@ def held_against(first: Sequence[float], second: Sequence[float]) -> Difference:
 
 
 def interval_of(ratios: Sequence[float]) -> Estimate:
-    """Median over pairs and the narrowest order statistics that hold the true one with ``SHOWN``, if any do."""
+    """Median over pairs, and the narrowest order statistics that contain the true median with ``SHOWN``, if any do."""
     count, ordered = len(ratios), sorted(ratios)
     trimmed = max((cut for cut in range(count // 2) if coverage(count, cut) >= SHOWN), default=0)
     method = f"order statistics {trimmed + 1} and {count - trimmed} of {count} ratios, pair by pair"
@@ -100,7 +100,7 @@ def interval_of(ratios: Sequence[float]) -> Estimate:
 
 
 def too_few(pairs: int, rounds: int) -> CannotJudge:
-    """Why so few pairs allow no answer, and what to do about it."""
+    """The error for too few pairs, with a hint."""
     if rounds >= PAIRS[0]:
         return CannotJudge(
             f"only {pairs} samples of DeepSpeed's default could be proven, {PAIRS[0]} are needed",

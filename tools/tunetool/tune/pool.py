@@ -1,4 +1,4 @@
-"""DeepSpeed's handle in processes that start once and take the settings with each sample."""
+"""DeepSpeed's handle in processes that start once and get the settings with each sample."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
 
 PASS_SECONDS = 0.06
-"""About how long one transfer is to take: long enough to time, short enough for hundreds."""
+"""Target seconds of one transfer: long enough to time, short enough for hundreds."""
 SAMPLE_SECONDS = 0.04
-"""A sample is as many transfers as fit in it, at least one."""
+"""Seconds of a sample; it is as many transfers as fit, at least one."""
 RESTARTS = 3
-"""How often settings may take a process with them before the search gives up."""
+"""How often settings may end a process before the search gives up."""
 _SLOWEST = 5e6
 """Bytes per second below which a sample counts as stuck."""
 
 
 def unit_of(space: Sequence[AioSettings]) -> int:
-    """Of what a transfer's size must be a multiple so that every parallelism of ``space`` moves it exactly."""
+    """Bytes of which a transfer must be a multiple, so that every parallelism of ``space`` moves it exactly."""
     return lcm(2**20, *(2**20 * settings.intra_op_parallelism for settings in space))
 
 
 def largest(free: int, memory: int, processes: int, unit: int) -> int:
-    """The most that one process's file may hold."""
+    """Largest size in bytes of one process's file."""
     return largest_io_bytes(free // processes, memory // processes) // unit * unit
 
 
 def aio_shortage(settings: AioSettings, processes: int, root: str = "") -> str | None:
     """Why the kernel would refuse the requests of all processes, at which the op aborts; None if it takes them."""
     left = aio_left(root)
-    # Each thread has a queue of its own, and the handle one more.
+    # Each thread has its own queue, and the handle one more.
     needed = processes * (settings.intra_op_parallelism + 1) * settings.queue_depth
     if left is None or settings.use_gds or needed <= left:
         return None
@@ -62,7 +62,7 @@ def aio_shortage(settings: AioSettings, processes: int, root: str = "") -> str |
 
 
 def aio_left(root: str = "") -> int | None:
-    """Asynchronous requests that the kernel still grants to everyone together."""
+    """Asynchronous requests that the kernel still grants, to all processes together."""
     most, used = (read_int(f"{root}/proc/sys/fs/{name}") for name in ("aio-max-nr", "aio-nr"))
     return None if most is None or used is None else most - used
 
@@ -72,14 +72,14 @@ class Pool:
     """Worker processes, as a context manager: none of them outlives it."""
 
     spec: Spec
-    """Directory, device, pinning, interpreter; size and settings are set here."""
+    """Directory, device, pinning, interpreter; size and settings are filled in here."""
     processes: int
     space: Sequence[AioSettings]
     installed: Probe
     stack: BlockStack
     environment: Mapping[str, str]
     io_bytes: int = 0
-    """0: as much as takes ``PASS_SECONDS``."""
+    """Bytes of a transfer; 0: as many as take ``PASS_SECONDS``."""
     tick: Callable[[], None] = lambda: None
     messages: str = ""
     _children: list[Worker] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Pool:
         self._end()
 
     def open(self) -> None:
-        """Start, see how fast it is, and lay the files out. Raises ``Failed`` for what cannot be measured."""
+        """Start, estimate the speed, and lay the files out. Raises ``Failed`` if it cannot be measured."""
         unit = unit_of(self.space)
         self._keep = (aio_left() or 0) // (2 * self.processes)
         given = self.io_bytes
@@ -123,7 +123,7 @@ class Pool:
                 self._lay_out()
 
     def move(self, settings: AioSettings, direction: Direction) -> Move:
-        """One sample by ``settings``. Raises ``SettingFailed`` for what they cannot do here."""
+        """One sample by ``settings``. Raises ``SettingFailed`` for settings that cannot be used here."""
         if settings.use_gds and self._no_gds:
             raise SettingFailed(self._no_gds)
         try:
@@ -133,7 +133,7 @@ class Pool:
             if settings == DEFAULTS:
                 raise
             if settings.use_gds:
-                # cuFile takes this file system or it does not, whatever else is set.
+                # Whether cuFile takes this file system does not depend on the other settings.
                 self._no_gds = error.message
             self._restarts += 1
             if self._restarts > RESTARTS:
@@ -147,7 +147,7 @@ class Pool:
             raise SettingFailed(error.message) from None
 
     def prove(self, settings: AioSettings) -> None:
-        """Write and read once by ``settings``, and compare what lies in the files. Raises ``Failed``."""
+        """Write and read once with ``settings``, and compare the files. Raises ``Failed``."""
         self._move(settings, "write", None)
         self._stored()
         expected = [answer["sha256"] for answer in self._all({"do": "digest"}, self._longest(100e6))]
@@ -176,7 +176,7 @@ class Pool:
         check_limits(needed, free_bytes(self.spec.directory) + self._stored_bytes(), self._memlock(), limit)
 
     def _memlock(self) -> int | None:
-        # The limit is each process's own.
+        # The limit holds for each process separately.
         limit = memlock()
         return None if limit is None else limit * self.processes
 
@@ -242,7 +242,7 @@ class Pool:
     def _lay_out(self) -> None:
         self._move(DEFAULTS, "write", None)
         self._stored()
-        # What is cold is warm now: this one tells the pace.
+        # Everything is warm now: this transfer shows the speed.
         move = self._move(DEFAULTS, "write", None)
         self._pace = max(_SLOWEST, move.claimed_bytes / move.seconds)
 
@@ -262,7 +262,7 @@ class Pool:
         self._stamp += 1
         order = {"do": "move", "direction": direction, "stamp": self._stamp, "seconds": seconds}
         answers = self._all({**order, "loops": None if seconds else 1}, longest)
-        # They start within a millisecond of each other: the slowest one says when all had theirs.
+        # They start within a millisecond of each other: the slowest one determines the time of all.
         return Move(
             sum(int(answer["bytes"]) for answer in answers), max(answer["durable_seconds"] for answer in answers)
         )

@@ -1,7 +1,7 @@
-"""Candidates in rounds: who leads, who is out, and whether more rounds could change that. Pure.
+"""Candidates in rounds: which one leads, which are dropped, and whether more rounds could change that. Pure.
 
-Every candidate of a round is measured once, in random order, so that what drifts hits all of them alike. Rates are
-compared as logarithms: a tenth less is a tenth less at any speed.
+Every candidate of a round is measured once, in random order, so that drift affects all of them equally. Rates are
+compared as logarithms, so that ratios count.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tunetool.tune.goals import Goal, Mix, parts
 from tunetool.tune.settings import DEFAULTS, NAMES, AioSettings
 
 OUT = 3.0
-"""Standard errors behind the leader at which a candidate is out: 1 in 700 for each that is as good."""
+"""Standard errors behind the leader at which a candidate is dropped: 1 in 700 for one that is equally good."""
 SURE = 2.0
 ENOUGH = 0.02
-"""A gain below this is not looked for."""
+"""Smallest relative gain that the search looks for."""
 _MEDIAN_COST = 1.2533
 """Standard error of a median over that of a mean (sqrt(pi / 2))."""
 _MAD = 1.4826
@@ -29,17 +29,17 @@ _FEWEST_RESIDUALS = 12
 
 @dataclass
 class Rounds:
-    """Bytes per second by setting, direction and round; a sample that was thrown away leaves a hole."""
+    """Bytes per second by setting, direction and round; a discarded sample leaves a gap."""
 
     rates: dict[AioSettings, dict[Direction, dict[int, float]]] = field(default_factory=dict)
     count: int = 0
 
     def add(self, settings: AioSettings, direction: Direction, rate: float) -> None:
-        """A sample of the round that runs."""
+        """Add a sample of the present round."""
         self.rates.setdefault(settings, {}).setdefault(direction, {})[self.count] = rate
 
     def speeds(self, settings: AioSettings, goal: Goal, mix: Mix) -> dict[int, float]:
-        """By round, how fast ``settings`` are at ``goal``."""
+        """Bytes per second of ``settings`` for ``goal``, by round."""
         rates = self.rates.get(settings, {})
         sides = [rates.get(direction, {}) for direction in parts(goal)]
         if goal != "mix":
@@ -53,10 +53,10 @@ class Standing:
     """One goal's race after some rounds."""
 
     scores: Mapping[AioSettings, float]
-    """Logarithms of speed, less what the whole round was faster or slower; of all that were measured."""
+    """Logarithms of speed without the effect of the round, for all measured settings."""
     counts: Mapping[AioSettings, int]
     noise: float | None
-    """Standard deviation of one sample; None: too few to tell."""
+    """Standard deviation of one sample; None: too few samples."""
 
     @property
     def order(self) -> list[AioSettings]:
@@ -73,7 +73,7 @@ class Standing:
         return next((each for each in self.order if each in alive), None)
 
     def out(self, alive: Sequence[AioSettings]) -> list[AioSettings]:
-        """Those of ``alive`` that are significantly behind the best of them."""
+        """The settings in ``alive`` that are significantly slower than the best of them."""
         leader = self._leader(alive)
         behind: list[AioSettings] = []
         for each in alive:
@@ -85,7 +85,7 @@ class Standing:
         return behind
 
     def settled(self, alive: Sequence[AioSettings]) -> bool:
-        """Whether nobody alive can still be noticeably better than the leader."""
+        """Whether no setting in ``alive`` can still be noticeably better than the leader."""
         leader = self._leader(alive)
         for each in alive:
             if leader is None or each == leader:
@@ -128,7 +128,7 @@ def standing(rounds: Rounds, goal: Goal, mix: Mix, alive: Sequence[AioSettings])
 def shrunk(
     scores: Mapping[AioSettings, float], counts: Mapping[AioSettings, int], noise: float | None
 ) -> dict[AioSettings, float]:
-    """Scores drawn towards what each parameter's values do on average, as far as noise hides more than that.
+    """Scores shrunk towards the average effect of each parameter's values, in proportion to the noise.
 
     One noisy sample of one setting says little; the samples of all settings that share a value with it say more
     (empirical Bayes, Efron and Morris, JASA 70, 1975).
@@ -168,7 +168,7 @@ def additive(scores: Mapping[AioSettings, float]) -> dict[AioSettings, float]:
 
 @cache
 def distance(settings: AioSettings) -> float:
-    """How far from DeepSpeed's default, in doublings: fewer threads and requests, less memory, nothing special."""
+    """Distance from DeepSpeed's default in doublings; prefers fewer threads and requests, and less memory."""
     sizes = ("block_size", "queue_depth", "intra_op_parallelism")
     flags = ("single_submit", "overlap_events", "use_gds")
     ours, theirs = settings.block(), DEFAULTS.block()
@@ -178,12 +178,12 @@ def distance(settings: AioSettings) -> float:
 
 
 def neighbours(settings: AioSettings, space: Sequence[AioSettings]) -> list[AioSettings]:
-    """Those of ``space`` that differ from ``settings`` in one parameter."""
+    """The settings of ``space`` that differ from ``settings`` in one parameter."""
     return [each for each in space if sum(getattr(each, name) != getattr(settings, name) for name in NAMES) == 1]
 
 
 def _middle(values: Sequence[float]) -> float:
-    """The median; of two the better one: what else happens on a machine only ever slows a sample down."""
+    """The median; of two the higher one, because other work only slows a sample down."""
     return max(values) if len(values) == 2 else median(values)
 
 

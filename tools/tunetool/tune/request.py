@@ -20,7 +20,7 @@ from tunetool.tune.settings import AioSettings
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for."""
+    """The options of the call."""
 
     target: Path
     space: Sequence[AioSettings]
@@ -28,13 +28,13 @@ class Request:
     budget: float = 60.0
     """Seconds for the whole run."""
     output: Path | None = None
-    """Where the block goes."""
+    """File for the block; None: none."""
     exhaustive: bool = False
     driver: Literal["deepspeed", "fio"] = "deepspeed"
     device: Device = "cpu"
     processes: int = 1
     io_bytes: int = 0
-    """Of one transfer; 0: by the storage's speed."""
+    """Bytes of one transfer; 0: chosen by the storage's speed."""
     python: Path = Path(sys.executable)
     seed: int = 0
     run: Run = field(default_factory=Run)
@@ -42,14 +42,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Result(session.Result):
-    """The record, and what was found where nothing went wrong."""
+    """The record, and the choice if there was no error."""
 
     findings: Findings | None = None
     mix: Mix = field(default_factory=Mix)
 
     @property
     def choice(self) -> Choice | None:
-        """What the block holds."""
+        """The settings of the block."""
         return self.findings.choices.get(self.mix.goals[-1]) if self.findings else None
 
 
@@ -57,20 +57,20 @@ class View:
     """The progress of a search. tunetool.report.tune implements it for terminals and logs."""
 
     def say(self, line: str) -> None:
-        """One line for people."""
+        """Print one line."""
 
     def update(self, seen: Progressing) -> None:
-        """The search went on by one sample."""
+        """Called after each sample of the search."""
 
     def tick(self) -> None:
-        """Time passed."""
+        """Called while time passes."""
 
     @contextmanager
     def step(self, name: str, seconds: float) -> Iterator[Callable[[], None]]:
-        """A short step before the search: time passes."""
+        """A context for a short step before the search."""
         yield self.tick
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """While the search runs."""
+        """A context for the search."""
         yield

@@ -1,4 +1,4 @@
-"""``tunetool tune`` on one node: look, search, prove, have DeepSpeed check the block, write it, keep the record."""
+"""``tunetool tune`` on one node: search, prove, let DeepSpeed check the block, write it, keep the record."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tunetool.tune.search import Plan, Search, SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
 
 CHECK_SECONDS = 25.0
-"""Kept of the budget at most: DeepSpeed's own classes are imported from a cold disk perhaps, and read the block."""
+"""Seconds of the budget, at most, for the check by DeepSpeed's classes, which may be imported from a cold disk."""
 END_SECONDS = 2.0
-"""Kept of the budget for the proof."""
+"""Seconds of the budget for the proof."""
 
 
 def tune(request: Request, view: View, environment: Mapping[str, str] | None = None) -> Result:
@@ -63,7 +63,9 @@ def _check_request(request: Request, target: Path) -> None:
             f"free some; a transfer is {format_size_binary(unit)} or a multiple, for each of the processes",
         )
     if request.driver == "fio" and (request.device != "cpu" or request.processes != 1):
-        raise UsageProblem("`--driver fio` knows one process and memory alone", "leave out `--device`, `--processes`")
+        raise UsageProblem(
+            "`--driver fio` supports only one process and host memory", "leave out `--device`, `--processes`"
+        )
     if request.device == "cpu" and any(settings.use_gds for settings in request.space):
         raise UsageProblem("`use_gds` in the space needs GPU memory", "add `--device cuda`")
     output = request.output
@@ -168,7 +170,7 @@ class _Tuning:
         self.work.findings = findings
 
     def _possible(self) -> list[AioSettings]:
-        """The space without what the kernel would refuse."""
+        """The space without the settings that the kernel would refuse."""
         for settings in self.request.space:
             reason = aio_shortage(settings, self.request.processes)
             if reason:
@@ -197,7 +199,7 @@ class _Tuning:
         return held.enter_context(pool)
 
     def _accept(self) -> None:
-        """Have DeepSpeed read the block back, then put it where it was asked for."""
+        """Let DeepSpeed check the block, then write it to the requested file."""
         assert self.work.findings is not None  # noqa: S101  (found above)
         block = self.work.findings.choices[self.request.mix.goals[-1]].settings.block()
         self.work.checks.append(accepted(block, self.request, self.target, self.environment))
@@ -206,7 +208,7 @@ class _Tuning:
 
 
 def render(block: Mapping[str, int | bool]) -> str:
-    """The block as a file that can be merged into a ds_config, or loaded as one."""
+    """The block as JSON that can be merged into a ds_config, or loaded as one."""
     return json.dumps({"aio": dict(block)}, indent=2) + "\n"
 
 
@@ -216,10 +218,10 @@ def accepted(
     target: Path,
     environment: Mapping[str, str],
 ) -> CheckResult:
-    """Whether DeepSpeed reads the block as it is written. Raises ``CannotJudge`` when it does not."""
+    """Check that DeepSpeed reads the block as it is written. Raises ``CannotJudge`` if it does not."""
     expected = "DeepSpeed's own classes read every key of the block as it is written"
     if request.driver == "fio":
-        reason = "not asked: measured by fio, without DeepSpeed"
+        reason = "not checked: measured by fio, without DeepSpeed"
         return CheckResult(id=ACCEPTED, status="skip", expected=expected, found=reason)
     reading = check_block(block, request.python, target, environment)
     return CheckResult(id=ACCEPTED, status="pass", expected=expected, found=str(reading))

@@ -1,4 +1,4 @@
-"""Every sample of a search with what the drives counted, and what becomes of them in the record."""
+"""The samples of a search with the drives' counts, and their measurements in the record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunetool.tune.settings import DEFAULTS, AioSettings
 
 @dataclass(frozen=True)
 class Move:
-    """What a driver says that it did."""
+    """The claim of a driver for one transfer."""
 
     claimed_bytes: int
     seconds: float
@@ -27,7 +27,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Sample:
-    """A move that the drives confirm."""
+    """A transfer that the drives' counters confirm."""
 
     rate: float
     claimed_bytes: int
@@ -36,22 +36,22 @@ class Sample:
 
 
 class Driver(Protocol):
-    """What moves bytes by given settings."""
+    """The interface of a driver: moves bytes with given settings."""
 
     io_bytes: int
-    """Of one transfer, each process's."""
+    """Bytes of one transfer of each process."""
 
     @property
     def engine(self) -> str:
-        """What moves, with its version."""
+        """The engine, with its version."""
 
     def move(self, settings: AioSettings, direction: Direction) -> Move:
-        """One sample. Raises ``SettingFailed`` for what these settings cannot do."""
+        """Take one sample. Raises ``SettingFailed`` if the settings cannot be used."""
 
 
 @dataclass
 class Samples:
-    """Takes samples of a driver, and keeps those that are proven."""
+    """Takes samples with a driver, and keeps the proven ones."""
 
     driver: Driver
     stack: BlockStack
@@ -64,7 +64,7 @@ class Samples:
     _announced: bool = False
 
     def take(self, settings: AioSettings, direction: Direction) -> float | None:
-        """Bytes per second; None when other I/O got into every try. Raises ``SettingFailed``, ``CannotJudge``."""
+        """Bytes per second; None if other I/O disturbed every try. Raises ``SettingFailed``, ``CannotJudge``."""
         repeats = Repeats()
         name = f"{direction} by {settings}"
         sample = again(name, lambda _: self._try(settings, direction), judgement, repeats, self._say)

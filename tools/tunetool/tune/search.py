@@ -1,6 +1,6 @@
-"""The search: rounds that drop what is significantly slower, then fresh pairs against DeepSpeed's default. Pure.
+"""The search: rounds that drop significantly slower settings, then fresh pairs with DeepSpeed's default. Pure.
 
-Time comes by ``clock`` and samples by ``take``, so that a simulated drive is searched by the same lines as a real one.
+Time comes from ``clock`` and samples from ``take``, so that tests search a simulated drive with the same code.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tunetool.tune.race import ENOUGH, Rounds, Standing, neighbours, standing
 from tunetool.tune.settings import DEFAULTS, AioSettings
 
 FINALISTS = 2
-"""Of each goal, beside the default."""
+"""Finalists of each goal, beside the default."""
 CONFIRM_SHARE = 0.35
-"""Of the time, kept for the pairs."""
+"""Share of the time that is kept for the pairs."""
 FIRST_SHARE = 0.5
-"""Of the time before them, that the first round may take: a larger space is entered by a sample of it."""
+"""Share of the time before the pairs for the first round; of a larger space it takes a random part."""
 EXHAUSTIVE_ROUNDS = 6
 WARM_UPS, WARM_UP_SHARE = 3, 0.05
 _RECENT = 64
@@ -30,19 +30,19 @@ _RECENT = 64
 
 
 class SettingFailed(Exception):
-    """This setting cannot be used here; the others may."""
+    """This setting cannot be used here; others may work."""
 
 
 Take = Callable[[AioSettings, Direction], float | None]
-"""Bytes per second of one sample; None when it proves nothing and was thrown away."""
+"""Bytes per second of one sample; None if it proves nothing and was discarded."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is searched."""
+    """The space, goals and time of a search."""
 
     space: Sequence[AioSettings]
-    """The default is among them."""
+    """Settings to try, including the default."""
     mix: Mix
     seconds: float
     exhaustive: bool = False
@@ -51,21 +51,21 @@ class Plan:
 
 @dataclass
 class Progressing:
-    """What a person who waits may see at any moment."""
+    """The present state of a search, for a progress line."""
 
     phase: str = "warming up"
     settings: int = 0
     tried: int = 0
     alive: int = 0
     best: dict[Goal, tuple[AioSettings, float]] = field(default_factory=dict)
-    """Fastest so far, with its median speed."""
+    """The fastest setting of each goal so far, with its median speed."""
     left: float = 0.0
-    """Seconds."""
+    """Seconds left."""
 
 
 @dataclass
 class Findings:
-    """What a search found, with every rate that it took."""
+    """The result of a search, with every measured rate."""
 
     choices: dict[Goal, Choice] = field(default_factory=dict)
     screened: Rounds = field(default_factory=Rounds)
@@ -75,7 +75,7 @@ class Findings:
 
 
 class Search:
-    """One search; ``run`` it once."""
+    """One search. Call ``run`` once."""
 
     def __init__(
         self, plan: Plan, take: Take, clock: Callable[[], float], watch: Callable[[Progressing], None] = lambda _: None
@@ -91,9 +91,9 @@ class Search:
         self._spent: dict[Direction, list[float]] = {direction: [] for direction in plan.mix.directions}
 
     def run(self) -> Findings:
-        """Search. Raises ``CannotJudge`` when the time allows no answer, ``SettingFailed`` when the default fails."""
+        """Search. Raises ``CannotJudge`` if the time allows no answer, ``SettingFailed`` if the default fails."""
         plan = self.plan
-        # To learn what a sample costs; what is cold is warm afterwards.
+        # Learns the cost of a sample, and warms everything up.
         for turn in range(WARM_UPS):
             if turn and self.clock() - self._start > WARM_UP_SHARE * plan.seconds:
                 break
@@ -102,13 +102,13 @@ class Search:
         order = self._exhaust() if plan.exhaustive else self._screen()
         finalists = self._finalists(order)
         if len(self._usable(plan.space)) > 1 and not any(finalists.values()):
-            # That the default is as good as nothing is no result.
+            # Nothing was compared with the default: that is not a result.
             raise too_few(0, 0 if self._proven else PAIRS[0])
         self._confirm(finalists)
         return self.findings
 
     def _finalists(self, order: dict[Goal, list[AioSettings]]) -> dict[Goal, list[AioSettings]]:
-        """The best of each goal, as many as the time allows enough pairs of."""
+        """The best settings of each goal, as many as the time allows with enough pairs."""
         candidates = {goal: [each for each in ranked if each != DEFAULTS] for goal, ranked in order.items()}
         anyone = next((each for each in reversed(candidates.values()) if each), [])
         candidates = {goal: each or anyone for goal, each in candidates.items()}
@@ -141,10 +141,10 @@ class Search:
             tried.update(field_)
             left = [each for each in plan.space if each not in tried]
             now, end = self.clock(), self._screen_end()
-            # What is left over of a space that did not fit has its turn in half of the time.
+            # The rest of a space that did not fit is tried in half of the time.
             order = self._race(field_, (now + end) / 2 if left else end)
             room = self._room()
-            # One slow sample says little: who was dropped over it has another one, once everybody had the first.
+            # One slow sample says little: a setting dropped for it gets another one after all had their first.
             left = self._usable(left or self._hasty)
             self._hasty = []
             if not left or room < 2 + FINALISTS:
@@ -156,20 +156,20 @@ class Search:
             field_ = list(dict.fromkeys([DEFAULTS, *leaders, *fresh]))
 
     def _screen_end(self) -> float:
-        """When the pairs have to begin."""
+        """Time at which the pairs must begin."""
         plan = self.plan
         pairs = PAIRS[0] * self._cost_of_one() * (1 + FINALISTS)
         return self._start + plan.seconds - min(max(CONFIRM_SHARE * plan.seconds, pairs), 0.6 * plan.seconds)
 
     def _room(self) -> int:
-        """How many settings a round may hold."""
+        """Number of settings that a round may have."""
         return max(2, int(FIRST_SHARE * (self._screen_end() - self.clock()) / max(self._cost_of_one(), 1e-9)))
 
     def _cost_of_one(self) -> float:
         return self._cost({direction: [DEFAULTS] for direction in self.plan.mix.directions})
 
     def _race(self, field_: Sequence[AioSettings], end: float) -> dict[Goal, list[AioSettings]]:
-        """Rounds until ``end`` or until nothing more can be learnt; the order of each goal, best first."""
+        """Run rounds until ``end`` or until they can change nothing. Returns the order for each goal, best first."""
         self.seen.phase = "racing"
         goals = self.plan.mix.goals
         rounds = Rounds()
@@ -194,7 +194,7 @@ class Search:
             halvings = max(0, ceil(log2(max(*(len(alive[goal]) for goal in goals), 1) / (FINALISTS + 1))))
             spent, left = self.clock() - began, end - self.clock()
             cost = self._cost(self._needed(alive))
-            # Each halving is to have the same time, and the one that runs now has had `spent`.
+            # Each halving gets the same time; the present one has used `spent`.
             while halvings and (spent + cost > (spent + left) / (halvings + 1) or cost > left):
                 for goal in goals:
                     self._halve(rounds, goal, alive, dropped)
@@ -255,7 +255,7 @@ class Search:
         self._conclude(finalists, last=True)
 
     def _decided(self, choice: Choice) -> bool:
-        """A significant gain is one; so is the certainty that there is none worth having."""
+        """Whether the pairs decide: a significant gain, or the certainty that there is no worthwhile one."""
         return not choice.rivals if choice.significant else choice.interval.high < 1 + ENOUGH
 
     def _conclude(self, finalists: dict[Goal, list[AioSettings]], *, last: bool) -> None:
@@ -267,7 +267,7 @@ class Search:
     # -- one sample
 
     def _round(self, rounds: Rounds, needed: dict[Direction, list[AioSettings]], end: float | None = None) -> None:
-        """Each of ``needed`` once; what has no more time before ``end`` is left out of this round."""
+        """Measure each of ``needed`` once; settings without time before ``end`` are left out of this round."""
         for direction, wanted in needed.items():
             order = self._usable(wanted)
             self._random.shuffle(order)
@@ -293,7 +293,7 @@ class Search:
             self._tell(rounds, settings)
 
     def _cost(self, needed: dict[Direction, list[AioSettings]]) -> float:
-        """Seconds that a round will take, from what samples took so far."""
+        """Expected seconds of a round, from the samples so far."""
         return sum(
             len(wanted) * median(self._spent[direction][-_RECENT:])
             for direction, wanted in needed.items()

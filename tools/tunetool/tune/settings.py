@@ -1,4 +1,4 @@
-"""One setting of DeepSpeed's ``aio`` block: what ``aio_handle`` is built with. Pure."""
+"""One setting of DeepSpeed's ``aio`` block: the parameters of ``aio_handle``. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, fields
 from tunetool.node.units import format_size_binary
 
 NAMES = ("block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds")
-"""Keys of the block, all of them: DeepSpeed ignores any other in silence (runtime/swap_tensor/aio_config.py)."""
+"""Keys of the block, all of them: DeepSpeed silently ignores any other (runtime/swap_tensor/aio_config.py)."""
 
 
 @dataclass(frozen=True, order=True)
 class AioSettings:
-    """Spelt as DeepSpeed spells them; ``block_size`` in bytes."""
+    """The settings under DeepSpeed's names; ``block_size`` in bytes."""
 
     block_size: int
     queue_depth: int
@@ -23,7 +23,7 @@ class AioSettings:
     use_gds: bool = False
 
     def block(self) -> dict[str, int | bool]:
-        """The block as DeepSpeed's config wants it: numbers and real booleans."""
+        """The block for DeepSpeed's configuration: numbers and booleans."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ DEFAULTS = AioSettings(
     overlap_events=True,
     use_gds=False,
 )
-"""What DeepSpeed takes for a key that is left out (runtime/swap_tensor/constants.py of deepspeed 0.19.8)."""
+"""DeepSpeed's default of each key (runtime/swap_tensor/constants.py of deepspeed 0.19.8)."""
 
 
 def from_block(block: Mapping[str, int | bool]) -> AioSettings:

@@ -1,4 +1,4 @@
-"""Which settings are tried: the default space, or a file that names the values of each key. Pure but for the file."""
+"""The settings to try: the default space, or a file with the values of each key. Pure except for the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SWEEP: Mapping[str, Sequence[int | bool]] = {
     "single_submit": (False, True),
     "overlap_events": (True, False),
 }
-"""What ds_nvme_tune tries (nvme/perf_run_sweep.py of deepspeed 0.19.8); DeepSpeed's default is always added to it."""
+"""The values that ds_nvme_tune tries (nvme/perf_run_sweep.py of deepspeed 0.19.8); DeepSpeed's default is always added
+to it."""
 
 _LARGEST_BLOCK = 2**30
 _MOST = {"queue_depth": 65536, "intra_op_parallelism": 256}
@@ -35,14 +36,14 @@ _THEIRS = {
 
 
 def settings_of(space: Mapping[str, Sequence[int | bool]]) -> list[AioSettings]:
-    """Every setting of ``space``, DeepSpeed's own first: it is always among them."""
+    """Every setting of ``space``, with DeepSpeed's default first, which is always included."""
     values = [space.get(name, (getattr(DEFAULTS, name),)) for name in NAMES]
     every = [AioSettings(*combination) for combination in product(*values)]
     return list(dict.fromkeys([DEFAULTS, *every]))
 
 
 def read_space(path: Path) -> dict[str, list[int | bool]]:
-    """The space in the JSON file at ``path``. Raises ``UsageProblem`` for whatever is not one."""
+    """The space in the JSON file at ``path``. Raises ``UsageProblem`` for an invalid file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -62,7 +63,7 @@ def read_space(path: Path) -> dict[str, list[int | bool]]:
 
 def _list(path: Path, key: str, values: Any) -> list[Any]:
     if not isinstance(values, list) or not values:
-        raise UsageProblem(f"`{key}` in `{path}` is no list of values", f'write such as "{key}": [...]')
+        raise UsageProblem(f"`{key}` in `{path}` is not a list of values", f'write such as "{key}": [...]')
     return values
 
 

@@ -1,4 +1,4 @@
-"""Results as Ansible variables, by hash of the hardware, so that `site.yml` renders them on equal nodes."""
+"""Stores results as Ansible variables by hash of the hardware, so that `site.yml` uses them on equal nodes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FILE = "tunetool_tuned.json"
 
 
 def check_store(directory: Path) -> None:
-    """Raises ``UsageProblem`` before anything is measured for what could not be stored afterwards."""
+    """Raises ``UsageProblem`` if the result could not be stored; called before anything is measured."""
     if not directory.is_dir():
         raise UsageProblem(
-            f"`{directory}` is not a directory", "`--store-vars` takes one that exists, such as `group_vars/all`"
+            f"`{directory}` is not a directory", "`--store-vars` takes an existing directory, such as `group_vars/all`"
         )
     _read(directory / FILE)
 
 
 def store(directory: Path, record: Record, block: Mapping[str, int | bool], mix: str) -> Path:
-    """Put the block beside those of other hardware; the file."""
+    """Add the block to those of other hardware. Returns the path of the file."""
     path = directory / FILE
     known = _read(path)
     known[str(record.node.speed_hash)] = {

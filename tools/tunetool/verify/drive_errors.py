@@ -1,4 +1,4 @@
-"""Did a drive fail while it was measured? The kernel says so, and a drive that is gone counts nothing any more."""
+"""Detects drives that fail during a measurement, by the kernel log and by missing drives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunetool.record import CheckResult
 
 CHECK_ID = "drives.errors"
 
-_EXPECTED = "every drive there, and no I/O error of theirs in the kernel log while they were measured"
+_EXPECTED = "every drive is present, and the kernel logged no I/O error of theirs during the measurement"
 _RECORD_BYTES = 8192
 """/dev/kmsg hands out one record for each read, and refuses a smaller buffer than it needs (kernel: dev-kmsg)."""
 _ERROR = re.compile(r"(?P<what>[\w/ -]*error, dev (?P<device>\S+), sector \d+(?: op \S+)?)")

@@ -1,4 +1,4 @@
-"""What a verification is asked."""
+"""The request of a verification."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Demands:
     """Fraction of an expectation that may be missing."""
     level: Level = "quick"
     require: Sequence[str] = ()
-    """Rungs without which there is no pass."""
+    """Rungs that a pass needs."""
     gds: Mode | None = None
     """Whether GPUDirect Storage is to be proven; None: where the manifest says that it was set up."""
 
 
 @dataclass(frozen=True)
 class Request(Demands):
-    """What the caller asked for."""
+    """The options of the call."""
 
     target: Path | None = None
     manifest: Path | None = None

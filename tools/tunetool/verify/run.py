@@ -57,12 +57,12 @@ class _Findings:
 
 @dataclass(frozen=True)
 class _Scene:
-    """Where and how it will be measured."""
+    """The target, and how it will be measured."""
 
     stack: BlockStack
     shape: Plan
     stale: Sequence[Path]
-    """What runs that died left in the target."""
+    """Directories that dead runs left in the target."""
     rung: deepspeed.Rung
     gds: Mode
     wish: Wish

@@ -29,7 +29,7 @@ _PINNED_TRIAL = 64 * 2**20
 
 @dataclass
 class Rank:
-    """What one rank holds between orders."""
+    """The state of one rank between orders."""
 
     rank: int
     world: int
@@ -38,14 +38,14 @@ class Rank:
     like: State = field(default_factory=dict)
     engines: dict[str, Engine] = field(default_factory=dict)
     control: Any = None
-    """A group of its own for barriers, so that no engine's collective can meet them."""
+    """A separate group for barriers, so that they cannot mix with an engine's collectives."""
     pinned_in_resident: bool = True
     kept: dict[str, int] = field(default_factory=dict)
     """Host memory that an engine kept after its first save: buffers, a process, a copy of the state."""
     loop: training.Loop | None = None
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Do what an order says."""
+        """Execute one order. Returns the answer."""
         return {
             "start": self.start,
             "place": self.place,
@@ -94,7 +94,8 @@ class Rank:
         return {"engines": described}
 
     def save(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Save once. With ``overwrite`` the state is overwritten the moment that the loop may go on, and put back."""
+        """Save once. With ``overwrite`` the state is overwritten as soon as ``save`` returns, and restored
+        afterwards."""
         engine = self.engines[order["engine"]]
         gc.collect()
         self._synchronize()
@@ -103,7 +104,7 @@ class Rank:
         dist.barrier(self.control)
         began = time.monotonic()
         pending = engine.save(self.state, Path(order["directory"]))
-        # Copies on other streams may go on; what the loop's own stream must wait for holds the loop.
+        # Copies on other streams may continue; only what the loop's own stream waits for is stall.
         if self.device == "cuda":
             torch.cuda.current_stream().synchronize()
         returned = time.monotonic()
@@ -160,7 +161,7 @@ class Rank:
         return {}
 
     def finish(self) -> None:
-        """In order, so that nothing stays in shared memory."""
+        """End in order, so that nothing stays in shared memory."""
         for engine in self.engines.values():
             engine.close()
         if dist.is_initialized():
@@ -171,7 +172,7 @@ class Rank:
             torch.cuda.synchronize()
 
     def _peak(self, name: str, before: Footprint, after: Footprint, pinned: int) -> int | None:
-        """The most besides what there was before the engine's first save."""
+        """Peak memory that the save takes, with what the engine keeps since its first one; None if unknown."""
         if after.peak_bytes is None:
             return None
         peak = max(0, after.peak_bytes - before.resident_bytes) + max(0, self._pinned("peak") - pinned)
@@ -183,21 +184,21 @@ class Rank:
         return peak
 
     def _reset_pinned(self) -> int:
-        """Bytes that torch has pinned; their peak counts from now."""
+        """Bytes that torch has pinned; resets their peak."""
         reset = getattr(torch.cuda, "reset_peak_host_memory_stats", None)
         if self.device == "cuda" and reset is not None:
             reset()
         return self._pinned("current")
 
     def _pinned(self, which: str) -> int:
-        """Bytes that torch has pinned, where the kernel does not count them as resident."""
+        """Bytes that torch has pinned, if the kernel does not count them as resident; else 0."""
         if self.device != "cuda" or self.pinned_in_resident or not hasattr(torch.cuda, "host_memory_stats"):
             return 0
         return int(torch.cuda.host_memory_stats().get(f"allocated_bytes.{which}", 0))
 
 
 def _turn_over(state: State) -> None:
-    """Every bit of it; twice is as before."""
+    """Flip every bit of the state. A second call restores it."""
     for tensor in state.values():
         tensors.local(tensor).reshape(-1).view(torch.uint8).bitwise_not_()
 

@@ -119,7 +119,7 @@ def _what(matrix: Matrix, name: str, quantity: Quantity, parameters: dict[str, S
 
 
 def checks(matrix: Matrix) -> list[CheckResult]:
-    """For each engine: whether it ran, and whether what came back was what was saved."""
+    """One check for each engine: whether it ran, and whether its restores equal what was saved."""
     return [_check(matrix, row) for row in matrix.rows.values()]
 
 
@@ -133,7 +133,7 @@ def _check(matrix: Matrix, row: Row) -> CheckResult:
     if row.left_out is not None:
         return CheckResult(id=name, status="skip", expected=expected, found=row.left_out)
     if row.different is not None:
-        remedy = "never trust it with a checkpoint here: look at `dmesg` for I/O errors, and at its version"
+        remedy = "do not use it for checkpoints here; look for I/O errors in `dmesg`, and check its version"
         return CheckResult(id=name, status="fail", expected=expected, found=row.different, remedy=remedy)
     if row.failed is not None:
         return CheckResult(id=name, status="unknown", expected=expected, found=row.failed)
@@ -145,14 +145,14 @@ def _check(matrix: Matrix, row: Row) -> CheckResult:
 
 
 def case(matrices: Sequence[Matrix], conditions: dict[str, Scalar], doubts: Sequence[str] = ()) -> Case:
-    """Equality alone is judged: a speed is a figure, not a promise."""
+    """The case for the verdict: only equality is judged, not speed."""
     rows = [(matrix, row) for matrix in matrices for row in matrix.rows.values()]
     return Case(
         measurements=[each for matrix in matrices for each in measurements(matrix, conditions)],
         checks=[each for matrix in matrices for each in checks(matrix)],
         words={
             _check_id(matrix, row): [
-                f"`{row.name}` on {matrix.stack.medium} brings back something else than it saved: {row.different}"
+                f"`{row.name}` on {matrix.stack.medium} restores something else than it saved: {row.different}"
             ]
             for matrix, row in rows
             if row.different
@@ -189,7 +189,7 @@ def _directions(row: Row) -> dict[Direction, list[Moved]]:
 
 
 def _missing(name: str, direction: Direction, moves: Sequence[Moved]) -> str | None:
-    """A claim that the drives deny."""
+    """One line for a claim that the drives' counters contradict."""
     missing = [move for move in moves if move.judgement == "missing"]
     if not missing:
         return None
@@ -204,7 +204,7 @@ def _missing(name: str, direction: Direction, moves: Sequence[Moved]) -> str | N
 
 
 def _foreign(moves: Sequence[tuple[str, Direction, Sequence[Moved]]]) -> list[str]:
-    """One line for all figures beside which something else used the drives."""
+    """One line for all figures during which something else used the drives."""
     disturbed = []
     for name, direction, each in moves:
         ratios = [move.counted.ratio for move in each if move.counted is not None]

@@ -1,4 +1,4 @@
-"""The most that fio gets out of the medium with the state's bytes: what an engine's figures are held against."""
+"""The best that fio reaches on the medium with the state's bytes, for comparison with the engines."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tunetool.measure.sequential import MIB
 from tunetool.node.machine.block_stack import BlockStack
 
 COUNTS: Sequence[int] = (1, 2, 4, 8, 16)
-"""Files, each with a job of its own, that are searched."""
+"""Numbers of files to try; each file has its own job."""
 LEAST_BYTES = 4 * MIB
 SLACK_BYTES = 8 * MIB
-"""A journal, a superblock and the system's own log write so much besides any save."""
+"""Bytes that a journal, a superblock and the system's log may write besides a save."""
 _PATIENCE, _SLOWEST = 120.0, 20e6
 """Seconds that a job may take, and the slowest bytes per second, which add to them."""
 
@@ -33,7 +33,7 @@ class FioSample:
 
 @dataclass
 class FioBest:
-    """fio on one medium: searched once, measured again with the best in every round."""
+    """fio on one medium: tries the numbers of files once, then measures with the best one in every round."""
 
     fio: Fio
     directory: Path
@@ -45,7 +45,7 @@ class FioBest:
     searched: dict[Direction, dict[int, float]] = field(default_factory=lambda: {"write": {}, "read": {}})
 
     def search(self) -> None:
-        """Every number of files once, in both directions. Raises ``FioFailed``."""
+        """Try every number of files once, in both directions. Raises ``FioFailed``."""
         for files in counts(self.total_bytes):
             self.searched["write"][files] = self._run("write", files).bandwidth
             self.searched["read"][files] = self._run("read", files).bandwidth
@@ -67,12 +67,13 @@ class FioBest:
         return write, read
 
     def remove(self) -> None:
-        """Its files: the next write is to fresh ones."""
+        """Remove the files, so that the next write is to new ones."""
         for number in range(max(COUNTS)):
             (self.directory / DATA_FILE.format(number=number)).unlink(missing_ok=True)
 
     def job(self, direction: Direction, files: int) -> Job:
-        """What is run. Space is allocated within the time on a memory file system, where that is the very work."""
+        """fio's arguments. On a memory file system, allocating space is part of the time, since it is most of the
+        work."""
         return Job(
             direction,
             files,

@@ -1,4 +1,4 @@
-"""What a process and all that it started spent and held: CPU seconds, and the most memory. By /proc, no library."""
+"""CPU seconds and peak memory of a process and its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 _KIB = 1024
 _RESET_PEAK = "5"
-"""To /proc/PID/clear_refs: VmHWM begins anew at the memory that is held now (proc(5))."""
+"""Value for /proc/PID/clear_refs that resets VmHWM to the present memory (proc(5))."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Footprint:
     """A process and its descendants at one moment."""
 
     cpu_seconds: float
-    """User and system time, of children that have ended too."""
+    """User and system time in seconds, including children that have ended."""
     resident_bytes: int
     peak_bytes: int | None
     """Sum of each process's most since ``reset_peaks``: an upper bound, since peaks need not fall together. None where
@@ -45,7 +45,7 @@ def footprint() -> Footprint:
 
 
 def reset_peaks() -> bool:
-    """``peak_bytes`` counts from now; False where the kernel offers no such reset."""
+    """Reset ``peak_bytes``. Returns False if the kernel cannot do that."""
     trim()
     try:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)

@@ -1,4 +1,4 @@
-"""Whether a run is possible, and what a person must know before it starts. Nothing is written here."""
+"""Checks whether a run is possible, and describes it before it starts. Writes nothing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tunetool.node.units import format_size
 _COPIES = 2
 """Some engines hold two forms of a checkpoint on the medium for a moment."""
 _SLACK_BYTES = 64 * 2**20
-_LESS = "ask for less with `--state-bytes`, such as `--state-bytes 4GB`"
+_LESS = "use a smaller state, such as `--state-bytes 4GB`"
 
 
 def targets(request: Request) -> list[tuple[Path, BlockStack]]:
-    """The directories to write to, each with what it lies on. Raises ``UsageProblem`` for the wrong kind of either."""
+    """The target directories, each with its medium. Raises ``UsageProblem`` for the wrong kind of medium."""
     if request.target is None and request.memory_target is None:
-        raise UsageProblem("nothing to write to", "give `--target DIR` on drives, `--memory-target DIR`, or both")
+        raise UsageProblem("no directory to write to", "give `--target DIR` on drives, `--memory-target DIR`, or both")
     checked = []
     for option, path in (("--target", request.target), ("--memory-target", request.memory_target)):
         if path is None:
@@ -34,7 +34,7 @@ def targets(request: Request) -> list[tuple[Path, BlockStack]]:
         try:
             check_target(path)
         except UsageProblem as error:
-            raise UsageProblem(error.message, f"`{option}` names a directory that may be written") from None
+            raise UsageProblem(error.message, f"`{option}` takes a writable directory") from None
         stack = read_stack(str(path.resolve()))
         if option == "--target" and stack.in_memory:
             raise UsageProblem(
@@ -43,14 +43,15 @@ def targets(request: Request) -> list[tuple[Path, BlockStack]]:
             )
         if option == "--memory-target" and not stack.in_memory:
             raise UsageProblem(
-                f"`{path}` lies on {stack.medium}, not in memory", "`--target` is for it; memory is `/dev/shm`, say"
+                f"`{path}` lies on {stack.medium}, not in memory",
+                "use `--target` for it; `/dev/shm`, for example, is in memory",
             )
         checked.append((path.resolve(), stack))
     return checked
 
 
 def engines(request: Request) -> list[str]:
-    """The names that were asked for. Raises ``UsageProblem``, ``CannotJudge`` without torch."""
+    """Names of the engines. Raises ``UsageProblem``, or ``CannotJudge`` without torch."""
     names = select([] if list(request.engines) == ["*"] else request.engines)
     if importlib.util.find_spec("torch") is None:
         raise CannotJudge("torch is not installed beside tunetool", "install it: `pip install 'tunetool[checkpoint]'`")

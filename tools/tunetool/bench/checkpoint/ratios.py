@@ -1,4 +1,4 @@
-"""One engine against another, pair by pair in the same round, and whether that decides anything. Pure."""
+"""Compares two engines in pairs of the same round, and says whether the difference is decided. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tunetool.bench.checkpoint.samples import Matrix, Row
 from tunetool.measure.statistics import Estimate, estimate
 
 FEWEST_PAIRS = 3
-"""Their range holds the true median with 75 %; that of fewer says nothing."""
+"""Fewest pairs for an interval: the range of three contains the true median with 75 %."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast."""
+    """How many times as fast one engine is, per pair."""
 
     against: str
     interval: Estimate
@@ -29,12 +29,12 @@ class Ratio:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval leaves 1 outside, and there are pairs enough to have one."""
+        """Whether there is an interval and it does not contain 1."""
         return self.pairs >= FEWEST_PAIRS and not self.interval.low <= 1 <= self.interval.high
 
 
 def ratio(against: str, theirs: Mapping[int, float], ours: Mapping[int, float]) -> Ratio | None:
-    """From seconds by round: theirs over ours. None where no round has both."""
+    """Ratio from seconds by round: theirs divided by ours. None if no round has both."""
     shared = sorted(theirs.keys() & ours.keys())
     if not shared:
         return None
@@ -52,7 +52,7 @@ def restoring(matrix: Matrix, row: Row, rival: Row | None) -> Ratio | None:
 
 
 def base(matrix: Matrix) -> Row | None:
-    """torch.save's row, where it has figures."""
+    """torch.save's row if it has figures, else None."""
     row = matrix.rows.get(REFERENCE)
     return row if row and row.samples else None
 

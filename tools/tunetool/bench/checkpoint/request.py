@@ -1,4 +1,4 @@
-"""What `bench checkpoint` is asked."""
+"""The request of `bench checkpoint`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def gathers(engine: str) -> bool:
 
 @dataclass(frozen=True)
 class Training:
-    """The small loop that saves while it runs."""
+    """The small training loop with saves."""
 
     steps: int = 24
     sharded_every: int = 6
     consolidated_every: int = 12
     loops: int = 3
-    """With each engine, where there are as many rounds."""
+    """Loops with each engine, if there are that many rounds."""
     step_seconds: float = 0.25
     """Work of one step, calibrated on the device before."""
 
@@ -44,7 +44,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for."""
+    """The options of the call."""
 
     model: str
     target: Path | None = None
@@ -52,11 +52,11 @@ class Request:
     memory_target: Path | None = None
     """A directory on a memory file system: a stand-in for a medium of that speed."""
     state_bytes: int | None = None
-    """Whole layers are dropped until the state is about this large; None: the whole model's."""
+    """Upper bound in bytes; whole layers are dropped until the state fits. None: the whole model."""
     device: Device = "auto"
     ranks: int = 1
     engines: Sequence[str] = ("*",)
-    """Glob patterns of names."""
+    """Glob patterns of engine names."""
     rounds: int = ROUNDS
     budget: float | None = None
     """Seconds after which no further round begins; the first of each medium is cut there, and keeps what it has."""

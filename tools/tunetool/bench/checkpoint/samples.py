@@ -1,4 +1,4 @@
-"""What was measured, engine by engine and round by round, on one medium. Pure."""
+"""The samples of one medium, by engine and round. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tunetool.node.machine.block_stack import BlockStack
 
 @dataclass(frozen=True)
 class Moved:
-    """One direction of one sample."""
+    """Evidence for one direction of one sample."""
 
     seconds: float
     file_bytes: int
-    """Of all files of the checkpoint."""
+    """Bytes of all files of the checkpoint."""
     cpu_seconds: float
     counted: Counted | None = None
-    """None where no block device counts."""
+    """Bytes that the drives counted; None if no block device counts."""
 
     @property
     def judgement(self) -> Judgement:
@@ -34,42 +34,42 @@ class Sample:
     """One save of an engine, and its restore."""
 
     stall: float
-    """Seconds for which the loop was held."""
+    """Stall in seconds."""
     write: Moved
-    """Until all was durable."""
+    """Seconds until everything was durable."""
     peak_bytes: int | None
-    """Host memory, the most besides what was held before; all ranks together. None: the kernel does not tell."""
+    """Peak host memory beyond the memory before, of all ranks together. None: unknown."""
     read: Moved | None = None
     different: str | None = None
     """The first difference of what was restored from what was saved."""
 
     @property
     def judgements(self) -> list[Judgement]:
-        """Of both directions."""
+        """Evidence of both directions."""
         return [self.write.judgement, *([self.read.judgement] if self.read else [])]
 
 
 @dataclass
 class Row:
-    """One engine."""
+    """The samples of one engine."""
 
     name: str
     family: str = ""
     remark: str = ""
     left_out: str | None = None
-    """Why it cannot run here."""
+    """Why the engine cannot run here; None if it can."""
     failed: str | None = None
-    """What went wrong."""
+    """The error that ended its measurement; None if there was none."""
     samples: dict[int, Sample] = field(default_factory=dict)
-    """By round."""
+    """Samples by round."""
     first: Sample | None = None
-    """Of an asynchronous engine: its first save, whose state is overwritten the moment that ``save`` returns."""
+    """First save of an asynchronous engine; its state is overwritten as soon as ``save`` returns."""
     lost: list[float] = field(default_factory=list)
-    """Seconds that each save took from a training loop, a value for each loop."""
+    """Seconds that a training loop lost per save, one value for each loop."""
     held: list[float] = field(default_factory=list)
-    """Seconds that single saves held that loop."""
+    """Stalls of that loop's saves, in seconds."""
     every: int = 0
-    """Steps between two saves of it."""
+    """Steps between two saves of that loop."""
 
     @property
     def asynchronous(self) -> bool:
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def direct(self) -> bool:
-        """Whether it is tunetool's own."""
+        """Whether the engine is tunetool's own."""
         return self.family.startswith("direct")
 
     @property
@@ -98,7 +98,7 @@ class Row:
 
 @dataclass
 class FioRows:
-    """fio in the same rounds."""
+    """fio's samples in the same rounds."""
 
     version: str
     direct: bool
@@ -110,7 +110,7 @@ class FioRows:
 
 @dataclass
 class Matrix:
-    """All engines on one medium."""
+    """The samples of all engines on one medium."""
 
     stack: BlockStack
     memory: bool
@@ -118,7 +118,7 @@ class Matrix:
     rows: dict[str, Row] = field(default_factory=dict)
     fio: FioRows | None = None
     repeated: Repeats = field(default_factory=Repeats)
-    """Samples that were taken again because something else used the drives."""
+    """Number of samples that were repeated because something else used the drives."""
     baseline: list[float] = field(default_factory=list)
     """Seconds of training loops without a save."""
     errors: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""One medium: every engine in every round, in an order drawn anew for each, saved, restored from cold, removed."""
+"""One medium: in every round, each engine in a random order saves, restores from a cold cache, and is cleaned up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tunetool.measure.sampling import Counting, again
 
 FIO = "fio"
 GUESS = 1e9
-"""Bytes per second, before anything is known."""
+"""Assumed bytes per second before the first measurement."""
 NO_LOOP = "no training loop with it: the time was up"
 LATE = "the time was up before its turn: give a longer `--budget` or fewer `--engines`"
 
@@ -42,14 +42,14 @@ class Site:
     progress: Progress
     fio: FioBest | None = None
     deadline: float | None = None
-    """On the monotonic clock: no round begins that would end later; the first ends there, with what it has."""
+    """Deadline on the monotonic clock: a round that would end later does not begin; the first stops there."""
     _ready: set[tuple[int, str]] = field(default_factory=set)
-    """Asynchronous engines that had their first save, by start of the ranks."""
+    """Asynchronous engines that made their first save, by start of the ranks."""
     _settled: int = 0
-    """The start of the ranks that know this place."""
+    """Number of the start whose ranks have this directory."""
 
     def run(self) -> None:
-        """All rounds. Raises ``RankFailed`` when ranks cannot even be started again, ``CannotJudge``."""
+        """Run all rounds. Raises ``RankFailed`` if the ranks cannot be started again, or ``CannotJudge``."""
         self._settle()
         if self.fio is not None:
             self._search()
@@ -80,7 +80,7 @@ class Site:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def _settle(self) -> None:
-        """Tell the ranks the place; once for each start of them."""
+        """Send the directory to the ranks, once for each start."""
         if self._settled == self.ranks.starts:
             return
         self._settled = self.ranks.starts
@@ -168,7 +168,7 @@ class Site:
         return Sample(stall, write, peak, read, different[0] if different else None)
 
     def _expected(self, row: Row) -> float:
-        """Seconds: as the last time, or by a guess."""
+        """Expected seconds: as the last time, or an estimate."""
         last = next(reversed(row.samples.values()), None)
         if last is None or last.read is None:
             return 2 * self.matrix.state_bytes / GUESS
@@ -229,7 +229,7 @@ class Site:
         self.ranks.raw[f"fio-{self.matrix.stack.medium}.txt".replace("/", "-")] = error.raw
 
     def _train(self, training: Training) -> None:
-        """Loops with an engine's saves, each between two without any."""
+        """Run loops with an engine's saves, each between two loops without saves."""
         loops = min(self.request.rounds, training.loops)
         runners = [row for row in self.matrix.rows.values() if row.left_out is None and row.different is None]
         for number in range(loops):

@@ -1,4 +1,4 @@
-"""What the states that the benchmark saves are made of: real shapes. Pure; ``tensors.py`` builds them.
+"""The shapes of the states that the benchmark saves. Pure; ``tensors.py`` builds them.
 
 A parameter counts 14 bytes: its bf16 weight, and in fp32 the master weight, ``exp_avg`` and ``exp_avg_sq``. That is
 what mixed-precision training with bf16 weights and fp32 Adam saves: DeepSpeed's ZeRO (the module's bf16 weights, and
@@ -29,7 +29,7 @@ KINDS: Sequence[tuple[str, str, int]] = (
     ("optimizer.{}.exp_avg", "float32", 4),
     ("optimizer.{}.exp_avg_sq", "float32", 4),
 )
-"""Name, dtype and bytes of what is saved for a parameter."""
+"""Name, dtype and bytes of each tensor that is saved for a parameter."""
 BYTES_PER_PARAMETER = sum(size for *_, size in KINDS)
 Layout = Literal["sharded", "replicated"]
 
@@ -42,7 +42,7 @@ class Shape:
     source: str
     parameters: tuple[Tensor, ...]
     layers: int
-    """Layers that are left."""
+    """Layers in the state."""
     of_layers: int
     """Layers of the whole model."""
     outside: bool = True
@@ -50,16 +50,16 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Of the whole state."""
+        """Bytes of the whole state."""
         return BYTES_PER_PARAMETER * sum(tensor.numel for tensor in self.parameters)
 
     @property
     def tensors(self) -> int:
-        """How many tensors it has."""
+        """Number of tensors."""
         return len(KINDS) * len(self.parameters)
 
     def describe(self) -> str:
-        """One line for people."""
+        """The state described in one line."""
         left = "" if self.layers == self.of_layers else f", {self.layers} of {self.of_layers} layers"
         bare = "" if self.outside else " and nothing outside of them"
         return f"{self.model}{left}{bare}: {self.tensors} tensors, {format_size(self.bytes)}"

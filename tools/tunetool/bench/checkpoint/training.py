@@ -1,4 +1,4 @@
-"""A small training loop that saves: how much longer it takes with the saves is what a checkpoint costs."""
+"""A small training loop with saves: its additional time is the cost of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tunetool.bench.checkpoint.engines import tensors
 from tunetool.bench.checkpoint.engines.base import Engine, Pending, State
 
 _SIZES = {"cpu": 256, "cuda": 4096}
-"""Of the square matrices that a step multiplies: milliseconds of work each."""
+"""Size of the square matrices that a step multiplies, each milliseconds of work."""
 _CALIBRATION_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Run:
-    """One loop."""
+    """Times of one loop."""
 
     began: float
     ended: float
-    """After the last step, before what is still on its way."""
+    """Time of the last step's end; a save may still be in progress. All three are on the monotonic clock."""
     finished: float
-    """When the last save was durable."""
+    """Time when the last save was durable."""
     held: list[float]
     """Seconds that each save held the loop, waiting for the save before included."""
 
@@ -36,9 +36,9 @@ class Loop:
 
     device: str
     products: int
-    """Of one step."""
+    """Matrix products of one step."""
     step_seconds: float
-    """As calibrated."""
+    """Seconds of one step, as calibrated."""
     barrier: Callable[[], None]
 
     def run(self, state: State, engine: Engine | None, steps: int, every: int, directories: Sequence[Path]) -> Run:

@@ -1,1 +1,1 @@
-"""The benchmark of the reference fine-tune: what was asked, the run, its figures and its verdict."""
+"""The benchmark of the reference fine-tune: request, run, figures and verdict."""

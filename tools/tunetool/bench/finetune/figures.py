@@ -1,4 +1,4 @@
-"""From what the ranks did to the record's figures, checks and verdict. Pure."""
+"""Makes the record's figures, checks and verdict from the ranks' results. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tunetool.verdict import Case
 
 PREFIX = "finetune."
 PHASES = ("rendezvous", "imports", "communicator", "model_load", "engine", "first_batch", "checkpoint", "end_to_end")
-"""In their order."""
+"""The phases of a rank, in their order."""
 STARTS = PHASES[:5]
-"""Before the first step."""
+"""The phases before the first step."""
 _ENOUGH_STEPS = 8
-"""Losses of fewer steps say nothing about whether it learns."""
+"""Fewest steps whose losses can show whether the model learns."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def conditions(run: Run) -> dict[str, Scalar]:
 
 
 def measurements(run: Run) -> list[Measurement]:
-    """Every figure of every rank, then those of the whole."""
+    """Every figure of every rank, then those of the whole run."""
     common = conditions(run)
     by_rank = [each for result in run.results for each in _of_rank(run, result, common)]
     return [*by_rank, *_of_all(run, common)]
@@ -111,12 +111,12 @@ def _of_all(run: Run, common: Mapping[str, Scalar]) -> Iterator[Measurement]:
 
 
 def steady(samples: Sequence[float]) -> list[float]:
-    """Without the first step, which makes buffers and compiles kernels, where there are others."""
+    """The values without the first step, which makes buffers and compiles kernels, if there are others."""
     return list(samples[1:] or samples)
 
 
 def training_seconds(result: RankResult) -> tuple[float, float]:
-    """Waited for data, and stepped, in all."""
+    """Seconds of all waits for data, and of all steps."""
     return sum(result.data_seconds), sum(result.step_seconds)
 
 
@@ -163,9 +163,9 @@ def _figure(
 
 
 def checks(run: Run) -> list[CheckResult]:
-    """Whether every rank did all of its steps, and whether it learned."""
+    """Checks whether every rank made all of its steps, and whether the loss falls."""
     counts = sorted({len(result.step_seconds) for result in run.results})
-    expected = "every rank makes the same steps, one at least"
+    expected = "every rank makes the same number of steps, at least one"
     status = "pass" if len(counts) == 1 and counts[0] > 0 else "fail"
     steps = CheckResult(
         id=f"{PREFIX}steps",
@@ -178,7 +178,7 @@ def checks(run: Run) -> list[CheckResult]:
 
 
 def _loss(run: Run) -> CheckResult:
-    name, expected = f"{PREFIX}loss", "a loss that is a number at every step, and falls"
+    name, expected = f"{PREFIX}loss", "a loss that is a number at every step and falls"
     bad = [
         (result.rank, step)
         for result in run.results
@@ -187,23 +187,25 @@ def _loss(run: Run) -> CheckResult:
     ]
     if bad:
         rank, step = bad[0]
-        remedy = "lower `--learning-rate`; with weights of your own, look for infinite values in them"
+        remedy = "lower `--learning-rate`; with your own weights, look for infinite values in them"
         observed = f"no number on rank {rank} at step {step}"
         return CheckResult(id=name, status="fail", expected=expected, found=observed, remedy=remedy)
     before, after = loss_change(run.results)
     observed = f"from {before:.4g} to {after:.4g}"
     if len(run.results[0].losses) < _ENOUGH_STEPS:
         return CheckResult(
-            id=name, status="pass", expected=expected, found=f"{observed}, in too few steps to tell more"
+            id=name, status="pass", expected=expected, found=f"{observed}, but too few steps to judge whether it falls"
         )
     if after < before:
         return CheckResult(id=name, status="pass", expected=expected, found=observed)
-    remedy = "another `--learning-rate`, or more steps"
-    return CheckResult(id=name, status="unknown", expected=expected, found=f"{observed}: not falling", remedy=remedy)
+    remedy = "try another `--learning-rate`, or more steps"
+    return CheckResult(
+        id=name, status="unknown", expected=expected, found=f"{observed}: it does not fall", remedy=remedy
+    )
 
 
 def loss_change(results: Sequence[RankResult]) -> tuple[float, float]:
-    """Mean over all ranks in the first and in the last quarter of the steps."""
+    """Mean loss over all ranks in the first and in the last quarter of the steps."""
     curves = list(zip(*(result.losses for result in results), strict=False))
     means = [fmean(each) for each in curves] or [math.nan]
     quarter = max(1, len(means) // 4)
@@ -228,5 +230,5 @@ def doubts(run: Run) -> list[str]:
 
 
 def case(run: Run) -> Case:
-    """That it trained is judged; a speed is a figure, not a promise."""
+    """The case for the verdict: only whether it trained is judged, not speed."""
     return Case(measurements(run), checks=checks(run), doubts=doubts(run), judged="checks")

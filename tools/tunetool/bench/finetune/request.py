@@ -1,4 +1,4 @@
-"""What a fine-tune is asked: which model and data, on which ranks, with which settings."""
+"""The request of a fine-tune: model and data, ranks, settings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ KIND = "bench.finetune"
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for."""
+    """The options of the call."""
 
     material: Material
     cluster: Cluster = field(default_factory=Cluster)
     settings: Settings = field(default_factory=Settings)
     prepare_only: bool = False
-    """Make model and data, and train nothing: then a record is kept only of what went wrong."""
+    """Only make model and data; a record is then kept only after an error."""
     run: Run = field(default_factory=Run)

@@ -39,7 +39,7 @@ def announcement(request: Request, machines: Machines) -> list[str]:
 
 
 def _say_what_is_missing(request: Request, progress: MovingProgress) -> None:
-    """Raises as the run would."""
+    """Check the request. Raises the same errors as the run."""
     material = request.material
     target = material.target or Path()
     prepare(material.model, material.dataset, material.images, target, material.seed, progress, dry_run=True)
@@ -54,14 +54,14 @@ class _FineTune:
     results: list[RankResult] = field(default_factory=list)
     measured: figures.Run | None = None
     directory: Path | None = None
-    """What the ranks of the training leave."""
+    """Directory of the ranks' results."""
     raw: dict[str, str | bytes] = field(default_factory=dict)
 
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
         request, environment = self.request, session.environment
         need_gpus(request.cluster, environment)
-        # What is wrong with the settings is said before anything is made.
+        # Check the settings before anything is made.
         request.settings.workload("", "", request.cluster.device, request.material.seed)
         machines = self.machines = find_machines(request.cluster, self.progress)
         if not machines.hosts:
@@ -121,7 +121,7 @@ class _FineTune:
 
 
 def check_here(request: Request, ranks: int, on_cpu: bool) -> None:
-    """What would go wrong later in a run on this machine. Raises ``TunetoolError``."""
+    """Check what a run on this machine needs. Raises ``TunetoolError``."""
     checkpoint = request.settings.checkpoint
     if checkpoint is not None:
         need_absent(checkpoint)

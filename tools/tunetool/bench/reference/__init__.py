@@ -1,1 +1,1 @@
-"""``tunetool bench reference``: the whole chain, from the storage's verdict to where data should live."""
+"""``tunetool bench reference``: the whole chain, from the storage's verdict to the advice where data should be."""

@@ -1,4 +1,4 @@
-"""One part after another: what stops the chain, what only stops a part, and what becomes of the whole."""
+"""Runs one part after another: which errors stop the chain, which only a part, and the verdict over all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Outcome = tuple[Record | None, Path | None]
 
 @dataclass(frozen=True)
 class Step:
-    """A part that is to be run. ``headline`` picks those of its figures that the whole record repeats."""
+    """A part to run. ``headline`` selects the figures that the record over all parts repeats."""
 
     name: str
     run: Callable[[], Outcome]
@@ -26,19 +26,19 @@ class Step:
 
 @dataclass
 class Chain:
-    """What became of every part so far."""
+    """The result of every part so far."""
 
     parts: list[Part] = field(default_factory=list)
     headlines: list[Measurement] = field(default_factory=list)
 
     def run(self, steps: Sequence[Step], anyway: bool, say: Callable[[str], None]) -> None:
-        """All of them, but none after a FAIL of ``verify`` unless ``anyway``. A part that cannot run stops no other.
+        """Run all parts; none after a FAIL of ``verify`` unless ``anyway``. A part that cannot run stops no other.
 
-        Raises ``UsageProblem`` when the very first one says that the call is wrong: nothing was done yet.
+        Raises ``UsageProblem`` if the first part says that the call is wrong, since nothing was done yet.
         """
         for number, step in enumerate(steps):
             if self._refused(anyway):
-                why = f"not run after the FAIL of {VERIFY}: mend that first, or pass `--anyway`"
+                why = f"not run after the FAIL of {VERIFY}: repair that first, or pass `--anyway`"
                 self.parts.append(Part(name=step.name, status="skip", reasons=[why]))
                 continue
             say(f"{step.name}: part {number + 1} of {len(steps)}")
@@ -78,7 +78,7 @@ class Chain:
         self.headlines += step.headline(record)
 
     def verdicts(self) -> list[tuple[str, Verdict]]:
-        """Of the parts that ran."""
+        """Headline figures of the parts that ran."""
         return [
             (part.name, Verdict(status=part.status, reasons=part.reasons))
             for part in self.parts
@@ -87,5 +87,5 @@ class Chain:
 
 
 def path_of(part: Part) -> str:
-    """What `tunetool report show` takes."""
+    """The part's directory, as an argument of `tunetool report show`."""
     return part.run or "no record"

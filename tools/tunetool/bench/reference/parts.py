@@ -17,14 +17,14 @@ from tunetool.measure.progress import MovingProgress
 from tunetool.record import Record
 
 _CHECKPOINT_SECONDS = 300.0
-"""What the bar over all hosts is drawn for."""
+"""Title of the progress bar over all hosts."""
 
 
 def steps(request: Request, progress: MovingProgress) -> list[Step]:
-    """Those that were not left out. Raises ``UsageProblem``."""
+    """The parts that are not left out. Raises ``UsageProblem``."""
     for name in request.skip:
         if name not in PARTS:
-            raise UsageProblem(f"`--skip {name}` is no part", f"the parts are {', '.join(PARTS)}")
+            raise UsageProblem(f"`--skip {name}` is not a part", f"the parts are {', '.join(PARTS)}")
     chosen = [name for name in PARTS if name not in request.skip]
     if not chosen:
         raise UsageProblem("`--skip` leaves nothing", f"the parts are {', '.join(PARTS)}")
@@ -91,7 +91,7 @@ def _checkpoint(request: Request, progress: MovingProgress) -> Outcome:
 
 
 def checkpoint_arguments(request: Request) -> list[str]:
-    """The same as arguments of `tunetool bench checkpoint`, for the hosts of an inventory."""
+    """The request as arguments of `tunetool bench checkpoint`, for the hosts of an inventory."""
     argv = ["--target", str(request.target), "--model", request.checkpoint_model]
     argv += ["--state-bytes", f"{request.state_bytes}B"] if request.state_bytes is not None else []
     argv += ["--device", request.cluster.device, "--ranks", str(request.cluster.ranks_per_node or 1)]

@@ -1,4 +1,4 @@
-"""What `bench reference` is asked."""
+"""The request of `bench reference`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tunetool.training.settings import Cluster, Material, Settings
 KIND = "bench.reference"
 VERIFY = "verify"
 PARTS = (VERIFY, "checkpoint", "staging", "strategies")
-"""In their order: no benchmark means anything on storage that is not what it should be."""
+"""The parts in their order: verify first, since benchmarks mean nothing on faulty storage."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for. ``target`` is the storage on every node: verified, saved to, and bulk storage."""
+    """The options of the call. ``target``: directory on every node for checkpoints, model and data."""
 
     material: Material
     target: Path
     verify_target: Path | None = None
-    """None: the manifest's mount point."""
+    """Target of ``verify``; None: the manifest's mount point."""
     expect: Mapping[str, float] = field(default_factory=dict)
     duration: float = 4.0
     """Seconds of one sample of ``verify``."""

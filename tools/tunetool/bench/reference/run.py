@@ -21,7 +21,7 @@ def reference(request: Request, progress: MovingProgress) -> Result:
 
 
 def follow(request: Request, wanted: Sequence[Step], progress: MovingProgress) -> Result:
-    """The same with the parts that are given."""
+    """The same with the given parts."""
     return session.run(KIND, request.run, _Reference(request, wanted), progress)
 
 
@@ -41,7 +41,7 @@ class _Reference:
         try:
             self._run(session)
         except KeyboardInterrupt:
-            # Each part has put away what is its own, and those before it have their records.
+            # Each part has removed its own files, and the parts before it have their records.
             done = [f"{part.name} ({part.run})" for part in self.chain.parts if part.run]
             session.progress.say(f"interrupted; done: {', '.join(done) or 'nothing'}")
             raise

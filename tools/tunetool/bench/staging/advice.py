@@ -1,4 +1,4 @@
-"""Stage or not: from sizes, limits and what was measured, one plain sentence. Pure."""
+"""Advice whether to stage: one sentence, from sizes, limits and measurements. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tunetool.node.units import format_bandwidth, format_size
 from tunetool.stage.room import Limit
 
 NEAR = 0.95
-"""Of the time from bulk storage: what takes longer with the files in memory is as fast from where they are."""
+"""Share of the time from bulk storage: if reading from memory takes more, bulk storage counts as equally fast."""
 LaterFrom = Literal["measured", "page cache", "as the first"]
 
 
 @dataclass(frozen=True)
 class Room:
-    """What staging needs and what memory offers, the tightest limit first."""
+    """Bytes that staging needs and that each limit leaves, the tightest limit first."""
 
     needed: int
     """Bytes of model and data."""
@@ -26,7 +26,7 @@ class Room:
 
     @property
     def fits(self) -> bool:
-        """Whether all of it goes into memory."""
+        """Whether model and data fit into memory."""
         return not self.limits or self.needed <= self.limits[0].left
 
     def describe_limits(self) -> str:
@@ -36,7 +36,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds that were measured, model load and epochs on the slowest rank."""
+    """Measured seconds: model load and epochs, on the slowest rank."""
 
     stage: float
     load: Pair
@@ -46,7 +46,7 @@ class Times:
     """Each epoch after it."""
     later_from: LaterFrom
     epochs: int
-    """For how many the advice is asked."""
+    """Number of epochs that the advice is for."""
     bulk_rate: float | None = None
     """Bytes per second at which bulk storage was read."""
     rounds: int = 1
@@ -54,7 +54,7 @@ class Times:
     """Whether model load and first epoch took longer from bulk storage, or shorter, in every round."""
 
     def total(self, epochs: int) -> Pair:
-        """Load and epochs; with the staging where the files are in memory."""
+        """Seconds of load and epochs; from memory with the staging."""
         more = epochs - 1
         return Pair(
             self.stage + self.load.staged + self.first.staged + more * self.later.staged,
@@ -62,7 +62,7 @@ class Times:
         )
 
     def break_even(self) -> int | None:
-        """The first epoch at whose end staging has cost nothing any more; None: there is none."""
+        """The first epoch at whose end staging has paid off; None: there is none."""
         once = self.total(1)
         missing = once.staged - once.bulk
         if missing <= 0:
@@ -75,7 +75,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Advice:
-    """``stage``: None where nothing was measured that could decide."""
+    """``stage``: None if the measurements do not decide."""
 
     stage: bool | None
     sentence: str
@@ -101,7 +101,7 @@ def advise(room: Room, times: Times | None) -> Advice:
         else f"{format_size(room.needed)} fit"
     )
     if times is None:
-        return Advice(None, f"stage or not is undecided: {fits}, but not both paths were measured")
+        return Advice(None, f"whether to stage is undecided: {fits}, but not both paths were measured")
     if times.bulk_rate is not None:
         fits += f", bulk storage was read at {format_bandwidth(times.bulk_rate)}"
     read = Pair(times.load.staged + times.first.staged, times.load.bulk + times.first.bulk)
@@ -111,13 +111,13 @@ def advise(room: Room, times: Times | None) -> Advice:
     if not times.apart:
         return Advice(
             None,
-            f"stage or not is undecided: {fits}; {took}, but not in every round the same way: more `--rounds` decide",
+            f"whether to stage is undecided: {fits}; {took}, but the rounds disagree: use more `--rounds`",
         )
     return _by_epochs(times, fits)
 
 
 def _by_epochs(times: Times, fits: str) -> Advice:
-    """When it pays, where memory is faster."""
+    """The advice if memory is faster: in which epoch staging pays off."""
     epochs = f"{times.epochs} epoch{'s' if times.epochs != 1 else ''}"
     even, total = times.break_even(), times.total(times.epochs)
     if even is None:
@@ -147,11 +147,11 @@ def _by_epochs(times: Times, fits: str) -> Advice:
 def _later(times: Times) -> str:
     sentence = {
         "measured": "later epochs as measured",
-        "page cache": "later epochs taken to be as fast from bulk storage, since the page cache can hold the data",
-        "as the first": "later epochs taken to be as the first, since the page cache cannot hold the data",
+        "page cache": "later epochs assumed to be as fast from bulk storage, since the page cache can hold the data",
+        "as the first": "later epochs assumed to be as the first, since the page cache cannot hold the data",
     }[times.later_from]
     return sentence + _chance(times)
 
 
 def _chance(times: Times) -> str:
-    return "; one round, which says nothing of chance" if times.rounds < 2 else ""
+    return "; one round, so chance is not excluded" if times.rounds < 2 else ""

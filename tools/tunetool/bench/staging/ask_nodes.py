@@ -1,4 +1,4 @@
-"""The nodes of a benchmark, asked one thing at a time: this machine itself, or each host by a launcher."""
+"""Runs one task at a time on the nodes of a benchmark: on this machine, or on each host by a launcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunetool.training.workload import rank_directory
 
 @dataclass
 class Nodes:
-    """``directory``: for what launched ranks leave, one folder each time."""
+    """``directory``: for the output of launched ranks, one folder per task."""
 
     machines: Machines
     directory: Path

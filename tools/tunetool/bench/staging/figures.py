@@ -1,4 +1,4 @@
-"""From samples to the record's measurements, its checks and its verdict. Pure."""
+"""Makes the record's measurements, checks and verdict from samples. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAME_START, SAME = 1e-5, 1e-2
 """Relative difference of the first loss, which weights and data alone decide, and of any later one, into which the
 order of a GPU's additions goes as well."""
 _COLD = 0.9
-"""Of the files that a node must have fetched from storage, for its cache to have been cold."""
+"""Share of the files that a node must have fetched from storage, if its cache was cold."""
 
 
 def measurements(row: Row, media: Mapping[Path, str], conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
@@ -98,7 +98,7 @@ def _shape(sample: Sample) -> dict[str, Scalar]:
 
 
 def _evidence(samples: Sequence[Sample], medium: str) -> Evidence:
-    """What the ranks asked for, and what storage delivered to them: less where they share a page cache."""
+    """Bytes that the ranks read, and that storage delivered: fewer if they share a page cache."""
     reads = [read for sample in samples for read in sample.reads()]
     asked = sum(read.model + read.data for read in reads)
     delivered = sum(read.model_storage + read.data_storage for read in reads)
@@ -120,7 +120,7 @@ def _figure(
 
 
 def checks(row: Row, bulk_in_memory: bool) -> list[CheckResult]:
-    """Whether the scenario ran, both paths trained the same thing, and the cache was cold."""
+    """Checks whether the scenario ran, both paths trained the same, and the cache was cold."""
     expected = "path A and path B, each to its end"
     if row.left_out is not None:
         return [CheckResult(id=f"{PREFIX}{row.name}", status="skip", expected=expected, found=row.left_out)]
@@ -146,16 +146,16 @@ def _losses(row: Row) -> CheckResult:
             id=name, status="pass", expected=expected, found=f"{sentence}, over {difference.steps} steps"
         )
     sentence = (
-        "one path has other steps, or a loss that is no number"
+        "one path has other steps, or a loss that is not a number"
         if difference.largest == inf
         else (f"the first differs by {difference.first:.2g}, the most different by {difference.largest:.2g}")
     )
-    remedy = "the two paths did not read the same bytes: `tunetool stage verify` holds a copy against its manifest"
+    remedy = "the two paths did not read the same bytes: `tunetool stage verify` compares a copy with its manifest"
     return CheckResult(id=name, status="fail", expected=expected, found=sentence, remedy=remedy)
 
 
 def _cold(row: Row, bulk_in_memory: bool) -> CheckResult:
-    """Every node of path B must have fetched its files from storage, or its cache was warm."""
+    """Check that every node of path B fetched its files from storage; otherwise its cache was warm."""
     name = f"{PREFIX}{row.name}.cold"
     expected = f"on path B at least {_COLD:.0%} of the files that a node needed came from storage"
     if bulk_in_memory:
@@ -194,7 +194,7 @@ def _explained(row: Row) -> list[CheckResult]:
     explained = explanation(row)
     if explained is None or explained.finding == "undecided":
         return []
-    # What somebody else published is told, never judged: whichever way it comes out, nothing here is wrong.
+    # A published claim is reported, not judged: its result says nothing about this node.
     name = f"{PREFIX}{row.name}.sharding"
     return [CheckResult(id=name, status="pass", expected="confirmed or refuted by bytes", found=explained.sentence)]
 
@@ -226,7 +226,7 @@ def advice_checks(advice: Mapping[str, Advice]) -> list[CheckResult]:
 
 
 def case(rows: Sequence[Row], checks: Sequence[CheckResult], figures: Sequence[Measurement] = ()) -> Case:
-    """Equal losses alone are judged: a speed is a figure, not a promise."""
+    """The case for the verdict: only equal losses are judged, not speed."""
     failed = {
         f"{PREFIX}{row.name}": f"{TITLES[row.name]} could not be measured: {row.failed}" for row in rows if row.failed
     }

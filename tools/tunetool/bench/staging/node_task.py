@@ -1,4 +1,4 @@
-"""What each node does between two runs: look at itself, take the files into memory, give the memory back.
+"""Tasks of a node between two runs: report its resources, stage the files to memory, evict them.
 
 ``answer`` does it here; ``python -m tunetool.bench.staging.node_task TASK`` as the one rank that a launcher starts on a
 node, so that every launcher reaches every node in the same way and leaves no process there when it is interrupted.
@@ -56,22 +56,22 @@ class Task:
         return cls(**{**document, "material": Material.parse(document["material"])})
 
     def to_json(self) -> str:
-        """For a command line."""
+        """The task as arguments of a command line."""
         return json.dumps(asdict(self), default=str)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node says. Bytes are of files, ``needed`` of memory pages that they take."""
+    """The answer of a node. Bytes are those of files; ``needed``: of the memory pages that they take."""
 
     host: str
     model: str = ""
     dataset: str = ""
-    """Directories."""
+    """Directories of model and data."""
     model_bytes: int = 0
     data_bytes: int = 0
     images: int = 0
-    """Samples of the data set."""
+    """Number of samples of the data set."""
     needed: int = 0
     limits: tuple[tuple[int, str], ...] = ()
     """Of the directory in memory: bytes that are left, and what says so; the tightest first."""
@@ -80,12 +80,12 @@ class Answer:
     bulk_in_memory: bool = False
     memory: str = ""
     ram: int = 0
-    """Bytes that a process, or the page cache, may still take; 0: nothing says."""
+    """Bytes that a process or the page cache may still take; 0: unknown."""
     gpus: int = 0
     missing: tuple[str, ...] = ()
-    """Of model and data: what is made first."""
+    """Those of model and data that must be made first."""
     seconds: float = 0.0
-    """Of staging."""
+    """Seconds of staging."""
     staged: int = 0
     """Bytes."""
     records: tuple[str, ...] = ()
@@ -93,12 +93,12 @@ class Answer:
 
     @property
     def room(self) -> Room:
-        """Whether it all goes into memory."""
+        """Whether model and data fit into memory."""
         return Room(self.needed, [Limit(left, what) for left, what in self.limits])
 
     @property
     def ready(self) -> Ready:
-        """The same for who counts ranks."""
+        """The node as ``training`` counts its ranks."""
         return Ready(
             self.host, self.model, self.dataset, self.model_bytes, self.bulk, self.bulk, self.bulk_in_memory, self.gpus
         )
@@ -176,7 +176,7 @@ def _samples(dataset: Path) -> int:
 
 
 def nearest(path: Path) -> str:
-    """The nearest directory above that is there: what is to be made will lie on its medium."""
+    """The nearest existing directory above, whose medium new files will be on."""
     while not path.exists():
         path = path.parent
     return str(path.resolve())
@@ -185,10 +185,14 @@ def nearest(path: Path) -> str:
 def room_in(memory: Path) -> tuple[tuple[int, str], ...]:
     """What a directory in memory can still take: bytes, and what says so. Raises ``UsageProblem``."""
     if not memory.is_dir() or not os.access(memory, os.W_OK | os.X_OK):
-        raise UsageProblem(f"`{memory}` is not a directory that can be written", "`--memory-target` is /dev/shm, say")
+        raise UsageProblem(
+            f"`{memory}` is not a writable directory", "`--memory-target` takes a directory such as /dev/shm"
+        )
     stack = read_stack(str(memory.resolve()))
     if not stack.in_memory:
-        raise UsageProblem(f"`{memory}` lies on {stack.medium}, not in memory", "`--memory-target` is /dev/shm, say")
+        raise UsageProblem(
+            f"`{memory}` lies on {stack.medium}, not in memory", "`--memory-target` takes a directory such as /dev/shm"
+        )
     mount = mount_holding(os.path.realpath(memory), read_mounts())
     return tuple((limit.left, limit.what) for limit in limits(memory, mount.fs_type if mount else "unknown"))
 
@@ -221,7 +225,7 @@ def give_back(staged: Path) -> None:
         for directory, names, _ in os.walk(staged):
             for path in (Path(directory, name) for name in names):
                 if not path.is_symlink():
-                    path.chmod(0o700)  # copies have the modes of what they are copies of
+                    path.chmod(0o700)  # copies have the modes of their sources
         shutil.rmtree(staged)
 
 

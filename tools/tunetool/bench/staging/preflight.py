@@ -1,4 +1,4 @@
-"""What will run on these nodes, and what a person must know before it starts. Pure."""
+"""What will run on these nodes, and the lines that describe it before it starts. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Site:
         yield (
             f"path A: model {format_size(first.model_bytes)} and data {format_size(first.data_bytes)} staged from "
             f"`{first.model}` and `{first.dataset}` ({first.bulk}) to `{request.memory}` ({first.memory}; "
-            f"{first.room.describe_limits()}); path B: read where they lie"
+            f"{first.room.describe_limits()}); path B: read in place"
         )
         if first.missing:
             yield f"made first: {' and '.join(f'`{each}`' for each in first.missing)}"
@@ -46,7 +46,7 @@ class Site:
 
 
 def first_task(request: Request) -> Task:
-    """What every node is asked before anything is done."""
+    """The first task of every node, before anything is done."""
     return Task("look", request.material, str(request.memory))
 
 

@@ -1,4 +1,4 @@
-"""What was published of this experiment, quoted: the table stands, one of its claims does not follow from it. Pure."""
+"""The published results of this experiment: its table, and its claims, one of which does not follow from it. Pure."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast with the files in memory."""
+        """Speed with the files in memory, relative to bulk storage."""
         return self.bulk / self.staged if self.staged > 0 else float("inf")
 
 
 MODEL_LOAD: Mapping[Scenario, Pair] = {"single": Pair(6.77, 72.05), "node": Pair(5.75, 6.5), "nodes": Pair(21, 22)}
-"""Of 16 GB of weights, from its cross-experiment summary."""
+"""Seconds to load 16 GB of weights, from its cross-experiment summary."""
 DATA_PER_BATCH: Mapping[Scenario, Pair] = {"nodes": Pair(6.5, 93)}
-"""Of a batch of 2 images, some 6 MB."""
+"""Seconds to load a batch of 2 images, some 6 MB."""
 FINE_TUNE: Mapping[Scenario, Pair] = {"nodes": Pair(43 * 60 + 33, 63 * 60 + 52)}
-"""0:43:33 and 1:03:52, for 10 epochs over 2,000 images; whether the staging is in it is not said."""
+"""0:43:33 and 1:03:52, for 10 epochs over 2,000 images; it does not say whether the staging is included."""
 CLAIMED_LOAD_RATIO = 13.5
 """\"Model load efficiency improves by 13.5x\"."""
 CLAIMED_SAVING = 0.32

@@ -1,4 +1,4 @@
-"""Who read how much: whether sharding narrows the gap, or the page cache that the ranks of a node share. Pure."""
+"""Decides from the bytes read whether sharding or the shared page cache narrows the gap. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tunetool.bench.staging.published import EXPLANATION
 from tunetool.node.units import format_size
 
 _WHOLE = 0.9
-"""Of the model: a rank that reads so much of it reads all of it (embeddings that are tied are stored once)."""
+"""Share of the model: a rank that reads more counts as reading all of it (tied embeddings are stored once)."""
 _COUNTED = 0.5
-"""Of what one rank took: the least that storage must have delivered to its node, for the count to mean anything."""
+"""Share of one rank's bytes that storage must at least have delivered to its node for the count to mean anything."""
 _SHARE = 1.25
 """Times an equal share: a rank that reads no more reads its shard (layers do not divide evenly)."""
 Finding = Literal["confirmed", "refuted", "partly", "undecided"]
@@ -32,7 +32,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What became of the published explanation, and of ours."""
+    """The result for the published explanation, and for ours."""
 
     finding: Finding
     sentence: str
@@ -41,9 +41,9 @@ class Explanation:
 
 
 def explain(model_bytes: int, ranks: Sequence[Read]) -> Explanation:
-    """Hold ``EXPLANATION`` against what each rank read of a model of ``model_bytes`` from bulk storage."""
+    """Compare ``EXPLANATION`` with what each rank read of a model of ``model_bytes`` from bulk storage."""
     if len(ranks) < 2 or model_bytes <= 0:
-        return Explanation("undecided", f'"{EXPLANATION}" is undecided: it takes two ranks to tell')
+        return Explanation("undecided", f'"{EXPLANATION}" is undecided: that needs two ranks')
     most, least = max(read.model for read in ranks), min(read.model for read in ranks)
     share = model_bytes / len(ranks)
     reads = f"each of {len(ranks)} ranks read {_span(least, most)} of the model's {format_size(model_bytes)}"
@@ -53,7 +53,7 @@ def explain(model_bytes: int, ranks: Sequence[Read]) -> Explanation:
     elif most <= _SHARE * share:
         finding, verdict = "confirmed", "is confirmed here"
     else:
-        finding, verdict = "partly", f"is only partly so here: an equal share would be {format_size(share)}"
+        finding, verdict = "partly", f"is only partly confirmed here: an equal share would be {format_size(share)}"
     shared = _shared(ranks)
     return Explanation(finding, f'"{EXPLANATION}" {verdict} ({reads}); {_cache(ranks, shared)}', shared)
 
@@ -81,7 +81,7 @@ def _cache(ranks: Sequence[Read], shared: float) -> str:
         "node asked for"
     )
     if delivered < _COUNTED * max(read.model for read in fullest):
-        return f"{delivery}: less than one of them took, so the cache was warm or this kernel does not count"
+        return f"{delivery}: less than one of them read, so the cache was warm or this kernel does not count"
     if len(fullest) < 2:
         return f"{delivery}: no rank shares a page cache with another"
     if shared <= 1.25 / len(fullest):

@@ -1,4 +1,4 @@
-"""What `bench staging` is asked."""
+"""The request of `bench staging`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHM = Path(defaults.SHM)
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for. ``material`` lies on bulk storage, ``memory`` is where it is staged."""
+    """The options of the call. ``material`` is on bulk storage; ``memory``: the directory to which it is staged."""
 
     material: Material
     cluster: Cluster = field(default_factory=Cluster)

@@ -1,4 +1,4 @@
-"""The work itself: in every round each scenario on both paths, in an order drawn anew, from a cold cache."""
+"""The rounds: in each one, every scenario on both paths, in a random order, from a cold cache."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rounds:
     left_behind: list[str] = field(default_factory=list)
 
     def run(self, rounds: int) -> None:
-        """All rounds. A scenario that fails is left at what it has, and the others go on."""
+        """Run all rounds. A scenario that fails keeps its samples and ends; the others continue."""
         by_name = {row.name: row for row in self.rows}
         for number in range(1, rounds + 1):
             for plan in self.planned:
@@ -99,7 +99,7 @@ class Rounds:
             except KeyboardInterrupt as error:
                 interrupted = error
             except (TunetoolError, OSError) as error:
-                # What went wrong before this is worth more than that it could not be tidied up.
+                # An earlier error matters more than one of the clean-up.
                 self.left_behind.append(f"`{self.directory}` may still be in memory: {error}; remove it on every node")
                 break
         if interrupted is not None:

@@ -1,4 +1,4 @@
-"""``tunetool bench staging``: look, make what is missing, run both paths in turns, keep the record."""
+"""``tunetool bench staging``: checks the nodes, makes missing model and data, runs both paths, keeps the record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tunetool.training.preflight import need_memory
 from tunetool.training.preparation import stacks_of
 
 _CACHE_SHARE = 0.8
-"""Of the RAM that is left: what the page cache is trusted to keep from one epoch to the next."""
+"""Share of the free RAM that the page cache is assumed to keep from one epoch to the next."""
 
 
 def bench(request: Request, progress: MovingProgress, environment: Mapping[str, str] | None = None) -> Result:
@@ -39,7 +39,7 @@ def bench(request: Request, progress: MovingProgress, environment: Mapping[str, 
 
 
 def _need_memory(request: Request, site: preflight.Site, local: bool) -> None:
-    """Raises ``CannotJudge`` where ranks on CPUs would be killed, beside what is staged for them."""
+    """Raises ``CannotJudge`` if memory is too small for ranks on CPUs beside the staged files."""
     left = memory_left()
     on_cpu = request.cluster.device == "cpu" or not site.first.gpus
     if not local or not on_cpu or left is None:
@@ -80,7 +80,7 @@ class _Staging:
         look = not request.run.allow_busy
         prepare_nodes(request.material, nodes.machines, nodes.directory / "prepare", self.progress, look)
         directory = self._hold(session)
-        # Again, now that everything is there: its true sizes.
+        # Ask again, now that everything exists, for its true sizes.
         answers = nodes.ask(preflight.first_task(request), "model and data as they are")
         self.site = replace(self.site, answers=answers)
         first = self.site.first
@@ -105,10 +105,11 @@ class _Staging:
         self.rounds.run(request.rounds)
 
     def _hold(self, session: Session) -> Path:
-        """The run's own directory in memory, gone afterwards whatever happens."""
+        """A context: the run's own directory in memory, removed afterwards in any case."""
         memory = self.request.memory
         if not self.nodes.local:
-            # Not a run directory: other programs on that node would take one whose owner is here for a dead run's.
+            # Not a run directory: other programs on that node would consider it left by a dead run, since its owner is
+            # here.
             return memory / f"tunetool-staging-{records.new_id()[:12]}"
         session.lock(stacks_of(self.site.first.ready))
         return session.directory(memory) / "staged"

@@ -1,4 +1,4 @@
-"""One run of the fine-tune on one path, and what it comes to. Pure."""
+"""One run of the fine-tune on one path, and its figures. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PATHS: tuple[Path, Path] = ("memory", "bulk")
 
 @dataclass(frozen=True)
 class Staged:
-    """Model and data were brought into the memory of every node; seconds are the slowest node's."""
+    """The staging to the memory of every node; ``seconds``: the slowest node's."""
 
     seconds: float
     bytes: int
-    """On each node."""
+    """Bytes on each node."""
 
     @property
     def rate(self) -> float:
@@ -37,20 +37,20 @@ class Sample:
 
     ranks: Sequence[RankResult]
     images: int
-    """Of the data set."""
+    """Number of samples of the data set."""
     batch_size: int
     staged: Staged | None = None
     mapped: bool = False
-    """The model's files are mapped, so that no read call counts what a rank takes of them."""
+    """Whether the model's files are mapped, so that no read call counts their bytes."""
 
     @property
     def steps(self) -> int:
-        """How many each rank made."""
+        """Number of steps of each rank."""
         return min(len(rank.step_seconds) for rank in self.ranks)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches for every rank; what is left over is not seen."""
+        """Steps of an epoch: complete batches for every rank, without the rest."""
         return max(1, self.images // (self.batch_size * len(self.ranks)))
 
     @property
@@ -81,7 +81,8 @@ class Sample:
 
     @property
     def first_step(self) -> float:
-        """Seconds that the first step took over a later one, on the slowest rank: kernels are loaded, buffers made.
+        """Seconds that the first step took longer than a later one, on the slowest rank: it loads kernels and makes
+        buffers.
 
         Once for each run, more for the first on a machine, and none of it the storage's: an epoch that was extrapolated
         from a few steps would hold it many times.
@@ -112,12 +113,12 @@ class Sample:
 
     @property
     def losses(self) -> list[float]:
-        """Of rank 0, by step."""
+        """Losses of rank 0, by step."""
         return list(min(self.ranks, key=lambda rank: rank.rank).losses)
 
     @property
     def notes(self) -> list[str]:
-        """What went otherwise than asked, on any rank."""
+        """Deviations from the request, on any rank."""
         return list(dict.fromkeys(note for rank in self.ranks for note in rank.notes))
 
     def reads(self) -> list[Read]:
@@ -173,7 +174,7 @@ class Row:
         return {number: value for number, value in values.items() if value is not None}
 
     def pair(self, figure: str) -> Pair | None:
-        """The medians of both paths; None where one has none."""
+        """The medians of both paths; None if one has none."""
         both = [list(self.seconds(path, figure).values()) for path in PATHS]
         return Pair(median(both[0]), median(both[1])) if all(both) else None
 

@@ -1,4 +1,4 @@
-"""One GPU, one node, many nodes: what of it can run here, and why the rest cannot. Pure."""
+"""The scenarios (one GPU, one node, many nodes): which can run here, and why others cannot. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Planned:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of ranks on all nodes."""
         return self.nodes * self.ranks_per_node
 
 
@@ -38,14 +38,14 @@ def parse(text: str) -> list[Scenario]:
         if each not in SCENARIOS:
             raise UsageProblem(f"`{each}` is not a scenario", f"`--scenarios` takes {', '.join(SCENARIOS)}")
     if not wanted:
-        raise UsageProblem("`--scenarios` names nothing", f"it takes {', '.join(SCENARIOS)}")
+        raise UsageProblem("`--scenarios` is empty", f"it takes {', '.join(SCENARIOS)}")
     return [name for name in SCENARIOS if name in wanted]
 
 
 def scale(
     wanted: Sequence[Scenario], hosts: int, ranks_per_node: int, on_gpu: bool
 ) -> tuple[list[Planned], list[LeftOut]]:
-    """What runs on ``hosts`` nodes, each of which takes ``ranks_per_node`` ranks, and what is left out."""
+    """The scenarios that run on ``hosts`` nodes with ``ranks_per_node`` ranks each, and those left out."""
     planned: list[Planned] = []
     left_out: list[LeftOut] = []
     unit = "GPU" if on_gpu else "rank"
@@ -57,7 +57,7 @@ def scale(
         elif name == "node":
             planned.append(Planned(name, 1, ranks_per_node))
         elif hosts < 2:
-            left_out.append(LeftOut(name, "one machine alone: `-i INVENTORY` names more nodes"))
+            left_out.append(LeftOut(name, "only one machine: add more nodes with `-i INVENTORY`"))
         else:
             planned.append(Planned(name, hosts, ranks_per_node))
     return planned, left_out

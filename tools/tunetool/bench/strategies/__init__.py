@@ -1,1 +1,1 @@
-"""``tunetool bench strategies``: which ZeRO stage on how many GPUs and nodes, predicted and then measured."""
+"""``tunetool bench strategies``: ZeRO stages on different numbers of GPUs and nodes, predicted and then measured."""

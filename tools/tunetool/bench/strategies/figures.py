@@ -1,4 +1,4 @@
-"""From what was found to the record's figures, checks and verdict. Pure."""
+"""Makes the record's figures, checks and verdict from the samples. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunetool.verdict import Case
 
 PREFIX = "strategies."
 _LOSS_TOLERANCE = 0.05
-"""Between two stages on the same samples: the order in which numbers are added up differs, what they add up to not."""
+"""Largest relative difference of losses between two stages on the same samples: only the order of additions differs."""
 
 
 def measurements(study: Study, job: Job, conditions: Mapping[str, Scalar]) -> list[Measurement]:
@@ -98,7 +98,7 @@ def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> 
     yield of_cell("start", "duration", start, {})
     for name, reference in (("versus_alone", _alone(study, cell)), ("versus_zero2", _beside(study, cell))):
         if reference is not None:
-            # The same samples in all: more ranks take fewer steps.
+            # The same number of samples: more ranks take fewer steps.
             share = reference.cell.layout.world / layout.world
             ratios = [
                 ours.step / theirs.step * share for ours, theirs in zip(row.samples, reference.samples, strict=False)
@@ -123,7 +123,7 @@ def _predicted(prediction: Prediction | None, step: float) -> dict[str, Scalar]:
 
 
 def _alone(study: Study, cell: Cell) -> Row | None:
-    """One rank alone: under the same stage, else the lowest that was measured."""
+    """The cell of one rank: under the same stage, else under the lowest measured one."""
     if cell.layout == ALONE:
         return None
     rows = [row for row in study.rows.values() if row.cell.layout == ALONE and row.samples]
@@ -131,7 +131,7 @@ def _alone(study: Study, cell: Cell) -> Row | None:
 
 
 def _beside(study: Study, cell: Cell) -> Row | None:
-    """ZeRO-2 on the same ranks."""
+    """The cell with ZeRO-2 on the same ranks."""
     row = study.rows.get(Cell(cell.layout, 2))
     return row if row is not None and row.samples and cell.stage != 2 else None
 
@@ -144,7 +144,7 @@ def _figure(
     engine: str = "torch.distributed",
     layer: str = "network",
 ) -> Measurement:
-    # Of the ratios, one alone is better when it is higher.
+    # For only one of the ratios, higher is better.
     better: Better | None = "lower" if quantity == "ratio" and not name.startswith("efficiency") else None
     what = What(PREFIX + name, quantity, engine, str(parameters["compute"]), layer, parameters, better)
     return figure(what, samples)
@@ -172,13 +172,13 @@ def _check(row: Row) -> CheckResult:
     if not row.samples:
         return CheckResult(id=name, status="unknown", expected=expected, found="it was not run")
     if not all(math.isfinite(loss) for sample in row.samples for loss in sample.losses):
-        remedy = "lower `--learning-rate`; with weights of your own, look for infinite values in them"
-        return CheckResult(id=name, status="fail", expected=expected, found="a loss was no number", remedy=remedy)
+        remedy = "lower `--learning-rate`; with your own weights, look for infinite values in them"
+        return CheckResult(id=name, status="fail", expected=expected, found="a loss was not a number", remedy=remedy)
     return CheckResult(id=name, status="pass", expected=expected, found=f"{len(row.samples)} round(s)")
 
 
 def _losses(study: Study) -> Iterator[CheckResult]:
-    """Stages differ in where numbers lie, not in what is computed."""
+    """Checks whether the stages of a layout have the same losses: they differ only in where numbers are kept."""
     by_layout: dict[Layout, list[Row]] = {}
     for row in study.rows.values():
         if row.samples:
@@ -207,14 +207,16 @@ def _same_model(study: Study, job: Job) -> CheckResult:
     return CheckResult(
         id=f"{PREFIX}model",
         status="pass" if same else "unknown",
-        expected=f"{predicted[0]:,} parameters, {predicted[1]:,} of them trained, as the predictions have it",
-        found="the same" if same else f"predictions are of another model: {real[0]:,}, {real[1]:,} of them trained",
-        remedy="" if same else "its config.json says other sizes than its weights have",
+        expected=f"{predicted[0]:,} parameters, {predicted[1]:,} of them trained, as in the predictions",
+        found="the same"
+        if same
+        else f"the predictions are for another model: {real[0]:,}, {real[1]:,} of them trained",
+        remedy="" if same else "its config.json gives other sizes than its weights have",
     )
 
 
 def case(study: Study, job: Job | None, conditions: Mapping[str, Scalar]) -> Case:
-    """That every cell trains, and alike, is judged; a speed is a figure, and a prediction one more."""
+    """The case for the verdict: whether every cell trains, and with equal losses; not speed or prediction."""
     return Case(
         measurements(study, job, conditions) if study.first is not None and job is not None else [],
         checks=checks(study, job),

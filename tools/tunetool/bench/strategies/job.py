@@ -1,4 +1,4 @@
-"""From a model's configuration and the ranks' ds_config to what each step must move. Pure."""
+"""Computes the traffic of each step from a model's configuration and the ranks' ds_config. Pure."""
 
 from __future__ import annotations
 

@@ -27,17 +27,17 @@ class Fit:
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes of the vector per second, for one so large that latency is nothing (nccl-tests: algbw)."""
+        """Bytes of the vector per second without latency, as for a very large vector (nccl-tests: algbw)."""
         return 1 / self.per_byte if self.per_byte else float("inf")
 
     def bus_bandwidth(self, kind: Kind, world: int) -> float:
-        """What each link carries, comparable with the link's own speed (nccl-tests: busbw)."""
+        """Bytes per second on each link, comparable with the link's own speed (nccl-tests: busbw)."""
         return self.algorithm_bandwidth * bus_factor(kind, world)
 
 
 @dataclass(frozen=True)
 class Network:
-    """What the ranks of one layout reach between them."""
+    """The measured network between the ranks of one layout."""
 
     fits: Mapping[Kind, Fit]
     queued: float

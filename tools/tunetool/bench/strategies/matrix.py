@@ -1,4 +1,4 @@
-"""The cells of an experiment, nodes x ranks of a node : ZeRO stage, and what of them fits. Pure."""
+"""The cells of an experiment (nodes x ranks of a node : ZeRO stage), and which of them fit. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _CELL = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,3}):z([0-3])")
 
 @dataclass(frozen=True, order=True)
 class Layout:
-    """Where ranks are."""
+    """Numbers of nodes and of ranks on each."""
 
     nodes: int
     ranks: int
-    """Of each node."""
+    """Ranks on each node."""
 
     @property
     def world(self) -> int:
-        """All ranks."""
+        """Ranks on all nodes."""
         return self.nodes * self.ranks
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ ALONE = Layout(1, 1)
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One strategy on one layout."""
+    """One ZeRO stage on one layout."""
 
     layout: Layout
     stage: int
@@ -43,18 +43,18 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """As names of measurements have it."""
+        """The cell's name in measurements."""
         return f"{self.layout}.z{self.stage}"
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What is run, and what became of the cells that were asked for, a line for each that was changed."""
+    """The cells to run, and a line for each requested cell that was changed or left out."""
 
     cells: tuple[Cell, ...]
     notes: tuple[str, ...]
     left_out: tuple[tuple[Cell, str], ...]
-    """With the reason."""
+    """Cells that are left out, with the reason."""
 
 
 def parse(text: str) -> list[Cell]:
@@ -64,12 +64,12 @@ def parse(text: str) -> list[Cell]:
         match = _CELL.fullmatch(part.strip())
         if match is None:
             raise UsageProblem(
-                f"`{part.strip()}` in `--matrix` is no cell",
+                f"`{part.strip()}` in `--matrix` is not a cell",
                 "NODESxGPUS:zSTAGE, such as `2x8:z3` for ZeRO-3 on 2 nodes with 8 GPUs each; stages 0 to 3",
             )
         cell = Cell(Layout(int(match[1]), int(match[2])), int(match[3]))
         if cell in cells:
-            raise UsageProblem(f"`{cell}` stands twice in `--matrix`", "leave out one; `--rounds` repeats every cell")
+            raise UsageProblem(f"`{cell}` occurs twice in `--matrix`", "leave out one; `--rounds` repeats every cell")
         cells.append(cell)
     return cells
 
@@ -98,5 +98,5 @@ def fit(asked: Sequence[Cell], nodes: int, ranks: int) -> Fitted:
 
 
 def layouts(cells: Sequence[Cell]) -> list[Layout]:
-    """Each once, in order; one rank alone first, against which all others are held."""
+    """Each layout once, in order; one rank alone first, for comparison with all others."""
     return list(dict.fromkeys([ALONE, *(cell.layout for cell in cells)]))

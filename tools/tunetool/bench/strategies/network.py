@@ -14,12 +14,12 @@ class Order:
     """The order to the ranks."""
 
     model: str
-    """A directory on the node, whose config.json is brought back."""
+    """The model's directory on the node; its config.json is copied back."""
     device: str
     hidden: int
     """Width of the small computation."""
     seconds: float
-    """For all collectives together, about."""
+    """Approximate seconds for all collectives together."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RankFigures:
     points: dict[str, list[tuple[int, list[float]]]] = field(default_factory=dict)
     queued: list[float] = field(default_factory=list)
     latency: list[float] = field(default_factory=list)
-    """Of the smallest all-reduce: one number."""
+    """Seconds of the smallest all-reduce, of one number."""
     configuration: dict[str, Any] | None = None
     """Rank 0's config.json."""
     communicator: float = 0.0

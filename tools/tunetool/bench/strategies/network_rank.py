@@ -49,7 +49,7 @@ class Bench:
         """Join the group, measure the network and the computation, and leave."""
         began = time.monotonic()
         backend = "nccl" if self.cuda else "gloo"
-        # NCCL is told its device, as DeepSpeed tells it: the communicator is made at once then.
+        # NCCL gets its device, as from DeepSpeed; it then makes the communicator at once.
         dist.init_process_group(backend, **({"device_id": torch.device(self.device)} if self.cuda else {}))
         dist.all_reduce(torch.ones(1, device=self.device))
         self._synchronize()
@@ -139,7 +139,7 @@ class Bench:
         return [float(seconds) for seconds in slowest.tolist()]
 
     def _work(self) -> list[float]:
-        """Forward and backward of a small stack, on all ranks at once."""
+        """Seconds of forward and backward of a small stack of layers, on all ranks at the same time."""
         width = min(self.order.hidden, _WIDEST)
         torch.manual_seed(0)
         layers = [torch.nn.Linear(width, width, bias=False) for _ in range(_WORK_LAYERS)]

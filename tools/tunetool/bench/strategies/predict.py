@@ -1,4 +1,4 @@
-"""How long a step will take: computation from cells that were measured, communication from the network. Pure."""
+"""Predicts the time of a step: computation from measured cells, communication from the network. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALVINGS = 60
 
 @dataclass(frozen=True)
 class Job:
-    """What every cell trains."""
+    """The job of every cell."""
 
     modules: Sequence[Module]
     settings: Mapping[int, Zero]
@@ -24,25 +24,25 @@ class Job:
     backend: Backend
 
     def events(self, cell: Cell) -> list[Event]:
-        """Of one step of it."""
+        """Operations of one step of the stage."""
         return list(events(self.modules, self.settings[cell.stage], cell.layout.world, self.element_bytes))
 
     def traffic(self, cell: Cell) -> Traffic:
-        """The collectives of one step of it."""
+        """The collectives of one step of the stage."""
         return traffic(self.modules, self.settings[cell.stage], cell.layout.world, self.element_bytes, self.backend)
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """What was measured of each layout before any cell was run."""
+    """The measurements of each layout before any cell was run."""
 
     networks: Mapping[Layout, Network]
-    """Not of one rank alone."""
+    """Networks by layout, without that of one rank."""
     work: Mapping[Layout, float]
-    """Seconds of the same small computation on each rank at once: ranks that share cores get in each other's way."""
+    """Seconds of the same small computation on all ranks at the same time: ranks that share cores slow each other."""
 
     def contention(self, layout: Layout, against: Layout) -> float:
-        """How many times as long computation takes there."""
+        """Factor by which computation takes longer on that layout."""
         return self.work[layout] / self.work[against]
 
 
@@ -52,14 +52,14 @@ class Timeline:
 
     seconds: float
     communication: float
-    """While a collective is under way, whether anybody waits for it or not."""
+    """Seconds with a collective in progress, whether a rank waits for it or not."""
     exposed: float
-    """While the rank only waits."""
+    """Seconds in which the rank only waits."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Made before the cell was run."""
+    """The prediction for a cell, made before it was run."""
 
     step: float
     compute: float
@@ -69,11 +69,11 @@ class Prediction:
     """Bytes that each rank sends."""
     collectives: int
     basis: str
-    """Where the compute time is from."""
+    """The source of the compute time."""
 
 
 def replay(events: Sequence[Event], network: Network | None, compute: float) -> Timeline:
-    """Run through a step: collectives one after another, each no earlier than asked; work as it comes.
+    """Replay a step: collectives run one after another, each not before it is requested; work in its order.
 
     ``compute`` seconds are shared out by the work's elements. ``network`` is None for one rank, which asks for nothing.
     """
@@ -149,13 +149,13 @@ def _compute(cell: Cell, layouts: Layouts, computes: Mapping[Cell, float]) -> tu
 
 
 def _hooks(source: Cell, cell: Cell) -> str:
-    """What is missing from such a time."""
+    """Text: what such a time leaves out."""
     if cell.stage != 3 or source.stage == 3:
         return ""
-    return ", without what stage 3's own hooks cost: a cell `1x1:z3` before it would tell"
+    return ", without the cost of stage 3's own hooks (a cell `1x1:z3` before it would measure that)"
 
 
 def _shared(source: Cell, cell: Cell, layouts: Layouts) -> str:
     ratio = layouts.contention(cell.layout, source.layout)
     less = "" if source.layout == ALONE else " less its communication"
-    return f"{source}{less}, times {ratio:.2f} as ranks of {cell.layout} compute at once"
+    return f"{source}{less}, times {ratio:.2f} as ranks of {cell.layout} compute at the same time"

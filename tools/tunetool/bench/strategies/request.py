@@ -1,4 +1,4 @@
-"""What `bench strategies` is asked."""
+"""The request of `bench strategies`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for."""
+    """The options of the call."""
 
     material: Material
     matrix: Sequence[Cell]
@@ -27,7 +27,7 @@ class Request:
     settings: Settings = field(default_factory=lambda: Settings(steps=STEPS))
     rounds: int = ROUNDS
     network_seconds: float = float(NETWORK_SECONDS)
-    """For the collectives of one layout."""
+    """Seconds for the collectives of one layout."""
     run: Run = field(default_factory=Run)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""``tunetool bench strategies``: the network of each layout, then every cell: predicted, run, put beside it."""
+"""``tunetool bench strategies``: the network of each layout, then every cell: predicted, run and compared."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ class _Strategies:
         assert first.configuration is not None  # noqa: S101  (rank 0's)
         self.job = job_of(self._workload(2), first.configuration, first.backend == "nccl")
         for number in range(self.request.rounds):
-            # Every other round backwards: what drifts falls on all alike. The first in order: predictions build on it.
+            # Every other round backwards, so that drift affects all cells equally. The first is in order: predictions
+            # need it.
             for row in list(self.study.rows.values())[:: 1 if number % 2 == 0 else -1]:
                 if row.failed is None:
                     self._cell(row, number)
@@ -174,7 +175,7 @@ class _Strategies:
             files = [rank_directory(job.directory, rank) / network.FILE for rank in range(layout.world)]
             return [network.RankFigures(**json.loads(file.read_text())) for file in files]
         except (OSError, ValueError, TypeError) as error:
-            raise CannotJudge(f"a rank of {layout} did not say what it measured: {error}") from None
+            raise CannotJudge(f"a rank of {layout} left no measurement: {error}") from None
 
     def _cell(self, row: Row, number: int) -> None:
         """Predict the cell's step, unless that was done, and run the cell."""

@@ -1,4 +1,4 @@
-"""What was found, cell by cell and round by round. Pure."""
+"""The samples, by cell and round. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tunetool.training.workload import RankResult
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of a cell. Seconds."""
+    """One run of a cell, in seconds."""
 
     step: float
     """Median over the steps, of the slowest rank in each."""
@@ -27,12 +27,12 @@ class Sample:
     start: Mapping[str, float]
     """By phase, of the slowest rank: rendezvous, imports, communicator, model_load, engine."""
     losses: Sequence[float]
-    """Mean over the ranks at each step."""
+    """Mean loss over the ranks at each step."""
 
 
 @dataclass
 class Row:
-    """One cell."""
+    """The samples of one cell."""
 
     cell: Cell
     prediction: Prediction | None = None
@@ -51,12 +51,12 @@ class Study:
 
     fitted: Fitted
     rows: dict[Cell, Row]
-    """In the order in which they run."""
+    """Cells in the order in which they run."""
     rank_figures: dict[Layout, list[RankFigures]] = field(default_factory=dict)
-    """By layout, each rank's."""
+    """Answers of all ranks, by layout."""
     errors: list[str] = field(default_factory=list)
     first: RankResult | None = None
-    """For what is the same in all cells: parameters, versions, device."""
+    """A result for what is the same in all cells: parameters, versions, device."""
 
     @property
     def measured(self) -> dict[Cell, float]:
@@ -71,7 +71,7 @@ class Study:
 
 
 def sample(results: Sequence[RankResult]) -> Sample:
-    """Of one run. Raises ``CannotJudge`` where a rank made too few steps."""
+    """The sample of one run. Raises ``CannotJudge`` if a rank made too few steps."""
     if min(len(result.step_seconds) for result in results) <= WARM_UP:
         raise CannotJudge(f"a rank made no more than {WARM_UP} steps", "look at the ranks' logs beside the record")
     steps = [max(each) for each in zip(*(result.step_seconds[WARM_UP:] for result in results), strict=True)]

@@ -1,4 +1,4 @@
-"""Compile DeepSpeed's ops once, where everybody sees it, so that nothing compiles in the middle of a job."""
+"""Compiles DeepSpeed's ops once, visibly, so that nothing compiles in the middle of a job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tunetool.node.machine.memory import memory_total
 OPS = ("async_io", "gds", "utils", "cpu_adam")
 GIB = 2**30
 MEMORY_PER_JOB = 2 * GIB
-"""What a compiler of torch's headers takes at most, rounded up."""
+"""Peak memory in bytes of a compiler with torch's headers, rounded up."""
 _OBJECT = re.compile(r"^\[(\d+)/(\d+)\]")
 _EXPECTED_SECONDS = 300.0
 _KEPT_LINES = 200
@@ -37,13 +37,13 @@ _MARK = "TUNETOOL_BUILD"
 _OWN_LOCK = ".tunetool-build"
 """In the folder of all ops, held while one is built: torch's own lock appears only seconds after a build has begun."""
 WAIT_SECONDS = 1800.0
-"""How long a build waits for another one."""
+"""Seconds that a build waits for another one."""
 _POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Built:
-    """One op and what became of it."""
+    """One op and the result of its build."""
 
     op: str
     status: str
@@ -79,7 +79,7 @@ def build_ops(
 
 
 def _planned(op: str, installed: Probe, rebuild: bool) -> Built:
-    """What a run without `--dry-run` would do about one op."""
+    """What a run without `--dry-run` would do for one op."""
     built = installed.has(op) and not rebuild
     where = installed.find(op) if built else installed.folder(op)
     return Built(op, "already built" if built else "would be built", 0.0, str(where))
@@ -111,7 +111,7 @@ def _ensure(
 
 @contextlib.contextmanager
 def only_build(root: Path, progress: Progress, patience: float = WAIT_SECONDS) -> Iterator[None]:
-    """While this holds, no other tunetool builds ops in ``root``. Waits for one that does.
+    """A context in which no other tunetool builds ops in ``root``. Waits for one that does.
 
     Raises ``CannotJudge`` when the other one is not done after ``patience`` seconds.
     """
@@ -134,9 +134,9 @@ def only_build(root: Path, progress: Progress, patience: float = WAIT_SECONDS) -
 
 
 def clear_lock(lock: Path, progress: Progress, patience: float = WAIT_SECONDS) -> None:
-    """Wait until nobody holds torch's lock of an op, then remove it where it is left over.
+    """Wait until no process holds torch's lock of an op, then remove a stale one.
 
-    Raises ``CannotJudge`` when somebody still builds after ``patience`` seconds.
+    Raises ``CannotJudge`` if another build still runs after ``patience`` seconds.
     """
 
     def holder() -> str | None:
@@ -150,7 +150,7 @@ def clear_lock(lock: Path, progress: Progress, patience: float = WAIT_SECONDS) -
 
 
 def _wait_for(holder: Callable[[], str | None], folder: Path, progress: Progress, patience: float) -> None:
-    """Until ``holder`` names no process any more."""
+    """Wait until ``holder`` names no process any more."""
     process = holder()
     if process is None:
         return
@@ -169,7 +169,7 @@ def _wait_for(holder: Callable[[], str | None], folder: Path, progress: Progress
 
 
 def build_environment(environment: Mapping[str, str], python: Path, cpus: int, memory: int) -> dict[str, str]:
-    """What the compilers are to see: ninja beside the interpreter, as many jobs as there is memory for."""
+    """The environment of the compilers: ninja beside the interpreter, and as many jobs as memory allows."""
     built = without_preloads(environment)
     # Not resolved: the programs of a venv lie beside the link that its python is.
     built["PATH"] = f"{python.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"

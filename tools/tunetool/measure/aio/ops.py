@@ -1,7 +1,8 @@
-"""DeepSpeed's compiled ops: are they there, for this torch, and does a build's lock stand in the way? Compiles nothing.
+"""DeepSpeed's compiled ops: whether they exist for this torch, and whether a build's lock blocks them. Compiles
+nothing.
 
-torch's loader takes a file called ``lock`` in an op's folder as "somebody builds this" and waits for ever until it is
-gone. A build that was killed leaves it behind.
+torch's loader takes a file named ``lock`` in an op's folder for a running build and waits for ever until it is gone. A
+killed build leaves it behind.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DEPENDENCIES: Mapping[str, Sequence[str]] = {"async_io": ("pin_memory",), "gds":
 
 @dataclass(frozen=True)
 class Probe:
-    """What an interpreter has."""
+    """The libraries and ops of an interpreter."""
 
     python: str
     python_version: str
@@ -73,7 +74,7 @@ class Probe:
 
 
 def probe(python: Path, environment: Mapping[str, str]) -> Probe:
-    """Ask ``python`` what it has. Raises ``Missing`` when it cannot say."""
+    """Ask ``python`` for its libraries and ops. Raises ``Missing`` if it cannot answer."""
     what = f"`{python}`"
     with Worker(child_command(python, script("child.py")), what, environment) as child:
         try:

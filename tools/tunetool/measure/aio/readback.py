@@ -1,7 +1,7 @@
-"""What is really stored in a file: its SHA-256, read past the page cache by a process that did not write it.
+"""SHA-256 of a file as it is stored: read past the page cache by a process that did not write it.
 
-Self-contained; ``readback.py FILE`` prints one JSON line. The page cache is told to forget the file, and direct I/O is
-used where the file system has it.
+Self-contained; ``readback.py FILE`` prints one JSON line. It drops the file from the page cache, and
+uses direct I/O if the file system supports it.
 """
 
 from __future__ import annotations

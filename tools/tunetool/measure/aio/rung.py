@@ -23,7 +23,7 @@ from tunetool.record import CheckResult, CheckStatus, Measurement
 CHECK_ID = "deepspeed.io"
 SAMPLE_SECONDS = 0.5
 SAMPLE_SHARE = 0.125
-"""Of fio's sample: the rung is to add little to a verification that must end within 90 s."""
+"""Share of fio's sample duration: the rung must add little to a verification that ends within 90 s."""
 START_SECONDS = 8
 """torch's import, the buffer, the layout, the read-back."""
 
@@ -39,7 +39,7 @@ class Rung:
     required: bool
     installed: Probe | None = None
     missing: str = ""
-    """Why it is left out."""
+    """Why the rung is left out; None if it is not."""
     remedy: str = ""
 
     def announcement(self) -> str:

@@ -1,4 +1,4 @@
-"""What the DeepSpeed rung is to do, and whether it can be done: everything that the op itself does not check. Pure."""
+"""The specification of the DeepSpeed rung, with every check that the op itself does not make. Pure."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def misfit(io_bytes: int, parallelism: int, sector_bytes: int = SECTOR) -> str |
     below, above = io_bytes // unit * unit, -(-max(io_bytes, 1) // unit) * unit
     near = f"{below} or {above}" if below else str(above)
     each = unit // parallelism
-    return f"{near} bytes would do: sizes must be multiples of {unit} ({each} x parallelism {parallelism})"
+    return f"{near} bytes are possible: sizes must be multiples of {unit} ({each} x parallelism {parallelism})"
 
 
 def check_shape(spec: Spec, sector_bytes: int) -> None:
-    """Raises ``Failed`` for what the op would answer with silence, an abort or a division by zero."""
+    """Raises ``Failed`` for values on which the op would do nothing, abort or divide by zero."""
     if min(spec.intra_op_parallelism, spec.queue_depth, spec.block_bytes) < 1:
         raise Failed("block size, queue depth and parallelism must be at least 1")
     hint = misfit(spec.io_bytes, spec.intra_op_parallelism, sector_bytes)
@@ -88,8 +88,8 @@ def check_shape(spec: Spec, sector_bytes: int) -> None:
         raise Failed(f"`{spec.io_bytes}` bytes cannot be moved exactly", hint)
     if spec.block_bytes % max(sector_bytes, SECTOR):
         raise Failed(
-            f"a block of `{spec.block_bytes}` bytes is no multiple of the device's sector of {sector_bytes}",
-            "take a block size such as 1 MiB",
+            f"a block of `{spec.block_bytes}` bytes is not a multiple of the device's sector of {sector_bytes}",
+            "use a block size such as 1 MiB",
         )
 
 

@@ -64,7 +64,7 @@ def settings(directory: str) -> dict[str, Any]:
     """Open the driver and read back the settings that it took from cufile.json."""
     from cuda.bindings import cufile
 
-    # libcufile leaves its log where it stands.
+    # libcufile writes its log into the current directory.
     os.chdir(directory)
     refused = None
     try:
@@ -192,7 +192,7 @@ def register(path: str) -> dict[str, Any]:
         description = cufile.Descr()
         description.type = cufile.FileHandleType.OPAQUE_FD
         description.handle.fd = handle
-        # The bindings do not clear it, and libcufile follows whatever stands there.
+        # The bindings do not clear this pointer, and libcufile follows it.
         description.fs_ops = 0
         cufile.handle_deregister(cufile.handle_register(description.ptr))
     except cufile.cuFileError as error:

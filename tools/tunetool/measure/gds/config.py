@@ -12,7 +12,7 @@ from tunetool.record import CheckResult
 CHECK_ID = "gds.config"
 DEFAULT = "/etc/cufile.json"
 VARIABLE = "CUFILE_ENV_PATH_JSON"
-_EXPECTED = "every setting in cufile.json is one that libcufile reads, and is taken as it stands"
+_EXPECTED = "libcufile reads every setting in cufile.json, with the value in the file"
 
 PARAMETERS: Mapping[str, str] = {
     "profile.cufile_stats": "PROFILE_STATS",
@@ -65,7 +65,7 @@ def check(path: Path, version: str | None, values: Mapping[str, Any] | None, unt
     try:
         text = path.read_text()
     except FileNotFoundError:
-        return _result("skip", f"no `{path}`: libcufile goes by its defaults")
+        return _result("skip", f"no `{path}`: libcufile uses its defaults")
     except (OSError, ValueError) as error:
         return _result("unknown", f"`{path}` cannot be read: {error}", "make it a readable text file")
     problems = check_config(text, version)

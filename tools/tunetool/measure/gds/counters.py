@@ -64,7 +64,7 @@ def parse(raw: bytes, version: tuple[int, int], direction: Direction) -> Counts:
     start = (_BASIC_WITH_VECTORS if version >= _VECTORS else _BASIC) + _HISTOGRAMS
     (gpus,) = struct.unpack_from("<I", raw, start)
     if gpus > _GPUS:
-        raise ValueError(f"cuFile's counters speak of {gpus} GPUs: their layout is another one")
+        raise ValueError(f"cuFile's counters name {gpus} GPUs: their layout is another one")
     totals = [0] * len(Counts.__dataclass_fields__)
     for index in range(gpus):
         fields = struct.unpack_from("<10Q", raw, start + 8 + index * _GPU + _COUNTS[direction])
@@ -76,4 +76,4 @@ def parse(raw: bytes, version: tuple[int, int], direction: Direction) -> Counts:
 
 
 _ERRORS = {"read": 12 * 8, "write": 10 * 8}
-"""Where the errors stand behind the first count: reads have two counts more in between."""
+"""Offset of the errors after the first count; reads have two more counts in between."""

@@ -1,4 +1,4 @@
-"""From what cuFile counted, or why it would not, to the check ``gds.path``. Pure."""
+"""Makes the check ``gds.path`` from cuFile's counters, or from its refusal. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunetool.record import CheckResult, CheckStatus
 
 CHECK_ID = "gds.path"
 _EXPECTED = "bytes go between drives and GPU without the host's memory, by cuFile's own counters"
-_SEE = "`tunetool inspect --gds` names what stands in the way"
+_SEE = "`tunetool inspect --gds` lists the obstacles"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def remedies(decision: Decision | None) -> str:
 
 
 def answer(mode: Mode, status: CheckStatus, found: str, remedy: str = "") -> CheckResult:
-    """In mode auto nobody asked for GPUDirect: what is not there is left out, and has no say."""
+    """In mode auto, a missing GPUDirect is left out and does not affect the verdict."""
     if mode == "auto" and status in ("fail", "unknown"):
         status = "skip"
     return CheckResult(id=CHECK_ID, status=status, expected=_EXPECTED, found=found, remedy=remedy)

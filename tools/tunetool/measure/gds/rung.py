@@ -1,4 +1,4 @@
-"""GPUDirect Storage as a step of ``tunetool verify``: does it count here, is it proven, and the figures."""
+"""GPUDirect Storage as a step of ``tunetool verify``: whether it is required, its proof, and its figures."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Result:
 
 
 def default_mode(manifest: Mapping[str, Any] | None) -> Mode:
-    """What a node that was built for GPUDirect must prove; on any other nobody asked."""
+    """The default mode: a node that was built for GPUDirect must prove it, others need not."""
     return "require" if manifest is not None and manifest["gds"]["mode"] in ("nvidia-fs", "p2pdma") else "off"
 
 
 def announcement(mode: Mode) -> list[str]:
-    """What a person must know before it starts."""
+    """Lines that describe the rung before it starts."""
     if mode == "off":
         return []
     return ["then GPUDirect Storage: a file of at most 1.074 GB to and from HBM through cuFile, about 15 s"]

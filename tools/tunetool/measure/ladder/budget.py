@@ -1,4 +1,4 @@
-"""What the ladder spends, and what each rung may lose. The one place for both."""
+"""Time and bytes that the ladder may use, and the share that each rung must keep."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RANDOM_READS = (
 
 @dataclass(frozen=True)
 class Share:
-    """What a rung must keep of the one below, and why so much."""
+    """The share of the rung below that a rung must keep, and the reason."""
 
     least: float
     reason: str

@@ -17,7 +17,7 @@ def raw_reads(
 ) -> list[str]:
     """Read the spans of each group at once and the groups one after the other, each for ``seconds``.
 
-    ``drives_each`` is how many drives a device of the groups stands for: an array needs every drive's queue filled.
+    ``drives_each``: number of drives behind a device of the groups; an array needs every drive's queue filled.
     """
     argv = [
         fio.path,

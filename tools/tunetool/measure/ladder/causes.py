@@ -1,4 +1,4 @@
-"""Why a rung loses: facts of the machine and figures of the ladder in, one cause with its cure out. Pure.
+"""Finds the cause of a loss, with its remedy, from facts of the machine and figures of the ladder. Pure.
 
 The order within a kind of rung is from what is certain to what is likely: a link that sysfs calls downgraded comes
 before a drive that is merely slow.
@@ -26,12 +26,12 @@ SLOWING_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "sync": "every write waits for the drives",
         "dirsync": "every change of a directory waits for the drives",
         "wsync": "every change of metadata waits for the log",
-        "discard": "drives are told of every freed block at once; `fstrim.timer` does it when idle",
-        "data=journal": "every byte is written twice, and direct I/O is not direct",
+        "discard": "every freed block is discarded at once; `fstrim.timer` does that when the node is idle",
+        "data=journal": "every byte is written twice, and direct I/O uses the page cache",
     },
     "read": {
-        "strictatime": "every read writes its time",
-        "data=journal": "direct I/O is not direct: all goes through the page cache",
+        "strictatime": "every read also writes an access time",
+        "data=journal": "direct I/O uses the page cache",
     },
 }
 """By direction, mount options (mount(8), xfs(5), ext4(5)) and what they cost."""
@@ -107,7 +107,7 @@ class Step:
 
 
 Cause = tuple[str, str, str]
-"""Its name, what was found, the cure."""
+"""Name of the cause, finding and remedy."""
 Ask = Callable[[Step, Facts], "Cause | None"]
 
 
@@ -138,7 +138,7 @@ def _link(step: Step, facts: Facts) -> Cause | None:
         f"{drive.possible_gts or 0:g} GT/s x{drive.possible_width} is possible"
         for drive in bad
     )
-    return "link", links, "reseat the drive named, then its cable or riser; its slot's speed may be set in the firmware"
+    return "link", links, "reseat that drive, then its cable or riser; its slot's speed may be set in the firmware"
 
 
 def _slow_drive(step: Step, facts: Facts) -> Cause | None:
@@ -185,7 +185,7 @@ def _shared_link(step: Step, facts: Facts) -> Cause | None:
                 f"{len(below)} drives share the PCIe link of `{link.address}` ({link.words}, "
                 f"{format_bandwidth(link.carries)}) and read {format_bandwidth(wanted)} one by one: "
                 + ", ".join(f"`{serial}`" for serial in below),
-                "spread the drives over more root ports or switches; no setting of the node's widens a link",
+                "spread the drives over more root ports or switches; no setting of the node widens a link",
             )
     return None
 
@@ -203,7 +203,7 @@ def _misaligned(step: Step, facts: Facts) -> Cause | None:
     return (
         "misalignment",
         f"the file system has {has}, the array chunks of {format_size_binary(chunk)} over {len(facts.drives)} drives",
-        "make the file system anew for the array (`playbooks/teardown.yml`, then `site.yml`): `raid_array_chunk` sets "
+        "rebuild the file system for the array (`playbooks/teardown.yml`, then `site.yml`): `raid_array_chunk` sets "
         "both; its data must move",
     )
 
@@ -226,7 +226,7 @@ def _mount_options(step: Step, facts: Facts) -> Cause | None:
     if not bad:
         return None
     effects = "; ".join(f"it is mounted with `{option}`: {costs[option]}" for option in bad)
-    return "mount-options", effects, "take it out of `scratch_filesystem_mount_options`, then run `site.yml`"
+    return "mount-options", effects, "remove it from `scratch_filesystem_mount_options`, then run `site.yml`"
 
 
 def _cpu(step: Step, facts: Facts) -> Cause | None:
@@ -237,7 +237,7 @@ def _cpu(step: Step, facts: Facts) -> Cause | None:
         return (
             "cpu",
             f"its {'one thread' if step.threads == 1 else f'{step.threads} threads'} used {step.cores_used:.2g} cores",
-            "spread it over more threads or processes: a checkpoint in shards, one a rank",
+            "spread it over more threads or processes: a checkpoint with one shard per rank",
         )
     return (
         "cpu",
@@ -256,11 +256,11 @@ def _if_one_file_is_written(found: str, cure: str) -> Ask:
 
 _one_inode = _if_one_file_is_written(
     "it goes through one file, and writers of one file wait for each other",
-    "split the checkpoint into several files, such as one a rank",
+    "split the checkpoint into several files, such as one per rank",
 )
 _one_writer = _if_one_file_is_written(
     "one thread writes one file through the page cache: it copies, then waits for the drives, in turn",
-    "split the checkpoint into several files, such as one a rank, or write it with direct I/O",
+    "split the checkpoint into several files, such as one per rank, or write it with direct I/O",
 )
 
 
@@ -270,7 +270,7 @@ def _write_cache(step: Step, facts: Facts) -> Cause | None:
     return (
         "write-cache",
         "it fell while it was measured: the drives' write cache is exhausted, or they throttle",
-        "expect what it fell to; look at `nvme smart-log` for temperatures, and keep a share of each drive free",
+        "expect the lower speed; look at `nvme smart-log` for temperatures, and keep a share of each drive free",
     )
 
 
@@ -289,6 +289,6 @@ _ASKED: Mapping[str, Sequence[Ask]] = {
 }
 """By kind of rung, what can cost something there. Random reads of all sizes share ``random``.
 
-What meets a rung and the one that it is held against alike, such as a mount option where both go through the file
-system, explains no difference between them.
+What affects a rung and the one that it is compared with equally, such as a mount option if both use the file system,
+explains no difference between them.
 """

@@ -62,14 +62,14 @@ def no_raw(stack: BlockStack, is_root: bool | None = None) -> str | None:
 
 
 def announcement(shape: Plan, stack: BlockStack, is_root: bool | None = None) -> list[str]:
-    """What a person must know of the ladder before it starts."""
+    """Lines that describe the ladder before it starts."""
     obstacle, drives = no_raw(stack, is_root), len(stack.leaves)
     rungs = [rung for rung in plan() if not (obstacle and rung.name in _RAW)]
     seconds = sum(rung.seconds(shape, drives) for rung in rungs)
     budget = SUSTAINED_BYTES_A_DRIVE * max(1, drives)
     names = ", ".join(rung.name for rung in rungs)
     return [
-        f"then the ladder, about {seconds:.0f} s where nothing is left out: {names}",
+        f"then the ladder, about {seconds:.0f} s if nothing is left out: {names}",
         f"{SAMPLES} samples of {shape.duration:g} s each; the sustained write ends after "
         f"{SUSTAINED_SAMPLES * shape.duration:g} s or {format_size(budget)}; a checkpoint of at most "
         f"{format_size(CHECKPOINT_BYTES)} in the same directory, {SAMPLES + 1} times; {_written(shape, budget)}",
@@ -151,7 +151,7 @@ def _run_rung(rung: Rung, scene: Scene, climbed: Climbed) -> None:
         scene.shooter.progress.say(f"{rung.name}: skipped: {reason}")
         climbed.skipped.update(dict.fromkeys(rung.covers(), str(reason)))
     except CannotJudge as error:
-        # A handle that fails is told, and has a say where DeepSpeed is required: as at level quick.
+        # A handle that fails is reported, and counts if DeepSpeed is required, as at level quick.
         if scene.wish.require_deepspeed or not isinstance(rung, Handle):
             climbed.errors.append(f"{rung.name}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
         climbed.skipped.update(dict.fromkeys(rung.covers(), f"it failed: {error.message}"))

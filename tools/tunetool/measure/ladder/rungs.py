@@ -1,4 +1,4 @@
-"""What every rung has in common: its name, what it needs, what it takes, and a run that measures or skips."""
+"""The interface of every rung: name, needs, expected time, and a run that measures or skips."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Wish:
-    """What the caller wants of the ladder."""
+    """The options of the ladder."""
 
     limits: Mapping[str, float] = field(default_factory=dict)
     """By measurement name, what its figure is judged against, tolerance taken off."""
@@ -71,7 +71,7 @@ class Rung(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Title for people."""
 
     def covers(self) -> Sequence[str]:
         """Names of the measurements that are missing where it is skipped."""

@@ -1,6 +1,6 @@
 """What a raw rung may read: ranges of the drives that hold this run's own data, found through file system and stripe.
 
-Blank flash answers without its medium, and somebody else's data are not ours to read.
+Blank flash answers without its medium, and data of others must not be read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COMPARED_EXTENTS = 8
 
 
 class NoRawData(Exception):
-    """No range of the drives can be read honestly. The message says why."""
+    """No range of the drives holds this run's data with certainty. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def find(stack: BlockStack, files: Sequence[Path]) -> RawData:
         raise NoRawData("the file system has a real-time device: its files lie there")
     strange = [name for name in stripe.members if name not in {leaf.name for leaf in stack.leaves}]
     if strange:
-        raise NoRawData(f"member `{strange[0]}` is no whole drive")
+        raise NoRawData(f"member `{strange[0]}` is not a whole drive")
     extents = {}
     for path in files:
         try:

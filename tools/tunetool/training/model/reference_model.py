@@ -122,7 +122,7 @@ def build(
     where the directory exists, ``CannotJudge`` where the model does not fit.
     """
     if size not in SIZES:
-        raise UsageProblem(f"`{size}` is no size of the reference model", "use one of `7b`, `3b`, `tiny`")
+        raise UsageProblem(f"`{size}` is not a size of the reference model", "use one of `7b`, `3b`, `tiny`")
     with making(directory, "the model") as built:
         need_room(built, room(size), f"the model `{size}`")
         write(size, built, seed, shard_bytes, tick)

@@ -103,7 +103,7 @@ class Tokenizer:
         try:
             self._fast = Fast.from_file(str(path))
         except Exception as error:  # the library raises a bare Exception
-            raise UsageProblem(f"`{path}` is no tokenizer: {error}", hint) from None
+            raise UsageProblem(f"`{path}` is not a tokenizer: {error}", hint) from None
         numbers = {name: self._fast.token_to_id(name) for name in SPECIAL_TOKENS}
         missing = [name for name in ("<|im_start|>", "<|im_end|>", "<|image_pad|>") if numbers[name] is None]
         if missing:

@@ -119,7 +119,7 @@ class Curves:
         never for an error of the disk.
         """
         if not _NAME.match(name):
-            raise ValueError(f"`{name}` is no name of a curve")
+            raise ValueError(f"`{name}` is not a name of a curve")
         self._put(name, value, step, time.time() if at is None else at, unit=unit)
 
     def _sample_on(self, interval: float) -> None:

@@ -229,7 +229,7 @@ def _dataset_name(directory: Path) -> str:
         return str(next(iter(json.loads((directory / "dataset_info.json").read_text()))))
     except (OSError, ValueError, StopIteration, TypeError) as error:
         raise UsageProblem(
-            f"`{directory}` is no dataset of LLaMA-Factory: dataset_info.json: {error}",
+            f"`{directory}` is not a dataset of LLaMA-Factory: dataset_info.json: {error}",
             "that file must list the datasets",
         ) from None
 

@@ -12,7 +12,7 @@ from tunetool.errors import UsageProblem
 
 DCP_THREADS = (1, 2, 4, 8, 16)
 REFERENCE = "torch-save-zip"
-"""What ``torch.save`` does unless asked otherwise: speed-ups are given against it."""
+"""``torch.save`` with its defaults; the other engines are compared with it."""
 
 
 def _made_by(module: str, kind: str, *arguments: Any) -> Factory:
@@ -52,8 +52,9 @@ ENGINES: Mapping[str, Factory] = _engines()
 
 
 def select(patterns: Sequence[str]) -> list[str]:
-    """Names that match any of the globs, in the order of ``ENGINES``; all for none. Raises ``UsageProblem``."""
+    """Names that match any of the globs, in the order of ``ENGINES``; all names without globs. Raises
+    ``UsageProblem``."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in ENGINES):
-            raise UsageProblem(f"`{pattern}` is no engine", f"known: {', '.join(ENGINES)}")
+            raise UsageProblem(f"`{pattern}` is not an engine", f"known: {', '.join(ENGINES)}")
     return [name for name in ENGINES if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]

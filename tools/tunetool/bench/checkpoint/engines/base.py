@@ -1,4 +1,4 @@
-"""What every engine of the benchmark does: save a state durably, and fill tensors from what it saved."""
+"""The interface of every engine of the benchmark: save a state durably, and fill tensors from the files."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Context:
-    """Where an engine is to work. With several ranks, and for ``dcp-async-process`` always, torch.distributed is
+    """The environment of an engine. With several ranks, and for ``dcp-async-process`` always, torch.distributed is
     initialised with a backend for the CPU (``gloo``, or ``cpu:gloo,cuda:nccl``).
     """
 
     rank: int
     world: int
     device: str
-    """``cpu`` or ``cuda``: what holds the state."""
+    """``cpu`` or ``cuda``: the device that holds the state."""
     directory: Path
-    """Below which it saves."""
+    """Directory below which the engine saves."""
     state_bytes: int = 0
-    """Of this rank's part; 0: not known."""
+    """Bytes of this rank's part; 0: not known."""
 
 
 class Pending(Protocol):
-    """A save on its way."""
+    """A save in progress."""
 
     def wait(self) -> None:
-        """Return when files and directories are fsynced, on every rank. All ranks call it. Raises what went wrong."""
+        """Return when files and directories are fsynced, on every rank. All ranks call it. Raises the error of the
+        save."""
 
 
 class Engine(Protocol):
@@ -41,10 +42,10 @@ class Engine(Protocol):
     family: str
     """torch.save, safetensors, dcp, dcp-async, consolidated, deepspeed, orbax, direct, direct-async, direct-gds."""
     remark: str
-    """One line that belongs beside its figures; empty where there is nothing to say."""
+    """One line to print beside the engine's figures; empty if there is none."""
 
     def unavailable(self, context: Context) -> str | None:
-        """Why it cannot run here, in one line; None when it can. Moves no data."""
+        """Why the engine cannot run here, in one line; None if it can. Moves no data."""
 
     def save(self, state: State, directory: Path) -> Pending:
         """Save into ``directory``, which is made where it is missing. All ranks call it.
@@ -81,11 +82,11 @@ class Done:
     """The handle of a save that was durable when ``save`` returned."""
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 class Waiting:
-    """Durable once ``finish``, called once, has returned."""
+    """A save that is durable after one call of ``finish``."""
 
     def __init__(self, finish: Callable[[], None]) -> None:
         self._finish: Callable[[], None] | None = finish

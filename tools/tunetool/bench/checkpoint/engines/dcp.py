@@ -15,8 +15,8 @@ METADATA = ".metadata"
 
 
 def finish(directory: Path) -> None:
-    """What torch leaves out with ``sync_files=True``, on every rank: the directory is never fsynced, and `.metadata` is
-    fsynced with its last bytes, of a small one all, still in Python's buffer (seen in torch 2.13).
+    """Sync what torch leaves out with ``sync_files=True``, on every rank: the directory is never fsynced, and
+    `.metadata` is fsynced with its last bytes, of a small one all, still in Python's buffer (seen in torch 2.13).
     """
     if rank_and_world()[0] == 0:
         fsync(directory / METADATA)

@@ -1,4 +1,4 @@
-"""``dcp.async_save``: copied to the host while the loop is held, written by a thread or a process."""
+"""``dcp.async_save``: copies to the host during the stall; a thread or a process writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tunetool.bench.checkpoint.engines.tensors import local_parts
 from tunetool.node.units import format_size_binary
 
 THREADS = 4
-"""Of the writer."""
+"""Threads of the writer."""
 SHARED = Path("/dev/shm")
 
 
@@ -45,7 +45,7 @@ class DcpAsync:
         self._group: Any = None
 
     def unavailable(self, context: Context) -> str | None:
-        """Where torch is too old, the copy does not fit, or the process could not start or be handed it."""
+        """If torch is too old, the copy does not fit, or the process could not start or get the copy."""
         if not hasattr(staging, "DefaultStager") or not hasattr(state_dict_saver, "AsyncCheckpointerType"):
             return f"torch {torch.__version__} has no DefaultStager"
         if self._process and alone():
@@ -64,7 +64,7 @@ class DcpAsync:
         try:
             future = self._start(state, directory)
         except KeyError:
-            # torch 2.11 closes a stager with its save, and a closed one has forgotten how to copy a type.
+            # torch 2.11 closes a stager after its save, and a closed stager cannot copy again.
             self._stager = self._make_stager(state)
             future = self._start(state, directory)
 
@@ -110,7 +110,7 @@ class DcpAsync:
         return load_dcp(like, directory)
 
     def close(self) -> None:
-        """Give the buffers back and end the process, which torch keeps until the program ends."""
+        """Free the buffers and end the process, which torch would keep until the program ends."""
         if self._stager is not None:
             self._stager.close()
             self._stager = None

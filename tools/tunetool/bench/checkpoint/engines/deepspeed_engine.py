@@ -26,12 +26,12 @@ class DeepSpeedTorch(Plain):
         self._engine: Any = None
 
     def unavailable(self, context: Context) -> str | None:
-        """Where DeepSpeed does not import."""
+        """If DeepSpeed cannot be imported."""
         del context
         try:
             self._made()
         except ImportError as error:
-            return f"deepspeed does not import: {error}"
+            return f"deepspeed cannot be imported: {error}"
         return None
 
     def _made(self) -> Any:

@@ -91,20 +91,20 @@ class FastFile:
         return load_parts(like, directory)
 
     def close(self) -> None:
-        """Give the locked memory back."""
+        """Free the locked memory."""
         if self._handle is not None:
             self._handle.free_cpu_locked_tensor(self._buffer)
             self._handle = self._buffer = None
 
 
 class _NotBuilt:
-    """Takes the place of DeepSpeed's builder of the op `utils`."""
+    """Replaces DeepSpeed's builder of the op `utils`."""
 
     def load(self) -> Any:
-        """An op that says why it is not there."""
+        """An op that raises the reason why it is missing."""
         return self
 
     def cast_to_byte_tensor(self, tensors: Any) -> Any:
-        """Only a patched torch/serialization.py comes here."""
+        """Called only by a patched torch/serialization.py."""
         del tensors
         raise CannotJudge("torch is patched for FastPersist, which is not measured", "measure it with torch as it is")

@@ -16,19 +16,19 @@ from tunetool.errors import TunetoolError
 
 
 class Direct:
-    """``DirectWriter`` and ``DirectReader`` as they come; durable when ``dcp.save`` returns."""
+    """``DirectWriter`` and ``DirectReader`` with their defaults; durable when ``dcp.save`` returns."""
 
     name = "direct"
     family = "direct"
     remark = ""
 
     def unavailable(self, context: Context) -> str | None:
-        """Where the library does not import."""
+        """If the library cannot be imported."""
         del context
         try:
             from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter
         except (ImportError, TunetoolError) as error:
-            return f"tunetool.checkpoint does not import: {error}"
+            return f"tunetool.checkpoint cannot be imported: {error}"
         del DirectReader, DirectSavePlanner, DirectWriter
         return None
 
@@ -48,14 +48,14 @@ class Direct:
         return like
 
     def close(self) -> None:
-        """Give the pinned buffers back, which the library keeps for the next save."""
+        """Free the pinned buffers, which the library keeps for the next save."""
         from tunetool.checkpoint import release_buffers
 
         release_buffers()
 
 
 class DirectGds(Direct):
-    """The same by GPUDirect Storage: large tensors never touch the host's memory."""
+    """``direct`` by GPUDirect Storage: large tensors never pass through the host's memory."""
 
     name = "direct-gds"
     family = "direct-gds"
@@ -94,7 +94,7 @@ class DirectGds(Direct):
 
 
 class DirectAsync(Direct):
-    """The same by ``dcp.async_save``: a thread writes what was copied to the host."""
+    """``direct`` by ``dcp.async_save``: a thread writes the copy in host memory."""
 
     name = "direct-async"
     family = "direct-async"

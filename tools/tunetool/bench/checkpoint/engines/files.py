@@ -1,4 +1,4 @@
-"""Files that are on the medium, under their name, when the call returns."""
+"""Durable files: on the medium, under their name, when the call returns."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tunetool.checkpoint.steps import fsync, fsync_directory
 
 
 def fsync_names(directory: Path) -> None:
-    """The directory's names, and its own name in its parent."""
+    """Sync the names in the directory, and its own name in its parent."""
     fsync_directory(directory)
     fsync_directory(directory.parent)
 
 
 def write_durably(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` make a new file, then give it its name: a crash leaves the old file or the new one, whole."""
+    """Let ``write`` make a new file, then rename it: after a crash, the old or the new file is there, complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)

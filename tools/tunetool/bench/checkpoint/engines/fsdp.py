@@ -21,7 +21,7 @@ from tunetool.bench.checkpoint.engines.files import write_durably
 from tunetool.bench.checkpoint.engines.ranks import alone, barrier, host_bytes, lacks_memory, rank_and_world
 
 THREADS = 4
-"""As the original has it."""
+"""Threads, as in the original."""
 CONSOLIDATED = "consolidated.pt"
 
 
@@ -46,7 +46,7 @@ class FsdpSharded(ReadByTorch):
     family = "consolidated"
 
     def unavailable(self, context: Context) -> str | None:
-        """Where a GPU's state does not fit into the host's memory."""
+        """If a GPU's state does not fit into the host's memory."""
         return lacks_memory(host_bytes(context)) if context.device == "cuda" else None
 
     def save(self, state: State, directory: Path) -> Done:

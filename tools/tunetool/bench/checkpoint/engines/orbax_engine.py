@@ -28,14 +28,15 @@ _AS = {torch.bfloat16: torch.int16}
 
 
 class Orbax(Plain):
-    """``PyTreeCheckpointHandler`` as it comes, one checkpoint per rank. fsync is ours: Orbax has none."""
+    """``PyTreeCheckpointHandler`` with its defaults, one checkpoint per rank. tunetool adds the fsync, which Orbax
+    lacks."""
 
     name = "orbax"
     family = "orbax"
     remark = "compresses with zstd unless told otherwise; fsync added"
 
     def unavailable(self, context: Context) -> str | None:
-        """Where it is not installed, or a GPU's state does not fit into the host's memory."""
+        """If it is not installed, or a GPU's state does not fit into the host's memory."""
         if not find_spec("orbax") or not find_spec("jax"):
             return "Orbax is not installed: pip install orbax-checkpoint"
         return lacks_memory(host_bytes(context)) if context.device == "cuda" else None

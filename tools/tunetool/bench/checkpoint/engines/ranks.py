@@ -1,4 +1,4 @@
-"""What a rank writes and reads, for the engines that know nothing of other ranks."""
+"""The part of the state that a rank writes and reads, for engines without support for ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def alone() -> bool:
-    """Nobody to talk to: torch's ``no_dist``."""
+    """Whether there is only one rank: the value of torch's ``no_dist``."""
     return not dist.is_initialized()
 
 
@@ -35,12 +35,12 @@ def barrier() -> None:
 
 
 def ranks_here(world: int) -> int:
-    """How many ranks run on this host; all of them, unless torchrun says otherwise."""
+    """Number of ranks on this host; all ranks, unless torchrun's variables say otherwise."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world))
 
 
 def host_bytes(context: Context) -> int:
-    """The parts of all ranks of this host."""
+    """Bytes of the parts of all ranks on this host."""
     return context.state_bytes * ranks_here(context.world)
 
 
@@ -53,7 +53,7 @@ def lacks_memory(count: int) -> str | None:
 
 
 def device_of(state: State) -> torch.device:
-    """Where its tensors are."""
+    """The device of the state's tensors."""
     return local(next(iter(state.values()))).device
 
 

@@ -19,7 +19,7 @@ class Safetensors(Plain):
     family = "safetensors"
 
     def unavailable(self, context: Context) -> str | None:
-        """Where it is not installed, or a GPU's state does not fit into the host's memory."""
+        """If it is not installed, or a GPU's state does not fit into the host's memory."""
         if not find_spec("safetensors"):
             return "safetensors is not installed: pip install 'tunetool[engines]'"
         return lacks_memory(host_bytes(context)) if context.device == "cuda" else None

@@ -10,7 +10,7 @@ from tunetool.bench.checkpoint.engines.base import State
 from tunetool.bench.checkpoint.states import SHARD_OF, Layout, Shape, named, rows_of
 
 DEVIATION = 0.02
-"""Of the weights: what models of this kind start with."""
+"""Standard deviation of the weights: the initial value of such models."""
 _COMPARED_AT_ONCE = 2**28
 """Bytes: bounds the memory that a comparison takes."""
 
