@@ -36,6 +36,7 @@ test-all: ## the same and what exceeds its time box
 bench:  ## what tunetool itself costs: aggregating records, a fleet, verify against bare fio, ds-io against ds_io, tune against ds_nvme_tune, strategies against their prediction
 	@tools/dev/setup.sh --deepspeed --cluster
 	@.venv/bin/python perf/aggregate.py
+	@.venv/bin/python perf/inspect_fleet.py
 	@.venv/bin/python perf/fleet.py
 	@.venv/bin/python perf/against_fio.py --target $${TARGET:-/var/tmp}
 	@.venv/bin/python perf/against_ds_io.py --target $${TARGET:-/var/tmp}

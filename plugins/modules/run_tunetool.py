@@ -8,11 +8,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: run_tunetool
-short_description: Run a tunetool command on the node and return its record
+short_description: Run a tunetool command on the node and return its record or inspection
 version_added: "0.1.0"
 description:
   - Runs C(tunetool), which the role P(tunetool.node.tunetool#role) installs, and returns the record that it makes.
-  - Runs only commands that make a record, C(verify), C(stage), C(bench) and C(tune). No shell reads the arguments.
+  - Runs only commands that make a record, C(verify), C(stage), C(bench) and C(tune), and C(inspect). No shell reads the
+    arguments.
   - The command ends, and removes its files, when the connection to this module is lost or the module is killed.
 options:
   executable:
@@ -44,7 +45,7 @@ author:
   - The tunetool authors (@tunetool)
 attributes:
   check_mode:
-    description: Runs the checks of C(verify) without a measurement. Skips other commands.
+    description: Runs the checks of C(verify) without a measurement, and C(inspect). Skips other commands.
     support: partial
     details: A copy or a benchmark cannot be predicted.
   diff_mode:
@@ -77,6 +78,10 @@ record:
   description: The record as C(--json -) prints it.
   returned: when there is one
   type: dict
+inspection:
+  description: What C(inspect --json -) prints.
+  returned: when the command is C(inspect)
+  type: dict
 rc:
   description: Exit status. 0 it holds or is done, 1 it falls short, 2 the call was wrong, 3 it could not be judged.
   returned: when the command ran
@@ -89,7 +94,7 @@ stderr_tail:
 """
 
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402  (Ansible wants the documentation first)
-from ..module_utils.play.tunetool_command import CHECK_MODE, Refused, command_line, run  # noqa: E402
+from ..module_utils.play.tunetool_command import HAVE_CHECK_MODE, Refused, command_line, run  # noqa: E402
 
 
 def main() -> None:
@@ -110,7 +115,7 @@ def main() -> None:
     except Refused as error:
         module.fail_json(msg=str(error))
     else:
-        if module.check_mode and command != [CHECK_MODE]:
+        if module.check_mode and command not in HAVE_CHECK_MODE:
             module.exit_json(changed=False, skipped=True, msg="`tunetool %s` has no check mode" % " ".join(command))
         result = run(module, argv)
         if module.params["judge"] and result["rc"] != 0:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calls import imported_by
-from machines import lay_out
+from machines import RECORDED, lay_out
 from tunetool.cli.main import cli
 from tunetool.inspect import model
 from tunetool.inspect.capture import capture
@@ -134,6 +134,51 @@ def test_this_machine_shows_the_same_from_its_recording(tmp_path: Path) -> None:
     now, later = run(), run("--root", tmp_path / "here")
     assert changing.sub("", now) == changing.sub("", later)
     assert seen(tmp_path / "here")["source"] == "recording"
+
+
+def test_settings_that_affect_speed_are_in_the_json_and_in_a_recording(tmp_path: Path) -> None:
+    root = lay_out("built", tmp_path / "one")
+    for name in ("nvme1n1", "nvme2n1"):
+        put(root, f"sys/block/{name}/queue/scheduler", "mq-deadline kyber [none]\n")
+    put(root, "sys/block/nvme3n1/queue/scheduler", "[mq-deadline] none\n")
+    put(root, "sys/block/nvme0n1/queue/scheduler", "[bfq] none\n")  # no data drive
+    put(root, "sys/block/md127/queue/read_ahead_kb", "4096\n")
+    put(root, "sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
+    put(root, "sys/devices/system/cpu/smt/control", "on\n")
+    put(root, "proc/sys/vm/dirty_bytes", "0\n")
+    put(root, "proc/sys/vm/dirty_ratio", "20\n")
+    put(root, "usr/local/cuda/version.json", '{"cuda": {"version": "12.8.1"}}')
+    put(root, "etc/tunetool/node.json", (RECORDED / "built-manifest.json").read_text())
+    shown = seen(root)
+    assert {each["name"]: each["values"] for each in shown["settings"]} == {
+        "scheduler": {"mq-deadline": 1, "none": 2},
+        "read_ahead": {"4096": 1},
+        "transparent_hugepages": {"madvise": 1},
+        "dirty": {"20%": 1},
+        "smt": {"on": 1},
+    }
+    assert shown["cuda"] == "12.8.1"
+    assert shown["manifest"]["schema"] == "tunetool.manifest/1"
+    run("--root", root, "--capture", tmp_path / "two.json")
+    again = seen(tmp_path / "two.json")
+    assert {name: again[name] for name in ("settings", "cuda", "manifest")} == {
+        name: shown[name] for name in ("settings", "cuda", "manifest")
+    }
+
+
+@pytest.mark.parametrize("text", ["", "x", "[]", '{"cuda": 1}'])
+def test_a_broken_version_of_cuda_is_none(text: str, tmp_path: Path) -> None:
+    root = lay_out("built", tmp_path / "one")
+    put(root, "usr/local/cuda/version.json", text)
+    assert "cuda" not in seen(root)
+
+
+def test_free_space_is_in_the_json_of_this_machine_and_of_its_recording(tmp_path: Path) -> None:
+    run("--capture", tmp_path / "here.json")
+    now, later = json.loads(run("--json", "-")), seen(tmp_path / "here.json")
+    for one, other in zip(now["filesystems"], later["filesystems"], strict=True):
+        assert one["size_bytes"] == other["size_bytes"]
+        assert 0 <= other["free_bytes"] <= other["size_bytes"]
 
 
 def test_an_anonymous_recording_differs_in_names_alone(tmp_path: Path) -> None:

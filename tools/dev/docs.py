@@ -90,13 +90,14 @@ def schema(document: dict[str, Any]) -> str:
 
 def pages() -> dict[str, str]:
     from tunetool import record
-    from tunetool.inspect import model
+    from tunetool.inspect import fleet_model, model
     from tunetool.node.common import manifest
 
     return {
         "roles.md": roles(),
         "commands.md": commands(),
         "inspect.schema.json": schema(model.json_schema()),
+        "inspect-fleet.schema.json": schema(fleet_model.json_schema()),
         "manifest.schema.json": schema(manifest.SCHEMA),
         "record.schema.json": schema(record.json_schema()),
     }

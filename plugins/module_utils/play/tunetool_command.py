@@ -9,10 +9,13 @@ from typing import Any, Mapping, Sequence
 
 from . import connection
 
-COMMANDS = ("verify", "stage", "bench", "tune")
-"""Commands that may be run: those that make a record. Others build, destroy, or print no record."""
+INSPECT = "inspect"
+"""The command that prints an inspection."""
+COMMANDS = ("verify", "stage", "bench", "tune", INSPECT)
+"""Commands that may be run: those that make a record, or an inspection. Others build, destroy, or print neither."""
 CHECK_MODE = "verify"
 """The command that supports check mode: it then makes only its checks."""
+HAVE_CHECK_MODE = ([CHECK_MODE], [INSPECT])
 _NEED_MEASURING = ("level", "require", "gds")
 """Options of that command that ask for measurements."""
 TAIL_LINES = 20
@@ -80,9 +83,9 @@ def without_options(arguments: Sequence[str], names: Sequence[str]) -> list[str]
 
 
 def run(module: Any, argv: Sequence[str]) -> dict[str, Any]:
-    """Run the installed program with ``argv``. Returns the module's result, with the record.
+    """Run the installed program with ``argv``. Returns the module's result, with the record or the inspection.
 
-    Ends the module with an error if the program is missing or prints no record.
+    Ends the module with an error if the program is missing or prints neither.
     """
     program = find_program(module)
     # On a host that is the control machine itself the program would be killed with the play, and the process that
@@ -96,6 +99,12 @@ def run(module: Any, argv: Sequence[str]) -> dict[str, Any]:
             stream.seek(0)
             texts.append(stream.read().decode("utf-8", "replace"))
     tail = texts[1].strip().splitlines()[-TAIL_LINES:]
+    if argv[0] == INSPECT:
+        inspection = read_inspection(texts[0])
+        if inspection is None:
+            module.fail_json(msg=last_words(tail), rc=rc, stderr_tail=tail)
+            return {}
+        return {"changed": False, "inspection": inspection, "rc": rc, "stderr_tail": tail}
     record = read_record(texts[0])
     if record is None:
         module.fail_json(msg=last_words(tail), rc=rc, stderr_tail=tail)
@@ -125,6 +134,15 @@ def read_record(stdout: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return document if isinstance(document, dict) and "verdict" in document else None
+
+
+def read_inspection(stdout: str) -> dict[str, Any] | None:
+    """The inspection on standard output, or None."""
+    try:
+        document = json.loads(stdout)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and "ceilings" in document else None
 
 
 def changed(record: Mapping[str, Any]) -> bool:

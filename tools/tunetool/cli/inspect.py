@@ -1,14 +1,16 @@
-"""``tunetool inspect``: show a node or a recording of one; judge nothing."""
+"""``tunetool inspect``: show a node, a recording of one, or what differs in a fleet; judge nothing."""
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tunetool.cli.options import AsJson, option, takes
+from tunetool.cli.options import AsJson, OnManyHosts, need_inventory, option, takes
 from tunetool.cli.output import write_text
 from tunetool.cli.values import PATH
 from tunetool.errors import UsageProblem
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Options(AsJson):
+class Options(AsJson, OnManyHosts):
     """What the call says."""
 
     gds: bool = option("--gds", is_flag=True, help="Show GPUDirect Storage alone: each path, obstacle and remedy.")
@@ -31,9 +33,21 @@ class Options(AsJson):
     anonymous: bool = option(
         "--anonymous", is_flag=True, help="With --capture: replace serial numbers, host name and addresses."
     )
+    page: Path | None = option(
+        "--page", type=PATH, metavar="FILE", help="With -i: file for an HTML page of what differs."
+    )
+    no_become: bool = option("--no-become", is_flag=True, help="With -i: run as the user who logs in, not as root.")
 
     def check(self) -> None:
         """Raises ``UsageProblem`` for options that contradict each other."""
+        need_inventory(self.inventory, limit=self.limit, forks=self.forks, page=self.page, no_become=self.no_become)
+        for name, given in (("gds", self.gds), ("root", self.root), ("capture", self.capture)):
+            if self.inventory is not None and given:
+                raise UsageProblem(
+                    f"`--{name}` and `-i` do not go together", f"run `tunetool inspect --{name}` on the host itself"
+                )
+        if self.page is not None and (self.page.is_dir() or not os.access(self.page.absolute().parent, os.W_OK)):
+            raise UsageProblem(f"`{self.page}` cannot be written", "`--page` takes a file in a directory that exists")
         if self.anonymous and self.capture is None:
             raise UsageProblem("`--anonymous` needs `--capture`", "it decides what a recording leaves out")
         if self.capture is not None and (self.json_to is not None or self.gds):
@@ -51,11 +65,17 @@ def command(given: Options) -> int:
     this command reads and nothing else. It contains serial numbers and the host's name unless --anonymous is given; it
     never contains the environment, logs or addresses of network cards.
 
-    Exit codes: 0 shown or recorded, even if parts are absent; 2 the call was wrong.
+    With -i, inspects every host of the inventory and shows what differs: the value of most hosts and the odd hosts,
+    the most severe first. Nothing is judged.
+
+    Exit codes: 0 shown or recorded, whatever is absent or differs; 2 the call was wrong; 3 a host could not be
+    inspected.
     """
     from tunetool.inspect.capture import capture, check_destination
     from tunetool.inspect.source import opened
 
+    if given.inventory is not None:
+        return _fleet(given, given.inventory)
     if given.capture is not None:
         check_destination(given.capture)
     with opened(given.root) as source:
@@ -80,3 +100,19 @@ def _show(source: Source, json_to: str | None, gds_in_full: bool) -> int:
     if json_to != "-":
         click.echo(screen(shown, gds_in_full), nl=False)
     return 0
+
+
+def _fleet(given: Options, inventory: Path) -> int:
+    from tunetool.fleet.inspect import FleetRequest, exit_code, inspect_fleet
+    from tunetool.inspect.fleet_model import dumps
+    from tunetool.report.fleet_inspection import screen, write_page
+    from tunetool.report.progress import best_progress
+
+    request = FleetRequest(inventory, given.limit, given.forks, not given.no_become, sys.argv)
+    fleet = inspect_fleet(request, best_progress())
+    write_text(dumps(fleet), given.json_to)
+    if given.page is not None:
+        write_page(fleet, given.page)
+    if given.json_to != "-":
+        click.echo(screen(fleet), nl=False)
+    return int(exit_code(fleet))

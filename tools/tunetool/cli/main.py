@@ -19,7 +19,7 @@ from tunetool.errors import ExitCode, TunetoolError, fault_of_ours
 
 # name -> one-line help. The module of a command is imported only when it is called, so that `--help` is quick.
 COMMANDS = {
-    "inspect": "Show one screen of this node: drives, PCIe paths, volume, memory, GPUs, limits, problems.",
+    "inspect": "Show one screen of this node: drives, PCIe, volume, memory, GPUs, limits; or what differs in a fleet.",
     "provision": "Build the nodes of an inventory, or plan what building would do to their drives.",
     "verify": "Check a node against its manifest, measure its storage, and judge both.",
     "tune": "Find the best settings of DeepSpeed's `aio` block for this storage.",

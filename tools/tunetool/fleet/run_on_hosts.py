@@ -120,6 +120,19 @@ def run(
     play: Play, seconds: float, progress: Progress, figures: Callable[[Record], Sequence[str]]
 ) -> list[tuple[FleetHost, Record | None]]:
     """Every host's result. ``seconds``: expected duration, for the bar; ``figures``: text about a host that is done."""
+
+    def words(host: str, event: Mapping[str, Any]) -> str:
+        outcome, record = host_result(host, event)
+        return ", ".join([outcome.status.upper(), *(figures(record) if record else [])])
+
+    outcomes = last_events(play, seconds, progress, words)
+    return [host_result(name, outcomes.get(name)) for name in play.names]
+
+
+def last_events(
+    play: Play, seconds: float, progress: Progress, words: Callable[[str, Mapping[str, Any]], str]
+) -> dict[str, Mapping[str, Any]]:
+    """Run the play. Returns Ansible's last event about each host; ``words``: text about a host that is done."""
     outcomes: dict[str, Mapping[str, Any]] = {}
 
     def on_event(kind: str, data: Mapping[str, Any]) -> None:
@@ -130,23 +143,27 @@ def run(
             progress.say(f"{host}: started")
         elif kind in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
             outcomes[host] = data
-            outcome, record = host_result(host, data)
-            progress.say(f"{host}: {', '.join([outcome.status.upper(), *(figures(record) if record else [])])}")
+            progress.say(f"{host}: {words(host, data)}")
 
     started = Run(play.playbook, play.inventory, play.limit, play.forks, variables(play.wanted))
     run_playbook(started, on_event, progress, format_count(len(play.names), "host"), seconds)
-    return [host_result(name, outcomes.get(name)) for name in play.names]
+    return outcomes
+
+
+def answer(event: Mapping[str, Any] | None, key: str) -> tuple[Any, str]:
+    """What the module returned under ``key``; None with a reason where nothing came back."""
+    if event is None:
+        return None, "Ansible reported nothing about this host"
+    result = event.get("res") or {}
+    document = result.get(key)
+    return document, "" if document is not None else one_line(str(result.get("msg") or f"no {key} came back"))
 
 
 def host_result(name: str, event: Mapping[str, Any] | None) -> tuple[FleetHost, Record | None]:
     """A host's entry in the fleet's record, from Ansible's last event about it, and its record."""
-    if event is None:
-        return FleetHost(host=name, status="error", reasons=["Ansible reported nothing about this host"]), None
-    result = event.get("res") or {}
-    document = result.get("record")
+    document, reason = answer(event, "record")
     if document is None:
-        reason = str(result.get("msg") or "no record came back")
-        return FleetHost(host=name, status="error", reasons=[one_line(reason)]), None
+        return FleetHost(host=name, status="error", reasons=[reason]), None
     try:
         record = records.parse(json.dumps(document), f"record of {name}")
     except UsageProblem as error:

@@ -44,7 +44,10 @@ def capture(source: Source, path: Path, hide_names: bool) -> dict[str, Any]:
     document["tool_version"] = __version__
     document["health"] = _health_logs(source)
     arrays = read_arrays(source.root)
-    document["gds_facts"] = asdict(source.gds_facts(volume(filesystems(arrays, source.root), arrays)))
+    mounted = filesystems(arrays, source.root)
+    document["gds_facts"] = asdict(source.gds_facts(volume(mounted, arrays)))
+    spaces = {each.mount_point: source.space(each.mount_point) for each in mounted}
+    document["space"] = {point: space for point, space in spaces.items() if space is not None}
     if source.beside.get("note"):
         document["note"] = source.beside["note"]
     if hide_names:

@@ -12,6 +12,7 @@ from tunetool.inspect import model
 from tunetool.inspect.ceilings import ceilings
 from tunetool.inspect.findings import Facts, findings
 from tunetool.inspect.pci import link_of, tree
+from tunetool.inspect.settings import read_cuda, read_settings
 from tunetool.inspect.source import Source
 from tunetool.node.array.md_arrays import Array, read_arrays
 from tunetool.node.common.check_result import FAIL
@@ -65,11 +66,14 @@ def inspect(source: Source) -> model.Inspection:
         health_note=health_note,
         gpus=gpus,
         driver=model.Driver(version=version, open=is_open) if version else None,
+        cuda=read_cuda(root),
         pcie=nodes,
         arrays=[_array(array, drives) for array in arrays],
-        filesystems=mounted,
+        filesystems=[_with_space(each, source) for each in mounted],
         memory=memory,
         gds=model.Gds.model_validate(decision, from_attributes=True),
+        settings=read_settings(drives, arrays, root),
+        manifest=manifest,
         ceilings=limits,
         findings=[],
     )
@@ -98,6 +102,11 @@ def volume(mounted: Sequence[model.Filesystem], arrays: Sequence[Array]) -> str 
     """Mount point of the scratch volume, which is the first file system on an md array; None where there is none."""
     names = {array.path for array in arrays}
     return next((filesystem.mount_point for filesystem in mounted if filesystem.device in names), None)
+
+
+def _with_space(filesystem: model.Filesystem, source: Source) -> model.Filesystem:
+    size, free = source.space(filesystem.mount_point) or (None, None)
+    return filesystem.model_copy(update={"size_bytes": size, "free_bytes": free})
 
 
 def _cufile_problems(root: str, facts: GdsFacts) -> list[Problem]:

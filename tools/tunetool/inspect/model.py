@@ -136,6 +136,8 @@ class Filesystem(Document):
     aligned: bool | None = Field(
         None, description="Whether it is aligned with its array; null where it is not on an array"
     )
+    size_bytes: int | None = None
+    free_bytes: int | None = Field(None, description="Free for users other than root")
 
 
 class HugePages(Document):
@@ -188,6 +190,13 @@ class Gds(Document):
     paths: list[Path]
 
 
+class Setting(Document):
+    """A setting of the kernel that affects the speed of I/O."""
+
+    name: str
+    values: dict[str, int] = Field(description="Number of places, such as drives or CPUs, with each value")
+
+
 class Ceiling(Document):
     """An upper limit for any measurement on this node, in bytes per second."""
 
@@ -218,11 +227,14 @@ class Inspection(Document):
     health_note: str | None = Field(None, description="Why the drives' health is not known")
     gpus: list[Gpu]
     driver: Driver | None = None
+    cuda: str | None = Field(None, description="Version of the CUDA toolkit at /usr/local/cuda")
     pcie: list[PciNode]
     arrays: list[Array]
     filesystems: list[Filesystem]
     memory: Memory
     gds: Gds
+    settings: list[Setting] = []
+    manifest: dict[str, Any] | None = Field(None, description="What was built: /etc/tunetool/node.json")
     ceilings: list[Ceiling]
     findings: list[Finding]
 

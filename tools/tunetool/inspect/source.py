@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ class Source:
     root: str
     live: bool = False
     beside: dict[str, Any] = field(default_factory=dict)
-    """Of a recording: ``health``, ``gds_facts``, ``note`` and the tool's version."""
+    """Of a recording: ``health``, ``gds_facts``, ``space``, ``note`` and the tool's version."""
 
     def health(self, controller: str) -> Health:
         """The health log of a drive, read or recorded. Raises what ``read_health`` raises."""
@@ -38,6 +39,17 @@ class Source:
         if controller not in recorded:
             raise NotOffered("none in the recording")
         return Health(**recorded[controller])
+
+    def space(self, mount_point: str) -> tuple[int, int] | None:
+        """Bytes of a file system, all and free, read or recorded; None where they are not known."""
+        if self.live:
+            try:
+                status = os.statvfs(mount_point)
+            except OSError:  # an XFS that was shut down answers with EIO
+                return None
+            return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+        recorded = self.beside.get("space", {}).get(mount_point)
+        return (int(recorded[0]), int(recorded[1])) if recorded else None
 
     def gds_facts(self, mount_point: str | None) -> GdsFacts:
         """The facts about GPUDirect Storage, read or recorded; some of them are not in a recorded tree."""
