@@ -68,6 +68,28 @@ def parse_bandwidth(text: str) -> float:
     raise UnitError("`%s` is not a bandwidth" % text, "use `50GBps`, `50GB/s` or `46.6GiB/s`")
 
 
+_LINK_BITS = {"kb/s": 10**3, "Mb/s": 10**6, "Gb/s": 10**9, "Tb/s": 10**12}
+
+
+def parse_link_bandwidth(text: str) -> float:
+    """Bytes per second of a network link, from ``1000Mb/s`` or ``400Gb/s``, as networks are sold, or from ``50GB/s``.
+
+    The one place where bits are read: ``b`` is a bit and ``B`` a byte, and every other spelling of bits is refused.
+    """
+    number, unit = _split(text, example="`1000Mb/s`")
+    if unit in _LINK_BITS:
+        if number <= 0:
+            raise UnitError("`%s` is not above zero" % text, "expect a positive bandwidth, such as `1000Mb/s`")
+        return number * _LINK_BITS[unit] / 8
+    if _BITS.match(unit):
+        prefix = unit[0].upper() if unit[0] in "mMgGtT" else "k"
+        raise UnitError(
+            "`%s` may be bits or bytes" % text,
+            "write `%g%sb/s` for bits or `%g%sB/s` for bytes" % (number, prefix, number, prefix),
+        )
+    return parse_bandwidth(text)
+
+
 _RATES = {"IOPS": 1, "kIOPS": 10**3, "KIOPS": 10**3, "MIOPS": 10**6}
 
 

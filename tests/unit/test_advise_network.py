@@ -1,0 +1,89 @@
+"""`tunetool advise network`: what a link between nodes costs a step. Bits are read here, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tunetool.cli.main import cli
+from tunetool.errors import UsageProblem
+from tunetool.node.units import UnitError, parse_bandwidth, parse_link_bandwidth
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, ["advise", "network", *arguments], standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    assert done.return_value == 0
+    return done.stdout
+
+
+def stages(*arguments: str) -> dict[int, dict[str, Any]]:
+    return {each["stage"]: each for each in json.loads(run(*arguments, "--json", "-"))["stages"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("1000Mb/s", 125e6), ("1Gb/s", 125e6), ("400Gb/s", 50e9), ("50GB/s", 50e9), ("50GBps", 50e9), ("1.5 kb/s", 187.5)],
+)
+def test_links_are_read_in_bits_and_in_bytes(text: str, rate: float) -> None:
+    assert parse_link_bandwidth(text) == rate
+
+
+@pytest.mark.parametrize(
+    "text", ["1000mb/s", "1000Mbps", "400gbps", "400Gbit/s", "1Gib/s", "400", "0Gb/s", "-1Gb/s", "xGb/s"]
+)
+def test_what_may_be_bits_or_bytes_is_refused(text: str) -> None:
+    with pytest.raises(UnitError):
+        parse_link_bandwidth(text)
+    with pytest.raises(UsageProblem) as told:
+        run("--bandwidth", text, "--gpus", "16")
+    assert f"`--bandwidth {text}`" in told.value.message
+    assert told.value.hint
+
+
+def test_bits_are_refused_everywhere_else() -> None:
+    with pytest.raises(UnitError, match="in bits"):
+        parse_bandwidth("1000Mb/s")
+    assert "`b` is a bit, `B` a byte" in " ".join(run("--help").split())
+
+
+def test_the_published_what_if() -> None:
+    """7B with LoRA on 16 GPUs over 1000 Mb/s: docs/concepts/communication.md."""
+    found = stages("--bandwidth", "1000Mb/s", "--gpus", "16")
+    assert found[2]["sent_bytes"] == pytest.approx(0.114e9, rel=0.01)
+    assert found[3]["sent_bytes"] == pytest.approx(27.0e9, rel=0.01)
+    assert (found[2]["collectives"], found[3]["collectives"]) == (3, 865)
+    assert found[3]["link_seconds"] == pytest.approx(216, rel=0.01)
+    assert found[3]["even_seconds"] == pytest.approx(216 / 15, rel=0.01)
+    text = " ".join(run("--bandwidth", "1000Mb/s", "--gpus", "16").split())
+    assert "0.125 GB/s (0.1164 GiB/s) (1 Gb/s) from node to node" in text
+    assert "ZeRO-3 sends 238 times the bytes of ZeRO-2 in 865 collectives" in text
+
+
+def test_a_step_s_time_tells_how_many_times_as_long_an_epoch_takes() -> None:
+    found = stages("--bandwidth", "1000Mb/s", "--gpus", "16", "--step", "4.6s")
+    low, high = found[3]["epoch_over_one_gpu"]
+    # The published three times, of a step that takes 4.6 s on one GPU.
+    assert low < 3.0 < high + 0.01
+    assert found[2]["epoch_over_one_gpu"][0] == pytest.approx(1 / 16)
+    assert found[3]["hiding_bandwidth"] == pytest.approx(27.0e9 / 4.6, rel=0.01)
+    assert "whatever is hidden: use a lower stage" in " ".join(
+        run("--bandwidth", "1000Mb/s", "--gpus", "16", "--step", "4.6s").split()
+    )
+    with pytest.raises(UsageProblem, match="above zero"):
+        run("--bandwidth", "1Gb/s", "--gpus", "2", "--step", "0s")
+
+
+def test_with_all_parameters_trained_both_stages_send_about_as_much() -> None:
+    found = stages("--bandwidth", "1000Mb/s", "--gpus", "16", "--full")
+    assert found[3]["sent_bytes"] == pytest.approx(found[2]["sent_bytes"], rel=0.05)
+
+
+@pytest.mark.parametrize("model", ["tiny", "3b", "70b", "llama2-7b", "phi3-mini"])
+def test_every_known_model_has_an_answer(model: str) -> None:
+    found = stages("--bandwidth", "100Gb/s", "--gpus", "8", "--model", model)
+    assert found[3]["sent_bytes"] >= found[2]["sent_bytes"] > 0
