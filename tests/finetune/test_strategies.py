@@ -98,6 +98,11 @@ def test_every_cell_that_fits_is_predicted_run_and_told(
     assert float(third["predicted_seconds"]) > 0
     assert by_name["strategies.network.1x2.all_gather.bus_bandwidth"].value > 0
     assert by_name["strategies.start.imports.1x2.z3"].value > 0
+    # What stage 3 costs by itself was probed where it runs, and is in its first prediction.
+    assert by_name["strategies.network.1x2.hooks_per_use"].value >= 0
+    assert "strategies.network.1x1.hooks_per_use" not in by_name
+    assert "hooks by a probe" in str(third["prediction_basis"])
+    assert "1x8:z3" in done.stdout, "the published epoch beside ours"
     checks = {check.id: check for check in record.checks}
     assert checks["strategies.2x8.z3"].status == "skip"
     assert checks["strategies.model"].status == "pass", "what was trained is what was predicted"

@@ -19,12 +19,13 @@ from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.advise.zero_steps import Ask, Wait, Work
 from tunetool.bench.defaults import MATRIX
 from tunetool.bench.strategies import figures
+from tunetool.bench.strategies.hooks import AGAIN, CASES, KEPT, REPLICATED, configuration, hooks_of
 from tunetool.bench.strategies.job import job as job_of
 from tunetool.bench.strategies.link import Fit, Network, fit
 from tunetool.bench.strategies.matrix import ALONE, Cell, Fitted, Layout, layouts, parse
 from tunetool.bench.strategies.matrix import fit as fitted
 from tunetool.bench.strategies.network import RankFigures
-from tunetool.bench.strategies.predict import Job, Layouts, compute_of, predict, replay
+from tunetool.bench.strategies.predict import LEFT_OUT, Hooks, Job, Layouts, Prediction, compute_of, predict, replay
 from tunetool.bench.strategies.samples import Row, Sample, Study, sample
 from tunetool.cli.bench_strategies import strategies
 from tunetool.errors import CannotJudge, UsageProblem
@@ -187,6 +188,128 @@ def test_what_a_stage_costs_by_itself_and_what_shared_cores_cost_are_told_apart(
     assert pair.basis == "1x2:z2 less its communication, times 1x1:z3 / 1x1:z2"
 
 
+# What stage 3 costs by itself
+
+
+def small() -> Job:
+    return job_of(Workload(model="m", dataset="d"), configuration(), cuda=False)
+
+
+def probed_steps(hooks: Hooks, layout: Layout, network: Network | None, compute: float) -> dict[str, float]:
+    """The steps of a probe whose hooks take just that."""
+    steps = {}
+    for case, fields in CASES.items():
+        job = small()
+        job = replace(job, settings={**job.settings, fields["stage"]: replace(job.settings[fields["stage"]], **fields)})
+        used = Cell(layout, fields["stage"])
+        more = hooks.seconds(*job.counts(used)) if fields["stage"] == 3 else 0.0
+        steps[case] = replay(job.events(used), network, compute + more).seconds
+    return steps
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(0.0, 2e-3), st.floats(0.0, 2e-3), st.sampled_from(["1x1", "1x2", "2x1"]), st.floats(0.01, 1.0))
+def test_a_probe_finds_what_each_module_and_each_gather_cost(
+    per_use: float, per_gather: float, where: str, compute: float
+) -> None:
+    layout = cell(f"{where}:z3").layout
+    network = None if layout == ALONE else net(1e9, 1e-4)
+    found = hooks_of(small(), layout, network, probed_steps(Hooks(per_use, per_gather), layout, network, compute))
+    assert found.per_use == pytest.approx(per_use, abs=2e-6)
+    assert found.per_gather == pytest.approx(per_gather, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {REPLICATED: 0.5, KEPT: 0.4, AGAIN: 0.3},
+        {REPLICATED: 0.1, KEPT: 0.2, AGAIN: 0.1},
+        {REPLICATED: 0.1, KEPT: 0.11, AGAIN: 0.9},
+    ],
+)
+def test_a_disturbed_probe_has_no_negative_parts(steps: dict[str, float]) -> None:
+    found = hooks_of(small(), ALONE, None, steps)
+    assert found.per_use >= 0
+    assert found.per_gather >= 0
+
+
+def test_the_probe_gathers_more_in_one_case_than_in_the_other() -> None:
+    counts = {}
+    for case in (KEPT, AGAIN):
+        job = small()
+        job = replace(job, settings={**job.settings, 3: replace(job.settings[3], **CASES[case])})
+        counts[case] = job.counts(cell("1x1:z3"))
+    assert counts[KEPT][0] == counts[AGAIN][0]
+    assert counts[AGAIN][1] > counts[KEPT][1] > 0
+
+
+def hooked(job: Job, hooks: Hooks, second: float = 1.0, bandwidth: float = 1e11) -> tuple[Layouts, dict[Cell, float]]:
+    """One rank and two, whose steps are as the model of predictions has them, with hooks that take just that."""
+    pair = Layout(1, 2)
+    layouts_ = Layouts({pair: net(bandwidth, 1e-5)}, {ALONE: 1.0, pair: 1.2}, {ALONE: hooks, pair: hooks})
+    steps = {}
+    for text, compute in (("1x1:z2", second), ("1x1:z3", second), ("1x2:z2", 1.2 * second), ("1x2:z3", 1.2 * second)):
+        each = cell(text)
+        more = hooks.seconds(*job.counts(each)) if each.stage == 3 else 0.0
+        steps[each] = replay(job.events(each), layouts_.networks.get(each.layout), compute + more).seconds
+    return layouts_, steps
+
+
+@pytest.mark.parametrize("text", ["1x1:z2", "1x1:z3", "1x2:z2", "1x2:z3"])
+def test_each_cell_is_predicted_from_the_others_hooks_and_all(text: str) -> None:
+    job = big()
+    layouts_, steps = hooked(job, Hooks(5e-4, 3e-4))
+    made = predict(cell(text), job, layouts_, steps)
+    assert made is not None
+    assert made.step == pytest.approx(steps[cell(text)], rel=0.02)
+    assert ("hooks by a probe" in made.basis) == text.endswith("z3")
+
+
+def test_hooks_are_in_the_first_prediction_of_stage_3_already() -> None:
+    job = big()
+    layouts_, steps = hooked(job, Hooks(5e-4, 3e-4), second=0.5)
+    first = predict(cell("1x1:z3"), job, layouts_, {cell("1x1:z2"): 0.5})
+    assert first is not None
+    assert first.step == pytest.approx(steps[cell("1x1:z3")], rel=1e-6)
+    assert first.step > 2 * 0.5
+    without = predict(cell("1x1:z3"), job, replace(layouts_, hooks={}), {cell("1x1:z2"): 0.5})
+    assert without is not None
+    assert without.step == pytest.approx(0.5)
+    assert "without what stage 3's own hooks cost" in without.basis
+
+
+def test_another_cell_of_stage_3_corrects_the_probe() -> None:
+    job = big()
+    layouts_, steps = hooked(job, Hooks(5e-4, 3e-4))
+    half = replace(layouts_, hooks={layout: Hooks(2.5e-4, 1.5e-4) for layout in layouts_.hooks})
+    made = predict(cell("1x2:z3"), job, half, steps)
+    assert made is not None
+    assert made.step == pytest.approx(steps[cell("1x2:z3")], rel=0.02)
+    assert "times 2.00 as 1x1:z3 took of it" in made.basis
+
+
+def test_a_cell_is_never_predicted_from_itself() -> None:
+    job = big()
+    layouts_, steps = hooked(job, Hooks(5e-4, 3e-4))
+    for each in steps:
+        assert predict(each, job, layouts_, steps) == predict(each, job, layouts_, {**steps, each: 99.0})
+        assert predict(each, job, layouts_, {each: 1.0}) is None
+
+
+def test_the_prediction_is_the_middle_of_those_from_warm_cells() -> None:
+    def made(step: float) -> Prediction:
+        return Prediction(step, step, 0.0, 0.0, 0, "x")
+
+    row = Row(cell("1x1:z2"), [None, made(9.0)])
+    assert row.prediction == made(9.0)
+    row = Row(cell("1x1:z2"), [made(99.0), made(3.0), made(1.0), made(2.0)])
+    assert row.prediction == made(2.0)
+    assert Row(cell("1x1:z2"), [made(5.0)]).prediction == made(5.0)
+    assert Row(cell("1x1:z2"), [None]).prediction is None
+    row.samples = [Sample(step, 0.0, {}, []) for step in (50.0, 1.0, 3.0)]
+    assert (row.step, row.warm_step) == (3.0, 2.0)
+
+
 # Figures
 
 
@@ -251,7 +374,7 @@ def study(
     measured: dict[Cell, float] = {}
     for each, step, loss in zip(cells, (1.0, 1.2, third), (1.0, 1.0, losses), strict=True):
         row = made.rows[each]
-        row.prediction = predict(each, job, made.layouts(), measured)
+        row.predictions = [predict(each, job, made.layouts(), measured)]
         row.samples = [Sample(step * drift, 0.01, {"imports": 3.0, "engine": 1.0}, [loss] * 4) for drift in (1, 1.1)]
         measured[each] = row.step
     sizes = [sum(each.numel for each in found) for found in (parameters(job.modules), trained(job.modules))]
@@ -264,6 +387,7 @@ CONDITIONS: dict[str, Any] = {
     "tuning": "LoRA, rank 8",
     "batch_size": 2,
     "steps": 8,
+    "images": 16,
     "launcher": "ssh",
     "compute": "cpu",
     "deepspeed_version": "0.19.8",
@@ -328,6 +452,34 @@ def test_page_and_screen_have_every_cell() -> None:
     assert "left out, there is one" in text
     assert "2x1:z3 predicted" in html
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_published_epochs_are_beside_ours_with_their_corrections() -> None:
+    made, job = study()
+    whole = kept(made, job)
+    text, html = " ".join(printed(whole).split()), page(whole)
+    # 16 images, 2 samples of one rank in a step: 8 steps of 1.05 s. Two nodes stand for 2x8.
+    assert "1x1 a little over an hour 1 1x1:z2 8.40 s 1" in text
+    assert "2x8:z3 about 3 times as long as one GPU ~3 2x1:z3 16.80 s 2.00" in text
+    assert "1x8:z2 ~ 9 minutes 0.11-0.16 - - -" in text
+    for words in ("Mark III Systems Blog", "1000 Mb/s are 0.125 GB/s", "only where most of them are frozen"):
+        assert words in text
+        assert words in html
+    assert LEFT_OUT.partition(";")[0] in text
+    assert LEFT_OUT.partition(";")[0] in html
+
+
+def test_what_the_probe_found_or_why_it_did_not_is_in_the_record() -> None:
+    made, job = study()
+    made.hooks = {Layout(2, 1): Hooks(5e-4, 3e-4)}
+    made.unprobed = {ALONE: "the probe failed: no module `peft`"}
+    whole = kept(made, job)
+    by_name = {each.name: each.value for each in whole.measurements}
+    assert by_name["strategies.network.2x1.hooks_per_use"] == 5e-4
+    assert by_name["strategies.network.2x1.hooks_per_gather"] == 3e-4
+    assert "hooks.1x1: left out, the probe failed: no module `peft`" in " ".join(printed(whole).split())
+    assert whole.verdict is not None
+    assert whole.verdict.status == "pass"
 
 
 def test_stages_that_compute_different_things_fail() -> None:

@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tunetool.bench.strategies import published
+from tunetool.bench.strategies.predict import LEFT_OUT
+from tunetool.bench.strategies.published import Epoch
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import Measurement, Record, Scalar
 from tunetool.report.page import add_number_columns, new_table, number, print_block
@@ -88,6 +91,10 @@ def print_strategies(record: Record, path: Path | None, console: Console) -> Non
         console.print(_table(ran))
         for line in _notes(ran):
             print_block(console, line, 2)
+        console.print()
+        console.print(_published_table(ran))
+        for line in published_notes(ran):
+            print_block(console, line, 2)
     if any("latency" in figures for figures in links.values()):
         console.print()
         console.print(_network_table(links))
@@ -157,7 +164,66 @@ def _notes(ran: Sequence[Cell]) -> Iterator[str]:
         basis = each.parameters.get("prediction_basis")
         if basis is not None:
             waits = number(each.number("predicted_waiting_seconds"))
-            yield f"{each.name}: predicted with {waits} s of waiting; computation: {basis}"
+            made = int(each.number("predictions"))
+            yield (f"{each.name}: predicted with {waits} s of waiting{_renewed(made)}; computation: {basis}")
+    if any("prediction_basis" in each.parameters for each in ran):
+        yield f"no prediction has: {LEFT_OUT}"
+
+
+def _renewed(made: int) -> str:
+    return f", the middle of {made - 1} renewed predictions" if made > 1 else ""
+
+
+def counterpart(epoch: Epoch, ran: Sequence[Cell]) -> Cell | None:
+    """The cell that was measured here as that epoch was there, else one of its shape; None where there is none."""
+    stage = epoch.stage if epoch.stage is not None else 2
+    same = [each for each in ran if (*each.layout, each.stage) == (epoch.nodes, epoch.ranks, stage)]
+    alike = [each for each in ran if published.shape(*each.layout, each.stage) == epoch.shape]
+    return next(iter([*same, *alike]), None)
+
+
+def epoch_seconds(each: Cell) -> float | None:
+    """An epoch over the samples that were made, extrapolated from the step; None for samples of the user's own."""
+    images = each.number("images")
+    if not images:
+        return None
+    return each.step.value * -(-images // (each.number("batch_size") * each.number("world")))
+
+
+def published_rows(ran: Sequence[Cell]) -> Iterator[tuple[str, str, str, str, str, str]]:
+    """Each published epoch: cell, words, over one GPU; the cell here, its epoch, over one rank."""
+    for epoch in published.EPOCHS:
+        ours = counterpart(epoch, ran)
+        seconds = epoch_seconds(ours) if ours is not None else None
+        alone = "1" if ours is not None and ours.layout == (1, 1) else _figure(ours, "versus_alone") if ours else "-"
+        yield (
+            epoch.name,
+            epoch.words,
+            published.relative(epoch),
+            ours.name if ours is not None else "-",
+            f"{number(seconds)} s" if seconds is not None else "-",
+            alone,
+        )
+
+
+PUBLISHED_TITLES = ("published", "epoch", "x 1 GPU", "here", "epoch", "x 1x1")
+
+
+def _published_table(ran: Sequence[Cell]) -> Table:
+    table = new_table()
+    for title in PUBLISHED_TITLES:
+        words = title in ("published", "here") or (title == "epoch" and len(table.columns) == 1)
+        table.add_column(title, justify="left" if words else "right")
+    for row in published_rows(ran):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def published_notes(ran: Sequence[Cell]) -> list[str]:
+    """Where the published times are from, their corrections, and what the epochs here are."""
+    images = next((int(each.number("images")) for each in ran if each.number("images")), None)
+    here = f"epochs here: over {images} images, extrapolated from the step, without the start"
+    return [*([here] if images else []), *published.remarks()]
 
 
 def _network_table(links: Mapping[str, Mapping[str, Measurement]]) -> Table:

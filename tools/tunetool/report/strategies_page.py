@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tunetool.bench.strategies.predict import LEFT_OUT
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size
 from tunetool.record import Record
 from tunetool.report.html import Bar, bar_of, bars, render
 from tunetool.report.page import number
-from tunetool.report.strategies import Cell, advice, cells, networks
+from tunetool.report.strategies import (
+    PUBLISHED_TITLES,
+    Cell,
+    advice,
+    cells,
+    networks,
+    published_notes,
+    published_rows,
+)
 
 _MEASURED, _PREDICTED, _START = "#1f6feb", "#8c959f", "#2da44e"
 
@@ -43,6 +52,9 @@ def page(record: Record) -> str:
         advice=advice(record),
         plots=plots,
         rows=[_row(each) for each in ran],
+        published_titles=PUBLISHED_TITLES,
+        published=list(published_rows(ran)),
+        notes=[f"no prediction has: {LEFT_OUT}", *published_notes(ran)],
         left_out=[f"{check.id}: {check.found}" for check in record.checks if check.status != "pass"],
     )
 

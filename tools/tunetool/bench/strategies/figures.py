@@ -9,7 +9,7 @@ from statistics import median
 from tunetool.advise.communication import parameters, trained
 from tunetool.advise.zero_memory import state_bytes
 from tunetool.bench.strategies.matrix import ALONE, Cell, Layout
-from tunetool.bench.strategies.predict import Job, Prediction
+from tunetool.bench.strategies.predict import Job
 from tunetool.bench.strategies.samples import Row, Study, network
 from tunetool.measure.figure import Better, Quantity, What, figure
 from tunetool.record import CheckResult, Measurement, Scalar
@@ -40,6 +40,7 @@ def _network(study: Study, layout: Layout, conditions: Mapping[str, Scalar]) -> 
     }
     work = [max(each) for each in zip(*(each.work for each in ranks), strict=False)]
     yield _figure(f"network.{layout}.work", "duration", work, {**common, "what": "a small computation on all ranks"})
+    yield from _hooks(study, layout, common)
     if layout.world == 1:
         return
     yield _figure(f"network.{layout}.latency", "latency", ranks[0].latency, {**common, "bytes": 4})
@@ -58,6 +59,15 @@ def _network(study: Study, layout: Layout, conditions: Mapping[str, Scalar]) -> 
             rates = {"algorithm": line.algorithm_bandwidth, "bus": line.bus_bandwidth(kind, layout.world)}
             for name, rate in rates.items():
                 yield _figure(f"network.{layout}.{kind}.{name}_bandwidth", "bandwidth", [rate], shape)
+
+
+def _hooks(study: Study, layout: Layout, common: Mapping[str, Scalar]) -> Iterator[Measurement]:
+    if layout not in study.hooks:
+        return
+    hooks = study.hooks[layout]
+    probe = {**common, "what": "DeepSpeed's stage 3 beyond its stage 2 and beyond communication, on a small model"}
+    yield _figure(f"network.{layout}.hooks_per_use", "duration", [hooks.per_use], probe)
+    yield _figure(f"network.{layout}.hooks_per_gather", "duration", [hooks.per_gather], probe)
 
 
 def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> Iterator[Measurement]:
@@ -90,7 +100,7 @@ def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> 
     def of_cell(name: str, quantity: Quantity, samples: Sequence[float], more: Mapping[str, Scalar]) -> Measurement:
         return _figure(f"{name}.{cell.key}", quantity, samples, {**common, **more}, versions, "training")
 
-    yield of_cell("step", "duration", steps, _predicted(row.prediction, row.step))
+    yield of_cell("step", "duration", steps, _predicted(row))
     yield of_cell("data", "duration", [sample.data for sample in row.samples], {})
     for phase in row.samples[0].start:
         yield of_cell(f"start.{phase}", "duration", [sample.start[phase] for sample in row.samples], {})
@@ -110,14 +120,17 @@ def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> 
                 )
 
 
-def _predicted(prediction: Prediction | None, step: float) -> dict[str, Scalar]:
+def _predicted(row: Row) -> dict[str, Scalar]:
+    prediction, made = row.prediction, [each for each in row.predictions if each is not None]
     if prediction is None:
         return {}
     return {
         "predicted_seconds": prediction.step,
         "predicted_compute_seconds": prediction.compute,
         "predicted_waiting_seconds": prediction.exposed,
-        "prediction_error": prediction.step / step - 1,
+        "prediction_error": prediction.step / row.step - 1,
+        "predictions": len(made),
+        "first_predicted_seconds": made[0].step,
         "prediction_basis": prediction.basis,
     }
 
@@ -158,6 +171,10 @@ def checks(study: Study, job: Job | None) -> list[CheckResult]:
     results += [
         CheckResult(id=f"{PREFIX}{cell.key}", status="skip", expected="every step of every round", found=reason)
         for cell, reason in study.fitted.left_out
+    ]
+    results += [
+        CheckResult(id=f"{PREFIX}hooks.{layout}", status="skip", expected="a probe of ZeRO-3's hooks", found=reason)
+        for layout, reason in study.unprobed.items()
     ]
     results += _losses(study)
     if study.first is not None and job is not None:

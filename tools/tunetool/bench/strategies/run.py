@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import StatisticsError, median
+from typing import Any
 
-from tunetool.bench.strategies import figures, network
+from tunetool.bench.strategies import figures, hooks, network
 from tunetool.bench.strategies.job import job as job_of
 from tunetool.bench.strategies.matrix import ALONE, Fitted, Layout, fit, layouts
 from tunetool.bench.strategies.predict import Job, Prediction, predict
 from tunetool.bench.strategies.request import KIND, Request
 from tunetool.bench.strategies.samples import Row, Study, sample
+from tunetool.bench.strategies.samples import network as network_of
 from tunetool.errors import CannotJudge
 from tunetool.launch import job as launching
 from tunetool.launch.local import RankFailed
@@ -29,6 +32,8 @@ from tunetool.training.workload import Workload, as_environment, rank_directory
 
 _START = 20.0
 """Seconds that a progress bar expects ranks to take until their first step."""
+_PROBE = 30.0
+"""The same for all of a probe of hooks."""
 
 
 def bench(request: Request, progress: MovingProgress, environment: Mapping[str, str] | None = None) -> Result:
@@ -125,12 +130,12 @@ class _Strategies:
             self._failed(error, "network")
             self.study.errors.append(f"the network could not be measured: {error.message}")
             return
+        self._probe_hooks()
         first = self.study.rank_figures[ALONE][0]
         assert first.configuration is not None  # noqa: S101  (rank 0's)
         self.job = job_of(self._workload(2), first.configuration, first.backend == "nccl")
         for number in range(self.request.rounds):
-            # Every other round backwards, so that drift affects all cells equally. The first is in order: predictions
-            # need it.
+            # Every other round backwards, so that drift affects all cells equally.
             for row in list(self.study.rows.values())[:: 1 if number % 2 == 0 else -1]:
                 if row.failed is None:
                     self._cell(row, number)
@@ -145,6 +150,7 @@ class _Strategies:
             "tuning": tuning,
             "batch_size": settings.batch_size,
             "steps": settings.steps or 0,
+            **({"images": self.request.material.images} if self.request.material.dataset is None else {}),
             "launcher": self.machines.launcher.name,
             "seed": self.request.material.seed,
             "compute": first.device,
@@ -160,31 +166,64 @@ class _Strategies:
             else 1024,
             seconds=self.request.network_seconds,
         )
-        job = self._job(layout)
-        program = ("-m", network.MODULE, "--order", json.dumps(asdict(order)))
-        environment = as_environment(self._workload(2), job.environment)
-        job = replace(job, program=program, environment=environment)
         seconds = _START / 2 + (self.request.network_seconds if layout.world > 1 else 0)
         what = f"network of {layout}" if layout.world > 1 else "one rank alone computes"
+        ranks = self._ask_ranks(layout, network.MODULE, asdict(order), network.FILE, what, seconds)
+        try:
+            return [network.RankFigures(**each) for each in ranks]
+        except TypeError as error:
+            raise CannotJudge(f"a rank of {layout} did not say what it measured: {error}") from None
+
+    def _probe_hooks(self) -> None:
+        """What stage 3 costs by itself, on every layout with a cell of it. Without it predictions say so."""
+        cuda, settings = self.study.rank_figures[ALONE][0].backend == "nccl", self.request.settings
+        order = hooks.Order(self.request.cluster.device, settings.full, settings.lora_rank)
+        small = job_of(self._workload(2), hooks.configuration(), cuda)
+        for layout in dict.fromkeys(cell.layout for cell in self.study.fitted.cells if cell.stage == 3):
+            try:
+                what = f"ZeRO-3's hooks on {layout}"
+                ranks = self._ask_ranks(layout, hooks.MODULE, asdict(order), hooks.FILE, what, _PROBE)
+                steps = {case: median(ranks[0]["steps"][case]) for case in hooks.CASES}
+            except (CannotJudge, KeyError, TypeError, StatisticsError) as error:
+                reason = (
+                    error.line if isinstance(error, CannotJudge) else f"a rank did not say what it measured: {error}"
+                )
+                self.study.unprobed[layout] = f"the probe failed: {reason}"
+                self.progress.say(f"{what}: {self.study.unprobed[layout]}")
+                continue
+            line = network_of(self.study.rank_figures[layout]) if layout.world > 1 else None
+            cost = self.study.hooks[layout] = hooks.hooks_of(small, layout, line, steps)
+            self.progress.say(
+                f"{what}: {cost.per_use * 1e3:.3g} ms for each use of a module, {cost.per_gather * 1e3:.3g} ms for "
+                "each gather"
+            )
+
+    def _ask_ranks(
+        self, layout: Layout, module: str, order: dict[str, Any], file: str, what: str, seconds: float
+    ) -> list[dict[str, Any]]:
+        """What each rank of ``layout`` left in ``file``. Raises ``CannotJudge``."""
+        job = self._job(layout)
+        program = ("-m", module, "--order", json.dumps(order))
+        job = replace(job, program=program, environment=as_environment(self._workload(2), job.environment))
         with self.progress.step(what, seconds) as tick:
             try:
                 self.machines.launcher.run(job, tick)
             except RankFailed as error:
                 raise explained(error, job) from error
         try:
-            files = [rank_directory(job.directory, rank) / network.FILE for rank in range(layout.world)]
-            return [network.RankFigures(**json.loads(file.read_text())) for file in files]
+            files = [rank_directory(job.directory, rank) / file for rank in range(layout.world)]
+            return [dict(json.loads(each.read_text())) for each in files]
         except (OSError, ValueError, TypeError) as error:
             raise CannotJudge(f"a rank of {layout} left no measurement: {error}") from None
 
     def _cell(self, row: Row, number: int) -> None:
-        """Predict the cell's step, unless that was done, and run the cell."""
+        """Predict from what the other cells have shown so far, and run."""
         assert self.job is not None  # noqa: S101  (made before any cell)
         cell = row.cell
-        if row.prediction is None and not row.samples:
-            row.prediction = predict(cell, self.job, self.study.layouts(), self.study.measured)
-            self.progress.say(f"{cell}: {_prediction_text(row.prediction)}")
-        steps = (self.request.settings.steps or 0) * (row.prediction.step if row.prediction else 1.0)
+        prediction = predict(cell, self.job, self.study.layouts(), self.study.measured)
+        row.predictions.append(prediction)
+        self.progress.say(f"{cell}: {_prediction_text(prediction)}")
+        steps = (self.request.settings.steps or 0) * (prediction.step if prediction else 1.0)
         try:
             results = run_workload(
                 self._workload(cell.stage),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean, median, median_low
+from typing import TypeVar
 
 from tunetool.bench.finetune.figures import STARTS
 from tunetool.bench.strategies.link import Network, fit
 from tunetool.bench.strategies.matrix import Cell, Fitted, Layout
 from tunetool.bench.strategies.network import RankFigures
-from tunetool.bench.strategies.predict import Layouts, Prediction
+from tunetool.bench.strategies.predict import Hooks, Layouts, Prediction
 from tunetool.bench.strategies.request import WARM_UP
 from tunetool.errors import CannotJudge
 from tunetool.training.workload import RankResult
@@ -35,14 +36,38 @@ class Row:
     """The samples of one cell."""
 
     cell: Cell
-    prediction: Prediction | None = None
+    predictions: list[Prediction | None] = field(default_factory=list)
+    """Of each round, made before the cell ran in it."""
     samples: list[Sample] = field(default_factory=list)
     failed: str | None = None
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """The one in the middle of those that were made from warm cells, in the second round and later; of the first
+        round where there is no other. None where nothing could be predicted from."""
+        made = [each for each in _warm(self.predictions) if each is not None] or [
+            each for each in self.predictions if each is not None
+        ]
+        middle = median_low([each.step for each in made]) if made else None
+        return next((each for each in made if each.step == middle), None)
+
+    @property
+    def warm_step(self) -> float:
+        """Median over the rounds without the first, where there are more: what other cells are predicted from."""
+        return median(sample.step for sample in _warm(self.samples))
 
     @property
     def step(self) -> float:
         """Median over the rounds."""
         return median(sample.step for sample in self.samples)
+
+
+Each = TypeVar("Each")
+
+
+def _warm(rounds: Sequence[Each]) -> Sequence[Each]:
+    """Without the first, where there are more."""
+    return rounds[1:] or rounds
 
 
 @dataclass
@@ -54,20 +79,24 @@ class Study:
     """Cells in the order in which they run."""
     rank_figures: dict[Layout, list[RankFigures]] = field(default_factory=dict)
     """Answers of all ranks, by layout."""
+    hooks: dict[Layout, Hooks] = field(default_factory=dict)
+    """Of the layouts of stage 3, by a probe."""
+    unprobed: dict[Layout, str] = field(default_factory=dict)
+    """Where the probe could not run, with the reason."""
     errors: list[str] = field(default_factory=list)
     first: RankResult | None = None
     """A result for what is the same in all cells: parameters, versions, device."""
 
     @property
     def measured(self) -> dict[Cell, float]:
-        """Steps of the cells that were run."""
-        return {cell: row.step for cell, row in self.rows.items() if row.samples}
+        """Steps of the cells that were run, as predictions take them."""
+        return {cell: row.warm_step for cell, row in self.rows.items() if row.samples}
 
     def layouts(self) -> Layouts:
         """What predictions need of the layouts: their networks and computation times."""
         networks = {layout: network(ranks) for layout, ranks in self.rank_figures.items() if layout.world > 1}
         work = {layout: max(median(each.work) for each in ranks) for layout, ranks in self.rank_figures.items()}
-        return Layouts(networks, work)
+        return Layouts(networks, work, self.hooks)
 
 
 def sample(results: Sequence[RankResult]) -> Sample:
