@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunetool.cli import options
-from tunetool.cli.options import AsJson, option, takes
+from tunetool.cli import options, training_options
+from tunetool.cli.options import AsJson, number, option, takes
 from tunetool.cli.output import write_text
 from tunetool.cli.values import TIME, Value
 from tunetool.errors import UsageProblem
@@ -43,14 +43,10 @@ class Options(AsJson):
         metavar="RATE",
         help="Bandwidth of a node's link, such as 1000Mb/s, 400Gb/s (bits, in this option alone) or 50GB/s (bytes).",
     )
-    gpus: int = option(
-        "--gpus", type=click.IntRange(min=2), required=True, metavar="N", help="Number of GPUs of the whole job."
-    )
-    model: str = options.model("Model that is trained", default="7b", show_default=True)
-    lora_rank: int = option(
-        "--lora-rank", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="Rank of LoRA."
-    )
-    full: bool = option("--full", is_flag=True, help="Train all parameters, not LoRA's.")
+    gpus: int = number("--gpus", least=2, required=True, help="Number of GPUs of the whole job.")
+    model: str = options.model("Model that is trained", default="7b")
+    lora_rank: int = training_options.lora_rank()
+    full: bool = training_options.full()
     step: float | None = option(
         "--step", type=TIME, metavar="TIME", help="Time of a step on one GPU alone, such as 2s."
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tunetool.cli import options
 from tunetool.cli.options import AsJson, OnManyHosts, need_inventory, option, takes
 from tunetool.cli.output import write_text
 from tunetool.cli.values import PATH
@@ -36,7 +37,7 @@ class Options(AsJson, OnManyHosts):
     page: Path | None = option(
         "--page", type=PATH, metavar="FILE", help="With -i: file for an HTML page of what differs."
     )
-    no_become: bool = option("--no-become", is_flag=True, help="With -i: run as the user who logs in, not as root.")
+    no_become: bool = options.no_become()
 
     def check(self) -> None:
         """Raises ``UsageProblem`` for options that contradict each other."""

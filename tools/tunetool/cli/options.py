@@ -220,6 +220,11 @@ class OnManyHosts(OnHosts):
     forks: int | None = number("--forks", help="With -i: number of hosts at the same time. Default: all, up to 100.")
 
 
+def no_become() -> Any:
+    """``--no-become``."""
+    return option("--no-become", is_flag=True, help="With -i: run as the user who logs in, not as root.")
+
+
 def need_inventory(inventory: Path | None, **given: Any) -> None:
     """Raises ``UsageProblem`` if an option for hosts is given without an inventory."""
     for name, value in given.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from tunetool.cli import options
 from tunetool.cli.groups import Group
 from tunetool.cli.options import AsJson, Dry, InRuns, OnManyHosts, argument, need_inventory, option, takes
 from tunetool.cli.output import finish
@@ -52,7 +53,7 @@ class _Options(AsJson, InRuns, Dry, OnManyHosts):
     no_wait: bool = option(
         "--no-wait", is_flag=True, help="End with 3 if another run works on DST; do not wait for it."
     )
-    no_become: bool = option("--no-become", is_flag=True, help="With -i: run as the user who logs in, not as root.")
+    no_become: bool = options.no_become()
 
     def check(self) -> None:
         """Raises ``UsageProblem``."""

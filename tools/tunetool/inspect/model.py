@@ -233,7 +233,7 @@ class Inspection(Document):
     filesystems: list[Filesystem]
     memory: Memory
     gds: Gds
-    settings: list[Setting] = []
+    settings: list[Setting] = Field([])
     manifest: dict[str, Any] | None = Field(None, description="What was built: /etc/tunetool/node.json")
     ceilings: list[Ceiling]
     findings: list[Finding]

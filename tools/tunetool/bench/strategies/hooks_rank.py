@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +22,22 @@ from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 
 from tunetool.advise.qwen2_5_vl import LORA_TARGETS
 from tunetool.bench.strategies.hooks import CASES, FILE, STEPS, WARM_UP, Order, Probed, configuration, with_case
-from tunetool.errors import CannotJudge, TunetoolError
+from tunetool.bench.strategies.measuring_rank import MeasuringRank
 from tunetool.launch import rank as launched
-from tunetool.training.rank.recorder import keep_error
+from tunetool.training.rank.recorder import leave_answer
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload
 
 _TOKENS, _PATCHES = 24, 16
 
 
-class Probe:
+class Probe(MeasuringRank):
     """A rank of a group that stands."""
 
     def __init__(self, order: Order, local_rank: int) -> None:
+        super().__init__(order.device, local_rank)
         self.order = order
-        self.cuda = order.device != "cpu" and torch.cuda.is_available()
-        if order.device == "cuda" and not self.cuda:
-            raise CannotJudge("torch sees no GPU", "measure on `--device cpu`")
-        self.device = f"cuda:{local_rank}" if self.cuda else "cpu"
-        if self.cuda:
-            torch.cuda.set_device(local_rank)
-        else:
+        if not self.cuda:
             # It would be compiled during the run (see training.trainers.deepspeed).
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
@@ -60,11 +54,11 @@ class Probe:
         taken = []
         for _ in range(WARM_UP + STEPS):
             dist.barrier()
-            self._synchronize()
+            self.synchronize()
             began = time.perf_counter()
             engine.backward(engine(**batch).loss)
             engine.step()
-            self._synchronize()
+            self.synchronize()
             taken.append(time.perf_counter() - began)
             launched.beat()
         engine.destroy()
@@ -120,22 +114,10 @@ class Probe:
             "mm_token_type_ids": (tokens == settings["image_token_id"]).long(),
         }
 
-    def _synchronize(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
-
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status as tunetool's own, with the reason in the rank's directory."""
-    own = launched.out()
-    try:
-        found = Probe(Order(**json.loads(arguments[1])), int(os.environ["LOCAL_RANK"])).run()
-    except TunetoolError as error:
-        keep_error(own, error)
-        sys.stderr.write(f"error: {error.message}\n")
-        return int(error.exit_code)
-    (own / FILE).write_text(json.dumps(asdict(found)))
-    return 0
+    return leave_answer(lambda: Probe(Order(**json.loads(arguments[1])), int(os.environ["LOCAL_RANK"])).run(), FILE)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from tunetool.advise.communication import KINDS, Kind
+from tunetool.bench.strategies.measuring_rank import MeasuringRank
 from tunetool.bench.strategies.network import FILE, Order, RankFigures
-from tunetool.errors import CannotJudge
 from tunetool.launch import rank as launched
 from tunetool.node.machine.memory_left import bytes_left
 from tunetool.training.rank.recorder import leave_answer
@@ -33,17 +33,12 @@ _FEWEST, _MOST = 3, 30
 _WORK_SECONDS, _WORK_LAYERS, _WORK_ROWS, _WIDEST = 1.0, 4, 64, 4096
 
 
-class Bench:
+class Bench(MeasuringRank):
     """The measurements of one rank of the group."""
 
     def __init__(self, order: Order, local_rank: int) -> None:
+        super().__init__(order.device, local_rank)
         self.order = order
-        self.cuda = order.device != "cpu" and torch.cuda.is_available()
-        if order.device == "cuda" and not self.cuda:
-            raise CannotJudge("torch sees no GPU", "measure on `--device cpu`")
-        self.device = f"cuda:{local_rank}" if self.cuda else "cpu"
-        if self.cuda:
-            torch.cuda.set_device(local_rank)
 
     def run(self) -> RankFigures:
         """Join the group, measure the network and the computation, and leave."""
@@ -52,7 +47,7 @@ class Bench:
         # NCCL gets its device, as from DeepSpeed; it then makes the communicator at once.
         dist.init_process_group(backend, **({"device_id": torch.device(self.device)} if self.cuda else {}))
         dist.all_reduce(torch.ones(1, device=self.device))
-        self._synchronize()
+        self.synchronize()
         communicator = time.monotonic() - began
         points: dict[str, list[tuple[int, list[float]]]] = {}
         queued: list[float] = []
@@ -129,10 +124,10 @@ class Bench:
         dist.barrier()
         taken = []
         for _ in range(runs):
-            self._synchronize()
+            self.synchronize()
             began = time.perf_counter()
             once()
-            self._synchronize()
+            self.synchronize()
             taken.append(time.perf_counter() - began)
         slowest = torch.tensor(taken, dtype=torch.float32, device=like.device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -147,10 +142,10 @@ class Bench:
         rows = torch.randn(_WORK_ROWS, width, device=self.device)
 
         def once() -> float:
-            self._synchronize()
+            self.synchronize()
             began = time.perf_counter()
             stack(rows).square().mean().backward()
-            self._synchronize()
+            self.synchronize()
             return time.perf_counter() - began
 
         once()
@@ -165,10 +160,6 @@ class Bench:
         if self.cuda:
             return int(torch.cuda.mem_get_info()[1])
         return bytes_left() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-    def _synchronize(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
 
 
 def main(arguments: Sequence[str]) -> int:
