@@ -207,7 +207,6 @@ def probed_steps(hooks: Hooks, layout: Layout, network: Network | None, compute:
     return steps
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.floats(0.0, 2e-3), st.floats(0.0, 2e-3), st.sampled_from(["1x1", "1x2", "2x1"]), st.floats(0.01, 1.0))
 def test_a_probe_finds_what_each_module_and_each_gather_cost(
     per_use: float, per_gather: float, where: str, compute: float
