@@ -28,7 +28,7 @@ MACHINE = Path(__file__).resolve().parents[1] / "docs/machines/h100-made.json"
 def nodes(count: int) -> dict[str, Inspection]:
     with opened(MACHINE) as source:
         text = inspect(source).model_dump_json(by_alias=True)
-    found = {}
+    made = {}
     for number in range(count):
         # Parsed one by one, as they arrive: nothing is shared between hosts.
         shown = Inspection.model_validate_json(text)
@@ -38,8 +38,8 @@ def nodes(count: int) -> dict[str, Inspection]:
             drive = shown.drives[-1]
             slow = drive.model_copy(update={"link": drive.link.model_copy(update={"speed_gts": 16.0})})
             shown = shown.model_copy(update={"drives": [*shown.drives[:-1], slow]})
-        found[f"n{number}"] = shown
-    return found
+        made[f"n{number}"] = shown
+    return made
 
 
 def main() -> int:
@@ -51,13 +51,13 @@ def main() -> int:
     taken = []
     for _ in range(options.rounds):
         began = time.process_time()
-        found = compare(made)
+        comparison = compare(made)
         taken.append(time.process_time() - began)
-    assert [each.fact for each in found.differences] == ["drives.link", "host.kernel"], found.differences
+    assert [each.fact for each in comparison.differences] == ["drives.link", "host.kernel"], comparison.differences
     low, high = min(taken), max(taken)
     word = "held" if high < SECONDS else "missed" if low >= SECONDS else "not decided"
     print(
-        f"{options.nodes} nodes, {found.facts} facts: {statistics.median(taken):.3f} s [{low:.3f} to {high:.3f}], "
+        f"{options.nodes} nodes, {comparison.facts} facts: {statistics.median(taken):.3f} s [{low:.3f} to {high:.3f}], "
         f"{options.rounds} rounds; goal: below {SECONDS:g} s: {word}"
     )
     return {"held": 0, "missed": 1}.get(word, 3)

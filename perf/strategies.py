@@ -119,8 +119,8 @@ def ratio(steps: Mapping[str, Measurement], rate: str) -> str:
         low, high = bounds[1][0] / bounds[0][1], bounds[1][1] / bounds[0][0]
     word = MISSED if high < TIMES or predicted <= 1 else HELD if low >= TIMES else OPEN
     print(
-        f"ZeRO-3 / ZeRO-2 over {rate}: {times:.2f} [{low:.2f} to {high:.2f}], predicted {predicted:.2f}; goal: {TIMES:g} "
-        f"or more, predicted above 1: {word}"
+        f"ZeRO-3 / ZeRO-2 over {rate}: {times:.2f} [{low:.2f} to {high:.2f}], predicted {predicted:.2f}; goal: "
+        f"{TIMES:g} or more, predicted above 1: {word}"
     )
     return word
 

@@ -71,7 +71,7 @@ def _answer(asked: WhatIf, stage: int) -> Answer:
     )
 
 
-def as_document(asked: WhatIf, model: str, found: Sequence[Answer]) -> dict[str, Any]:
+def as_document(asked: WhatIf, model: str, stages: Sequence[Answer]) -> dict[str, Any]:
     """The answer as JSON values; bytes, seconds and bytes per second."""
     return {
         "model": model,
@@ -90,6 +90,6 @@ def as_document(asked: WhatIf, model: str, found: Sequence[Answer]) -> dict[str,
                 "hiding_bandwidth": each.hidden_at,
                 "epoch_over_one_gpu": list(each.relative) if each.relative else None,
             }
-            for each in found
+            for each in stages
         ],
     }

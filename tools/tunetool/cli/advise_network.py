@@ -75,10 +75,10 @@ def network(given: Options) -> int:
     from tunetool.report.page import table_console
 
     asked, what = _question(given)
-    found = answers(asked)
-    write_text(json.dumps({"schema": SCHEMA, **as_document(asked, what, found)}, indent=2) + "\n", given.json_to)
+    stages = answers(asked)
+    write_text(json.dumps({"schema": SCHEMA, **as_document(asked, what, stages)}, indent=2) + "\n", given.json_to)
     if given.json_to != "-":
-        print_network(asked, what, found, table_console())
+        print_network(asked, what, stages, table_console())
     return 0
 
 

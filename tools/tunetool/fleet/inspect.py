@@ -47,13 +47,13 @@ def inspect_fleet(request: FleetRequest, progress: Progress) -> FleetInspection:
 
     last_events(play, _SECONDS, progress, words)
     hosts = [members.get(name) or member(name, None) for name in play.names]
-    found = compare({each.host: each.inspection for each in hosts if each.inspection is not None})
+    comparison = compare({each.host: each.inspection for each in hosts if each.inspection is not None})
     return FleetInspection(
         tool_version=__version__,
         taken=taken,
         command=list(request.command),
-        facts=found.facts,
-        differences=found.differences,
+        facts=comparison.facts,
+        differences=comparison.differences,
         hosts=hosts,
     )
 

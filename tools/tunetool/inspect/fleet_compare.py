@@ -112,9 +112,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Known:
-    """A fact's kind, with its place among all kinds, and the fact's title."""
+    """A fact's kind, with its rank among all kinds, and the fact's title."""
 
-    place: int
+    rank: int
     kind: Kind
     title: str
 
@@ -122,11 +122,11 @@ class _Known:
 def compare(inspections: Mapping[str, Inspection]) -> Comparison:
     """What differs between these hosts. The order of hosts does not matter."""
     by_host = {host: facts(inspections[host]) for host in sorted(inspections, key=natural)}
-    names = dict.fromkeys(name for found in by_host.values() for name in found)
+    names = dict.fromkeys(name for host_facts in by_host.values() for name in host_facts)
     known = {name: _known(name) for name in names}
     result = []
-    for name in sorted(names, key=lambda name: (known[name].place, natural(name))):
-        values = {host: found.get(name) for host, found in by_host.items() if _applies(name, found)}
+    for name in sorted(names, key=lambda name: (known[name].rank, natural(name))):
+        values = {host: host_facts.get(name) for host, host_facts in by_host.items() if _applies(name, host_facts)}
         result += _differences(name, known[name], values)
     return Comparison(result, len(names))
 
@@ -137,22 +137,22 @@ def natural(text: str) -> tuple[tuple[int, str], ...]:
 
 
 def _known(name: str) -> _Known:
-    for place, kind in enumerate(KINDS):
+    for rank, kind in enumerate(KINDS):
         match = re.fullmatch(kind.pattern, name)
         if match:
-            return _Known(place, kind, kind.title.format(match.group(1) if match.groups() else name))
+            return _Known(rank, kind, kind.title.format(match.group(1) if match.groups() else name))
     raise AssertionError(name)  # the last pattern matches all
 
 
-def _applies(name: str, found: Mapping[str, Fact]) -> bool:
+def _applies(name: str, host_facts: Mapping[str, Fact]) -> bool:
     """Whether this host could have the fact: a host without GPUs is not named for their model."""
-    if name in found:
+    if name in host_facts:
         return True
-    if name == "settings.read_ahead" and not any(each.startswith("arrays.") for each in found):
+    if name == "settings.read_ahead" and not any(each.startswith("arrays.") for each in host_facts):
         return False
     above = parent(name)
     while above is not None:
-        if above not in found or found[above].value == "0":
+        if above not in host_facts or host_facts[above].value == "0":
             return False
         above = parent(above)
     return True
@@ -212,12 +212,12 @@ def _classes(values: Mapping[str, Fact | None], kind: Kind) -> dict[str, str]:
 
 def _shown(hosts: Sequence[str], values: Mapping[str, Fact | None]) -> str:
     """The value of hosts of one class: of numbers the one in the middle."""
-    found = [fact for host in hosts if (fact := values[host]) is not None]
-    numbers = {fact.value: fact.shown for fact in found if isinstance(fact.value, float)}
+    present = [fact for host in hosts if (fact := values[host]) is not None]
+    numbers = {fact.value: fact.shown for fact in present if isinstance(fact.value, float)}
     if numbers:
-        middle = median([fact.value for fact in found if isinstance(fact.value, float)])
+        middle = median([fact.value for fact in present if isinstance(fact.value, float)])
         return numbers[min(numbers, key=lambda number: (abs(number - middle), number))]
-    return str(found[0].value) if found else ABSENT
+    return str(present[0].value) if present else ABSENT
 
 
 def _part_values(fact: Fact | None) -> list[str]:
@@ -232,13 +232,13 @@ def _only_fewer(fact: Fact | None, usual: Fact | None) -> bool:
 
 def _odd_parts(hosts: Sequence[str], values: Mapping[str, Fact | None], usual: set[str]) -> dict[str, list[str]]:
     """By host, its devices with a value that no device of the majority has."""
-    found = {}
+    odd_parts = {}
     for host in hosts:
         fact = values[host]
         odd = [f"{name}: {value}" for name, value in fact.parts if value not in usual] if fact is not None else []
         if odd:
-            found[host] = odd
-    return found
+            odd_parts[host] = odd
+    return odd_parts
 
 
 def counts(differences: Sequence[Difference]) -> Counter[str]:

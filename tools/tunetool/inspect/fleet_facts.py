@@ -35,14 +35,14 @@ class Fact:
 
 def facts(shown: Inspection) -> dict[str, Fact]:
     """All facts of one host; what it does not show is absent."""
-    found: dict[str, Fact] = {}
+    result: dict[str, Fact] = {}
     for read in (_drives, _gpus, _host, _memory, _volume, _built):
         for name, value in read(shown):
             if isinstance(value, Fact):
-                found[name] = value
+                result[name] = value
             elif value is not None:
-                found[name] = Fact(str(value))
-    return found
+                result[name] = Fact(str(value))
+    return result
 
 
 _OF_DRIVES = (
@@ -57,18 +57,18 @@ def parent(name: str) -> str | None:
     """The fact without which this one makes no sense; None where it stands alone."""
     room = name.partition(".")[0]
     if name in _ALONE:
-        found = None
+        above = None
     elif room == "drives" or name in _OF_DRIVES:
-        found = "drives.count"
+        above = "drives.count"
     elif room == "gpus" or name in _OF_GPUS:
-        found = "gpus.count"
+        above = "gpus.count"
     elif name == "driver.open":
-        found = "driver.version"
+        above = "driver.version"
     elif room in ("arrays", "mounts"):
-        found = name.rpartition("|")[0] or None
+        above = name.rpartition("|")[0] or None
     else:
-        found = "manifest" if room == "manifest" else None
-    return found
+        above = "manifest" if room == "manifest" else None
+    return above
 
 
 Named = Iterator[tuple[str, Any]]

@@ -38,7 +38,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Order:
-    """What the ranks are told."""
+    """What the ranks are asked to do."""
 
     device: str
     full: bool

@@ -44,9 +44,9 @@ class Probe(MeasuringRank):
     def run(self) -> Probed:
         """All cases."""
         deepspeed.init_distributed(dist_backend="nccl" if self.cuda else "gloo", verbose=False)
-        found = Probed({case: self._steps(case) for case in CASES})
+        probed = Probed({case: self._steps(case) for case in CASES})
         dist.barrier()
-        return found
+        return probed
 
     def _steps(self, case: str) -> list[float]:
         engine = self._engine(case)
