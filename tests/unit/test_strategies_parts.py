@@ -287,6 +287,15 @@ def test_another_cell_of_stage_3_corrects_the_probe() -> None:
     assert "times 2.00 as 1x1:z3 took of it" in made.basis
 
 
+def test_stage_2_is_predicted_from_stage_3_alone_without_its_hooks() -> None:
+    job = big()
+    layouts_, steps = hooked(job, Hooks(5e-4, 3e-4))
+    made = predict(cell("1x2:z2"), job, layouts_, {cell("1x2:z3"): steps[cell("1x2:z3")]})
+    assert made is not None
+    assert made.step == pytest.approx(steps[cell("1x2:z2")], rel=0.02)
+    assert made.basis == "1x2:z3 less communication and less hooks by a probe"
+
+
 def test_a_cell_is_never_predicted_from_itself() -> None:
     job = big()
     layouts_, steps = hooked(job, Hooks(5e-4, 3e-4))

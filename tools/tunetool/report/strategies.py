@@ -171,7 +171,9 @@ def _notes(ran: Sequence[Cell]) -> Iterator[str]:
 
 
 def _renewed(made: int) -> str:
-    return f", the middle of {made - 1} renewed predictions" if made > 1 else ""
+    if made < 3:
+        return ", renewed once" if made == 2 else ""
+    return f", the middle of {made - 1} renewals"
 
 
 def counterpart(epoch: Epoch, ran: Sequence[Cell]) -> Cell | None:

@@ -174,9 +174,14 @@ def _with_hooks(cell: Cell, job: Job, layouts: Layouts, computes: Mapping[Cell, 
     if not bare or (cell.stage == 3 and cell not in probed):
         return None
     estimate = _of_stage_2(cell, layouts, bare)
-    if estimate is None or cell.stage < 3:
-        return estimate
+    if estimate is None:
+        return None
     compute, basis = estimate
+    if not plain:
+        sources = " and ".join(str(each) for each in sorted(computes) if each in probed)
+        basis = f"{sources} less communication and less hooks by a probe"
+    if cell.stage < 3:
+        return compute, basis
     times, witnesses = _times(cell, layouts, computes, plain, probed)
     hooks = times * probed[cell]
     return compute + hooks, f"{basis}, plus {hooks:.3g} s of ZeRO-3's hooks by a probe{witnesses}"
