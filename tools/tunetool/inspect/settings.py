@@ -33,7 +33,7 @@ def read_settings(drives: Sequence[Drive], arrays: Sequence[Array], root: str) -
 
 def _settings(machine: Machine) -> Iterator[Setting]:
     for name in SETTINGS:
-        values = [machine.read(name, place) for place in machine.places(name)]
+        values = [machine.read(name, target) for target in machine.targets(name)]
         yield from _setting(name, values)
     for name, path in OTHERS.items():
         text = read_text(f"{machine.root.rstrip('/')}/{path}")
