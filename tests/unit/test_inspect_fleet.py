@@ -229,7 +229,7 @@ def test_what_comes_back_is_an_inspection_or_a_reason() -> None:
     newer = member("n1", {"res": {"inspection": {**document, "tool_version": "9.1", "colour": "red"}}})
     assert newer.inspection is None
     assert "tunetool 9.1 answers with another document" in (newer.reason or "")
-    assert member("n1", None).reason == "Ansible said nothing about this host"
+    assert member("n1", None).reason == "Ansible reported nothing about this host"
     assert "Failed to connect" in (member("n1", {"res": {"msg": "Failed to\nconnect"}}).reason or "").replace("\n", " ")
 
 
