@@ -64,6 +64,9 @@ class Trainer:
         import peft  # noqa: F401  (imported here, used later)
         import torch
         import transformers
+        from transformers import (
+            Qwen2_5_VLForConditionalGeneration,  # noqa: F401  (transformers imports it when it is named)
+        )
 
         from tunetool.training.data import dataset  # noqa: F401  (the same)
         from tunetool.training.model import load  # noqa: F401  (the same)
