@@ -274,7 +274,7 @@ def test_hooks_are_in_the_first_prediction_of_stage_3_already() -> None:
     without = predict(cell("1x1:z3"), job, replace(layouts_, hooks={}), {cell("1x1:z2"): 0.5})
     assert without is not None
     assert without.step == pytest.approx(0.5)
-    assert "without what stage 3's own hooks cost" in without.basis
+    assert "without the cost of stage 3's own hooks" in without.basis
 
 
 def test_another_cell_of_stage_3_corrects_the_probe() -> None:
