@@ -127,7 +127,7 @@ ALLOWED = (
     Allowed(r"no apt-get: the cluster's programs", "another distribution", no_apt),
     Allowed(r"no Python \S+ here that `nobody` may start", "hardware: the only Python lies in root's home", always),
     Allowed(r"it compresses: the tensor's bytes", "an engine to which the question does not apply", always),
-    Allowed(r"^it is for a state on a GPU$", "hardware: there is no GPU", no_gpu),
+    Allowed(r"^(it is for a state on a GPU|a GPU computes in fp16)$", "hardware: there is no GPU", no_gpu),
     Allowed(r"it locks .*, RLIMIT_MEMLOCK is ", "rights: an ordinary user may lock little", not_root),
     Allowed(r"^Orbax is not installed", "a licence, or a size: engines that nobody is made to install", always),
     Allowed(

@@ -315,6 +315,53 @@ def test_that_it_learns_is_judged(losses: list[float], status: str, code: int) -
         assert "no number on rank 0 at step 1" in verdict.reasons[0]
 
 
+def skipping(*steps: int, **more: object) -> RankResult:
+    recorder = Recorder(0, 0, 1, precision="fp16")
+    for step in range(10):
+        loss = float("nan") if step in steps else 5.0 - 0.4 * step
+        recorder.step(0.1, 0.1, 0.5 if step in steps else 2.0, loss, 1e-4, 10, 2, skipped=step in steps)
+    found = recorder.result()
+    kept = {"precision": "fp16", "skipped_steps": found.skipped_steps, "notes": found.notes, "losses": found.losses}
+    return result(**{**kept, "step_seconds": found.step_seconds, **more})
+
+
+def test_a_skipped_step_is_said_and_breaks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rank-0").mkdir()
+    keep_result(tmp_path / "rank-0", skipping(0, 1, 4))
+    back = read_result(tmp_path, 0)
+    assert back.skipped_steps == [0, 1, 4]
+    assert back.notes == [
+        "loss scaling skipped the update of 3 of 10 steps (step 0, 1, 4): their gradients overflowed in fp16"
+    ]
+    one = run(back)
+    assert judged(one).status == "pass"
+    found = {each.name: each for each in figures.measurements(one)}
+    # A step without an update is shorter: it is none of the step's samples.
+    assert set(found["finetune.step"].samples or []) == {2.0}
+    assert found["finetune.step"].parameters["precision"] == "fp16"
+    assert found["finetune.step"].parameters["skipped_steps"] == 3
+
+
+def test_a_loss_that_is_no_number_is_excused_by_loss_scaling_alone() -> None:
+    in_bf16 = skipping(4, precision="bf16")
+    assert judged(run(in_bf16)).status == "fail"
+    elsewhere = skipping(4, losses=[float("nan"), *skipping(4).losses[1:]])
+    assert "no number on rank 0 at step 0" in judged(run(elsewhere)).reasons[0]
+
+
+def test_a_run_whose_every_update_was_skipped_proves_nothing() -> None:
+    none = skipping(*range(10))
+    verdict = judged(run(none))
+    assert verdict.status == "unproven"
+    assert "none of 10 steps made an update" in verdict.reasons[0]
+
+
+def test_the_format_is_in_what_is_printed() -> None:
+    out = io.StringIO()
+    print_finetune(record_of(run(skipping(0))), None, Console(file=out, width=200))
+    assert "cpu in fp16 with loss scaling" in out.getvalue()
+
+
 def test_ranks_that_made_different_steps_fail_and_a_dead_one_is_an_error() -> None:
     short = result(1, step_seconds=[1.0], data_seconds=[0.1], losses=[1.0])
     assert judged(run(result(0), short)).status == "fail"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tunetool.advise import zero
 from tunetool.advise.ds_config import KINDS, plan
 from tunetool.advise.ds_config_plan import Job, Node
+from tunetool.advise.precision import FP16, choose
 from tunetool.advise.read_model import load_model
 from tunetool.advise.shapes import PRESETS, Decoder, Model, preset
 from tunetool.errors import CannotJudge, UsageProblem
@@ -26,6 +27,7 @@ from tunetool.tune.settings import DEFAULTS
 
 GIB = 2**30
 BLOCK = dataclasses.replace(DEFAULTS, intra_op_parallelism=8, queue_depth=32).block()
+V100 = (7, 0)
 H100 = Node(memory_bytes=2048 * GIB, free_bytes=28 * 10**12)
 
 
@@ -182,7 +184,9 @@ def test_ranks_spread_evenly_over_nodes() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("node", [H100, Node(2048 * GIB, gpu=False), Node(2048 * GIB, bf16=False)])
+@pytest.mark.parametrize(
+    "node", [H100, Node(2048 * GIB, gpu=False), Node(2048 * GIB, precision=choose("auto", [V100]))]
+)
 def test_every_value_of_every_kind_has_a_reason(kind: str, node: Node) -> None:
     planned = plan(job(kind, "llama2-7b"), node)
     document = render(planned)
@@ -190,7 +194,8 @@ def test_every_value_of_every_kind_has_a_reason(kind: str, node: Node) -> None:
     assert unexplained == []
     batch = document["train_micro_batch_size_per_gpu"] * document.get("gradient_accumulation_steps", 1) * 8
     assert document["train_batch_size"] == batch
-    assert ("bf16" in document) is node.bf16
+    assert ("bf16" in document) is (node.precision.format == "bf16")
+    assert document.get("fp16") == (None if "bf16" in document else dict(FP16))
     assert "aio" not in document["zero_optimization"]
     if kind in ("zero3-nvme", "zero3-nvme-70b", "zero-inference"):
         assert document["aio"] == BLOCK

@@ -50,7 +50,7 @@ def test_lightning_trains_by_our_own_configuration(stage: int) -> None:
     assert made.trainer["accumulate_grad_batches"] == ours["gradient_accumulation_steps"]
     assert made.strategy["config"]["zero_optimization"]["stage"] == stage
     assert (made.trainer["devices"], made.trainer["num_nodes"]) == (8, 2)
-    assert (made.trainer["accelerator"], made.trainer["precision"]) == ("cuda", "bf16-true")
+    assert (made.trainer["accelerator"], made.trainer["precision"]) == ("cuda", "bf16-mixed")
     # Our plan is dealt out already, and is all there is.
     assert (made.trainer["max_steps"], made.trainer["use_distributed_sampler"]) == (40, False)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +145,77 @@ def modules_start(collections: Path, directory: Path) -> None:
     assert done.stdout.count('"msg": "missing required arguments: ') == len(names), done.stdout
 
 
+def tasks_of(listing: str) -> list[tuple[str, set[str]]]:
+    """The plays and tasks of `--list-tasks`, each with its tags, whose order is random."""
+    lines = [line for line in listing.splitlines() if line.strip() and not line.startswith("playbook:")]
+    split = [line.partition("TAGS: [") for line in lines]
+    return [(line.strip(), set(tags.rstrip("]").split(","))) for line, _, tags in split]
+
+
+def the_whole_site_runs_alone(collections: Path, directory: Path) -> None:
+    """`tunetool.node.site` is the clone's site.yml: the same tasks under every tag, and it really runs."""
+    alone = {"cwd": directory, "ANSIBLE_COLLECTIONS_PATH": str(collections)}
+    site, inventory = "tunetool.node.site", ("-i", str(ROOT / "inventory/h100"))
+    done = ansible("ansible-playbook", site, *inventory, "--syntax-check", **alone)
+    assert done.returncode == 0, done.stderr
+    for tags in ((), ("--tags", "plan,verify")):
+        listed = [
+            ansible("ansible-playbook", name, *inventory, "--list-tasks", *tags, **where)
+            for name, where in (("site.yml", {}), (site, alone))
+        ]
+        clone, installed = (tasks_of(done.stdout) for done in listed)
+        assert clone == installed != []
+    hosts = directory / "hosts.yml"
+    variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    # More drives than any machine has: what runs these tests is refused, whatever it is.
+    hosts.write_text(yaml.safe_dump({"all": {"hosts": {"n1": {**variables, "nvme_drives_count": 999}}}}))
+    done = ansible("ansible-playbook", site, "-i", str(hosts), "--check", **alone)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "999 drives asked for, " in " ".join(done.stdout.split())
+    assert "Make or keep the array" not in done.stdout
+    done = ansible("ansible-playbook", site, "-i", str(hosts), "-e", "nvme_drives_cuont=7", **alone)
+    assert "did you mean `nvme_drives_count`?" in done.stdout, done.stdout + done.stderr
+
+
+def test_every_role_s_readme_has_an_example_that_ansible_takes(tmp_path: Path) -> None:
+    roles = sorted(path.name for path in (ROOT / "roles").iterdir())
+    examples, checks = [], []
+    for role in roles:
+        text = (ROOT / f"roles/{role}/README.md").read_text()
+        (block,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        path = tmp_path / f"{role}.yml"
+        path.write_text(block)
+        examples.append(str(path))
+        (play,) = yaml.safe_load(block)
+        used = play.get("vars", {}) | {k: v for each in play.get("roles", []) for k, v in each.get("vars", {}).items()}
+        named = {each["role"] for each in play.get("roles", [])} | {play.get("ansible.builtin.import_playbook")}
+        # Each shows its own role: by name, or by a variable of it.
+        assert f"tunetool.node.{role}" in named or any(name.startswith(f"{role}_") for name in used), role
+        job = {"replace_drive": "replace", "teardown": "teardown"}.get(role, "provision")
+        task = {"tunetool.node.validate_variables": {"job": job}}
+        checks.append({"hosts": "localhost", "gather_facts": False, "vars": used, "tasks": [task]})
+    done = ansible("ansible-playbook", "--syntax-check", "-i", "n1,", *examples)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("playbook: ") == len(roles)
+    (tmp_path / "check.yml").write_text(yaml.safe_dump(checks))
+    done = ansible("ansible-playbook", "-i", "localhost,", "-c", "local", str(tmp_path / "check.yml"))
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("TASK [tunetool.node.validate_variables]") == len(roles)
+
+
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_the_commented_connection_of_an_inventory_is_one(name: str, tmp_path: Path) -> None:
+    lines = (ROOT / f"inventory/{name}/hosts.yml").read_text().splitlines()
+    start = lines.index("  # vars:")
+    (tmp_path / "hosts.yml").write_text("\n".join([*lines[:start], *(re.sub("^  # ", "  ", x) for x in lines[start:])]))
+    done = ansible("ansible-inventory", "-i", str(tmp_path / "hosts.yml"), "--list", "-e", "vault_become_password=x")
+    assert done.returncode == 0, done.stderr
+    variables = json.loads(done.stdout)["_meta"]["hostvars"][f"{name}-001.example.com"]
+    assert variables["ansible_user"] == "ubuntu"
+    assert variables["ansible_ssh_common_args"].startswith("-o ProxyJump=")
+    assert set(variables) >= {"ansible_ssh_private_key_file", "ansible_become_password"}
+
+
 def test_the_built_collection_works_in_an_empty_path(tmp_path: Path) -> None:
     built = ansible("ansible-galaxy", "collection", "build", "--output-path", str(tmp_path))
     assert built.returncode == 0, built.stderr
@@ -169,6 +242,7 @@ def test_the_built_collection_works_in_an_empty_path(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Make or keep the array" in done.stdout
+    the_whole_site_runs_alone(place, tmp_path)
     modules_start(place, tmp_path)
     callback = ["-t", "callback", "tunetool.node.host_summary"]
     done = ansible("ansible-doc", *callback, cwd=tmp_path, ANSIBLE_COLLECTIONS_PATH=str(place))

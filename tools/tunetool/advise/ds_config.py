@@ -10,6 +10,7 @@ from dataclasses import replace
 from tunetool.advise import zero
 from tunetool.advise.ds_config_plan import Item, Job, Node, Plan
 from tunetool.advise.ds_config_reasons import explain
+from tunetool.advise.precision import FP16
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.units import format_size, format_size_binary
 
@@ -37,7 +38,8 @@ def plan(job: Job, node: Node) -> Plan:
     _check(job)
     result = Plan(job, node)
     _batch(result)
-    result.values.update(aio=dict(job.aio), nvme_path=job.nvme_path, bf16=node.bf16, pin_memory=node.gpu)
+    result.values.update(aio=dict(job.aio), nvme_path=job.nvme_path, pin_memory=node.gpu)
+    result.values.update(precision=node.precision.format, fp16=dict(FP16))
     if job.kind == "zero2":
         _buckets(result)
         total = sum(zero.partitions(job.model, job.world))

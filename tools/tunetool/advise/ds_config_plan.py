@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunetool.advise import zero
+from tunetool.advise.precision import BF16, Precision
 from tunetool.advise.shapes import Model
 
 
@@ -31,7 +32,7 @@ class Node:
     address_bytes: int = zero.SECTOR
     """Alignment in bytes that direct I/O to that file system needs of a memory address."""
     gpu: bool = True
-    bf16: bool = True
+    precision: Precision = BF16
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,18 @@ def _training(plan: Plan) -> dict[str, Explanation]:
             "the optimizer states move once per this many passes: more passes hide slower storage",
         ),
         "bf16.enabled": Explanation(
-            "", "DeepSpeed's accelerator supports it", "bf16 has the range of fp32 and needs no loss scaling"
+            "", plan.node.precision.why, "bf16 has the range of fp32 and needs no loss scaling"
         ),
-        "fp16.enabled": Explanation("", "the accelerator lacks bf16", "with DeepSpeed's dynamic loss scaling"),
+        "fp16.enabled": Explanation(
+            "", plan.node.precision.why, "for GPUs without bf16; small gradients would be 0 in it without loss scaling"
+        ),
+        "fp16.loss_scale": Explanation("", "0: dynamic", "halved where gradients overflow, whose step is skipped"),
+        "fp16.initial_scale_power": Explanation(
+            "", "2 to this power", "DeepSpeed's default; the first steps may be skipped until the scale fits"
+        ),
+        "fp16.loss_scale_window": Explanation("steps", "", "so many without an overflow double the scale"),
+        "fp16.hysteresis": Explanation("overflows", "", "so many halve the scale"),
+        "fp16.min_loss_scale": Explanation("", "", "an overflow at this scale ends the job"),
         "optimizer.type": Explanation("", "", "Adam on the CPU (op `cpu_adam`) where states are offloaded"),
         "optimizer.params.lr": Explanation("", "", unrelated),
         "optimizer.params.betas": Explanation("", "", unrelated),

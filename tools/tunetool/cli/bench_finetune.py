@@ -10,7 +10,7 @@ import click
 
 from tunetool.bench.defaults import PRESETS
 from tunetool.cli import training_options
-from tunetool.cli.options import option, takes
+from tunetool.cli.options import HostsCommand, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
 from tunetool.cli.values import DIRECTORY, Value, parse_duration
@@ -50,7 +50,7 @@ class Options(TrainingOptions):
     )
 
 
-@click.command("finetune")
+@click.command("finetune", cls=HostsCommand)
 @takes(Options)
 def finetune(given: Options) -> int:
     """Fine-tune Qwen2.5-VL, and report where the time goes: start, model load, data, steps.
@@ -83,6 +83,7 @@ def finetune(given: Options) -> int:
         checkpoint=given.checkpoint.absolute() if given.checkpoint is not None else None,
         curves=given.curves if isinstance(given.curves, float) else None,
         workers=given.workers,
+        precision=given.precision,
     )
     if given.steps is not None and given.epochs is not None:
         raise UsageProblem("`--steps` and `--epochs` contradict each other", "leave out one of them")

@@ -9,7 +9,7 @@ import click
 
 from tunetool.bench.defaults import CHECKPOINT_MODEL, MATRIX, SHM, STAGING_ROUNDS, STATE_BYTES
 from tunetool.cli import options
-from tunetool.cli.options import option, takes
+from tunetool.cli.options import HostsCommand, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
 from tunetool.cli.values import TEXT, parse_expectations
@@ -44,7 +44,7 @@ class Options(TrainingOptions):
     matrix: str = options.matrix(MATRIX)
 
 
-@click.command("reference")
+@click.command("reference", cls=HostsCommand)
 @takes(Options)
 def reference(given: Options) -> int:
     """Run everything in one go: verify, then checkpoints, staging and strategies.
@@ -67,7 +67,12 @@ def reference(given: Options) -> int:
         expect=parse_expectations(given.expect),
         duration=given.duration,
         cluster=given.cluster(),
-        settings=Settings(epochs=given.epochs or 1, steps=given.steps, batch_size=given.micro_batch or BATCH_SIZE),
+        settings=Settings(
+            epochs=given.epochs or 1,
+            steps=given.steps,
+            batch_size=given.micro_batch or BATCH_SIZE,
+            precision=given.precision,
+        ),
         memory=given.memory_target,
         rounds=given.rounds,
         checkpoint_model=given.checkpoint_model,

@@ -9,7 +9,7 @@ import click
 
 from tunetool.bench.defaults import SHM, STAGING_ROUNDS
 from tunetool.cli import options, training_options
-from tunetool.cli.options import option, takes
+from tunetool.cli.options import HostsCommand, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
 
@@ -34,7 +34,7 @@ class Options(TrainingOptions):
     workers: int = training_options.workers()
 
 
-@click.command("staging")
+@click.command("staging", cls=HostsCommand)
 @takes(Options)
 def staging(given: Options) -> int:
     """Compare the reference fine-tune with its files in memory and on bulk storage.
@@ -63,6 +63,7 @@ def staging(given: Options) -> int:
             batch_size=given.micro_batch or BATCH_SIZE,
             loader=given.loader,  # type: ignore[arg-type]  # click holds it to the choices
             workers=given.workers,
+            precision=given.precision,
         ),
         memory=given.memory_target,
         scenarios=parse(given.scenarios),

@@ -8,7 +8,7 @@ import click
 
 from tunetool.bench.defaults import MATRIX, NETWORK_SECONDS, STRATEGIES_ROUNDS, STRATEGIES_STEPS
 from tunetool.cli import options, training_options
-from tunetool.cli.options import option, takes
+from tunetool.cli.options import HostsCommand, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
 from tunetool.cli.values import DURATION
@@ -31,7 +31,7 @@ class Options(TrainingOptions):
     )
 
 
-@click.command("strategies")
+@click.command("strategies", cls=HostsCommand)
 @takes(Options)
 def strategies(given: Options) -> int:
     """Compare ZeRO stages on different numbers of GPUs and nodes, each with its predicted time of a step.
@@ -62,6 +62,7 @@ def strategies(given: Options) -> int:
             batch_size=given.micro_batch or BATCH_SIZE,
             lora_rank=given.lora_rank,
             full=given.full,
+            precision=given.precision,
             curves=None,
         ),
         rounds=given.rounds,

@@ -17,6 +17,7 @@ from tunetool.cli.values import FILE, SIZE, local_python
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
+    from tunetool.advise.precision import Asked
     from tunetool.tune.configs import Request
     from tunetool.tune.settings import AioSettings
 
@@ -49,6 +50,7 @@ class Options(SearchOptions):
     batch: int | None = option(
         "--batch", type=int, metavar="N", help="Samples of one step of the whole job. Default: micro batch x ranks."
     )
+    precision: Asked = options.precision()
     memory: int | None = option("--memory", type=SIZE, help="Memory of each node of the job. Default: this node's.")
     nvme_space: int | None = option(
         "--nvme-space", type=SIZE, help="Free space for offload on each node of the job. Default: that of --target."
@@ -76,6 +78,7 @@ class Options(SearchOptions):
             nodes=self.nodes,
             micro_batch=self.micro_batch,
             batch=self.batch,
+            precision=self.precision,
             memory_bytes=self.memory,
             space_bytes=self.nvme_space,
         )
@@ -124,6 +127,7 @@ def _write(request: Request, settings: AioSettings, dry_run: bool, err: bool = F
     done = write_config(request, settings, os.environ, best_progress())
     job = done.plan.job
     click.echo(f"{job.kind} for {job.model.name} ({job.model.numel:,} parameters) on {job.world} ranks", err=err)
+    click.echo(f"{done.plan.node.precision}: {done.plan.node.precision.why}", err=err)
     click.echo(done.accepted, err=err)
     memory, files = done.plan.rank_bytes("host", "locked"), done.plan.rank_bytes("nvme")
     if memory:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tunetool.cli import options
-from tunetool.cli.options import AsJson, OnManyHosts, need_inventory, option, takes
+from tunetool.cli.options import AsJson, HostsCommand, OnManyHosts, need_inventory, option, takes
 from tunetool.cli.output import write_text
 from tunetool.cli.values import PATH
 from tunetool.errors import UsageProblem
@@ -57,7 +56,7 @@ class Options(AsJson, OnManyHosts):
             )
 
 
-@click.command("inspect")
+@click.command("inspect", cls=HostsCommand)
 @takes(Options)
 def command(given: Options) -> int:
     """Show one screen of the node: drives, PCIe paths, volume, memory, GPUs, what limits it, and what to repair.
@@ -109,7 +108,9 @@ def _fleet(given: Options, inventory: Path) -> int:
     from tunetool.report.fleet_inspection import screen, write_page
     from tunetool.report.progress import best_progress
 
-    request = FleetRequest(inventory, given.limit, given.forks, not given.no_become, sys.argv)
+    request = FleetRequest(
+        inventory, given.limit, given.forks, not given.no_become, options.command_line(), given.ansible_options()
+    )
     fleet = inspect_fleet(request, best_progress())
     write_text(dumps(fleet), given.json_to)
     if given.page is not None:

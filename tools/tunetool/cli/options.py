@@ -91,6 +91,18 @@ def rounds(default: int) -> Any:
     )
 
 
+def precision() -> Any:
+    """``--precision`` of training."""
+    return option(
+        "--precision",
+        type=click.Choice(["auto", "bf16", "fp16"]),
+        default="auto",
+        show_default=True,
+        help="Number format on GPUs. auto: bf16 where every GPU has it (compute capability 8.0), else fp16 with loss "
+        "scaling. CPUs compute in fp32.",
+    )
+
+
 def memory_target(text: str, **settings: Any) -> Any:
     """``--memory-target``, a directory in memory."""
     return option("--memory-target", type=DIRECTORY, help=text, **settings)
@@ -190,6 +202,13 @@ class Dry:
     )
 
 
+def command_line() -> list[str]:
+    """The command as a record keeps it."""
+    from tunetool.fleet.ansible_options import without_secrets
+
+    return without_secrets(sys.argv)
+
+
 @dataclass(frozen=True)
 class Measuring(AsJson, InRuns, Dry):
     """What every command that measures takes."""
@@ -200,17 +219,57 @@ class Measuring(AsJson, InRuns, Dry):
         """The options as ``tunetool.measure.session`` takes them."""
         from tunetool.measure.session import Run
 
-        return Run(self.runs_dir, self.allow_busy, self.dry_run, sys.argv)
+        return Run(self.runs_dir, self.allow_busy, self.dry_run, command_line())
+
+
+INVENTORY = "What follows `--` goes to ansible-playbook, such as `-- --ask-become-pass`."
+"""Of ``-i``, in every command."""
 
 
 @dataclass(frozen=True)
 class OnHosts:
-    """The hosts of an inventory instead of this node."""
+    """The hosts of an inventory instead of this node. Its commands are of the class ``HostsCommand``."""
 
     inventory: Path | None = option(
-        "-i", "--inventory", type=PATH, metavar="INVENTORY", help="Ansible inventory: run on its hosts, not here."
+        "-i",
+        "--inventory",
+        type=PATH,
+        metavar="INVENTORY",
+        help=f"Ansible inventory: run on its hosts, not here. {INVENTORY}",
     )
     limit: str | None = option("--limit", metavar="PATTERN", help="With -i: only the hosts that match.")
+    ansible: tuple[str, ...] = argument("[-- ANSIBLE_OPTION...]", nargs=-1, type=click.UNPROCESSED)
+
+    def ansible_options(self) -> tuple[str, ...]:
+        """The options for Ansible. Passwords are asked for now; what holds them ends with the command.
+
+        Raises ``UsageProblem``.
+        """
+        if not self.ansible:
+            return ()
+        from tunetool.fleet.ansible_options import answered
+
+        def ask(prompt: str) -> str:
+            password: str = click.prompt(prompt, hide_input=True, default="", show_default=False, err=True)
+            return password
+
+        return click.get_current_context().with_resource(answered(self.ansible, ask))
+
+
+class HostsCommand(click.Command):
+    """A command whose options are ``OnHosts``. Only what follows ``--`` goes to Ansible: anything else is a mistake."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Raises ``UsageProblem`` where there are words for Ansible and no inventory."""
+        after = args[args.index("--") + 1 :] if "--" in args else []
+        rest = super().parse_args(ctx, args)
+        words = ctx.params.get("ansible") or ()
+        if len(words) > len(after):
+            extra = words[: len(words) - len(after)]
+            raise click.UsageError(f"Got unexpected extra argument{'s' * (len(extra) > 1)} ({' '.join(extra)})", ctx)
+        if words and ctx.params.get("inventory") is None:
+            raise UsageProblem("what follows `--` is for Ansible, and there is no inventory", "add `-i INVENTORY`")
+        return rest
 
 
 @dataclass(frozen=True)

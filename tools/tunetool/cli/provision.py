@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tunetool.cli.groups import ReaderGone
-from tunetool.cli.options import AsJson, OnManyHosts, number, option, takes
+from tunetool.cli.options import INVENTORY, AsJson, HostsCommand, OnManyHosts, number, option, takes
 from tunetool.cli.output import write_text
 from tunetool.cli.values import FILE, PATH, Value
 from tunetool.errors import ExitCode, UsageProblem
@@ -37,7 +37,12 @@ class Options(AsJson, OnManyHosts):
     """What the call says."""
 
     inventory: Path = option(
-        "-i", "--inventory", required=True, type=PATH, metavar="INVENTORY", help="Ansible inventory of the hosts."
+        "-i",
+        "--inventory",
+        required=True,
+        type=PATH,
+        metavar="INVENTORY",
+        help=f"Ansible inventory of the hosts. {INVENTORY}",
     )
     limit: str | None = option("--limit", metavar="PATTERN", help="Only the hosts that match.")
     forks: int | None = number("--forks", help="Number of hosts at the same time. Default: all, up to 100.")
@@ -65,7 +70,7 @@ class Options(AsJson, OnManyHosts):
     )
 
 
-@click.command("provision")
+@click.command("provision", cls=HostsCommand)
 @takes(Options)
 def command(given: Options) -> int:
     """Build the scratch volume and the host around it on every host of an inventory.
@@ -91,6 +96,7 @@ def command(given: Options) -> int:
         check=given.dry_run,
         batch=given.hosts_per_batch or (),
         max_fail=given.max_fail,
+        ansible=given.ansible_options(),
     )
     result = provision(request, best_progress())
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +9,18 @@ import click
 
 from tunetool.cli import options
 from tunetool.cli.groups import Group
-from tunetool.cli.options import AsJson, Dry, InRuns, OnManyHosts, argument, need_inventory, option, takes
+from tunetool.cli.options import (
+    AsJson,
+    Dry,
+    HostsCommand,
+    InRuns,
+    OnManyHosts,
+    argument,
+    command_line,
+    need_inventory,
+    option,
+    takes,
+)
 from tunetool.cli.output import finish
 from tunetool.cli.values import TEXT
 from tunetool.errors import UsageProblem
@@ -71,7 +81,7 @@ class _Options(AsJson, InRuns, Dry, OnManyHosts):
             wait=not self.no_wait,
             dry_run=self.dry_run,
             runs_dir=self.runs_dir,
-            command=sys.argv,
+            command=command_line(),
             **more,
         )
         if self.inventory is not None:
@@ -84,7 +94,7 @@ class _Options(AsJson, InRuns, Dry, OnManyHosts):
         from tunetool.report.stage import print_stage_fleet
         from tunetool.report.table import print_fleet_verdict
 
-        asked = FleetRequest(request, inventory, self.limit, self.forks, not self.no_become)
+        asked = FleetRequest(request, inventory, self.limit, self.forks, not self.no_become, self.ansible_options())
         result = stage_fleet(asked, best_progress())
 
         def show(record: Record, path: Path | None, console: Console) -> None:
@@ -116,7 +126,7 @@ class CopiedOptions(_Options):
     destination: str = argument("DST", type=TEXT)
 
 
-@command.command("copy")
+@command.command("copy", cls=HostsCommand)
 @takes(CopyOptions)
 def copy(given: CopyOptions) -> int:
     """Copy the directory SRC to DST, in /dev/shm or on any file system.
@@ -134,7 +144,7 @@ def copy(given: CopyOptions) -> int:
     return given.run("stage", given.destination, source=given.source, replace=given.replace, checksum=given.checksum)
 
 
-@command.command("verify")
+@command.command("verify", cls=HostsCommand)
 @takes(CopiedOptions)
 def verify(given: CopiedOptions) -> int:
     """Read the copy DST again and compare it with its manifest.
@@ -146,7 +156,7 @@ def verify(given: CopiedOptions) -> int:
     return given.run("verify", given.destination)
 
 
-@command.command("evict")
+@command.command("evict", cls=HostsCommand)
 @takes(CopiedOptions)
 def evict(given: CopiedOptions) -> int:
     """Remove the copy DST and its manifest, unless something in it was changed or added.

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunetool.cli.options import Measuring, OnHosts, need_inventory, number, option, seed, target
+from tunetool.cli.options import Measuring, OnHosts, need_inventory, number, option, precision, seed, target
 from tunetool.cli.values import DIRECTORY, TEXT
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
+    from tunetool.advise.precision import Asked
     from tunetool.training.settings import Cluster, Material
 
 LAUNCHERS = ("auto", "local", "ssh", "deepspeed", "slurm")
@@ -93,6 +94,7 @@ class TrainingOptions(Measuring, OnHosts):
         default="auto",
         help="Device of the ranks. auto: GPUs if there are any, else the CPU.",
     )
+    precision: Asked = precision()
     steps: int | None = number("--steps", help="Number of steps, instead of --epochs.")
     epochs: int | None = number("--epochs", help="Number of passes over the data. Default: 1.")
     micro_batch: int | None = number("--micro-batch", help="Samples of one rank in one pass. Default: 2.")
@@ -102,6 +104,9 @@ class TrainingOptions(Measuring, OnHosts):
         """Raises ``UsageProblem`` for options that contradict each other; reads no file."""
         if self.dataset is not None and self.images is not None:
             raise UsageProblem("`--images` makes images, and `--dataset` has its own", "leave out one of them")
+        from tunetool.advise.precision import refuse_on_cpu
+
+        refuse_on_cpu(self.precision, self.device)
         need_inventory(self.inventory, limit=self.limit)
         if self.inventory is None:
             return
@@ -124,6 +129,7 @@ class TrainingOptions(Measuring, OnHosts):
             python=self.python,
             inventory=self.inventory,
             limit=self.limit,
+            ansible=self.ansible_options(),
             ranks_per_node=self.ranks_per_node,
             device=self.device,  # type: ignore[arg-type]  # click holds it to the choices
         )

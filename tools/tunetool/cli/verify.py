@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunetool.cli import options
-from tunetool.cli.options import Measuring, OnManyHosts, need_inventory, option, takes
+from tunetool.cli.options import HostsCommand, Measuring, OnManyHosts, need_inventory, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.values import PATH, TEXT, TOLERANCE, parse_expectations
 from tunetool.errors import UsageProblem
@@ -79,7 +78,7 @@ class Options(Measuring, OnManyHosts):
         return {"expect": expectations, **same}
 
 
-@click.command("verify")
+@click.command("verify", cls=HostsCommand)
 @takes(Options)
 def command(given: Options) -> int:
     """Check the node against its manifest, measure its storage, and judge both.
@@ -134,7 +133,8 @@ def _fleet(given: Options, inventory: Path, expectations: dict[str, float]) -> i
         runs_dir=given.runs_dir,
         dry_run=given.dry_run,
         python=given.python,
-        command=sys.argv,
+        command=options.command_line(),
+        ansible=given.ansible_options(),
     )
     result = verify_fleet(request, best_progress())
 

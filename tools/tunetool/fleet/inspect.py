@@ -32,12 +32,14 @@ class FleetRequest:
     forks: int | None = None
     become: bool = True
     command: Sequence[str] = ()
+    ansible: Sequence[str] = ()
+    """Further options for ansible-playbook."""
 
 
 def inspect_fleet(request: FleetRequest, progress: Progress) -> FleetInspection:
     """Inspect every host and compare those that answered. Raises ``UsageProblem`` when the call is wrong."""
     wanted = HostCommand("run_tunetool", [], ["inspect"], become=request.become)
-    play = prepare(wanted, request.inventory, request.limit, request.forks, progress)
+    play = prepare(wanted, request.inventory, request.limit, request.forks, progress, request.ansible)
     taken = utc_now()
     members: dict[str, FleetMember] = {}
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from typing import Any
 
 import tunetool
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.fleet import ansible_options
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.node.play.host_summary import one_line
@@ -27,6 +30,9 @@ from tunetool.node.units import format_count
 MOST_FORKS = 100
 _CONTROL_HINT = "run `pip install 'tunetool[control]'` on this machine (Python 3.11 or newer)"
 _READ_SECONDS = 300
+_PLAYBOOK = re.compile(r"^playbook: (.*)$", re.MULTILINE)
+_ASK_NOTHING = {f"ANSIBLE_{name}": "False" for name in ("ASK_PASS", "BECOME_ASK_PASS", "ASK_VAULT_PASS")}
+"""Whatever an ansible.cfg says: a play waits for ever for an answer that nobody can give it."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,8 @@ class Playbook:
 
     name: str
     environment: Mapping[str, str]
+    options: Sequence[str] = ()
+    """Further ones for ansible-playbook, from the user."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,11 @@ def need_inventory(inventory: Path) -> None:
         )
 
 
-def find_playbook(name: str) -> Playbook:
-    """playbooks/NAME.yml of the clone this package or the caller is in, else the installed collection's."""
+def find_playbook(name: str, options: Sequence[str] = ()) -> Playbook:
+    """playbooks/NAME.yml of the clone this package or the caller is in, else the installed collection's.
+
+    ``options``: further ones for ansible-playbook (``fleet.ansible_options``).
+    """
     for root in (Path(tunetool.__file__).resolve().parents[2], Path.cwd()):
         if (root / f"playbooks/{name}.yml").is_file() and (root / "galaxy.yml").is_file():
             if not (root / ".ansible/collections/ansible_collections/tunetool/node/galaxy.yml").exists():
@@ -83,15 +94,20 @@ def find_playbook(name: str) -> Playbook:
                     f"`{root}` is a clone whose collection Ansible cannot find", "run `make setup` there"
                 )
             config = os.environ.get("ANSIBLE_CONFIG", str(root / "ansible.cfg"))
-            return Playbook(str(root / f"playbooks/{name}.yml"), {"ANSIBLE_CONFIG": config})
-    return Playbook(f"tunetool.node.{name}", {})
+            return Playbook(str(root / f"playbooks/{name}.yml"), {"ANSIBLE_CONFIG": config}, options)
+    return Playbook(f"tunetool.node.{name}", {}, options)
 
 
-def choose_hosts(name: str, inventory: Path, limit: str | None) -> tuple[Playbook, list[str]]:
-    """The playbook of that name, and the hosts that it would run on. Raises ``UsageProblem`` where it cannot run."""
+def choose_hosts(
+    name: str, inventory: Path, limit: str | None, options: Sequence[str] = ()
+) -> tuple[Playbook, list[str]]:
+    """The playbook of that name, and the hosts that it would run on. Raises ``UsageProblem`` where it cannot run.
+
+    ``options``: further ones for ansible-playbook.
+    """
     need_ansible()
     need_inventory(inventory)
-    playbook = find_playbook(name)
+    playbook = find_playbook(name, options)
     return playbook, list_hosts(inventory, limit, playbook)
 
 
@@ -122,9 +138,11 @@ def ask_ansible(argv: Sequence[str], inventory: Path, playbook: Playbook) -> sub
 
 def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[str]:
     """The hosts that the inventory and ``--limit`` select. Raises ``UsageProblem`` if there are none."""
+    if playbook.options:
+        _check_options(inventory, playbook)
     argv = ["ansible", "all", "-i", str(inventory.resolve()), "--list-hosts"]
     argv += ["--limit", limit] if limit is not None else []
-    done = ask_ansible(argv, inventory, playbook)
+    done = ask_ansible([*argv, *ansible_options.for_vault(playbook.options)], inventory, playbook)
     header, *lines = done.stdout.splitlines() or [""]
     hosts = [line.strip() for line in lines if line.strip()]
     if done.returncode == 0 and header.strip().startswith("hosts (") and hosts:
@@ -134,6 +152,32 @@ def list_hosts(inventory: Path, limit: str | None, playbook: Playbook) -> list[s
     complaints = [line for line in done.stderr.splitlines() if "ERROR" in line or "Unable to parse" in line]
     hint = complaints[0].strip() if complaints else "`inventory/lab` is filled by `tunetool lab up`"
     raise UsageProblem(f"`{inventory}` names no hosts", hint)
+
+
+def _check_options(inventory: Path, playbook: Playbook) -> None:
+    """Raise ``UsageProblem`` with Ansible's own words where it refuses the options; no host is asked."""
+    ansible_options.check(playbook.options)
+    argv = ["ansible-playbook", "-i", str(inventory.resolve()), "--syntax-check", playbook.name, *playbook.options]
+    done = ask_ansible(argv, inventory, playbook)
+    others = _PLAYBOOK.findall(done.stdout)[1:]
+    if done.returncode == 0 and not others:
+        return
+    why = f"`{others[0]}` is another playbook" if others else one_line(_refusal(done.stderr))
+    raise UsageProblem(f"Ansible refuses what follows `--`: {why}", "see `ansible-playbook --help`")
+
+
+def _refusal(text: str) -> str:
+    """Ansible's error without its usage and help."""
+    lines = [line.strip() for line in text.splitlines()]
+    starts = (at for at, line in enumerate(lines) if line.startswith(("[ERROR]:", "ERROR!")) or ": error: " in line)
+    at = next(starts, None)
+    # The second line often has what the first is about.
+    words = (
+        "it printed nothing"
+        if at is None
+        else " ".join(lines[at : at + 2] if lines[at].startswith("[") else [lines[at]])
+    )
+    return re.sub(r"^(\[ERROR\]:|ERROR!|\S+: error:)\s*", "", words)
 
 
 def _path() -> str:
@@ -147,7 +191,7 @@ def ansible_environment(playbook: Playbook) -> dict[str, str]:
 
 
 def _environment(playbook: Playbook) -> dict[str, str]:
-    return {**playbook.environment, "PATH": _path()}
+    return {**playbook.environment, **_ASK_NOTHING, "PATH": _path()}
 
 
 def run_playbook(run: Run, on_event: Event, progress: Progress, title: str, seconds: float) -> int:
@@ -192,7 +236,9 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
             forks=run.forks,
             extravars=dict(run.variables),
             envvars={**_environment(run.playbook), **run.environment, MARK: token},
-            cmdline="--check --diff" if run.check else None,
+            cmdline=shlex.join([*(["--check", "--diff"] if run.check else []), *run.playbook.options]) or None,
+            # Paths in the options are the caller's; without this it would be a directory of ansible-runner's.
+            **({"project_dir": str(Path.cwd())} if run.playbook.options else {}),
             settings={"pexpect_timeout": 1},
             event_handler=hand_over,
             cancel_callback=cancelled.is_set,
@@ -217,6 +263,7 @@ def play(run: Run, on_event: Event, tick: Callable[[], None]) -> int:
 
 
 def _last_error(runner: Any) -> str:
-    lines = [line.strip() for line in runner.stdout.read().splitlines() if line.strip()]
+    with runner.stdout as stream:
+        lines = [line.strip() for line in stream.read().splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line]
     return one_line((errors or lines or ["it printed nothing"])[-1])

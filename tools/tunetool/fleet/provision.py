@@ -40,6 +40,8 @@ class ProvisionRequest:
     batch: tuple[str, ...] = ()
     """Sizes of the batches, as Ansible's `serial` takes them; all at once when empty."""
     max_fail: int | None = None
+    ansible: Sequence[str] = ()
+    """Further options for ansible-playbook."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def provision(request: ProvisionRequest, progress: Progress) -> ProvisionResult:
     """Plan or build every host. Raises ``UsageProblem`` for invalid options before it changes any host."""
     check_request(request)
     name = "plan" if request.plan is not None else "provision"
-    playbook, names = choose_hosts(name, request.inventory, request.limit)
+    playbook, names = choose_hosts(name, request.inventory, request.limit, request.ansible)
     forks = announce(names, request.forks, progress)
     listener = Listener(names, request, progress)
     seconds = _SECONDS_TO_PLAN if request.plan is not None else _SECONDS_TO_BUILD

@@ -59,6 +59,8 @@ class Call:
     runs_dir: Path | None
     instead: str | None = None
     """Said in place of running it, for a dry run."""
+    ansible: Sequence[str] = ()
+    """Further options for ansible-playbook."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def run_everywhere(
     ``seconds`` and ``figures``: see ``run``; ``compare`` may add to what is said of the hosts.
     """
     started = records.utc_now()
-    play = prepare(wanted, call.inventory, call.limit, call.forks, progress)
+    play = prepare(wanted, call.inventory, call.limit, call.forks, progress, call.ansible)
     if call.instead is not None:
         progress.say(call.instead)
         return FleetResult(None, None, (), ExitCode.OK)
@@ -98,9 +100,16 @@ def run_everywhere(
     return keep(over(hosts, started), hosts, runs_dir)
 
 
-def prepare(wanted: HostCommand, inventory: Path, limit: str | None, forks: int | None, progress: Progress) -> Play:
-    """The play, after checks that it can run. Raises ``UsageProblem``."""
-    playbook, names = choose_hosts(wanted.playbook, inventory, limit)
+def prepare(
+    wanted: HostCommand,
+    inventory: Path,
+    limit: str | None,
+    forks: int | None,
+    progress: Progress,
+    ansible: Sequence[str] = (),
+) -> Play:
+    """The play, after checks that it can run. ``ansible``: further options for it. Raises ``UsageProblem``."""
+    playbook, names = choose_hosts(wanted.playbook, inventory, limit, ansible)
     return Play(wanted, playbook, inventory, limit, names, announce(names, forks, progress))
 
 

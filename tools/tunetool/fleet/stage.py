@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ class FleetRequest:
     limit: str | None = None
     forks: int | None = None
     become: bool = True
+    ansible: Sequence[str] = ()
+    """Further options for ansible-playbook."""
 
 
 def stage_fleet(asked: FleetRequest, progress: Progress) -> FleetResult:
@@ -37,7 +40,7 @@ def stage_fleet(asked: FleetRequest, progress: Progress) -> FleetResult:
     instead = "`tunetool stage --dry-run` on a host says what would be copied there" if request.dry_run else None
     return run_everywhere(
         host_command(asked),
-        Call(asked.inventory, asked.limit, asked.forks, request.runs_dir, instead),
+        Call(asked.inventory, asked.limit, asked.forks, request.runs_dir, instead, asked.ansible),
         _SECONDS,
         progress,
         figures=_figures,

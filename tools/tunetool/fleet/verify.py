@@ -37,6 +37,8 @@ class FleetRequest(Demands):
     dry_run: bool = False
     python: str | None = None
     command: Sequence[str] = ()
+    ansible: Sequence[str] = ()
+    """Further options for ansible-playbook."""
 
 
 def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
@@ -44,7 +46,7 @@ def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
     instead = "`tunetool verify --dry-run` on a host says what would be written there" if request.dry_run else None
     return run_everywhere(
         host_command(request),
-        Call(request.inventory, request.limit, request.forks, request.runs_dir, instead),
+        Call(request.inventory, request.limit, request.forks, request.runs_dir, instead, request.ansible),
         _SECONDS[request.level](request.duration),
         progress,
         figures=_figures,

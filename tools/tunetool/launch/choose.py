@@ -17,11 +17,16 @@ NAMES = ("auto", "local", "ssh", "deepspeed", "slurm")
 
 
 def launcher(
-    name: str, inventory: Path | None, limit: str | None, progress: Progress, slurm: Sequence[str] = ()
+    name: str,
+    inventory: Path | None,
+    limit: str | None,
+    progress: Progress,
+    slurm: Sequence[str] = (),
+    ansible: Sequence[str] = (),
 ) -> Launcher:
     """The launcher with this name. ``auto``: ``ssh`` if there is an inventory, otherwise ``local``.
 
-    ``slurm``: options for the batch script, each ``KEY=VALUE``.
+    ``slurm``: options for the batch script, each ``KEY=VALUE``; ``ansible``: further ones for ansible-playbook.
     Raises ``UsageProblem`` for an unknown name, a missing inventory, or a missing program.
     """
     if name == "auto":
@@ -37,7 +42,7 @@ def launcher(
     if inventory is None:
         raise UsageProblem(f"the launcher `{name}` needs an inventory", "name one with `-i`")
     if name == "deepspeed":
-        return DeepspeedLauncher(inventory, limit, progress)
+        return DeepspeedLauncher(inventory, limit, progress, ansible)
     if name == "slurm":
         return SlurmLauncher(parse_options(slurm), progress)
-    return SshLauncher(inventory, limit, progress)
+    return SshLauncher(inventory, limit, progress, ansible)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import UsageProblem
+from tunetool.fleet import ansible_options
 from tunetool.fleet.playbook import find_playbook
 from tunetool.launch.hosts import PLAYBOOK, Host, from_inventory, host_variables
 from tunetool.launch.job import Job
@@ -42,8 +43,9 @@ class DeepspeedLauncher:
 
     name = "deepspeed"
 
-    def __init__(self, inventory: Path, limit: str | None, progress: Progress) -> None:
+    def __init__(self, inventory: Path, limit: str | None, progress: Progress, ansible: Sequence[str] = ()) -> None:
         self._inventory = inventory
+        self._ansible = ansible
         self._limit = limit
         self._progress = progress
 
@@ -58,14 +60,17 @@ class DeepspeedLauncher:
         if python == sys.executable and find_spec("deepspeed") is None:
             raise UsageProblem("`deepspeed` is not installed here", "run `pip install 'tunetool[deepspeed]'`")
         job = replace(job, python=python)
-        hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit))
-        variables = host_variables(self._inventory, find_playbook(PLAYBOOK))
+        hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit, self._ansible))
+        told = host_variables(self._inventory, find_playbook(PLAYBOOK, self._ansible))
+        # As Ansible has it: an option is for hosts without a variable of their own.
+        asked = ansible_options.for_ssh(self._ansible)
+        variables = {host.name: {**asked, **told.get(host.name, {})} for host in hosts}
         with tempfile.TemporaryDirectory(prefix="tunetool-launch-") as folder:
             local_dir = Path(folder)
             (local_dir / "hostfile").write_text(hostfile(hosts, job.ranks_per_host))
             config, arguments = ssh_settings(hosts, variables)
             (local_dir / "ssh_config").write_text(config)
-            guards = Guards(self._inventory, job, hosts, "other")
+            guards = Guards(self._inventory, job, hosts, "other", self._ansible)
             with swept_away(_MARK, token := secrets.token_hex(16), local_dir):
                 environment = {**os.environ, _MARK: token}
                 environment["PDSH_SSH_ARGS_APPEND"] = shlex.join([*arguments, "-F", str(local_dir / "ssh_config")])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunetool.errors import UsageProblem
+from tunetool.fleet import ansible_options
 from tunetool.fleet.playbook import Playbook, ask_ansible, choose_hosts
 
 PLAYBOOK = "launch"
@@ -24,19 +25,22 @@ class Host:
     slots: int | None = None
 
 
-def from_inventory(inventory: Path, limit: str | None) -> list[Host]:
+def from_inventory(inventory: Path, limit: str | None, ansible: Sequence[str] = ()) -> list[Host]:
     """The hosts that the inventory and ``limit`` select, in inventory order. Raises ``UsageProblem``.
+
+    ``ansible``: further options for ansible-playbook.
 
     The address is ``ansible_host`` (default: the name), the slots are ``tunetool_slots`` if set.
     """
-    playbook, names = choose_hosts(PLAYBOOK, inventory, limit)
+    playbook, names = choose_hosts(PLAYBOOK, inventory, limit, ansible)
     variables = host_variables(inventory, playbook)
     return [_host(name, variables.get(name, {})) for name in names]
 
 
 def host_variables(inventory: Path, playbook: Playbook) -> dict[str, dict[str, Any]]:
     """Each host's inventory variables; templates are not evaluated. Raises ``CannotJudge`` or ``UsageProblem``."""
-    done = ask_ansible(["ansible-inventory", "-i", str(inventory.resolve()), "--list"], inventory, playbook)
+    argv = ["ansible-inventory", "-i", str(inventory.resolve()), "--list"]
+    done = ask_ansible([*argv, *ansible_options.for_vault(playbook.options)], inventory, playbook)
     try:
         return dict(json.loads(done.stdout)["_meta"]["hostvars"])
     except (ValueError, KeyError, TypeError):

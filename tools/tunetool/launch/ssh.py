@@ -33,21 +33,29 @@ class SshLauncher:
 
     name = "ssh"
 
-    def __init__(self, inventory: Path, limit: str | None, progress: Progress) -> None:
+    def __init__(self, inventory: Path, limit: str | None, progress: Progress, ansible: Sequence[str] = ()) -> None:
         self._inventory = inventory
+        self._ansible = ansible
         self._limit = limit
         self._progress = progress
 
     def run(self, job: Job, tick: Callable[[], None]) -> None:
         """See ``tunetool.launch.job.Launcher``. A job without hosts runs on all hosts of the inventory."""
-        hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit))
-        judge(Guards(self._inventory, job, hosts, "torchrun").run(tick), self._progress)
+        hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit, self._ansible))
+        judge(Guards(self._inventory, job, hosts, "torchrun", self._ansible).run(tick), self._progress)
 
 
 class Guards:
     """The guards of one run, one on each host."""
 
-    def __init__(self, inventory: Path, job: Job, hosts: Sequence[Host], engine: Literal["torchrun", "other"]) -> None:
+    def __init__(
+        self,
+        inventory: Path,
+        job: Job,
+        hosts: Sequence[Host],
+        engine: Literal["torchrun", "other"],
+        ansible: Sequence[str] = (),
+    ) -> None:
         self.prepared: dict[str, list[int]] = {}
         """Two free ports of each prepared host: one for the rendezvous of the ranks, one for the guards."""
         self.spec = NodeSpec(
@@ -65,6 +73,7 @@ class Guards:
             stall=job.stall,
         )
         self._inventory = inventory
+        self._ansible = ansible
         self._job = job
         self._hosts = hosts
         self._verdicts: dict[str, Verdict] = {}
@@ -101,7 +110,7 @@ class Guards:
         if self._job.python is not None:
             variables["launch_python"] = self._job.python
         environment = {"ANSIBLE_SSH_EXTRA_ARGS": _ALIVE}
-        playbook = find_playbook(PLAYBOOK)
+        playbook = find_playbook(PLAYBOOK, self._ansible)
         run = Run(playbook, self._inventory, ",".join(names), len(names), variables, environment=environment)
         play(run, self._on_event, tick)
 

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tunetool.advise.precision import describe
 from tunetool.node.units import format_bandwidth, format_size
-from tunetool.record import Measurement, Record
+from tunetool.record import Measurement, Record, Scalar
 from tunetool.report.page import new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
@@ -81,9 +82,15 @@ def _head(record: Record) -> Iterator[str]:
         f"{_million(parameters['trainable'])} million trained: {parameters['tuning']}) on `{parameters['dataset']}`"
     )
     ranks = f"{parameters['ranks']} rank(s) on {parameters['nodes']} node(s)"
-    launch = f"started by `{parameters['launcher']}`, {parameters['compute']}"
+    launch = f"started by `{parameters['launcher']}`, {computed(parameters, 'compute')}"
     steps = f"{parameters['steps']} steps with {parameters['batch_size']} samples for each rank"
     yield f"{ranks}, {launch}; {parameters['trainer']}, ZeRO-{parameters['zero_stage']}; {steps}"
+
+
+def computed(parameters: Mapping[str, Scalar], device: str) -> str:
+    """The device, and a GPU's number format, which old records do not have. CPUs compute in fp32."""
+    precision = str(parameters.get("precision", "fp32"))
+    return f"{parameters[device]}{f' in {describe(precision)}' if precision != 'fp32' else ''}"
 
 
 def _table(by_name: Mapping[str, Sequence[Measurement]]) -> Table:
@@ -190,4 +197,4 @@ def _seconds(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
 
 
-__all__ = ["Shares", "binds", "figures", "print_finetune", "shares"]
+__all__ = ["Shares", "binds", "computed", "figures", "print_finetune", "shares"]

@@ -14,6 +14,7 @@ from tunetool.bench.staging import published
 from tunetool.bench.staging.published import SCENARIOS, TITLES, Pair, Scenario
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record
+from tunetool.report.finetune import computed
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block, print_verdict_line
 
 PREFIX = "staging."
@@ -116,9 +117,9 @@ def head(scenario: MeasuredScenario) -> Iterator[str]:
     size, data_size = (format_size(float(parameters[f"{what}_bytes"])) for what in ("model", "data"))
     yield (
         f"{TITLES[scenario.name]}: {parameters['ranks']} rank(s) on {parameters['nodes']} node(s), "
-        f"{parameters['device']}; {media}; model `{parameters['model']}` of {size}, {parameters['images']} images of "
-        f"{data_size}; {parameters['steps']} steps of {parameters['steps_per_epoch']} in an epoch, "
-        f"ZeRO-{parameters['zero_stage']}, {first.engine}"
+        f"{computed(parameters, 'device')}; {media}; model `{parameters['model']}` of {size}, "
+        f"{parameters['images']} images of {data_size}; {parameters['steps']} steps of "
+        f"{parameters['steps_per_epoch']} in an epoch, ZeRO-{parameters['zero_stage']}, {first.engine}"
     )
     if scenario.missing:
         yield f"failed: {scenario.missing}"

@@ -15,6 +15,7 @@ from tunetool.bench.strategies.predict import LEFT_OUT
 from tunetool.bench.strategies.published import Epoch
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import Measurement, Record, Scalar
+from tunetool.report.finetune import computed
 from tunetool.report.page import add_number_columns, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
@@ -101,7 +102,8 @@ def print_strategies(record: Record, path: Path | None, console: Console) -> Non
         print_block(console, "algorithm and bus bandwidth as nccl-tests define them; latency of one number", 2)
     for check in record.checks:
         if check.status != "pass":
-            print_block(console, f"{check.id.removeprefix(PREFIX)}: {_word(check.status)}, {check.found}", 2)
+            word = "" if check.id == f"{PREFIX}note" else f"{_word(check.status)}, "
+            print_block(console, f"{check.id.removeprefix(PREFIX)}: {word}{check.found}", 2)
     for line in advice(record):
         print_block(console, line, 2)
     print_verdict_line(record, path, console)
@@ -117,7 +119,7 @@ def _head(record: Record, ran: Sequence[Cell]) -> Iterator[str]:
     parameters = ran[0].parameters
     count, trained = (float(parameters[name]) / 1e6 for name in ("parameters", "trained"))
     million = f"{count:.1f} million parameters, {trained:.2f} million trained"
-    launch = f"by `{parameters['launcher']}`, {parameters['compute']}"
+    launch = f"by `{parameters['launcher']}`, {computed(parameters, 'compute')}"
     yield f"{record.node.host}: `{parameters['model']}` ({million}: {parameters['tuning']}), {launch}"
     rounds = max(len(each.step.samples or []) for each in ran)
     yield (

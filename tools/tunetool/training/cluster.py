@@ -55,8 +55,10 @@ class Machines:
 
 def find_machines(cluster: Cluster, progress: Progress) -> Machines:
     """The hosts and the launcher that the settings choose. Raises ``UsageProblem`` where none fits."""
-    hosts = () if cluster.inventory is None else tuple(from_inventory(cluster.inventory, cluster.limit))
-    chosen = choose(cluster.launcher, cluster.inventory, cluster.limit, progress, cluster.slurm)
+    hosts = (
+        () if cluster.inventory is None else tuple(from_inventory(cluster.inventory, cluster.limit, cluster.ansible))
+    )
+    chosen = choose(cluster.launcher, cluster.inventory, cluster.limit, progress, cluster.slurm, cluster.ansible)
     return Machines(chosen, hosts, cluster.python)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tunetool.advise.precision import Asked
 from tunetool.errors import UsageProblem
 from tunetool.training.workload import BATCH_SIZE, Device, Training, Workload
 
@@ -22,6 +23,8 @@ class Cluster:
     launcher: str = "auto"
     inventory: Path | None = None
     limit: str | None = None
+    ansible: Sequence[str] = ()
+    """Further options for ansible-playbook, on the way to the hosts."""
     slurm: Sequence[str] = ()
     """``KEY=VALUE`` options for Slurm's batch script."""
     python: str | None = None
@@ -66,6 +69,7 @@ class Settings(Training):
     """The settings of the training."""
 
     checkpoint: Path | None = None
+    precision: Asked = "auto"
 
     def workload(self, model: str, dataset: str, device: Device, seed: int) -> Workload:
         """The workload for the ranks. Raises ``UsageProblem`` for an invalid setting."""
@@ -73,6 +77,7 @@ class Settings(Training):
             model=model,
             dataset=dataset,
             device=device,
+            precision=self.precision,
             seed=seed,
             checkpoint=str(self.checkpoint) if self.checkpoint is not None else None,
             **{each.name: getattr(self, each.name) for each in fields(Training)},

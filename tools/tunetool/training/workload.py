@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from tunetool.advise.precision import Asked, refuse_on_cpu
 from tunetool.errors import CannotJudge, UsageProblem
 
 RESULT, ERROR = "result.json", "error.json"
@@ -57,6 +58,8 @@ class Workload(Training):
     dataset: str
     """A directory on the node in LLaMA-Factory's format: dataset_info.json and the files that it names."""
     device: Device = "auto"
+    precision: Asked = "auto"
+    """``auto``: bf16 where every GPU has it, else fp16 with loss scaling; fp32 on a CPU."""
     seed: int = 0
     checkpoint: str | None = None
     """Directory of a checkpoint at the end, which must not exist; None: no checkpoint."""
@@ -70,6 +73,7 @@ class Workload(Training):
         for name, value in wholes.items():
             if value < 1:
                 raise UsageProblem(f"`{name}` is {value}", "it must be 1 or more")
+        refuse_on_cpu(self.precision, self.device)
         if self.workers < 0:
             raise UsageProblem(f"`workers` is {self.workers}", "it must be 0 or more")
         if not self.learning_rate > 0:
@@ -117,6 +121,16 @@ class RankResult:
     """Reading, decoding and tokenizing of each step's batch, in whichever process, waited for or not."""
     notes: list[str] = field(default_factory=list)
     """Deviations from the workload, for people."""
+    precision: str = ""
+    """bf16, fp16 or fp32; empty where the rank does not know."""
+    skipped_steps: list[int] = field(default_factory=list)
+    """Steps without an update, since their gradients overflowed: with fp16 a few are expected, until the loss scale
+    fits."""
+
+    @property
+    def excused_steps(self) -> frozenset[int]:
+        """Steps whose loss may be no number: fp16's loss scaling met an overflow there, and left out their update."""
+        return frozenset(self.skipped_steps if self.precision == "fp16" else ())
 
     def document(self) -> dict[str, Any]:
         """The result as JSON values."""

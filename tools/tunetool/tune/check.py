@@ -7,13 +7,14 @@ DeepSpeed's own classes reports what it understood, key by key; then a handle bu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunetool import record as records
+from tunetool.advise.precision import Capability
 from tunetool.errors import CannotJudge
 from tunetool.measure import aio
 from tunetool.measure.aio.spec import granule
@@ -50,6 +51,9 @@ class Facts:
     accelerator: str
     """DeepSpeed's name of it: cpu, cuda ..."""
     bf16: bool
+    """What the accelerator says of itself; of CUDA's, ``capabilities`` are what counts."""
+    capabilities: Sequence[Capability] = ()
+    """CUDA's compute capability of each GPU."""
 
 
 class Classes:
@@ -67,7 +71,9 @@ class Classes:
 
     def facts(self) -> Facts:
         """The accelerator, as DeepSpeed reports it."""
-        return Facts(**self._child.ask({"do": "facts"}, START_SECONDS))
+        answer = self._child.ask({"do": "facts"}, START_SECONDS)
+        capabilities = [(int(major), int(minor)) for major, minor in answer.pop("capabilities")]
+        return Facts(**answer, capabilities=capabilities)
 
     def parse(self, path: Path, world: int) -> dict[str, Any]:
         """The configuration in a file as one of ``world`` ranks reads it. Raises ``CannotJudge`` if DeepSpeed refuses

@@ -29,7 +29,7 @@ def parse(path: str, world: int) -> dict[str, Any]:
     keys["aio"] = parsed.aio_config
     keys["zero_optimization"] = json.loads(parsed.zero_config.model_dump_json(by_alias=True))
     keys["bf16"] = {"enabled": parsed.bfloat16_config.enabled}
-    keys["fp16"] = {"enabled": parsed.float16_config.enabled}
+    keys["fp16"] = json.loads(parsed.float16_config.model_dump_json())
     keys["optimizer"] = {"type": parsed.optimizer_name, "params": parsed.optimizer_params}
     return keys
 
@@ -39,7 +39,13 @@ def facts() -> dict[str, Any]:
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()
-    return {"accelerator": accelerator.device_name(), "bf16": bool(accelerator.is_bf16_supported())}
+    name, capabilities = accelerator.device_name(), []
+    if name == "cuda":
+        import torch
+
+        # What torch says of bf16 counts its emulation on older GPUs.
+        capabilities = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+    return {"accelerator": name, "bf16": bool(accelerator.is_bf16_supported()), "capabilities": capabilities}
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tunetool import regular_files
 from tunetool.advise import zero
 from tunetool.advise.ds_config import plan
 from tunetool.advise.ds_config_plan import Job, Node, Plan
+from tunetool.advise.precision import Asked, Precision, choose
 from tunetool.advise.read_model import load_model
 from tunetool.errors import UsageProblem
 from tunetool.measure.aio.driver import memlock
@@ -25,7 +26,7 @@ from tunetool.node.common.files import read_int, read_text, replace_file
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size, format_size_binary
-from tunetool.tune.check import Accepted, Classes, check_config, ready
+from tunetool.tune.check import Accepted, Classes, Facts, check_config, ready
 from tunetool.tune.settings import NAMES, AioSettings, from_block
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates/ds_config"
@@ -46,6 +47,7 @@ class Request:
     nodes: int = 1
     micro_batch: int | None = None
     batch: int | None = None
+    precision: Asked = "auto"
     memory_bytes: int | None = None
     space_bytes: int | None = None
 
@@ -107,7 +109,7 @@ def write_config(request: Request, aio: AioSettings, environment: Mapping[str, s
             free_bytes=request.space_bytes or free_bytes(request.target),
             address_bytes=address_bytes(read_stack(str(request.target))),
             gpu=facts.accelerator != "cpu",
-            bf16=facts.bf16,
+            precision=precision_of(request.precision, facts),
         )
         planned = plan(job, node)
         document = render(planned)
@@ -119,6 +121,14 @@ def write_config(request: Request, aio: AioSettings, environment: Mapping[str, s
     if any(path.endswith("offload_optimizer.device") for path, _ in leaves(document)) and not installed.has("cpu_adam"):
         progress.say("DeepSpeed's op `cpu_adam` is not built: the job would compile it, `tunetool build-ops` does now")
     return Written(request.output, explained, accepted, planned)
+
+
+def precision_of(asked: Asked, facts: Facts) -> Precision:
+    """The number format of the configuration; what was asked for is taken, since the job may run on other nodes."""
+    if asked == "auto" and not facts.capabilities:
+        has = "has" if facts.bf16 else "lacks"
+        return Precision("bf16" if facts.bf16 else "fp16", f"DeepSpeed's accelerator `{facts.accelerator}` {has} bf16")
+    return choose(asked, facts.capabilities)
 
 
 def address_bytes(stack: BlockStack, root: str = "") -> int:
@@ -160,7 +170,7 @@ def explanation(planned: Plan, document: Mapping[str, Any], accepted: Accepted, 
         f"The largest is `{job.model.largest.name}`, {job.model.largest.numel:,} elements.",
         f"Node: {format_size_binary(node.memory_bytes)} of memory, "
         f"{'no limit on' if node.memlock is None else format_size_binary(node.memlock) + ' of'} locked memory, "
-        f"{'GPU' if node.gpu else 'no GPU'}, {'bf16' if node.bf16 else 'no bf16'}.",
+        f"{'GPU' if node.gpu else 'no GPU'}, {node.precision}.",
         f"Checked: {accepted}.",
         "",
         "## Values",

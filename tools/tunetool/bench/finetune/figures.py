@@ -61,6 +61,8 @@ def conditions(run: Run) -> dict[str, Scalar]:
         "seed": workload.seed,
         "cold": workload.cold,
         "compute": first.device,
+        **({"precision": first.precision} if first.precision else {}),
+        **({"skipped_steps": len(first.skipped_steps)} if first.skipped_steps else {}),
     }
     return parameters | {f"{name}_version": version for name, version in first.versions.items()}
 
@@ -89,7 +91,7 @@ def _of_rank(run: Run, result: RankResult, common: Mapping[str, Scalar]) -> Iter
     for name, samples, medium, parameters in (
         ("data", result.data_seconds, ready.dataset_medium, data),
         ("batch", result.load_seconds, ready.dataset_medium, data),
-        ("step", result.step_seconds, result.device, common),
+        ("step", updating(result), result.device, common),
     ):
         if samples:
             yield _figure(run, result, name, "duration", steady(samples), parameters, medium)
@@ -113,6 +115,14 @@ def _of_all(run: Run, common: Mapping[str, Scalar]) -> Iterator[Measurement]:
 def steady(samples: Sequence[float]) -> list[float]:
     """The values without the first step, which makes buffers and compiles kernels, if there are others."""
     return list(samples[1:] or samples)
+
+
+def updating(result: RankResult) -> list[float]:
+    """The times of the first step, for ``steady`` to leave out, and of steps with an update: one without is shorter.
+    Of all steps where none had one."""
+    skipped = set(result.skipped_steps)
+    kept = [seconds for step, seconds in enumerate(result.step_seconds) if step == 0 or step not in skipped]
+    return kept if len(kept) > 1 else list(result.step_seconds)
 
 
 def training_seconds(result: RankResult) -> tuple[float, float]:
@@ -183,13 +193,20 @@ def _loss(run: Run) -> CheckResult:
         (result.rank, step)
         for result in run.results
         for step, loss in enumerate(result.losses)
-        if not math.isfinite(loss)
+        if not math.isfinite(loss) and step not in result.excused_steps
     ]
     if bad:
         rank, step = bad[0]
         remedy = "lower `--learning-rate`; with your own weights, look for infinite values in them"
         observed = f"no number on rank {rank} at step {step}"
         return CheckResult(id=name, status="fail", expected=expected, found=observed, remedy=remedy)
+    first = run.results[0]
+    if first.losses and len(first.skipped_steps) == len(first.losses):
+        remedy = (
+            "more steps, until the loss scale fits (`--steps`)" if first.precision == "fp16" else "look at the model"
+        )
+        observed = f"none of {len(first.losses)} steps made an update: their gradients overflowed in {first.precision}"
+        return CheckResult(id=name, status="unknown", expected=expected, found=observed, remedy=remedy)
     before, after = loss_change(run.results)
     observed = f"from {before:.4g} to {after:.4g}"
     if len(run.results[0].losses) < _ENOUGH_STEPS:
@@ -205,9 +222,9 @@ def _loss(run: Run) -> CheckResult:
 
 
 def loss_change(results: Sequence[RankResult]) -> tuple[float, float]:
-    """Mean loss over all ranks in the first and in the last quarter of the steps."""
+    """Mean loss over all ranks in the first and in the last quarter of the steps, of those whose loss is a number."""
     curves = list(zip(*(result.losses for result in results), strict=False))
-    means = [fmean(each) for each in curves] or [math.nan]
+    means = [mean for each in curves if math.isfinite(mean := fmean(each))] or [math.nan]
     quarter = max(1, len(means) // 4)
     return fmean(means[:quarter]), fmean(means[-quarter:])
 

@@ -52,6 +52,7 @@ def _verify(request: Request, progress: MovingProgress) -> Outcome:
                 runs_dir=request.run.runs_dir,
                 dry_run=request.run.dry_run,
                 command=request.run.command,
+                ansible=cluster.ansible,
             ),
             progress,
         )
@@ -104,7 +105,14 @@ def _checkpoint_on_hosts(request: Request, inventory: Path, progress: MovingProg
     words = "`tunetool bench checkpoint --dry-run` on a host says what would be written there"
     fleet = run_everywhere(
         wanted,
-        Call(inventory, request.cluster.limit, None, request.run.runs_dir, words if request.run.dry_run else None),
+        Call(
+            inventory,
+            request.cluster.limit,
+            None,
+            request.run.runs_dir,
+            words if request.run.dry_run else None,
+            request.cluster.ansible,
+        ),
         _CHECKPOINT_SECONDS,
         progress,
         figures=_kind,

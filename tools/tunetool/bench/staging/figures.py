@@ -89,6 +89,7 @@ def _engine(sample: Sample) -> str:
 def _shape(sample: Sample) -> dict[str, Scalar]:
     return {
         "device": sample.ranks[0].device,
+        **({"precision": precision} if (precision := sample.ranks[0].precision) else {}),
         "steps": sample.steps,
         "steps_per_epoch": sample.steps_per_epoch,
         "extrapolated": sample.extrapolated,

@@ -117,6 +117,11 @@ class Sample:
         return list(min(self.ranks, key=lambda rank: rank.rank).losses)
 
     @property
+    def excused(self) -> frozenset[int]:
+        """Steps whose loss may be no number (``RankResult.excused_steps``)."""
+        return self.ranks[0].excused_steps
+
+    @property
     def notes(self) -> list[str]:
         """Deviations from the request, on any rank."""
         return list(dict.fromkeys(note for rank in self.ranks for note in rank.notes))
@@ -213,15 +218,18 @@ def compare_losses(row: Row) -> Losses | None:
         ours, theirs = row.samples["memory"][number].losses, row.samples["bulk"][number].losses
         if len(ours) != len(theirs) or not ours:
             return Losses(max(len(ours), len(theirs)), inf, inf)
-        apart = [_apart(staged_loss, bulk_loss) for staged_loss, bulk_loss in zip(ours, theirs, strict=True)]
+        # If fp16 overflowed on both paths, both losses may be no number.
+        excused = row.samples["memory"][number].excused & row.samples["bulk"][number].excused
+        pairs = enumerate(zip(ours, theirs, strict=True))
+        apart = [_apart(staged_loss, bulk_loss, step in excused) for step, (staged_loss, bulk_loss) in pairs]
         firsts.append(apart[0])
         largest, steps = max(largest, *apart), steps + len(apart)
     return Losses(steps, max(firsts), largest)
 
 
-def _apart(first: float, second: float) -> float:
+def _apart(first: float, second: float, excused: bool) -> float:
     if not (isfinite(first) and isfinite(second)):
-        return inf
+        return 0.0 if excused else inf
     return abs(first - second) / max(abs(first), abs(second)) if first != second else 0.0
 
 

@@ -10,12 +10,13 @@ from tunetool.advise.communication import parameters, trained
 from tunetool.advise.zero_memory import state_bytes
 from tunetool.bench.strategies.matrix import ALONE, Cell, Layout
 from tunetool.bench.strategies.predict import Job
-from tunetool.bench.strategies.samples import Row, Study, network
+from tunetool.bench.strategies.samples import Row, Sample, Study, network
 from tunetool.measure.figure import Better, Quantity, What, figure
 from tunetool.record import CheckResult, Measurement, Scalar
 from tunetool.verdict import Case
 
 PREFIX = "strategies."
+NOTE = f"{PREFIX}note"
 _LOSS_TOLERANCE = 0.05
 """Largest relative difference of losses between two stages on the same samples: only the order of additions differs."""
 
@@ -176,6 +177,7 @@ def checks(study: Study, job: Job | None) -> list[CheckResult]:
         CheckResult(id=f"{PREFIX}hooks.{layout}", status="skip", expected="a probe of ZeRO-3's hooks", found=reason)
         for layout, reason in study.unprobed.items()
     ]
+    results += _notes(study)
     results += _losses(study)
     if study.first is not None and job is not None:
         results.append(_same_model(study, job))
@@ -188,10 +190,26 @@ def _check(row: Row) -> CheckResult:
         return CheckResult(id=name, status="unknown", expected=expected, found=row.failed)
     if not row.samples:
         return CheckResult(id=name, status="unknown", expected=expected, found="it was not run")
-    if not all(math.isfinite(loss) for sample in row.samples for loss in sample.losses):
+    if not all(map(_numbers, row.samples)):
         remedy = "lower `--learning-rate`; with your own weights, look for infinite values in them"
         return CheckResult(id=name, status="fail", expected=expected, found="a loss was not a number", remedy=remedy)
     return CheckResult(id=name, status="pass", expected=expected, found=f"{len(row.samples)} round(s)")
+
+
+def _numbers(sample: Sample) -> bool:
+    return all(math.isfinite(loss) or step in sample.excused for step, loss in enumerate(sample.losses))
+
+
+def _notes(study: Study) -> list[CheckResult]:
+    """What went otherwise than asked, with the cells where it did."""
+    cells: dict[str, dict[str, None]] = {}
+    for row in study.rows.values():
+        for note in (note for sample in row.samples for note in sample.notes):
+            cells.setdefault(note, {})[str(row.cell)] = None
+    return [
+        CheckResult(id=NOTE, status="skip", expected="the run as asked", found=f"{', '.join(where)}: {note}")
+        for note, where in cells.items()
+    ]
 
 
 def _losses(study: Study) -> Iterator[CheckResult]:
@@ -203,7 +221,9 @@ def _losses(study: Study) -> Iterator[CheckResult]:
     for layout, rows in by_layout.items():
         for row in rows[1:]:
             pairs = zip(rows[0].samples[0].losses, row.samples[0].losses, strict=False)
-            worst = max((abs(a - b) / max(abs(a), 1e-9) for a, b in pairs), default=0.0)
+            # What is no number was judged above, or is an overflow of fp16 that loss scaling met.
+            numbers = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+            worst = max((abs(a - b) / max(abs(a), 1e-9) for a, b in numbers), default=0.0)
             good = worst <= _LOSS_TOLERANCE
             yield CheckResult(
                 id=f"{PREFIX}{row.cell.key}.losses",

@@ -153,6 +153,7 @@ class _Strategies:
             "launcher": self.machines.launcher.name,
             "seed": self.request.material.seed,
             "compute": first.device,
+            **({"precision": first.precision} if first.precision else {}),
             **{f"{name}_version": version for name, version in first.versions.items()},
         }
 

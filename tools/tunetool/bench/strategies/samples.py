@@ -29,6 +29,10 @@ class Sample:
     """By phase, of the slowest rank: rendezvous, imports, communicator, model_load, engine."""
     losses: Sequence[float]
     """Mean loss over the ranks at each step."""
+    excused: frozenset[int] = frozenset()
+    """Steps whose loss may be no number (``RankResult.excused_steps``)."""
+    notes: Sequence[str] = ()
+    """Deviations from the request, on any rank."""
 
 
 @dataclass
@@ -103,11 +107,20 @@ def sample(results: Sequence[RankResult]) -> Sample:
     """The sample of one run. Raises ``CannotJudge`` if a rank made too few steps."""
     if min(len(result.step_seconds) for result in results) <= WARM_UP:
         raise CannotJudge(f"a rank made no more than {WARM_UP} steps", "look at the ranks' logs beside the record")
-    steps = [max(each) for each in zip(*(result.step_seconds[WARM_UP:] for result in results), strict=True)]
+    # An update that was skipped is skipped on all ranks.
+    skipped = set(results[0].skipped_steps)
+    times = enumerate(zip(*(result.step_seconds for result in results), strict=True))
+    steps = [max(each) for step, each in times if step >= WARM_UP and step not in skipped]
+    if not steps:
+        raise CannotJudge(
+            f"no step after the first {WARM_UP} made an update: gradients overflowed in {results[0].precision}",
+            "give the loss scale more `--steps`",
+        )
     waits = [max(each) for each in zip(*(result.data_seconds[WARM_UP:] for result in results), strict=True)]
     losses = [fmean(each) for each in zip(*(result.losses for result in results), strict=True)]
     start = {name: max(result.seconds.get(name, 0.0) for result in results) for name in STARTS}
-    return Sample(median(steps), median(waits), start, losses)
+    notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
+    return Sample(median(steps), median(waits), start, losses, results[0].excused_steps, notes)
 
 
 def network(ranks: Sequence[RankFigures]) -> Network:

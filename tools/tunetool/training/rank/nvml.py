@@ -34,6 +34,14 @@ class Gpu:
                 figures[name] = float(reader())
         return figures
 
+    def capability(self) -> tuple[int, int]:
+        """CUDA's compute capability, without a CUDA context. Raises ``NoGpu``."""
+        try:
+            major, minor = self._library.nvmlDeviceGetCudaComputeCapability(self._handle)
+        except self._library.NVMLError as error:
+            raise NoGpu(f"NVML does not know the GPU's compute capability: {error}") from None
+        return int(major), int(minor)
+
     def close(self) -> None:
         """Shut NVML down."""
         with contextlib.suppress(self._library.NVMLError):

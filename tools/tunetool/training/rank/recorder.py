@@ -8,7 +8,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,8 @@ class Recorder:
     seconds: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    precision: str = ""
+    skipped_steps: list[int] = field(default_factory=list)
     scalars: Scalars = lambda _name, _value, _step, _unit, _at: None
     beat: Callable[[], None] = lambda: None
     """Called at each step as a heartbeat for the watchdog."""
@@ -110,13 +112,16 @@ class Recorder:
         tokens: int,
         images: int,
         at: float | None = None,
+        skipped: bool = False,
     ) -> None:
         """Add one step: ``waited`` seconds for its batch, ``loaded`` seconds to prepare the batch, ``took`` seconds.
 
         None: unknown to the trainer; an unknown wait is part of ``took``. ``at``: wall clock of the step's end, where
-        the step is added later.
+        the step is added later. ``skipped``: it made no update.
         """
         number = len(self._steps)
+        if skipped:
+            self.skipped_steps.append(number)
         if number == 0 and waited is not None:
             self.seconds["first_batch"] = waited
         self._steps.append((waited, loaded, took, rate))
@@ -154,7 +159,9 @@ class Recorder:
             parameters=self.parameters,
             trainable=self.trainable,
             versions=versions() if self.libraries is None else self.libraries,
-            notes=list(self.notes),
+            notes=[*self.notes, *skipped_note(self.precision, self.skipped_steps, len(self._steps))],
+            precision=self.precision,
+            skipped_steps=list(self.skipped_steps),
         )
 
 
@@ -167,9 +174,22 @@ def versions() -> dict[str, str]:
     return installed
 
 
+def skipped_note(precision: str, skipped: Sequence[int], steps: int) -> list[str]:
+    """The steps without an update, in one line; empty where there were none."""
+    if not skipped:
+        return []
+    listed = ", ".join(map(str, skipped[:8])) + (" ..." if len(skipped) > 8 else "")
+    who = "loss scaling" if precision == "fp16" else "DeepSpeed"
+    return [
+        f"{who} skipped the update of {len(skipped)} of {steps} steps (step {listed}): their gradients overflowed in "
+        f"{precision}"
+    ]
+
+
 def keep_result(directory: Path, result: RankResult) -> None:
     """Write the result to the rank's directory by rename, since a launcher may fetch it at any time."""
-    _keep(directory / RESULT, json.dumps(result.document(), allow_nan=False))
+    # A loss may be no number: that is the record's to judge, so it must arrive.
+    _keep(directory / RESULT, json.dumps(result.document()))
 
 
 def keep_error(directory: Path, error: TunetoolError) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunetool.advise.precision import Capability, Precision, choose, need
 from tunetool.advise.qwen2_5_vl import LORA_TARGETS
 from tunetool.checkpoint.steps import fsync
 from tunetool.errors import CannotJudge, UsageProblem
@@ -37,6 +38,7 @@ class Trainer:
     recorder: Recorder
     local_world: int
     cuda: bool = False
+    precision: Precision = field(init=False)
 
     def run(self) -> None:
         """Train, from imports to checkpoint. Raises ``CannotJudge`` or ``UsageProblem`` where it cannot."""
@@ -45,6 +47,7 @@ class Trainer:
         self._check()
         with self.recorder.phase("communicator"):
             self._communicator()
+            self._choose_precision(self._least_capability())
         if self.workload.cold:
             self.drop()
         model = self._load()
@@ -115,6 +118,33 @@ class Trainer:
         if int(count.item()) != self.recorder.world:
             raise CannotJudge(f"{int(count.item())} of {self.recorder.world} ranks answered the first collective")
 
+    def _capability(self) -> Capability | None:
+        """Of this rank's GPU; None on a CPU."""
+        import torch
+
+        if not self.cuda:
+            return None
+        major, minor = torch.cuda.get_device_capability(self.recorder.local_rank)
+        return major, minor
+
+    def _least_capability(self) -> Capability | None:
+        """Of all ranks' GPUs, since all must compute in one format. A collective; None on CPUs."""
+        import torch
+
+        mine = self._capability()
+        if mine is None:
+            return None
+        least = torch.tensor([100 * mine[0] + mine[1]], device=self._device)
+        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+        major, minor = divmod(int(least.item()), 100)
+        return major, minor
+
+    def _choose_precision(self, least: Capability | None) -> None:
+        """Raises ``UsageProblem`` where the GPUs lack what was asked for."""
+        capabilities = [least] if least is not None else []
+        self.precision = need(choose(self.workload.precision, capabilities), capabilities)
+        note_precision(self.recorder, self.precision)
+
     def drop(self) -> None:
         """Drop model and data from the page cache, on one rank of each node while the others wait."""
         import torch
@@ -132,7 +162,7 @@ class Trainer:
 
         workload, recorder = self.workload, self.recorder
         with recorder.phase("model_load"), recorder.reading("model"):
-            loaded = load(Path(workload.model), self._device, workload.loader)
+            loaded = load(Path(workload.model), self._device, workload.loader, self.precision.dtype)
             self._synchronize()
         recorder.model_bytes = loaded.bytes
         model = loaded.model
@@ -172,7 +202,7 @@ class Trainer:
             model=model,
             optimizer=optimizer,
             lr_scheduler=schedule,
-            config=ds_config(self.workload, self.recorder.world, self.cuda),
+            config=ds_config(self.workload, self.recorder.world, self.cuda, self.precision.format == "fp16"),
         )
         engine.train()
         self._synchronize()
@@ -188,10 +218,10 @@ class Trainer:
                 recorder.count("data", cost.read)
                 rate = float(engine.get_lr()[0])
                 began = time.monotonic()
-                loss = self._step(engine, batch)
+                loss, skipped = self._step(engine, batch)
                 took = time.monotonic() - began
                 tokens, images = int(batch["attention_mask"].sum()), len(batch.get("image_grid_thw", ()))
-                recorder.step(waited, cost.seconds, took, loss, rate, tokens, images)
+                recorder.step(waited, cost.seconds, took, loss, rate, tokens, images, skipped=skipped)
                 step += 1
                 asked = time.monotonic()
         if step != len(plan):
@@ -203,14 +233,16 @@ class Trainer:
         workers, tell = self.workload.workers, self.recorder.notes.append
         return batches.batches(samples, collate, plan, workers, self.cuda, self.local_world, tell)
 
-    def _step(self, engine: Any, batch: batches.Batch) -> float:
-        """Run one step until the device has finished it; returns this rank's loss."""
+    def _step(self, engine: Any, batch: batches.Batch) -> tuple[float, bool]:
+        """Run one step until the device has finished it; returns this rank's loss, and whether its update was
+        skipped."""
         moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
         loss = engine(**moved).loss
-        engine.backward(loss)
-        engine.step()
+        with lowest_scale_named():
+            engine.backward(loss)
+            engine.step()
         self._synchronize()
-        return float(loss.item())
+        return float(loss.item()), not engine.was_step_applied()
 
     def _save(self, engine: Any, directory: Path) -> None:
         """Save a checkpoint with DeepSpeed, each rank its part. The time includes making it durable (fsync)."""
@@ -234,6 +266,28 @@ class Trainer:
             import torch
 
             torch.cuda.synchronize()
+
+
+def note_precision(recorder: Recorder, precision: Precision) -> None:
+    """Record the format, and the reason where nobody asked for fp16."""
+    recorder.precision = precision.format
+    if precision.format == "fp16" and not precision.asked:
+        recorder.notes.append(f"computed in {precision}: {precision.why}")
+
+
+@contextlib.contextmanager
+def lowest_scale_named() -> Iterator[None]:
+    """DeepSpeed ends a run whose gradients overflow at the smallest loss scale. Raises ``CannotJudge`` for that."""
+    try:
+        yield
+    except Exception as error:
+        # DeepSpeed raises a plain Exception, which only its words tell from others.
+        if "loss scale already at minimum" not in str(error):
+            raise
+        raise CannotJudge(
+            "fp16: the gradients overflow even at the smallest loss scale",
+            "lower `--learning-rate`, or train on GPUs with bf16 (compute capability 8.0 or more)",
+        ) from error
 
 
 def _with_lora(model: Any, workload: Workload) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tunetool.advise.precision import FP16
 from tunetool.training.workload import Workload
 
 BUCKET = 50_000_000
@@ -11,8 +12,8 @@ BUCKET = 50_000_000
 CLIP = 1.0
 
 
-def ds_config(workload: Workload, world: int, cuda: bool) -> dict[str, Any]:
-    """The ds_config for ``deepspeed.initialize``: bf16 on GPUs, fp32 on CPUs, where bf16 may be emulated.
+def ds_config(workload: Workload, world: int, cuda: bool, fp16: bool = False) -> dict[str, Any]:
+    """The ds_config for ``deepspeed.initialize``: bf16 or fp16 on GPUs, fp32 on CPUs, where bf16 may be emulated.
 
     Stages differ in nothing but partitioning, so that the difference in their times is that of their traffic.
     """
@@ -36,7 +37,8 @@ def ds_config(workload: Workload, world: int, cuda: bool) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "train_batch_size": workload.batch_size * world,
         "gradient_clipping": CLIP,
-        "bf16": {"enabled": cuda},
+        "bf16": {"enabled": cuda and not fp16},
+        **({"fp16": dict(FP16)} if fp16 else {}),
         "zero_optimization": zero,
         # Every rank would print DeepSpeed's lines; the recorder has losses and times.
         "steps_per_print": 1_000_000_000,

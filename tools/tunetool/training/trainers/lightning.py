@@ -16,10 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tunetool.advise.precision import Format, choose
 from tunetool.errors import CannotJudge
 from tunetool.training.data.batches import Batch, Cost
 from tunetool.training.rank.recorder import Recorder
-from tunetool.training.trainers.deepspeed import Made, Trainer
+from tunetool.training.trainers.deepspeed import Made, Trainer, lowest_scale_named
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload
 
@@ -44,9 +45,11 @@ class LightningTrainer(Trainer):
 
             from tunetool.training.data.dataset import Samples
         self._check()
+        # Lightning takes the format before the ranks have met: ``model`` holds it against the others'.
+        self._choose_precision(self._capability())
         samples = Samples(Path(self.workload.dataset), Path(self.workload.model))
         plan = self._plan(len(samples))
-        settings = configuration(self.workload, self.recorder.world, self.local_world, len(plan))
+        settings = configuration(self.workload, self.recorder.world, self.local_world, len(plan), self.precision.format)
         # Every launcher sets torchrun's variables; by default Lightning would use Slurm's, which differ.
         strategy = DeepSpeedStrategy(cluster_environment=TorchElasticEnvironment(), **settings.strategy)
         self.fit(pl.Trainer(strategy=strategy, **settings.trainer), as_module(self, len(plan)), samples, plan)
@@ -62,7 +65,8 @@ class LightningTrainer(Trainer):
         module.delivery = delivery
         self.began = time.monotonic()
         try:
-            trainer.fit(module, train_dataloaders=delivery)
+            with lowest_scale_named():
+                trainer.fit(module, train_dataloaders=delivery)
         finally:
             delivery.close()
         if delivery.count != len(plan):
@@ -74,6 +78,7 @@ class LightningTrainer(Trainer):
 
         torch.distributed.all_reduce(torch.ones(1, device=self._device))
         self._synchronize()
+        self._need_one_precision()
         self._mark("communicator")
         if self.workload.cold:
             self.drop()
@@ -91,14 +96,15 @@ class LightningTrainer(Trainer):
         self._synchronize()
         self._mark("engine")
 
-    def stepped(self, delivery: Delivery, batch: Batch, loss: Any, rate: float) -> None:
-        """Record a step; called when Lightning has finished a batch."""
+    def stepped(self, delivery: Delivery, batch: Batch, loss: Any, rate: float, skipped: bool) -> None:
+        """Record a step; called when Lightning has finished a batch. ``skipped``: without its update."""
         self._synchronize()
         took = time.monotonic() - delivery.at
         self.recorder.count("data", delivery.cost.read)
         tokens, images = int(batch["attention_mask"].sum()), len(batch.get("image_grid_thw", ()))
         rank_loss = float(loss.item())
-        self.recorder.step(delivery.waited, delivery.cost.seconds, took, rank_loss, rate, tokens, images)
+        waited, made = delivery.waited, delivery.cost.seconds
+        self.recorder.step(waited, made, took, rank_loss, rate, tokens, images, skipped=skipped)
 
     def ends(self, trainer: Any) -> None:
         """Save the checkpoint; called after the last step, while the engine still exists."""
@@ -117,6 +123,14 @@ class LightningTrainer(Trainer):
     def _need_cuda(self) -> None:
         if not self.cuda:
             raise _no_gpu()
+
+    def _need_one_precision(self) -> None:
+        least = self._least_capability()
+        if least is not None and choose(self.workload.precision, [least]).format != self.precision.format:
+            raise CannotJudge(
+                f"rank {self.recorder.rank} would train in {self.precision}, but another rank's GPU has no bf16",
+                "Lightning needs one format for all ranks: `--precision fp16`",
+            )
 
     def _mark(self, phase: str) -> None:
         now = time.monotonic()
@@ -174,9 +188,11 @@ class Configuration:
     """Arguments of ``lightning.pytorch.strategies.DeepSpeedStrategy``, without the environment."""
 
 
-def configuration(workload: Workload, world: int, local_world: int, steps: int) -> Configuration:
+def configuration(
+    workload: Workload, world: int, local_world: int, steps: int, precision: Format = "bf16"
+) -> Configuration:
     """The configuration with which Lightning does the same as ``Trainer`` and nothing else. Pure."""
-    config = ds_config(workload, world, cuda=True)
+    config = ds_config(workload, world, cuda=True, fp16=precision == "fp16")
     # Lightning refuses the key and sets it itself, from accumulate_grad_batches.
     accumulate = config.pop("gradient_accumulation_steps")
     return Configuration(
@@ -184,7 +200,8 @@ def configuration(workload: Workload, world: int, local_world: int, steps: int) 
             "accelerator": "cuda",
             "devices": local_world,
             "num_nodes": world // local_world,
-            "precision": "bf16-true",
+            # DeepSpeed keeps the master weights in fp32, which Lightning calls mixed.
+            "precision": "16-mixed" if precision == "fp16" else "bf16-mixed",
             # The plan has the batches of all epochs, already distributed: for Lightning it is one long epoch.
             "max_epochs": 1,
             "max_steps": steps,
@@ -228,7 +245,7 @@ def as_module(rank: LightningTrainer, steps: int) -> Any:
             return self.model(**batch).loss
 
         def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-            rank.stepped(self.delivery, batch, outputs["loss"], self._rate)
+            rank.stepped(self.delivery, batch, outputs["loss"], self._rate, not self.trainer.model.was_step_applied())
 
         def on_train_end(self) -> None:
             rank.ends(self.trainer)

@@ -14,18 +14,20 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tunetool import user_directories
+from tunetool.advise.precision import Capability, Precision, choose, need
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch import rank as launched
 from tunetool.training.model import reference_model
+from tunetool.training.rank import nvml
 from tunetool.training.rank.recorder import Recorder
 from tunetool.training.trainers import llamafactory_files as files
-from tunetool.training.trainers.deepspeed import Trainer
+from tunetool.training.trainers.deepspeed import Trainer, note_precision
 from tunetool.training.trainers.group import Group
 from tunetool.training.trainers.llamafactory_results import Outcome, last_error, read_outcome
 from tunetool.training.workload import Workload
@@ -77,12 +79,16 @@ class LlamaFactory:
                 "omit the option, or use `--trainer deepspeed`",
             )
         program = find_program(os.environ)
-        run_files = self._run_files(program)
+        cuda = self._cuda()
+        mine = self._capability() if cuda else None
         if program is None:
-            raise self._missing(run_files)
+            raise self._missing(self._run_files(program, cuda, self._choose([mine], cuda)))
         with self.recorder.phase("communicator"):
             group = Group(self.recorder.rank, self.recorder.world)
             port = group.share_port()
+            precision = self._choose(group.all(mine), cuda)
+        note_precision(self.recorder, precision)
+        run_files = self._run_files(program, cuda, precision)
         if self.workload.cold:
             Trainer(self.workload, self.recorder, self.local_world).drop()
         began = time.monotonic()
@@ -96,14 +102,15 @@ class LlamaFactory:
         self.recorder.seconds["llamafactory"] = time.monotonic() - began
         self._note(*group.first(lambda: (read_outcome(run_files.directory, self._log_text()), versions(program))))
 
-    def _run_files(self, program: Path | None) -> files.RunFiles:
+    def _run_files(self, program: Path | None, cuda: bool, precision: Precision) -> files.RunFiles:
         facts = reference_model.check(Path(self.workload.model))
         self.recorder.model_bytes = facts.bytes
         return files.RunFiles(
             directory=self.directory / "llamafactory",
             nodes=max(1, self.recorder.world // self.local_world),
             ranks=self.local_world,
-            cuda=self._cuda(),
+            cuda=cuda,
+            precision=precision.format,
             dataset_name=_dataset_name(Path(self.workload.dataset)),
             pixels=_pixels(Path(self.workload.model)),
             programs=program.parent if program else None,
@@ -114,6 +121,28 @@ class LlamaFactory:
         if self.workload.device != "auto":
             return self.workload.device == "cuda"
         return Path("/proc/driver/nvidia/gpus").is_dir() and any(Path("/proc/driver/nvidia/gpus").iterdir())
+
+    def _capability(self) -> Capability | None:
+        """Of this rank's GPU by NVML, for the same reason; None where NVML does not say it."""
+        try:
+            gpu = nvml.open_gpu("cuda", self.recorder.local_rank, os.environ)
+            try:
+                return gpu.capability()
+            finally:
+                gpu.close()
+        except nvml.NoGpu as error:
+            if self.workload.precision == "auto":
+                raise CannotJudge(
+                    f"whether the GPU computes in bf16 is unknown: {error}", "say it: `--precision bf16` or `fp16`"
+                ) from None
+            return None
+
+    def _choose(self, capabilities: Sequence[Capability | None], cuda: bool) -> Precision:
+        """One format for the GPUs of all ranks. Raises ``UsageProblem`` where they lack what was asked for."""
+        known = [each for each in capabilities if each is not None]
+        chosen = choose(self.workload.precision, known)
+        # Where NVML does not say what the GPUs have, what was asked for is taken.
+        return chosen if cuda and not known else need(chosen, known)
 
     def _missing(self, run_files: files.RunFiles) -> CannotJudge:
         hint = f"`pip install llamafactory` into its own virtual environment, and set {VARIABLE} to that"
@@ -189,6 +218,9 @@ class LlamaFactory:
         recorder.notes.append(
             "LLaMA-Factory: the time of a step includes the wait for data; losses are means over the ranks"
         )
+        if recorder.precision == "fp16":
+            count = outcome.overflows or "no"
+            recorder.notes.append(f"LLaMA-Factory's log names {count} updates that loss scaling skipped")
 
 
 def versions(program: Path) -> dict[str, str]:
@@ -212,7 +244,7 @@ def versions(program: Path) -> dict[str, str]:
 
 def _kept(workload: Workload, run_files: files.RunFiles) -> files.RunFiles:
     """The same files in a cache directory that remains after the run; equal runs get the same directory."""
-    identity = f"{workload.to_json()} {run_files.nodes} {run_files.ranks} {run_files.cuda}"
+    identity = f"{workload.to_json()} {run_files.nodes} {run_files.ranks} {run_files.cuda} {run_files.precision}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:12]
     return replace(run_files, directory=user_directories.cache() / "llamafactory" / name)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jinja2
 
+from tunetool.advise.precision import FP16, Format
 from tunetool.training.trainers.deepspeed_config import CLIP, ds_config
 from tunetool.training.workload import Workload
 
@@ -35,6 +36,8 @@ class RunFiles:
     """A name in dataset_info.json."""
     pixels: int
     """Pictures are scaled down to this."""
+    precision: Format = "bf16"
+    """On GPUs; a CPU computes in fp32."""
     programs: Path | None = None
     """The directory of `llamafactory-cli`; None: it is on PATH."""
 
@@ -67,6 +70,7 @@ def render(workload: Workload, run_files: RunFiles) -> dict[str, str]:
         clip=CLIP,
         warm_up=_WARM_UP,
         cuda=run_files.cuda,
+        precision=run_files.precision,
         seed=workload.seed,
     )
     script = environment.get_template(f"{SCRIPT}.j2").render(
@@ -87,7 +91,8 @@ def real(value: float) -> str:
 
 def deepspeed(workload: Workload, run_files: RunFiles) -> dict[str, object]:
     """DeepSpeed's configuration, with `auto` for the values in the YAML: transformers refuses a mismatch."""
-    config: dict[str, object] = ds_config(workload, run_files.nodes * run_files.ranks, run_files.cuda)
+    fp16 = run_files.precision == "fp16"
+    config: dict[str, object] = ds_config(workload, run_files.nodes * run_files.ranks, run_files.cuda, fp16)
     for name in (
         "train_micro_batch_size_per_gpu",
         "gradient_accumulation_steps",
@@ -95,7 +100,8 @@ def deepspeed(workload: Workload, run_files: RunFiles) -> dict[str, object]:
         "gradient_clipping",
     ):
         config[name] = "auto"
-    return config | {"bf16": {"enabled": "auto"}}
+    scaling = {"fp16": {**FP16, "enabled": "auto"}} if fp16 else {}
+    return config | {"bf16": {"enabled": "auto"}} | scaling
 
 
 def write(workload: Workload, run_files: RunFiles) -> Path:

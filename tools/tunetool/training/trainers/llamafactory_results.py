@@ -17,6 +17,7 @@ from tunetool.training.trainers.llamafactory_files import EVENTS, OUTPUT
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b:.*)$", re.MULTILINE)
 _REPORTS = ("ChildFailedError", "CalledProcessError")
 """Errors of the parents of the process that failed."""
+_OVERFLOW = re.compile(r"\[deepspeed\] OVERFLOW! .*?Skipping step", re.IGNORECASE)
 _PARAMETERS = re.compile(r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)")
 
 
@@ -37,6 +38,8 @@ class Outcome:
     samples: int
     parameters: int
     trainable: int
+    overflows: int = 0
+    """Updates that loss scaling skipped, as far as DeepSpeed logged them: it does at its level INFO only."""
 
 
 def read_outcome(directory: Path, log: str) -> Outcome:
@@ -89,6 +92,7 @@ def outcome(
         samples=samples,
         parameters=parameters,
         trainable=trainable,
+        overflows=len(_OVERFLOW.findall(log)),
     )
 
 
