@@ -149,6 +149,8 @@ def test_a_vault_and_a_file_reach_the_hosts(tmp_path: Path, monkeypatch: pytest.
     subprocess.run([*ansible_vault, str(vault)], check=True, capture_output=True, timeout=PATIENCE)
     (tmp_path / "prefix.yml").write_text(f"tunetool_prefix: {PREFIX}\n")
     monkeypatch.chdir(tmp_path)
+    # Ansible would ask, where nobody can answer: the play would never end.
+    monkeypatch.setenv("ANSIBLE_BECOME_ASK_PASS", "True")
     options = ("-i", "inventory", "--no-become", "--runs-dir", runs, "--", "-e", "@prefix.yml")
     done = call("stage", "copy", source, tmp_path / "copy", *options, "--ask-vault-pass", answer="right\n")
     assert code_of(done) == 0, done.output
