@@ -66,6 +66,7 @@ import tempfile  # noqa: E402
 
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
+from ..module_utils.common.venv import make_venv, pip_of, point  # noqa: E402
 from ..module_utils.machine.distribution import read_distribution  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
@@ -80,7 +81,6 @@ def installed_key(program: str) -> str | None:
 
 def install(python: str, archive: str, venv: str) -> None:
     """Make a venv without pip, and fill it with the pip from the archive."""
-    shutil.rmtree(venv, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="tunetool-") as wheels:
         with tarfile.open(archive) as tar:
             for member in tar.getmembers():
@@ -93,9 +93,9 @@ def install(python: str, archive: str, venv: str) -> None:
         package = next((name for name in names if name.startswith("tunetool-")), None)
         if pip is None or package is None:
             raise CommandError("`%s` holds no tunetool or no pip" % archive)
-        run([python, "-m", "venv", "--without-pip", venv])
+        make_venv(python, venv)
         run(
-            [os.path.join(venv, "bin/python"), os.path.join(wheels, pip, "pip"), "--disable-pip-version-check"]
+            pip_of(venv, os.path.join(wheels, pip))
             + ["install", "--quiet", "--no-index", "--no-cache-dir", "--find-links", wheels]
             + ["--root-user-action=ignore", os.path.join(wheels, package)],
             timeout=900,
@@ -103,19 +103,6 @@ def install(python: str, archive: str, venv: str) -> None:
     run([os.path.join(venv, "bin/tunetool"), "--version"])
     # The link that comes next can reach the disk before what it leads to: after a power loss, a program of empty files.
     run(["sync", "--file-system", venv])
-
-
-def point(link: str, target: str) -> bool:
-    """Make ``link`` a symbolic link to ``target`` in one rename. Returns whether that changed it."""
-    if os.path.islink(link) and os.readlink(link) == target:
-        return False
-    os.makedirs(os.path.dirname(link), exist_ok=True)
-    temporary = link + ".new"
-    if os.path.lexists(temporary):
-        os.unlink(temporary)
-    os.symlink(target, temporary)
-    os.replace(temporary, link)
-    return True
 
 
 def converge(wanted: dict[str, str]) -> None:

@@ -68,11 +68,11 @@ import fcntl  # noqa: E402
 import hashlib  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
-import sys  # noqa: E402
 import tarfile  # noqa: E402
 import tempfile  # noqa: E402
 
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
+from ..module_utils.common.control_pip import own_pip, package_wheel, platform_options  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 # Oldest glibc first: pip takes any of them. RHEL 9, Debian 12 and Ubuntu 22.04 all have 2.28 or newer.
@@ -101,18 +101,17 @@ def key_of(source: str, versions: list[str], machines: list[str]) -> str:
 
 def build(source: str, versions: list[str], machines: list[str], directory: str) -> None:
     """Collect the wheels of the package and its dependencies, for each Python version and machine type."""
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    run(pip + ["wheel", "--no-deps", "--wheel-dir", directory, source], timeout=600)
-    wheel = next(name for name in os.listdir(directory) if name.startswith("tunetool-"))
+    pip = own_pip()
+    wheel = package_wheel(source, directory)
     for version in versions:
         for machine in machines:
-            platforms = [argument for form in PLATFORMS for argument in ("--platform", form % machine)]
+            platforms = platform_options(machine, PLATFORMS)
             run(
                 pip
                 + ["download", "--only-binary=:all:", "--implementation", "cp", "--python-version", version]
                 + platforms
                 + ["--constraint", os.path.join(source, "constraints.txt"), "--dest", directory]
-                + [os.path.join(directory, wheel) + "[node]"],
+                + [wheel + "[node]"],
                 timeout=900,
             )
 
