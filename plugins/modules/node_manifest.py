@@ -71,6 +71,12 @@ options:
         removed.
     type: dict
     default: {}
+  keep_training:
+    description:
+      - Keep the part C(training) of the manifest that is there, which M(tunetool.node.training_environment) writes;
+        else it is left out.
+    type: bool
+    default: false
   tool_version:
     description: Version of the collection that built the node.
     type: str
@@ -146,6 +152,7 @@ def main() -> None:
             "expect_write": {"type": "str", "default": ""},
             "reboot_reasons": {"type": "list", "elements": "str", "default": []},
             "tuned": {"type": "dict", "default": {}},
+            "keep_training": {"type": "bool", "default": False},
             "tool_version": {"type": "str", "required": True},
         },
         supports_check_mode=True,
@@ -174,6 +181,8 @@ def main() -> None:
     tuned = _tuned(module)
     document.update({"aio": tuned} if tuned else {})
     block = render(tuned["block"]) if tuned else None
+    training = (built_manifest() or {}).get("training") if wanted["keep_training"] else None
+    document.update({"training": training} if training else {})
     look_at_earlier_manifest(module, "it is replaced")
     before, after = content(MANIFEST_PATH), dump(document)
     built = built_manifest() or document

@@ -31,6 +31,29 @@ def _object(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[
     }
 
 
+def _map(values: dict[str, Any]) -> dict[str, Any]:
+    """An object with names of any kind."""
+    return {"type": "object", "properties": {}, "required": [], "additionalProperties": values}
+
+
+_TRAINING: dict[str, Any] = {
+    "python": dict(_TEXT, description="Interpreter with torch, DeepSpeed and, where it was built, tunetool"),
+    "source": {
+        "type": "string",
+        "enum": ["built", "named"],
+        "description": "built: from the lock; named: the owner's, only checked",
+    },
+    "directory": dict(_TEXT, description="What belongs to the role training_environment"),
+    "lock_sha256": dict(_TEXT, description="Of constraints.txt"),
+    "packages": dict(_map(_TEXT), description="Version by package"),
+    "accelerator": {"type": "string", "enum": ["cuda", "cpu"]},
+    "cuda": dict(_TEXT, description="Version that torch was built for; absent: none"),
+    "ops": dict(_map(_TEXT), description="DeepSpeed's compiled ops: `ready`, or `missing: ` and why"),
+    "ops_directory": dict(_TEXT, description="Directory with the compiled ops (TORCH_EXTENSIONS_DIR)"),
+    "environment": dict(_map(_TEXT), description="Variables that a command with this Python must set"),
+    "trainers": {"type": "array", "items": {"type": "string", "enum": ["deepspeed", "lightning"]}},
+}
+
 _TUNING: dict[str, Any] = {
     "scheduler": dict(_TEXT, description="Facts of each member drive"),
     "nr_requests": _ABOVE_ZERO,
@@ -145,9 +168,13 @@ SCHEMA: dict[str, Any] = {
                 ),
                 description="DeepSpeed's block by `tunetool tune`, and what it was tuned on; left out: not tuned",
             ),
+            "training": dict(
+                _object(_TRAINING, optional=("cuda",)),
+                description="The environment that trains on this node, proven to work; absent: none",
+            ),
         },
         # Absent in manifests of earlier versions.
-        optional=("tuning", "aio"),
+        optional=("tuning", "aio", "training"),
     ),
 }
 
@@ -269,10 +296,13 @@ def _problems(value: Any, schema: Mapping[str, Any], path: str) -> list[str]:
 def _object_problems(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> list[str]:
     properties = schema["properties"]
     problems = ["%s.%s is missing" % (path, name) for name in schema["required"] if name not in value]
-    problems += ["%s.%s is unknown" % (path, name) for name in value if name not in properties]
+    others = schema.get("additionalProperties")
     for name, item in value.items():
-        if name in properties:
-            problems += _problems(item, properties[name], "%s.%s" % (path, name))
+        known = properties.get(name, others)
+        if not known:
+            problems.append("%s.%s is unknown" % (path, name))
+        else:
+            problems += _problems(item, known, "%s.%s" % (path, name))
     return problems
 
 
