@@ -1,0 +1,193 @@
+# Copyright: the tunetool authors
+# Apache License 2.0 (see LICENSE)
+"""Send a node the wheels that it lacks, and bring compiled ops from one node to its equals."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shlex
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+from ..module_utils.common.refusal import Refusal
+from ..module_utils.training import wheel_files
+
+MODULE = "tunetool.node.training_environment"
+OWN = ("source", "archive", "wheelhouse", "cache_dir")
+"""Options that are this machine's own and do not go to the module as they are."""
+PART_BYTES = 64 * 2**20
+"""Of a wheel in one round trip: it is in memory here, and a cut connection costs no more than that."""
+_KEY = re.compile(r"^[0-9a-f]{16}$")
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
+    """One round trip to a node that has all of it."""
+
+    TRANSFERS_FILES = False  # else a directory is made and removed there, on every run: three round trips
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Ask the node, send what it lacks, let it build, compile and prove."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        try:
+            with tempfile.TemporaryDirectory(prefix="tunetool-") as directory:
+                result.update(self._run(dict(self._task.args), Path(directory), task_vars))
+        except Refusal as error:
+            result.update(failed=True, changed=False, msg=str(error))
+        return result
+
+    def _run(self, given: dict[str, Any], directory: Path, task_vars: dict[str, Any] | None) -> dict[str, Any]:
+        own = {name: given.pop(name, None) for name in OWN}
+        check = self._task.check_mode
+        here: dict[str, Path] = {}
+        lock = Path(str(own["source"])) / "constraints.txt"
+        try:
+            given["lock"] = lock.read_text()
+        except OSError as error:
+            raise Refusal(f"`{lock}`: {error.strerror}. hint: it is not a copy of this collection") from None
+        if not given.get("python"):
+            # In check mode it may be not built yet.
+            here = unpacked_tool(str(own["archive"]), directory) if Path(str(own["archive"])).is_file() else {}
+            given["tool_files"] = [described(path) for path in here.values()]
+            if own["wheelhouse"]:
+                document = wheel_files.read(str(own["wheelhouse"]))
+                given["wheelhouse_manifest"] = document
+                here.update({name: Path(str(own["wheelhouse"])) / name for name in document["files"]})
+
+        def call(**more: Any) -> dict[str, Any]:
+            return dict(self._execute_module(module_name=MODULE, module_args={**given, **more}, task_vars=task_vars))
+
+        self._task.check_mode = True
+        try:
+            asked = call()
+        finally:
+            self._task.check_mode = check
+        if check or asked.get("failed") or not asked.get("changed"):
+            return asked
+        root = str(given.get("directory") or "/opt/tunetool-training")
+        given["received"] = self._send(asked["send"], here, given, root)
+        if not asked["environment"]:
+            asked = call(step="environment")
+            if asked.get("failed"):
+                return asked
+        if not asked["ops_missing"]:
+            return call()
+        return self._with_ops(asked, call, root, cache_of(own["cache_dir"]))
+
+    def _with_ops(self, asked: Mapping[str, Any], call: Any, root: str, cache: Path) -> dict[str, Any]:
+        """The last step where ops are missing: from the cache, or compiled there and then kept for equal nodes."""
+        key = str(asked["ops_key"])
+        if not _KEY.match(key):
+            raise Refusal(f"the node names its ops `{key[:40]}`. hint: this is a fault of tunetool")
+        archive = cache / f"{key}.tar"
+        with only_one_of(cache, key):
+            if archive.is_file():
+                remote = f"{root}/ops/{key}.tar"
+                received = self._send_file(archive, remote, fresh=True)
+                result: dict[str, Any] = call(ops_archive=received)
+                # Perhaps damaged here or on the way: compiled there instead.
+                return call() if "archive of compiled ops" in str(result.get("msg")) else result
+            result = call()
+            if not result.get("failed") and result.get("ops_archive"):
+                fetched = archive.with_suffix(".new")
+                self._connection.fetch_file(str(result["ops_archive"]), str(fetched))
+                fetched.replace(archive)
+        return result
+
+    def _send(self, names: list[str], here: Mapping[str, Path], given: Mapping[str, Any], root: str) -> str:
+        """Send wheels, each checked here first; a directory on the node where they are, if not in ROOT/wheels."""
+        entries = {entry["name"]: entry for entry in given.get("tool_files", ())}
+        entries.update((given.get("wheelhouse_manifest") or {}).get("files", {}))
+        elsewhere = ""
+        for name in names:
+            wheel_files.check(str(here[name]), entries[name])
+            sent = self._send_file(here[name], f"{root}/wheels/{name}")
+            if sent != f"{root}/wheels/{name}":
+                elsewhere = os.path.dirname(sent)
+        return elsewhere
+
+    def _send_file(self, path: Path, remote: str, fresh: bool = False) -> str:
+        """Send one file in parts, from where a cut run left off. Its place on the node, which is ``remote`` if it can.
+
+        Nothing trusts what lies there: the module checks the hash of every file.
+        """
+        if not self._is_pipelining_enabled("new"):
+            # A sudo that wants a terminal, or a connection plugin without standard input.
+            directory = self._connection._shell.tmpdir or self._make_tmp_path()
+            there = self._connection._shell.join_path(directory, path.name)
+            self._transfer_file(str(path), there)
+            return str(there)
+        quoted, part = shlex.quote(remote), shlex.quote(remote + ".part")
+        folder = shlex.quote(os.path.dirname(remote))
+        size = path.stat().st_size
+        begin = f"install -d -o root -g root -m 0755 {folder}" + (f" && rm -f {part}" if fresh else "")
+        if size <= PART_BYTES:
+            # In one round trip: most wheels are small.
+            self._shell(f"{begin} && (umask 022 && cat > {part}) && mv -f {part} {quoted}", path.read_bytes())
+            return remote
+        offset = int(self._shell(f"{begin} && {{ stat -c %s {part} 2>/dev/null || echo 0; }}") or 0)
+        if offset > size:
+            self._shell(f"rm -f {part}")
+            offset = 0
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            while data := stream.read(PART_BYTES):
+                self._shell(f"(umask 022 && cat >> {part})", data)
+        self._shell(f"touch {part} && mv -f {part} {quoted}")
+        return remote
+
+    def _shell(self, command: str, data: bytes | None = None) -> str:
+        done = self._low_level_execute_command(command, in_data=data)
+        if done["rc"] != 0:
+            said = " ".join(str(done["stderr"] or done["stdout"]).split())
+            raise Refusal(f"the wheels cannot be sent: {said}. hint: is the disk full?")
+        return str(done["stdout"]).strip()
+
+
+def unpacked_tool(archive: str, directory: Path) -> dict[str, Path]:
+    """The wheels of tunetool and pip out of the archive that the role tunetool installs from, by name."""
+    found = {}
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            if member.isfile() and member.name.startswith(("tunetool-", "pip-")) and member.name.endswith(".whl"):
+                stream = tar.extractfile(member)
+                path = directory / os.path.basename(member.name)
+                if stream is not None:
+                    path.write_bytes(stream.read())
+                    found[path.name] = path
+    return found
+
+
+def described(path: Path) -> dict[str, Any]:
+    """A wheel as the module is told of it."""
+    with zipfile.ZipFile(path) as wheel:
+        unpacked = sum(entry.file_size for entry in wheel.infolist())
+    return {
+        "name": path.name,
+        "sha256": wheel_files.sha256_of(str(path)),
+        "size_bytes": path.stat().st_size,
+        "unpacked_bytes": unpacked,
+    }
+
+
+def cache_of(given: str | None) -> Path:
+    """Where archives of ops are kept on this machine."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(given or os.path.join(cache, "tunetool", "ops"))
+
+
+@contextlib.contextmanager
+def only_one_of(cache: Path, key: str) -> Iterator[None]:
+    """Equal nodes come here one after the other: the first compiles, the others get what it compiled."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{key}.lock").open("w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,97 @@
+"""Programs that may take long, hang or die: bounded in time, ended with all that they started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from typing import IO, Mapping, Optional, Sequence
+
+from ..common.refusal import Refusal
+
+_LAST = 3
+_WAIT_SECONDS = 0.05
+
+
+class Ended(Refusal):
+    """A program that failed or did not end. The message names what it was for and quotes its last words."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__("%s: %s" % (what, reason))
+        self.reason = reason
+
+
+def call(argv: Sequence[str], environment: Mapping[str, str], seconds: float, what: str, hint: str = "") -> str:
+    """What one program printed. Raises ``Ended``."""
+    return call_all([(argv, environment)], seconds, what, hint)[0]
+
+
+def call_all(
+    commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], seconds: float, what: str, hint: str = ""
+) -> list[str]:
+    """The same for programs that run side by side. The first that fails ends the others."""
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
+        errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
+        started: list[subprocess.Popen[bytes]] = []
+        stack.callback(_end, started)
+        for (argv, environment), stdout, stderr in zip(commands, outputs, errors):
+            started.append(
+                subprocess.Popen(
+                    list(argv),
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    # A group of its own: compilers and ranks end with it.
+                    start_new_session=True,
+                )
+            )
+        bad = _wait(started, seconds)
+        if bad is not None:
+            reason = _reason(started[bad], _text(errors[bad]) or _text(outputs[bad]), seconds)
+            raise Ended(what, reason + (". hint: %s" % hint if hint else ""))
+        return [_text(stdout) for stdout in outputs]
+
+
+def _wait(started: Sequence[subprocess.Popen[bytes]], seconds: float) -> Optional[int]:
+    """The first that failed, or one that still runs after ``seconds``; None when all ended well."""
+    deadline = time.monotonic() + seconds
+    while True:
+        codes = [process.poll() for process in started]
+        bad = next((index for index, code in enumerate(codes) if code not in (None, 0)), None)
+        if bad is not None or all(code == 0 for code in codes):
+            return bad
+        if time.monotonic() > deadline:
+            return codes.index(None)
+        time.sleep(_WAIT_SECONDS)
+
+
+def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in started:
+        # What it has left behind is in its group, also after it ended.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _reason(process: subprocess.Popen[bytes], text: str, seconds: float) -> str:
+    code = process.poll()
+    if code is None:
+        return "it did not end within %g s" % seconds
+    if code == -signal.SIGILL:
+        return "it died of SIGILL: something in it was built for another CPU"
+    if code < 0:
+        return "it was killed by signal %d" % -code
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(("error: ", "ERROR: "))]
+    said = "; ".join(told[-1:] or lines[-_LAST:] or ["it printed nothing"])
+    return "exit status %d: %s" % (code, said)
+
+
+def _text(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode("utf-8", "replace")
