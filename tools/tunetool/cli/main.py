@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "Show, list or compare records.",
     "lab": "Run virtual nodes with NVMe drives, to rehearse a change before real nodes get it.",
     "build-ops": "Compile DeepSpeed's ops once, so that no job has to compile them.",
+    "build-wheelhouse": "Fetch the wheels of training environments once, for nodes without a package index.",
 }
 _QUOTED = re.compile(r"'(-[\w-]+)'(?: / '-[\w-]+')*")
 """An option name in click's quotation marks."""

@@ -1,0 +1,107 @@
+"""``tunetool build-wheelhouse``: fetch the wheels of training environments once, for nodes without a package index."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from tunetool.cli.options import Dry, argument, option, takes
+from tunetool.cli.values import PATH
+from tunetool.errors import UsageProblem
+
+_BUILD = re.compile(r"^(cpu|cu\d{3})$")
+
+
+@dataclass(frozen=True)
+class Options(Dry):
+    """What the call says."""
+
+    directory: Path = argument("DIR", type=PATH)
+    python_versions: tuple[str, ...] = option(
+        "--python-version",
+        multiple=True,
+        default=("3.11",),
+        show_default=True,
+        metavar="X.Y",
+        help="Python version of the nodes. Repeatable.",
+    )
+    machines: tuple[str, ...] = option(
+        "--machine",
+        multiple=True,
+        default=(platform.machine(),),
+        show_default="this machine's",
+        metavar="TYPE",
+        help="Machine type of the nodes, as `uname -m` prints it. Repeatable.",
+    )
+    builds: tuple[str, ...] = option(
+        "--build",
+        multiple=True,
+        metavar="cpu|cuNNN",
+        help="Build of torch, such as cu126 or cpu. Repeatable. Default: the one that the lock names.",
+    )
+    trainers: tuple[str, ...] = option(
+        "--trainer",
+        multiple=True,
+        default=("deepspeed",),
+        show_default=True,
+        type=click.Choice(["deepspeed", "lightning"]),
+        help="Trainer that the environments are made for. Repeatable.",
+    )
+    index_url: str | None = option(
+        "--index-url", metavar="URL", help="Package index. Default: the one that pip is set up for."
+    )
+    torch_index_url: str | None = option(
+        "--torch-index-url",
+        metavar="URL",
+        help="Additional index for other builds of torch; `{build}` in it becomes cu126 or cpu.",
+    )
+    source: Path | None = option(
+        "--source", type=PATH, metavar="DIR", help="Copy of the collection with the lock. Default: the one in use."
+    )
+
+    def check(self) -> None:
+        """Refuse what no node is."""
+        for build in self.builds:
+            if not _BUILD.match(build):
+                raise UsageProblem(f"`--build {build}` is no build of torch", "such as `cpu`, `cu126` or `cu130`")
+        for version in self.python_versions:
+            if not re.match(r"^3\.1\d$", version):
+                raise UsageProblem(f"`--python-version {version}` is not 3.10 or newer", "such as `3.11`")
+
+
+@click.command("build-wheelhouse")
+@takes(Options)
+def command(given: Options) -> int:
+    """Fetch the wheels of training environments into DIR, once, for nodes without a package index.
+
+    site.yml takes them from there: `training_environment_wheelhouse: DIR`. A call that is cut off goes on where it was;
+    a file whose hash is wrong is fetched again. DIR holds the wheels and wheelhouse.json, which has their hashes.
+
+    Exit codes: 0 all files are there; 2 the call was wrong; 3 something cannot be fetched.
+    """
+    from tunetool.fleet.wheelhouse import Request, Target, fill, find_source
+    from tunetool.node.training import lock
+    from tunetool.node.units import format_size
+    from tunetool.report.progress import best_progress
+
+    source = find_source(given.source)
+    own = lock.cuda((source / "constraints.txt").read_text())
+    builds = given.builds or ("cu" + own.replace(".", "") if own else "cpu",)
+    targets = [
+        Target(python, machine, build)
+        for python in dict.fromkeys(given.python_versions)
+        for machine in dict.fromkeys(given.machines)
+        for build in dict.fromkeys(builds)
+    ]
+    trainers = tuple(dict.fromkeys(("deepspeed", *given.trainers)))
+    request = Request(given.directory, source, targets, trainers, given.index_url, given.torch_index_url)
+    for each in fill(request, best_progress(), given.dry_run):
+        if given.dry_run:
+            click.echo(f"{each.target}: {each.files} files, {each.fetched} would be fetched")
+        else:
+            click.echo(f"{each.target}: {each.files} files, {format_size(each.size_bytes)}, {each.fetched} fetched")
+    return 0
