@@ -28,7 +28,13 @@ options:
     type: path
     required: true
   python:
-    description: Interpreter that has torch and tunetool.
+    description:
+      - Interpreter that has torch and tunetool. Empty for the one that C(/etc/tunetool/node.json) names for training,
+        or O(default_python) where it names none.
+    type: path
+    default: ""
+  default_python:
+    description: Interpreter on a node without a training environment.
     type: path
     default: /opt/tunetool/bin/python
   spec:
@@ -89,8 +95,9 @@ import socket  # noqa: E402
 import subprocess  # noqa: E402
 import tarfile  # noqa: E402
 import time  # noqa: E402
-from typing import Any, Sequence  # noqa: E402
+from typing import Any, Mapping, Sequence  # noqa: E402
 
+from ..module_utils.common.training_part import REPAIR, SWITCH_ON, NoTraining, python_of_ranks  # noqa: E402
 from ..module_utils.play import connection  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.tunetool_command import MARK  # noqa: E402
@@ -103,19 +110,32 @@ END_SECONDS = 60.0
 
 def prepare(module: Any) -> None:
     """Make the directory, and return free ports."""
-    directory, python = module.params["directory"], module.params["python"]
+    directory = module.params["directory"]
+    python, _ = python_of(module)
     if not os.access(python, os.X_OK):
         module.fail_json(msg="`%s` does not exist. hint: run site.yml, whose role tunetool installs it" % python)
     rc, stdout, stderr = module.run_command([python, "-c", HAVE], cwd="/")
     missing = stdout.split()
     if rc != 0 or missing:
         why = "lacks `%s`" % missing[0].split(".")[0] if missing else "does not run: %s" % last_line(stderr)
-        module.fail_json(msg="`%s` %s. hint: install `tunetool[finetune]` there" % (python, why))
+        hint = "install `tunetool[finetune]` there" if module.params["python"] else REPAIR
+        if python == module.params["default_python"]:
+            hint = SWITCH_ON
+        module.fail_json(msg="`%s` %s. hint: %s" % (python, why, hint))
     try:
         os.makedirs(directory, 0o700)
     except OSError as error:
         module.fail_json(msg="`%s`: %s" % (directory, error.strerror))
     module.exit_json(changed=True, ports=free_ports(2))
+
+
+def python_of(module: Any) -> tuple[str, Mapping[str, str]]:
+    """The interpreter of the ranks, and the variables that the manifest wants to be set for it."""
+    try:
+        return python_of_ranks(module.params["python"], module.params["default_python"])
+    except NoTraining as error:
+        module.fail_json(msg="%s. hint: %s" % (error.message, error.hint))
+        raise
 
 
 def free_ports(count: int) -> list[int]:
@@ -135,6 +155,7 @@ def run(module: Any) -> None:
     given = module.params
     directory = given["directory"]
     spec = json.loads(base64.b64decode(given["spec"]))
+    python, variables = python_of(module)
     first, second = given["ports"]
     spec.update(
         node=given["node"],
@@ -144,7 +165,8 @@ def run(module: Any) -> None:
         line_port=second,
         directory=directory,
         out=os.path.join(directory, "out"),
-        python=given["python"],
+        python=python,
+        environment={**variables, **spec["environment"]},
     )
     os.makedirs(spec["out"], exist_ok=True)
     with open(os.open(os.path.join(directory, "spec.json"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
@@ -152,7 +174,7 @@ def run(module: Any) -> None:
     log = os.path.join(directory, "guard.log")
     with open(log, "wb") as log_stream:
         guard = subprocess.Popen(
-            [given["python"], "-m", GUARD, directory],
+            [python, "-m", GUARD, directory],
             cwd="/",
             # It ends in order when its input closes, even if this host is the control machine itself.
             env={name: value for name, value in os.environ.items() if name != MARK},
@@ -228,7 +250,8 @@ def main() -> None:
         argument_spec={
             "state": {"type": "str", "choices": ["prepared", "run", "absent"], "required": True},
             "directory": {"type": "path", "required": True},
-            "python": {"type": "path", "default": "/opt/tunetool/bin/python"},
+            "python": {"type": "path", "default": ""},
+            "default_python": {"type": "path", "default": "/opt/tunetool/bin/python"},
             # Contains the ranks' environment, and so perhaps a secret.
             "spec": {"type": "str", "default": "", "no_log": True},
             "node": {"type": "int", "default": 0},

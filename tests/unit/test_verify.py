@@ -522,7 +522,7 @@ def test_json_alone_on_stdout(
 def test_interrupted(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(request: Request, progress: object) -> Result:
+    def interrupt(request: Request, progress: object, environment: object) -> Result:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(verify_module, "verify", interrupt)

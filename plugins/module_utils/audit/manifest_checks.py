@@ -12,6 +12,7 @@ from typing import Any, Mapping
 from ..array.initramfs_check import check_images
 from ..array.md_arrays import DEAD_STATES, Array, find, read_arrays
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
+from ..common.training_part import check_training
 from ..gds.facts import read_gds_facts
 from ..gds.md_udev_override import outdated
 from ..gds.path_choice import MODES, OFF, current
@@ -56,6 +57,7 @@ def run_checks(
     checks += _gds_checks(manifest, root)
     if manifest.get("aio"):
         checks.append(check_tuned(manifest["aio"], manifest["filesystem"]["mount_point"], root))
+    checks.append(check_training(manifest, root))
     pending = manifest["reboot_required"]
     checks.append(
         _check(

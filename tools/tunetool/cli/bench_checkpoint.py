@@ -62,6 +62,7 @@ class Options(Measuring):
         default=12,
         help="With --train: steps between two saves of engines that gather the whole state on one rank; 0: no saves.",
     )
+    python: str | None = options.python()
     seed: int = options.seed("the state and of the order of engines")
 
 
@@ -80,7 +81,9 @@ def checkpoint(given: Options) -> int:
     """
     from tunetool.bench.checkpoint.request import Request, Training
     from tunetool.bench.checkpoint.run import bench
+    from tunetool.cli.under_python import go_on_under
     from tunetool.report.progress import best_progress
+    from tunetool.training_python import TORCH
 
     training = Training(given.steps, given.sharded_every, given.consolidated_every)
     request = Request(
@@ -98,4 +101,5 @@ def checkpoint(given: Options) -> int:
         seed=given.seed,
         run=given.run(),
     )
+    go_on_under(given.python, TORCH)
     return finish(bench(request, best_progress()), given.json_to)

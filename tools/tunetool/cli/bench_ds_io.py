@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,10 @@ def ds_io(given: Options) -> int:
     be measured or proven.
     """
     from tunetool.bench import ds_io as bench
-    from tunetool.cli.values import local_python
     from tunetool.report.progress import best_progress
+    from tunetool.training_python import choose
 
+    chosen = choose(given.python).need()
     request = bench.Request(
         folder=given.folder,
         io_size=given.io_size,
@@ -88,7 +90,7 @@ def ds_io(given: Options) -> int:
         use_accelerator_pin_memory=given.use_accelerator_pin_memory,
         loops=given.loops,
         warmup_loops=given.warmup_loops,
-        python=local_python(given.python),
+        python=chosen.path,
         run=given.run(),
     )
-    return finish(bench.ds_io(request, best_progress()), given.json_to)
+    return finish(bench.ds_io(request, best_progress(), chosen.environment(os.environ)), given.json_to)

@@ -64,8 +64,10 @@ def finetune(given: Options) -> int:
     """
     from tunetool.bench.finetune.request import Request
     from tunetool.bench.finetune.run import bench
+    from tunetool.cli.under_python import go_on_under
     from tunetool.report.progress import best_progress
     from tunetool.training.settings import BATCH_SIZE, Settings
+    from tunetool.training_python import DEEPSPEED, TORCH
 
     chosen: dict[str, Any] = dict(PRESETS[given.preset]) if given.preset is not None else {}
     images = None if given.dataset is not None else chosen.get("images")
@@ -94,4 +96,8 @@ def finetune(given: Options) -> int:
         prepare_only=given.prepare,
         run=given.run(),
     )
+    if given.inventory is None:
+        only_looks = given.prepare or given.dry_run
+        needs = () if only_looks else DEEPSPEED if given.trainer == "deepspeed" else TORCH
+        go_on_under(given.python, needs)
     return finish(bench(request, best_progress()), given.json_to)

@@ -50,6 +50,7 @@ def staging(given: Options) -> int:
     from tunetool.bench.staging.request import Request
     from tunetool.bench.staging.run import bench
     from tunetool.bench.staging.scenarios import parse
+    from tunetool.cli.under_python import go_on_under
     from tunetool.report.progress import best_progress
     from tunetool.training.settings import BATCH_SIZE, Settings
 
@@ -70,4 +71,6 @@ def staging(given: Options) -> int:
         rounds=given.rounds,
         run=given.run(),
     )
+    if given.inventory is None:
+        go_on_under(given.python)
     return finish(bench(request, best_progress()), given.json_to)

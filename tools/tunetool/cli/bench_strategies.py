@@ -46,8 +46,10 @@ def strategies(given: Options) -> int:
     from tunetool.bench.strategies.matrix import parse
     from tunetool.bench.strategies.request import Request
     from tunetool.bench.strategies.run import bench
+    from tunetool.cli.under_python import go_on_under
     from tunetool.report.progress import best_progress
     from tunetool.training.settings import BATCH_SIZE, Settings
+    from tunetool.training_python import DEEPSPEED
 
     if given.epochs is not None:
         raise UsageProblem(
@@ -69,4 +71,6 @@ def strategies(given: Options) -> int:
         network_seconds=given.network_time,
         run=given.run(),
     )
+    if given.inventory is None:
+        go_on_under(given.python, () if given.dry_run else DEEPSPEED)
     return finish(bench(request, best_progress()), given.json_to)

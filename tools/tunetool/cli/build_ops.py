@@ -30,18 +30,20 @@ class Options(Dry):
 def command(given: Options) -> int:
     """Compile DeepSpeed's ops once; no other command compiles anything.
 
-    Writes them to the directory that DeepSpeed itself uses: TORCH_EXTENSIONS_DIR, or torch_extensions in the user's
-    cache. Removes the lock of a build that died: DeepSpeed would wait for it for ever.
+    Writes them to the directory that DeepSpeed itself uses: the training environment's directory of ops, or
+    TORCH_EXTENSIONS_DIR, or torch_extensions in the user's cache. Removes the lock of a build that died, for which
+    DeepSpeed would wait for ever.
 
     Exit codes: 0 every op that was asked for is compiled; 2 the call was wrong; 3 an op cannot be compiled here.
     """
-    from tunetool.cli.values import local_python
     from tunetool.measure.aio.build_ops import build_ops
     from tunetool.report.progress import best_progress
+    from tunetool.training_python import choose
 
-    interpreter = local_python(given.python)
+    chosen = choose(given.python).need()
+    environment = chosen.environment(os.environ)
     installed, built = build_ops(
-        interpreter, given.ops, given.rebuild, os.environ, best_progress(), dry_run=given.dry_run
+        chosen.path, given.ops, given.rebuild, environment, best_progress(), dry_run=given.dry_run
     )
     click.echo(f"{installed.python}: torch {installed.torch}, deepspeed {installed.deepspeed}")
     for each in built:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from tunetool.cli import options
 from tunetool.cli.options import argument, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.tune import SearchOptions
-from tunetool.cli.values import FILE, SIZE, local_python
+from tunetool.cli.values import FILE, SIZE
 from tunetool.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Options(SearchOptions):
             kind=self.kind,
             output=self.output,
             target=self.target,
-            python=local_python(self.python),
+            python=self.chosen().path,
             model=self.model,
             world=self.world_size,
             nodes=self.nodes,
@@ -108,15 +108,18 @@ def command(given: Options) -> int:
     if given.aio is not None or config.kind not in NVME_KINDS:
         if given.json_to is not None:
             raise UsageProblem("`--json` writes the record of a measurement", "leave it out: nothing is measured here")
-        return _write(config, read_settings(given.aio) if given.aio is not None else DEFAULTS, given.dry_run)
-    result = run.tune(given.request(None), best_view())
+        settings = read_settings(given.aio) if given.aio is not None else DEFAULTS
+        return _write(config, settings, given.environment(), given.dry_run)
+    result = run.tune(given.request(None), best_view(), given.environment())
     code = finish(result, given.json_to)
     if result.choice is not None and code == 0:
-        _write(config, result.choice.settings, given.dry_run, err=given.json_to == "-")
+        _write(config, result.choice.settings, given.environment(), given.dry_run, err=given.json_to == "-")
     return code
 
 
-def _write(request: Request, settings: AioSettings, dry_run: bool, err: bool = False) -> int:
+def _write(
+    request: Request, settings: AioSettings, environment: Mapping[str, str], dry_run: bool, err: bool = False
+) -> int:
     from tunetool.node.units import format_size, format_size_binary
     from tunetool.report.progress import best_progress
     from tunetool.tune.configs import write_config
@@ -124,7 +127,7 @@ def _write(request: Request, settings: AioSettings, dry_run: bool, err: bool = F
     if dry_run:
         click.echo(f"would move 16 MiB or more in `{request.target}` and write {request.output}")
         return 0
-    done = write_config(request, settings, os.environ, best_progress())
+    done = write_config(request, settings, environment, best_progress())
     job = done.plan.job
     click.echo(f"{job.kind} for {job.model.name} ({job.model.numel:,} parameters) on {job.world} ranks", err=err)
     click.echo(f"{done.plan.node.precision}: {done.plan.node.precision.why}", err=err)

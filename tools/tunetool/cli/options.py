@@ -114,7 +114,8 @@ def python() -> Any:
         "--python",
         type=TEXT,
         metavar="PATH",
-        help="Python interpreter with torch and DeepSpeed. Default: the one that runs tunetool.",
+        help="Python interpreter with torch and DeepSpeed, for benchmarks also with tunetool; with -i a path on every "
+        "host. Default: the one that /etc/tunetool/node.json names on each node, else the one that runs tunetool.",
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunetool.cli.options import Measuring, OnHosts, need_inventory, number, option, precision, seed, target
+from tunetool.cli.options import Measuring, OnHosts, need_inventory, number, option, precision, python, seed, target
 from tunetool.cli.values import DIRECTORY, TEXT
 from tunetool.errors import UsageProblem
 
@@ -78,13 +78,7 @@ class TrainingOptions(Measuring, OnHosts):
         metavar="KEY=VALUE",
         help="With --launcher slurm: setting of the batch script. Repeatable.",
     )
-    python: str | None = option(
-        "--python",
-        type=TEXT,
-        metavar="PATH",
-        help="Python interpreter of the ranks, with tunetool, torch and DeepSpeed. Default: the one that runs "
-        "tunetool; with -i, /opt/tunetool/bin/python.",
-    )
+    python: str | None = python()
     ranks_per_node: int | None = number(
         "--ranks-per-node", help="Number of ranks on each node. Default: its number of GPUs, or 1."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from tunetool.cli.output import finish
 from tunetool.cli.values import DIRECTORY, DURATION, FILE
 
 if TYPE_CHECKING:
+    from tunetool.training_python import TrainingPython
     from tunetool.tune.request import Request
 
 
@@ -59,9 +61,19 @@ class SearchOptions(Measuring):
     python: str | None = options.python()
     seed: int = options.seed("the order in which settings are tried")
 
+    def chosen(self) -> TrainingPython:
+        """The Python whose DeepSpeed does the I/O. Raises ``UsageProblem``, ``CannotJudge`` where there is none."""
+        from tunetool.training_python import choose
+
+        found = choose(self.python)
+        return found if self.driver == "fio" else found.need()
+
+    def environment(self) -> dict[str, str]:
+        """What the search is started with."""
+        return self.chosen().environment(os.environ)
+
     def request(self, output: Path | None) -> Request:
-        """The request; ``output`` is the file for the `aio` block. Raises ``UsageProblem``."""
-        from tunetool.cli.values import local_python
+        """The request; ``output`` is the file for the `aio` block. Raises ``UsageProblem``, ``CannotJudge``."""
         from tunetool.tune.goals import parse_mix
         from tunetool.tune.request import Request
         from tunetool.tune.space import SWEEP, read_space, settings_of
@@ -77,7 +89,7 @@ class SearchOptions(Measuring):
             device="cuda" if self.device == "cuda" else "cpu",
             processes=self.processes,
             io_bytes=self.io_size or 0,
-            python=local_python(self.python),
+            python=self.chosen().path,
             seed=self.seed,
             run=self.run(),
         )
@@ -122,7 +134,7 @@ def command(given: Options) -> int:
         check_store(given.store_vars)
     if given.explain is not None:
         check_explain(given.explain)
-    result = run.tune(request, best_view())
+    result = run.tune(request, best_view(), given.environment())
     code = finish(
         result, given.json_to, lambda record, path, console: print_tune(record, path, request.output, console)
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,19 +142,6 @@ def _rate(text: str, unit: str) -> float:
     if not math.isfinite(value):
         raise UsageProblem(f"`{text[:20]}` is too large", "expect a bandwidth such as `50GBps`")
     return value
-
-
-def local_python(path: str | None) -> Path:
-    """The interpreter on this machine; for None, tunetool's own. Raises ``UsageProblem``."""
-    if path is None:
-        return Path(sys.executable)
-    program = shutil.which(path)
-    if program is None:
-        raise UsageProblem(
-            f"`{path}` is not a program", "`--python` takes an interpreter, such as `/opt/venv/bin/python`"
-        )
-    # Not resolved: a venv's python is a link, and the link's target does not see the venv.
-    return Path(program).absolute()
 
 
 TEXT = Value("text", _text)

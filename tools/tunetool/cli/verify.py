@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,8 @@ class Options(Measuring, OnManyHosts):
         "--require",
         multiple=True,
         type=click.Choice(["deepspeed"]),
-        help="Part of --level full that a pass needs. Default: DeepSpeed's I/O is measured but not judged.",
+        help="Part without which there is no pass. Default: DeepSpeed's I/O where the node has a training environment "
+        "with its op; elsewhere it is measured if it can be, and not judged.",
     )
     gds: str | None = option(
         "--gds",
@@ -103,19 +105,21 @@ def _check_level(expectations: dict[str, float], level: str) -> None:
 
 
 def _node(given: Options, expectations: dict[str, float]) -> int:
-    from tunetool.cli.values import local_python
     from tunetool.report.progress import best_progress
+    from tunetool.training_python import choose
     from tunetool.verify.request import Request
     from tunetool.verify.run import verify
 
+    chosen = choose(given.python, given.manifest)
     request = Request(
         **given.demands(expectations),
         target=Path(given.target) if given.target is not None else None,
         manifest=given.manifest,
-        python=local_python(given.python),
+        python=chosen.path,
+        chosen=chosen,
         run=given.run(),
     )
-    return finish(verify(request, best_progress()), given.json_to)
+    return finish(verify(request, best_progress(), chosen.environment(os.environ)), given.json_to)
 
 
 def _fleet(given: Options, inventory: Path, expectations: dict[str, float]) -> int:

@@ -12,12 +12,10 @@ import secrets
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from tunetool.launch.this_machine import judge
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
 from tunetool.measure.worker import describe_end
+from tunetool.training_python import choose
 
 _MARK = "TUNETOOL_LAUNCHER"
 _VERDICT_SECONDS = 20.0
@@ -56,9 +55,12 @@ class DeepspeedLauncher:
         """
         if shutil.which("pdsh") is None:
             raise UsageProblem("`pdsh` is not on PATH", "DeepSpeed connects to hosts with it: `apt-get install pdsh`")
-        python = job.python or sys.executable
-        if python == sys.executable and find_spec("deepspeed") is None:
-            raise UsageProblem("`deepspeed` is not installed here", "run `pip install 'tunetool[deepspeed]'`")
+        chosen = choose(job.python)
+        if chosen.problem is not None:
+            # DeepSpeed itself connects to the hosts.
+            raise UsageProblem(f"DeepSpeed is to start the ranks: {chosen.problem.message}", chosen.problem.hint)
+        # Not resolved: hosts have it at the same path by its own name only.
+        python = job.python or (chosen.training.python if chosen.training is not None else str(chosen.path))
         job = replace(job, python=python)
         hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit, self._ansible))
         told = host_variables(self._inventory, find_playbook(PLAYBOOK, self._ansible))
@@ -72,7 +74,7 @@ class DeepspeedLauncher:
             (local_dir / "ssh_config").write_text(config)
             guards = Guards(self._inventory, job, hosts, "other", self._ansible)
             with swept_away(_MARK, token := secrets.token_hex(16), local_dir):
-                environment = {**os.environ, _MARK: token}
+                environment = chosen.environment({**os.environ, _MARK: token})
                 environment["PDSH_SSH_ARGS_APPEND"] = shlex.join([*arguments, "-F", str(local_dir / "ssh_config")])
                 started = _Deepspeed(guards, python, hosts, local_dir, environment)
 

@@ -19,7 +19,7 @@ class Job:
     rank writes to its ``tunetool.launch.rank.out()`` are in ``directory/rank-<RANK>`` afterwards, with its output in
     ``stdout.log`` and ``stderr.log``; also after a failure, as far as they exist.
     Without ``hosts``, the job runs on this machine. ``python``: the interpreter on the hosts; default: the current one
-    for this machine, /opt/tunetool/bin/python elsewhere.
+    for this machine; elsewhere the one that the host's manifest names for training, else /opt/tunetool/bin/python.
     ``timeout``: time limit of the run in seconds. ``stall``: seconds without a beat of any rank
     (``tunetool.launch.rank.beat``) after which every rank's stack is dumped to its ``stack.txt`` and all are ended.
     """

@@ -135,7 +135,8 @@ def _spec(job: Job, work: Path) -> NodeSpec:
         node=0,
         ranks_per_host=job.ranks_per_host,
         program=list(job.program),
-        python=job.python or HOSTS_PYTHON,
+        # Empty: each node asks its own manifest.
+        python=job.python or "",
         environment=dict(job.environment),
         timeout=job.timeout,
         stall=job.stall,

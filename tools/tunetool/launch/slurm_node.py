@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tunetool.launch import node
 from tunetool.launch.spec import SPEC, VERDICT, read_spec, read_verdict, write
+from tunetool.node.common.training_part import NoTraining, python_of_ranks
 
 _KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
 
@@ -31,13 +32,19 @@ def main(work: str, node_dir: str, address: str, port: str, hosts: Sequence[str]
     directory = Path(node_dir)
     directory.mkdir(mode=0o700)
     master = (address, int(port)) if len(hosts) > 1 else None
-    # The ranks run under this same Python, which may be at another path in a container.
+    try:
+        # One that was named runs this already; a container may have it elsewhere.
+        python, variables = python_of_ranks(sys.executable if spec.python else "", sys.executable)
+    except NoTraining as error:
+        sys.stderr.write(f"tunetool: `{hosts[index]}`: {error.message}; {error.hint}\n")
+        return 4
     node_spec = replace(
         spec,
         directory=node_dir,
         hosts=list(hosts),
         node=index,
-        python=sys.executable,
+        python=python,
+        environment={**variables, **spec.environment},
         master=master,
         line_port=int(port) + 1,
     )

@@ -16,6 +16,7 @@ from tunetool.measure.balance import CHECK_ID as BALANCE
 from tunetool.measure.figures import NAMES
 from tunetool.measure.gds.config import CHECK_ID as GDS_CONFIG
 from tunetool.measure.gds.judge import CHECK_ID as GDS
+from tunetool.node.common.training_part import CHECK_ID as TRAINING
 from tunetool.node.play.host_summary import lines
 from tunetool.node.units import format_bandwidth, format_figure
 from tunetool.record import Expectation, FleetHost, Measurement, Record
@@ -59,7 +60,7 @@ _HANDLES = {
     "compat": "GDS compat",
     "posix": "POSIX, HBM",
 }
-_LEFT_OUT = {DEEPSPEED: "deepspeed: left out", GDS: "gds: not proven"}
+_LEFT_OUT = {DEEPSPEED: "deepspeed: left out", GDS: "gds: not proven", TRAINING: "training environment"}
 
 
 def print_verdict(record: Record, path: Path | None, console: Console) -> None:
@@ -167,8 +168,10 @@ def _print_checks(record: Record, console: Console) -> None:
     summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     if summary:
         console.print(line_of(f"checks: {summary}"))
+    tried = any(check.id == DEEPSPEED for check in record.checks)
     for check in record.checks:
-        if check.id in _LEFT_OUT and check.status == "skip":
+        # Where DeepSpeed was tried, its own line says why it was left out.
+        if check.id in _LEFT_OUT and check.status == "skip" and not (check.id == TRAINING and tried):
             line = f"{_LEFT_OUT[check.id]}, {check.found}" + (f"; {check.remedy}" if check.remedy else "")
             print_block(console, line, 2)
         if check.status in ("fail", "unknown"):

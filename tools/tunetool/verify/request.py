@@ -10,6 +10,7 @@ from typing import Literal
 
 from tunetool.measure.gds.spec import Mode
 from tunetool.measure.session import Run
+from tunetool.training_python import TrainingPython
 
 Level = Literal["config", "quick", "full"]
 
@@ -40,4 +41,6 @@ class Request(Demands):
     """None: the node's own, if there is one."""
     python: Path = Path(sys.executable)
     """Whose torch and DeepSpeed the upper rungs use."""
+    chosen: TrainingPython | None = None
+    """How that Python was chosen, or why there is none."""
     run: Run = field(default_factory=Run)

@@ -208,7 +208,7 @@ def _set_scene(
     limits = {direction: named[name] for direction, name in figures.NAMES.items() if name in named}
     shape = plan_sequential(target, stack.medium, free, cpus, request.duration, limit, limits)
     stale = rundir.stale_directories(target)
-    rung = deepspeed.prepare(request.python, request.duration, request.require, environment)
+    rung = deepspeed.prepare(request.python, request.duration, request.require, environment, request.chosen)
     above = ladder.announcement(shape, stack) if request.level == "full" else []
     left = [f"`{path}` was left by a run that died" for path in stale]
     direct = request.gds or gds.default_mode(manifest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
@@ -14,13 +14,15 @@ from tunetool.measure.aio.ops import Probe, need, probe
 from tunetool.measure.aio.spec import Spec, default_io_bytes, default_parallelism
 from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import FEWEST, free_bytes
-from tunetool.measure.worker import Missing
+from tunetool.node.common.training_part import OP_READY
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.memory import memory_total
 from tunetool.node.units import format_size
 from tunetool.record import CheckResult, CheckStatus, Measurement
+from tunetool.training_python import TrainingPython
 
 CHECK_ID = "deepspeed.io"
+OP = "async_io"
 SAMPLE_SECONDS = 0.5
 SAMPLE_SHARE = 0.125
 """Share of fio's sample duration: the rung must add little to a verification that ends within 90 s."""
@@ -62,15 +64,30 @@ class Result:
     raw: dict[str, str] = field(default_factory=dict)
 
 
-def prepare(python: Path, duration: float, required: Sequence[str], environment: Mapping[str, str]) -> Rung:
-    """Check whether ``python`` has torch, DeepSpeed and its op. Compiles nothing."""
-    rung = Rung(python, min(SAMPLE_SECONDS, duration * SAMPLE_SHARE), "deepspeed" in required)
+def prepare(
+    python: Path,
+    duration: float,
+    required: Sequence[str],
+    environment: Mapping[str, str],
+    chosen: TrainingPython | None = None,
+) -> Rung:
+    """Check whether ``python`` has torch, DeepSpeed and its op. Compiles nothing.
+
+    ``chosen``: how it was chosen. What a manifest promises is required: where it is not there any more, that is no
+    reason to leave it out.
+    """
+    op = chosen.training.ops.get(OP, "") if chosen is not None and chosen.training is not None else ""
+    seconds = min(SAMPLE_SECONDS, duration * SAMPLE_SHARE)
+    rung = Rung(python, seconds, "deepspeed" in required or op == OP_READY)
     try:
+        if chosen is not None:
+            chosen.need()
         installed = probe(python, environment)
-        need(installed, "async_io")
-    except Missing as error:
-        return Rung(rung.python, rung.seconds, rung.required, None, error.message, error.hint or "")
-    return Rung(rung.python, rung.seconds, rung.required, installed)
+        need(installed, OP)
+    except CannotJudge as error:
+        why = f" ({op})" if op.startswith("missing") else ""
+        return replace(rung, missing=error.message + why, remedy=error.hint or "")
+    return replace(rung, installed=installed)
 
 
 def measure(

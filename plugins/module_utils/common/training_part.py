@@ -1,0 +1,132 @@
+"""The part ``training`` of the manifest: which Python trains on this node, and what it needs. Read here alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+from .check_result import PASS, SKIP, UNKNOWN, Check
+from .manifest import MANIFEST_PATH, ManifestError, load
+
+CHECK_ID = "training.environment"
+ROLE = "training_environment"
+OP_READY = "ready"
+"""What the manifest says of a compiled op that can be loaded; of any other it says why not."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training environment that the manifest names."""
+
+    python: str
+    directory: str
+    packages: Mapping[str, str]
+    accelerator: str
+    ops: Mapping[str, str]
+    ops_directory: str
+    variables: Mapping[str, str]
+    """Environment variables that every command with this Python must set."""
+
+    @property
+    def stable_python(self) -> str:
+        """The same Python by a path that stays: its environment may be replaced by another of the same name, and a run
+        must not change from one to the other."""
+        return same_python(self.python)
+
+    def gone(self, root: str = "/") -> str | None:
+        """Why its Python cannot be started, None where it is there."""
+        path = os.path.join(root, self.python.lstrip("/"))
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return None
+        if os.path.islink(path) and not os.path.exists(path):
+            return "`%s` leads to `%s`, which is gone" % (self.python, os.path.realpath(path))
+        return "`%s` is gone" % self.python
+
+    def describe(self) -> str:
+        """Its versions in a few words."""
+        versions = ["%s %s" % (name, self.packages[name]) for name in ("torch", "deepspeed") if name in self.packages]
+        return "%s for %s in `%s`" % (", ".join(versions) or "packages of its owner", self.accelerator, self.directory)
+
+
+class NoTraining(Exception):
+    """No Python of this node can train. ``hint`` says what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+REPAIR = "run `site.yml` on this node, whose role `%s` builds it again, or name a Python with `--python`" % ROLE
+SWITCH_ON = "set the role `%s` on and run `site.yml`, or name a Python that has torch with `--python`" % ROLE
+
+
+def training_of(manifest: Mapping[str, Any] | None) -> Training | None:
+    """The part of a manifest; None where the role is off, or there is no manifest."""
+    part = (manifest or {}).get("training")
+    if not part:
+        return None
+    return Training(
+        python=str(part["python"]),
+        directory=str(part["directory"]),
+        packages=dict(part.get("packages") or {}),
+        accelerator=str(part.get("accelerator") or "cpu"),
+        ops=dict(part.get("ops") or {}),
+        ops_directory=str(part.get("ops_directory") or ""),
+        variables=dict(part.get("environment") or {}),
+    )
+
+
+def read_training(path: str = MANIFEST_PATH) -> Training | None:
+    """That of the manifest at ``path``; None where there is none. Raises ``NoTraining`` where it cannot be read."""
+    try:
+        return training_of(load(path))
+    except FileNotFoundError:
+        return None
+    except ManifestError as error:
+        raise NoTraining(error.message, error.hint) from None
+
+
+def python_of_ranks(named: str, own: str, path: str = MANIFEST_PATH) -> tuple[str, Mapping[str, str]]:
+    """For ranks on this node: the Python that was ``named``, else the manifest's, else ``own``; with its variables.
+
+    Raises ``NoTraining`` where the manifest names one that is gone.
+    """
+    if named:
+        try:
+            training = read_training(path)
+        except NoTraining:
+            training = None
+        same = training is not None and same_python(named) == training.stable_python
+        return named, training.variables if training is not None and same else {}
+    training = read_training(path)
+    if training is None:
+        return own, {}
+    why = training.gone()
+    if why is not None:
+        raise NoTraining("%s, the Python of this node's training environment" % why, REPAIR)
+    return training.stable_python, training.variables
+
+
+def same_python(path: str) -> str:
+    """``path`` without links in its directory. The program itself stays a link: by its own name it is the venv's."""
+    directory, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(directory), name)
+
+
+def check_training(manifest: Mapping[str, Any], root: str = "/") -> Check:
+    """Whether what the manifest names is there. Starts nothing."""
+    training = training_of(manifest)
+    expected = "a Python with torch and DeepSpeed"
+    if training is None:
+        return Check(CHECK_ID, SKIP, expected, "none: the role `%s` is off on this node" % ROLE, SWITCH_ON)
+    expected += ", `%s`" % training.python
+    why = training.gone(root)
+    ops = training.ops_directory
+    compiled = ops and OP_READY in training.ops.values()
+    if why is None and compiled and not os.path.isdir(os.path.join(root, ops.lstrip("/"))):
+        why = "its compiled ops are gone: `%s`" % ops
+    if why is not None:
+        return Check(CHECK_ID, UNKNOWN, expected, why, REPAIR)
+    return Check(CHECK_ID, PASS, expected, training.describe())

@@ -1,0 +1,94 @@
+"""Which Python trains on this machine: the one that was named, the manifest's, tunetool's own, or none and why."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.common.manifest import MANIFEST_PATH
+from tunetool.node.common.training_part import REPAIR, SWITCH_ON, NoTraining, Training, read_training, same_python
+
+DEEPSPEED = ("torch", "deepspeed")
+"""What most commands need of it."""
+TORCH = ("torch",)
+
+
+@dataclass(frozen=True)
+class TrainingPython:
+    """The Python to use. Where none can train it is tunetool's own, and ``problem`` says why none can."""
+
+    path: Path
+    named_by: str
+    """``--python``, ``manifest`` or ``tunetool``."""
+    training: Training | None = None
+    """The manifest's part, where the Python is the one that it names."""
+    problem: CannotJudge | None = None
+    _variables: Mapping[str, str] = field(default_factory=dict)
+
+    def need(self) -> TrainingPython:
+        """Itself. Raises ``CannotJudge`` where no Python can train here."""
+        if self.problem is not None:
+            raise self.problem
+        return self
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """``base`` with the variables that the manifest wants to be set for its Python."""
+        return {**base, **self._variables}
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the one that runs tunetool."""
+        return same_python(str(self.path)) == same_python(sys.executable)
+
+
+def choose(named: str | None, manifest: Path | None = None, needs: Sequence[str] = DEEPSPEED) -> TrainingPython:
+    """The Python for a command on this machine. ``named``: what ``--python`` says; ``manifest``: None for the node's.
+
+    ``needs``: the packages without which tunetool's own Python is not taken. Starts nothing, so that the Python may
+    still turn out to lack them. Raises ``UsageProblem`` where ``named`` is no program.
+    """
+    training, damaged = _read(manifest)
+    if named is not None:
+        program = _program(named)
+        same = training is not None and same_python(str(program)) == training.stable_python
+        return _of_manifest(program, "--python", training) if same else TrainingPython(program, "--python")
+    if training is not None:
+        why = training.gone()
+        if why is not None:
+            problem = CannotJudge(f"{why}, the Python of this node's training environment", REPAIR)
+            return TrainingPython(Path(sys.executable), "manifest", training, problem)
+        return _of_manifest(Path(training.stable_python), "manifest", training)
+    own = Path(sys.executable)
+    lacking = next((name for name in needs if find_spec(name) is None), None)
+    if lacking is None:
+        return TrainingPython(own, "tunetool")
+    problem = damaged or CannotJudge(
+        f"{lacking} is not installed in `{own}`, and this node has no training environment", SWITCH_ON
+    )
+    return TrainingPython(own, "tunetool", problem=problem)
+
+
+def _read(manifest: Path | None) -> tuple[Training | None, CannotJudge | None]:
+    try:
+        return read_training(str(manifest or MANIFEST_PATH)), None
+    except NoTraining as error:
+        return None, CannotJudge(error.message, error.hint)
+
+
+def _of_manifest(path: Path, named_by: str, training: Training | None) -> TrainingPython:
+    return TrainingPython(path, named_by, training, None, training.variables if training is not None else {})
+
+
+def _program(named: str) -> Path:
+    program = shutil.which(named)
+    if program is None:
+        raise UsageProblem(
+            f"`{named}` is not a program", "`--python` takes an interpreter, such as `/opt/venv/bin/python`"
+        )
+    # Not resolved: a venv's python is a link, and is the venv by its own name only.
+    return Path(program).absolute()
