@@ -7,13 +7,12 @@ from pathlib import Path
 
 import click
 
-from tunetool.bench.defaults import CHECKPOINT_MODEL, MATRIX, SHM, STAGING_ROUNDS, STATE_BYTES
+from tunetool.bench.defaults import CHECKPOINT_MODEL, SHM, STAGING_ROUNDS, STATE_BYTES
 from tunetool.cli import options
-from tunetool.cli.options import HostsCommand, option, takes
+from tunetool.cli.options import HostsCommand, need_inventory, option, takes
 from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
-from tunetool.cli.values import TEXT, parse_expectations
-from tunetool.errors import UsageProblem
+from tunetool.cli.values import SIZE, TEXT, parse_expectations
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,12 @@ class Options(TrainingOptions):
 
     expect: tuple[str, ...] = options.expect()
     duration: float = options.duration_of_sample()
-    anyway: bool = option("--anyway", is_flag=True, help="Go on after a FAIL of verify.")
+    anyway: bool = option(
+        "--anyway", is_flag=True, help="Go on after a FAIL of verify; with -i: keep nodes that fail it."
+    )
+    all_or_nothing: bool = option(
+        "--all-or-nothing", is_flag=True, help="With -i: stop where a node fails verify or does not answer."
+    )
     skip: tuple[str, ...] = option(
         "--skip",
         multiple=True,
@@ -33,15 +37,23 @@ class Options(TrainingOptions):
         "Directory in memory on each node, to which files are staged.", default=SHM
     )
     rounds: int = options.rounds(STAGING_ROUNDS)
-    checkpoint_model: str = option(
+    checkpoint_model: str | None = option(
         "--checkpoint-model",
         type=TEXT,
-        default=CHECKPOINT_MODEL,
         metavar="NAME",
-        help="Model whose state is saved, as for `bench checkpoint --model`.",
+        help=f"Model whose state is saved, as for `bench checkpoint --model`. Default: {CHECKPOINT_MODEL}, or "
+        "tiny where there is too little room.",
     )
-    state_bytes: int = options.state_bytes(default=STATE_BYTES)
-    matrix: str = options.matrix(MATRIX)
+    state_bytes: int | None = option(
+        "--state-bytes",
+        type=SIZE,
+        help=f"Upper bound of the state, such as `2GB`. Default: {STATE_BYTES}, or what every node has room for.",
+    )
+    matrix: str | None = option(
+        "--matrix",
+        metavar="CELL,...",
+        help="Strategies as NODESxGPUS:zSTAGE. Default: one GPU, one node, all nodes; as the nodes allow.",
+    )
 
 
 @click.command("reference", cls=HostsCommand)
@@ -49,21 +61,31 @@ class Options(TrainingOptions):
 def reference(given: Options) -> int:
     """Run everything in one go: verify, then checkpoints, staging and strategies.
 
-    Each part writes a record of its own, and one record over all parts follows. After a FAIL of verify nothing else is
-    measured, unless --anyway is given. A part that cannot run is listed with its reason, and the others continue.
+    Without other options the nodes decide: --target is the volume of the manifest, --model the largest that the GPUs
+    and the memory of every node take, --matrix what the nodes can run. Says first what it will write, where, and how
+    long it takes; --dry-run stops there.
 
-    Exit codes, over all parts: 1 a part falls short; else 3 a part could not be judged; else 0. 2 the call was wrong.
+    Each part writes a record of its own, and one record over all parts follows. A node of -i that fails verify, or does
+    not answer any more, is left out with its reason, and the others go on. On one machine nothing else is measured
+    after a FAIL of verify, unless --anyway is given. A part that cannot run is listed with its reason, and the others
+    go on.
+
+    Exit codes, over all parts: 1 a part falls short; else 3 a part could not be judged, or a node was lost; else 0. 2
+    the call was wrong.
     """
-    from tunetool.bench.reference.request import Request
+    from tunetool.bench.reference.request import Asked
     from tunetool.bench.reference.run import reference as run
+    from tunetool.cli.under_python import go_on_under
     from tunetool.report.progress import best_progress
     from tunetool.training.settings import BATCH_SIZE, Settings
 
-    target, verify_target = _targets(given)
-    request = Request(
-        material=given.material(model="7b"),
-        target=target,
-        verify_target=verify_target,
+    need_inventory(given.inventory, all_or_nothing=given.all_or_nothing)
+    asked = Asked(
+        model=given.model,
+        dataset=given.dataset,
+        images=given.images,
+        target=given.target,
+        seed=given.seed,
         expect=parse_expectations(given.expect),
         duration=given.duration,
         cluster=given.cluster(),
@@ -80,17 +102,10 @@ def reference(given: Options) -> int:
         matrix=given.matrix,
         skip=given.skip,
         anyway=given.anyway,
+        all_or_nothing=given.all_or_nothing,
         run=given.run(),
     )
-    return finish(run(request, best_progress()), given.json_to)
-
-
-def _targets(given: Options) -> tuple[Path, Path | None]:
-    """The target of the benchmarks, and that of verify (None: the manifest's mount point)."""
-    from tunetool.verify.run import read_manifest
-
-    if given.target is None:
-        raise UsageProblem("nothing to measure", "add `--target DIR`, a directory on the storage of every node")
-    if given.inventory is not None or read_manifest(None) is not None:
-        return given.target, None
-    return given.target, given.target
+    if given.inventory is None:
+        # Without such a Python `verify` still says what the storage is worth.
+        go_on_under(given.python, required=False)
+    return finish(run(asked, best_progress()), given.json_to)

@@ -21,7 +21,7 @@ from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import Progress
 from tunetool.node.machine.block_stack import BlockStack
 from tunetool.node.machine.drives import read_drives
-from tunetool.record import CheckResult, Part, Record, Series
+from tunetool.record import CheckResult, FleetHost, Part, Record, Series
 from tunetool.verdict import Case, code_of, judge, judged_expectations
 
 _T = TypeVar("_T")
@@ -66,6 +66,7 @@ class Findings:
     remarks: Sequence[CheckResult] = ()
     """Checks that are kept but do not affect the verdict."""
     parts: Sequence[Part] | None = None
+    hosts: Sequence[FleetHost] | None = None
 
 
 class Work(Protocol):
@@ -225,6 +226,7 @@ def _record(
         checks=[*case.checks, *findings.remarks],
         ladder=case.ladder,
         parts=list(findings.parts) if findings.parts is not None else None,
+        hosts=list(findings.hosts) if findings.hosts is not None else None,
         verdict=judge(case),
     )
 

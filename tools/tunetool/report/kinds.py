@@ -42,7 +42,7 @@ PAGES: Mapping[str, Callable[[Record, Path], Path | None]] = {
 
 def print_record(record: Record, path: Path | None, console: Console) -> None:
     """The record for people, by its kind; ``path`` is where it lies."""
-    if record.hosts is not None:
+    if record.hosts is not None and record.kind not in PRINTERS:
         print_hosts(record, console)
         print_fleet_verdict(record, path, console)
     else:

@@ -13,6 +13,9 @@ from tunetool.node.units import format_figure
 from tunetool.record import Measurement, Record
 from tunetool.report.page import line_of, new_table, number, print_block, print_verdict_line, word
 
+LEFT_OUT = "left out"
+"""How the first reason of such a host begins."""
+
 
 def print_reference(record: Record, path: Path | None, console: Console) -> None:
     """Print the parts, then the figures, then the verdict. ``path``: where the record is."""
@@ -27,6 +30,9 @@ def print_reference(record: Record, path: Path | None, console: Console) -> None
         cells = (Text(part.run or "-"), Text(next(iter(part.reasons), "")))
         table.add_row(Text(part.name), word(shown), *cells)
     console.print(table)
+    for host in record.hosts or []:
+        if any(reason.startswith(LEFT_OUT) for reason in host.reasons):
+            print_block(console, f"{host.host} was {host.reasons[0]}", 2)
     if record.measurements:
         console.print(_figures(record))
     kept = next((part.run for part in record.parts or [] if part.run), None)

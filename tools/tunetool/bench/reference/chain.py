@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunetool.bench.reference.request import VERIFY
+from tunetool.bench.reference.nodes import Gate
 from tunetool.errors import TunetoolError, UsageProblem
 from tunetool.measure.session import reason
 from tunetool.record import Measurement, Part, Record, Status, Verdict
@@ -31,14 +31,14 @@ class Chain:
     parts: list[Part] = field(default_factory=list)
     headlines: list[Measurement] = field(default_factory=list)
 
-    def run(self, steps: Sequence[Step], anyway: bool, say: Callable[[str], None]) -> None:
-        """Run all parts; none after a FAIL of ``verify`` unless ``anyway``. A part that cannot run stops no other.
+    def run(self, steps: Sequence[Step], gate: Gate, say: Callable[[str], None]) -> None:
+        """Run all parts that ``gate`` lets through. A part that cannot run stops no other.
 
         Raises ``UsageProblem`` if the first part says that the call is wrong, since nothing was done yet.
         """
         for number, step in enumerate(steps):
-            if self._refused(anyway):
-                why = f"not run after the FAIL of {VERIFY}: repair that first, or pass `--anyway`"
+            why = gate.before(step.name, self.parts)
+            if why is not None:
                 self.parts.append(Part(name=step.name, status="skip", reasons=[why]))
                 continue
             say(f"{step.name}: part {number + 1} of {len(steps)}")
@@ -56,12 +56,11 @@ class Chain:
                 raise
             else:
                 self._done(step, record, path)
+                if record is not None:
+                    gate.after(step.name, record)
             if self.parts:
                 last = self.parts[-1]
                 say(f"{last.name}: {last.status.upper()}{f' ({path_of(last)})' if last.run else ''}")
-
-    def _refused(self, anyway: bool) -> bool:
-        return not anyway and any(part.name == VERIFY and part.status == "fail" for part in self.parts)
 
     def _failed(self, step: Step, error: BaseException) -> None:
         self.parts.append(Part(name=step.name, status="error", reasons=[reason(error)]))

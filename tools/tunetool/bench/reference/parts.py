@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,28 +12,28 @@ from tunetool.bench.checkpoint.request import KIND as CHECKPOINT
 from tunetool.bench.checkpoint.states import shape
 from tunetool.bench.reference import headlines
 from tunetool.bench.reference.chain import Outcome, Step
-from tunetool.bench.reference.request import PARTS, Request
-from tunetool.errors import UsageProblem
+from tunetool.bench.reference.request import Request, parts_without
 from tunetool.fleet.run_on_hosts import Call, HostCommand, record_over, run_everywhere
 from tunetool.measure.progress import MovingProgress
 from tunetool.record import Record
+from tunetool.training_python import choose
 
 _CHECKPOINT_SECONDS = 300.0
 """Title of the progress bar over all hosts."""
 
 
-def steps(request: Request, progress: MovingProgress) -> list[Step]:
-    """The parts that are not left out. Raises ``UsageProblem``."""
-    for name in request.skip:
-        if name not in PARTS:
-            raise UsageProblem(f"`--skip {name}` is not a part", f"the parts are {', '.join(PARTS)}")
-    chosen = [name for name in PARTS if name not in request.skip]
-    if not chosen:
-        raise UsageProblem("`--skip` leaves nothing", f"the parts are {', '.join(PARTS)}")
+def steps(request: Request, progress: MovingProgress, current: Callable[[], Request] | None = None) -> list[Step]:
+    """The parts that are not left out. ``current``: the request when a part begins. Raises ``UsageProblem``."""
+    asked = current or (lambda: request)
+    chosen = parts_without(request.skip)
     # What a part would refuse after the others have measured. A model of the hosts need not be here.
     if "checkpoint" in chosen and request.cluster.inventory is None:
         shape(request.checkpoint_model, request.state_bytes, request.cluster.ranks_per_node or 1)
-    return [Step(name, partial(_RUN[name], request, progress), _HEADLINES[name]) for name in chosen]
+
+    def run(name: str) -> Outcome:
+        return _RUN[name](asked(), progress)
+
+    return [Step(name, partial(run, name), _HEADLINES[name]) for name in chosen]
 
 
 def _verify(request: Request, progress: MovingProgress) -> Outcome:
@@ -51,20 +53,25 @@ def _verify(request: Request, progress: MovingProgress) -> Outcome:
                 allow_busy=request.run.allow_busy,
                 runs_dir=request.run.runs_dir,
                 dry_run=request.run.dry_run,
+                python=cluster.python,
                 command=request.run.command,
                 ansible=cluster.ansible,
             ),
             progress,
         )
         return fleet.record, fleet.path
+    chosen = choose(cluster.python)
     alone = verify(
         Verify(
             expect=request.expect,
             duration=request.duration,
             target=target,
+            python=chosen.path,
+            chosen=chosen,
             run=request.run,
         ),
         progress,
+        chosen.environment(os.environ),
     )
     return alone.record, alone.path
 
@@ -97,6 +104,8 @@ def checkpoint_arguments(request: Request) -> list[str]:
     argv += ["--state-bytes", f"{request.state_bytes}B"] if request.state_bytes is not None else []
     argv += ["--device", request.cluster.device, "--ranks", str(request.cluster.ranks_per_node or 1)]
     argv += ["--rounds", str(request.rounds), "--seed", str(request.material.seed)]
+    # Where none is named each host takes its own manifest's.
+    argv += ["--python", request.cluster.python] if request.cluster.python is not None else []
     return argv + (["--allow-busy"] if request.run.allow_busy else [])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tunetool.bench.defaults import CHECKPOINT_MODEL, MATRIX, STATE_BYTES
 from tunetool.bench.staging.request import ROUNDS, SHM
+from tunetool.errors import UsageProblem
 from tunetool.measure.session import Run
 from tunetool.node.units import parse_size
 from tunetool.training.settings import Cluster, Material, Settings
@@ -16,11 +17,45 @@ KIND = "bench.reference"
 VERIFY = "verify"
 PARTS = (VERIFY, "checkpoint", "staging", "strategies")
 """The parts in their order: verify first, since benchmarks mean nothing on faulty storage."""
+MAIN_STATE_BYTES = parse_size(STATE_BYTES)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the caller asked for. None where the nodes decide."""
+
+    model: str | None = None
+    dataset: Path | None = None
+    images: int | None = None
+    target: Path | None = None
+    seed: int = 0
+    expect: Mapping[str, float] = field(default_factory=dict)
+    duration: float = 4.0
+    """Seconds of one sample of ``verify``."""
+    cluster: Cluster = field(default_factory=Cluster)
+    settings: Settings = field(default_factory=Settings)
+    memory: Path = SHM
+    rounds: int = ROUNDS
+    checkpoint_model: str | None = None
+    state_bytes: int | None = None
+    matrix: str | None = None
+    skip: Sequence[str] = ()
+    """Parts that are left out."""
+    anyway: bool = False
+    """Go on after a FAIL of ``verify``."""
+    all_or_nothing: bool = False
+    """Stop where a node is left out."""
+    run: Run = field(default_factory=Run)
+
+    @property
+    def parts(self) -> list[str]:
+        """Those that are to be run. Raises ``UsageProblem``."""
+        return parts_without(self.skip)
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of the call. ``target``: directory on every node for checkpoints, model and data."""
+    """The options of the call, all decided. ``target``: directory on every node for checkpoints, model and data."""
 
     material: Material
     target: Path
@@ -34,10 +69,23 @@ class Request:
     memory: Path = SHM
     rounds: int = ROUNDS
     checkpoint_model: str = CHECKPOINT_MODEL
-    state_bytes: int | None = parse_size(STATE_BYTES)
+    state_bytes: int | None = MAIN_STATE_BYTES
     matrix: str = MATRIX
     skip: Sequence[str] = ()
     """Parts that are left out."""
     anyway: bool = False
     """Go on after a FAIL of ``verify``."""
+    all_or_nothing: bool = False
+    """Stop where a node is left out."""
     run: Run = field(default_factory=Run)
+
+
+def parts_without(skip: Sequence[str]) -> list[str]:
+    """Those that are left. Raises ``UsageProblem``."""
+    for name in skip:
+        if name not in PARTS:
+            raise UsageProblem(f"`--skip {name}` is no part", f"the parts are {', '.join(PARTS)}")
+    chosen = [name for name in PARTS if name not in skip]
+    if not chosen:
+        raise UsageProblem("`--skip` leaves nothing", f"the parts are {', '.join(PARTS)}")
+    return chosen

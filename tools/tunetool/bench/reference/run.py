@@ -2,39 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from tunetool.bench.reference import estimate
 from tunetool.bench.reference.chain import Chain, Step
+from tunetool.bench.reference.choice import complete
+from tunetool.bench.reference.nodes import Gate, Nodes
 from tunetool.bench.reference.parts import steps
-from tunetool.bench.reference.request import KIND, PARTS, Request
+from tunetool.bench.reference.request import KIND, PARTS, Asked, Request
+from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.fleet.capacity import ask_hosts
 from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
+from tunetool.node.common.manifest import MANIFEST_PATH
+from tunetool.node.machine.capacity import Capacity, read_capacity
 from tunetool.record import Part
 from tunetool.verdict import Case
 
 
-def reference(request: Request, progress: MovingProgress) -> Result:
-    """Run it. Raises ``UsageProblem`` before any work when the call is wrong."""
-    return follow(request, steps(request, progress), progress)
+def reference(asked: Asked, progress: MovingProgress) -> Result:
+    """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
+    return session.run(KIND, asked.run, _Reference(asked, asked.parts, progress), progress)
 
 
 def follow(request: Request, wanted: Sequence[Step], progress: MovingProgress) -> Result:
-    """The same with the given parts."""
-    return session.run(KIND, request.run, _Reference(request, wanted), progress)
+    """The same with a request that is decided, and the parts that are given."""
+    work = _Reference(None, [step.name for step in wanted], progress, request, wanted, Gate(request.anyway))
+    return session.run(KIND, request.run, work, progress)
 
 
 @dataclass
 class _Reference:
-    request: Request
-    wanted: Sequence[Step]
+    asked: Asked | None
+    parts: Sequence[str]
+    progress: MovingProgress
+    request: Request | None = None
+    wanted: Sequence[Step] = ()
+    gate: Gate = field(default_factory=lambda: Gate(False))
     chain: Chain = field(default_factory=Chain)
 
     def announce(self, session: Session) -> None:
-        """See ``session.Work``. Each part announces itself."""
-        if self.request.run.dry_run:
+        """See ``session.Work``. With hosts: what it would write on them; alone, each part announces itself."""
+        if self.asked is not None:
+            self._decide(self.asked)
+        if self.request is not None and self.request.run.dry_run and self.request.cluster.inventory is None:
             self._run(session)
+
+    def _decide(self, asked: Asked) -> None:
+        """Look at the nodes, choose what was not asked for, say what will happen. Raises ``TunetoolError``."""
+        capacities, silent = _look(asked, self.progress)
+        for host, why in silent.items():
+            self.progress.say(f"{host} is left out: {why}")
+        if not capacities:
+            host, why = next(iter(silent.items()))
+            if asked.cluster.inventory is None:
+                raise UsageProblem("nothing to measure", why)
+            raise CannotJudge(f"no node can take part; `{host}`: {why}", "see `tunetool verify -i` of that inventory")
+        if silent and asked.all_or_nothing:
+            host, why = next(iter(silent.items()))
+            raise CannotJudge(f"`--all-or-nothing`, and `{host}` cannot take part: {why}", "leave the option out")
+        own = asked.cluster.inventory is None and asked.target is not None and not Path(MANIFEST_PATH).exists()
+        request, chosen = complete(asked, capacities, asked.target if own else None)
+        self.request = request
+        for line in [*chosen, *estimate.lines(request, capacities, self.parts)]:
+            self.progress.say(line)
+        if request.cluster.inventory is None:
+            self.gate, self.wanted = Gate(request.anyway), steps(request, self.progress)
+            return
+        nodes = Nodes(request, dict(capacities), self.progress)
+        for host, why in silent.items():
+            nodes.leave_out(host, "error", "at the start", [why], lost=True)
+        self.gate, self.wanted = nodes, steps(request, self.progress, lambda: nodes.current)
 
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
@@ -47,17 +89,33 @@ class _Reference:
             raise
 
     def _run(self, session: Session) -> None:
-        self.chain.run(self.wanted, self.request.anyway, session.progress.say)
+        self.chain.run(self.wanted, self.gate, session.progress.say)
 
     def findings(self) -> Findings:
         """See ``session.Work``. One record over all parts."""
         request, chain = self.request, self.chain
+        assert request is not None  # noqa: S101  (decided before anything was measured)
         left_out = [
             Part(name=name, status="skip", reasons=["left out by `--skip`"]) for name in PARTS if name in request.skip
         ]
+        fleet = self.gate if isinstance(self.gate, Nodes) else None
         return Findings(
-            Case(chain.headlines, parts=chain.verdicts(), judged="parts"),
+            Case(chain.headlines, parts=[*chain.verdicts(), *(fleet.verdicts() if fleet else [])], judged="parts"),
             target=str(request.target),
             drives=False,
             parts=sorted([*chain.parts, *left_out], key=lambda part: PARTS.index(part.name)),
+            hosts=list(fleet.hosts.values()) if fleet else None,
         )
+
+
+def _look(asked: Asked, progress: MovingProgress) -> tuple[Mapping[str, Capacity], Mapping[str, str]]:
+    """What the nodes have, and why others cannot take part. Raises ``TunetoolError``."""
+    target, cluster = str(asked.target or ""), asked.cluster
+    if cluster.inventory is None:
+        capacities: Mapping[str, Capacity] = {socket.gethostname(): read_capacity(target, str(asked.memory))}
+        silent: dict[str, str] = {}
+    else:
+        answers = ask_hosts(cluster.inventory, cluster.limit, target, str(asked.memory), progress, cluster.ansible)
+        capacities, silent = answers.capacities, dict(answers.silent)
+    silent |= {name: node.problem for name, node in capacities.items() if node.problem}
+    return {name: node for name, node in capacities.items() if name not in silent}, silent

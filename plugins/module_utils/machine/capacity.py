@@ -1,0 +1,113 @@
+"""What a node has for benchmarks: where they may write, free space, memory, GPUs, the training environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any, Mapping
+
+from ..common.commands import CommandError, run
+from ..common.manifest import MANIFEST_PATH, ManifestError, load
+from ..common.training_part import training_of
+from .container import device_nodes
+from .memory_left import memory_left
+from .mounts import mount_at, read_mounts
+
+_MIB = 2**20
+_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+_SMI_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Bytes are those that this user may still take."""
+
+    target: str = ""
+    """A directory on the storage to measure; empty where there is none, and ``problem`` says why."""
+    problem: str = ""
+    free_bytes: int = 0
+    memory_bytes: int = 0
+    shared_bytes: int = 0
+    """In the directory in memory."""
+    cpus: int = 1
+    gpus: int = 0
+    gpu_bytes: int = 0
+    """Of the smallest GPU; 0: nothing says."""
+    python: str = ""
+    """Of the training environment; empty where the node has none."""
+    accelerator: str = ""
+    """For what its torch was built; empty where the node has none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a module's result."""
+        return asdict(self)
+
+
+def capacity_of(answer: Mapping[str, Any]) -> Capacity:
+    """What ``to_dict`` made. Raises ``TypeError`` for anything else."""
+    return Capacity(**answer)
+
+
+def read_capacity(target: str = "", memory: str = "/dev/shm", manifest: str = MANIFEST_PATH) -> Capacity:
+    """That of this machine. ``target``: where the benchmarks are to write; empty for the manifest's volume."""
+    document, problem = _manifest(manifest)
+    training = training_of(document)
+    if target:
+        problem = ""
+    else:
+        target, problem = _target(document, problem)
+    left = memory_left()
+    return Capacity(
+        target=target,
+        problem=problem,
+        free_bytes=_free(target) if target else 0,
+        memory_bytes=left[0] if left is not None else 0,
+        shared_bytes=_free(memory),
+        cpus=os.cpu_count() or 1,
+        gpus=len(device_nodes("nvidia[0-9]*")),
+        gpu_bytes=_gpu_bytes(),
+        python=training.python if training is not None else "",
+        accelerator=training.accelerator if training is not None else "",
+    )
+
+
+def _manifest(path: str) -> tuple[dict[str, Any] | None, str]:
+    try:
+        return load(path), ""
+    except FileNotFoundError:
+        return None, "there is no manifest `%s`: run `site.yml` on the node, or give `--target DIR`" % path
+    except ManifestError as error:
+        return None, "%s; %s" % (error, error.hint)
+
+
+def _target(manifest: Mapping[str, Any] | None, problem: str) -> tuple[str, str]:
+    """The first directory on the volume that this user may write to, or why there is none."""
+    if manifest is None:
+        return "", problem
+    mount_point = manifest["filesystem"]["mount_point"]
+    if mount_at(mount_point, read_mounts()) is None:
+        return "", "`%s` is not mounted: see `tunetool verify` there" % mount_point
+    wanted = [path for path in (mount_point, manifest.get("offload_dir")) if path]
+    for path in wanted:
+        if os.access(path, os.W_OK | os.X_OK):
+            return str(path), ""
+    named = " nor to ".join("`%s`" % path for path in wanted)
+    return "", "this user may not write to %s: give `--target DIR`, or log in as another" % named
+
+
+def _free(path: str) -> int:
+    """Bytes on the file system that holds ``path``, or would."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path) or "/"
+    state = os.statvfs(path)
+    return state.f_bavail * state.f_frsize
+
+
+def _gpu_bytes() -> int:
+    if not device_nodes("nvidia[0-9]*"):
+        return 0
+    try:
+        lines = run(_SMI, timeout=_SMI_SECONDS).stdout.split()
+    except CommandError:
+        return 0
+    return min((int(line) * _MIB for line in lines if line.isdigit()), default=0)

@@ -1,0 +1,108 @@
+"""What the chain will write, where, and how long it takes: said before anything is done. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tunetool.bench.checkpoint.engines import ENGINES
+from tunetool.bench.checkpoint.preflight import space_needed
+from tunetool.bench.checkpoint.request import Request as Checkpoint
+from tunetool.bench.checkpoint.site import GUESS
+from tunetool.bench.checkpoint.states import shape
+from tunetool.bench.reference.choice import material_bytes
+from tunetool.bench.reference.request import Request
+from tunetool.bench.strategies.matrix import parse
+from tunetool.bench.strategies.request import STEPS
+from tunetool.measure.sequential import plan
+from tunetool.node.machine.capacity import Capacity
+from tunetool.node.units import format_size
+from tunetool.training.model import reference_model
+
+_START = 30.0
+"""Seconds that ranks take to their first step, about."""
+_STEP_ON_GPU, _STEP_ON_CPU = 0.5, 2.0
+
+
+def lines(request: Request, nodes: Mapping[str, Capacity], parts: Sequence[str]) -> list[str]:
+    """A line for every part, then one for all. Raises ``UsageProblem`` where there is too little space."""
+    said, seconds = [], 0.0
+    for name in parts:
+        text, part_seconds = _PARTS[name](request, nodes)
+        said.append(f"{name}: {text}, about {minutes(part_seconds)}")
+        seconds += part_seconds
+    return [
+        *said,
+        f"on {', '.join(nodes)}: about {minutes(seconds)} in all; everything but model and pictures is "
+        "removed afterwards",
+    ]
+
+
+def minutes(seconds: float) -> str:
+    """A rough time."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _verify(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
+    least = min(nodes.values(), key=lambda node: node.free_bytes)
+    shaped = plan(request.verify_target or request.target, "", least.free_bytes, least.cpus, request.duration, None)
+    where = f" in `{request.verify_target}`" if request.verify_target else " on the volume of the manifest"
+    return f"reads and writes files of at most {format_size(shaped.space_bytes)}{where}", shaped.seconds + 30
+
+
+def _checkpoint(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
+    state = shape(request.checkpoint_model, request.state_bytes, request.cluster.ranks_per_node or 1)
+    asked = Checkpoint(request.checkpoint_model, state_bytes=request.state_bytes, rounds=request.rounds)
+    saves = request.rounds * len(ENGINES)
+    written = saves * state.bytes
+    return (
+        f"{saves} saves and restores of {state.describe()} in `{request.target}`: {format_size(written)} written in "
+        f"all on each node, at most {format_size(space_needed(asked, state.bytes))} at a time",
+        2 * written / GUESS + 2 * saves,
+    )
+
+
+def _staging(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
+    files = _files(request)
+    ranks = max(1, min(node.gpus for node in nodes.values()) if _on_gpu(request, nodes) else 1)
+    ranks = request.cluster.ranks_per_node or ranks
+    scenarios = 1 + (ranks > 1) + (len(nodes) > 1)
+    runs = 2 * request.rounds * scenarios
+    made = f"makes model and pictures, {format_size(files)}, in `{request.target}`, " if files else ""
+    each = _START + 2 * files / GUESS + _steps(request) * _step(request, nodes)
+    return (
+        f"{made}copies them to `{request.memory}` {request.rounds * scenarios} times, {runs} fine-tunes",
+        files / GUESS + runs * each,
+    )
+
+
+def _strategies(request: Request, nodes: Mapping[str, Capacity]) -> tuple[str, float]:
+    cells = parse(request.matrix)
+    steps = request.settings.steps or STEPS
+    each = _START + _files(request) / GUESS + steps * _step(request, nodes)
+    runs = request.rounds * len(cells)
+    return f"{runs} runs of {steps} steps ({request.matrix}), nothing written", (runs + len(cells)) * each
+
+
+def _files(request: Request) -> int:
+    material = request.material
+    if material.model not in reference_model.SIZES or material.dataset is not None:
+        return 0
+    return material_bytes(material.model, material.images)
+
+
+def _steps(request: Request) -> float:
+    settings = request.settings
+    return settings.steps or settings.epochs * request.material.images / settings.batch_size
+
+
+def _on_gpu(request: Request, nodes: Mapping[str, Capacity]) -> bool:
+    return request.cluster.device != "cpu" and all(node.gpus for node in nodes.values())
+
+
+def _step(request: Request, nodes: Mapping[str, Capacity]) -> float:
+    return _STEP_ON_GPU if _on_gpu(request, nodes) else _STEP_ON_CPU
+
+
+_PARTS = {"verify": _verify, "checkpoint": _checkpoint, "staging": _staging, "strategies": _strategies}

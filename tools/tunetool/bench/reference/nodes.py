@@ -1,0 +1,117 @@
+"""The nodes of a chain: which still take part, and which were left out, when and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tunetool.bench.reference.request import VERIFY, Request
+from tunetool.fleet.capacity import ask_hosts
+from tunetool.measure.progress import Progress
+from tunetool.node.machine.capacity import Capacity
+from tunetool.record import FleetHost, Part, Record, Status, Verdict
+
+_TOGETHER = ("staging", "strategies")
+"""Parts in which the ranks of all nodes meet."""
+
+
+class Gate:
+    """Decides before every part whether it is run, for one machine: none is after a FAIL of ``verify``."""
+
+    def __init__(self, anyway: bool) -> None:
+        self._anyway = anyway
+
+    def before(self, name: str, parts: Sequence[Part]) -> str | None:
+        """Why the part is not run, None where it is."""
+        failed = any(part.name == VERIFY and part.status == "fail" for part in parts)
+        if not self._anyway and failed and name != VERIFY:
+            return f"not run after the FAIL of {VERIFY}: mend that first, or pass `--anyway`"
+        return None
+
+    def after(self, name: str, record: Record) -> None:
+        """A part was run."""
+
+
+@dataclass
+class Nodes(Gate):
+    """The same for the hosts of an inventory: a host that fails ``verify``, or does not answer, is left out alone."""
+
+    request: Request
+    capacities: dict[str, Capacity]
+    """Of those that still take part, in the inventory's order."""
+    progress: Progress
+    hosts: dict[str, FleetHost] = field(default_factory=dict)
+    """Those that were left out, with the reason, and what ``verify`` said of the others."""
+    lost: list[str] = field(default_factory=list)
+    """Left out since they did not answer: no part's verdict speaks of them."""
+    _looked: bool = True
+    """Whether the nodes were asked since the last part."""
+
+    @property
+    def names(self) -> list[str]:
+        """Those that still take part."""
+        return list(self.capacities)
+
+    @property
+    def current(self) -> Request:
+        """The request for the nodes that still take part."""
+        return replace(self.request, cluster=replace(self.request.cluster, limit=",".join(self.names)))
+
+    def leave_out(self, host: str, status: Status, when: str, reasons: Sequence[str], lost: bool = False) -> None:
+        """From now on the chain goes on without ``host``."""
+        told = [f"left out {when}: {reason}" for reason in reasons or ["no reason was given"]]
+        known = self.hosts.get(host)
+        identity = known.record_id if known is not None else None
+        self.hosts[host] = FleetHost(host=host, record_id=identity, status=status, reasons=told)
+        self.capacities.pop(host, None)
+        if lost:
+            self.lost.append(host)
+        self.progress.say(f"{host}: {told[0]}")
+
+    def before(self, name: str, parts: Sequence[Part]) -> str | None:
+        """See ``Gate``. Asks the nodes whether they are still there."""
+        if self.names and not self._looked:
+            self._look(name)
+        self._looked = False
+        if name in _TOGETHER:
+            self._need_training(name)
+        out = [host for host in self.hosts if host not in self.names]
+        if out and self.request.all_or_nothing:
+            return f"not run: `--all-or-nothing`, and `{out[0]}` was left out"
+        if not self.names:
+            return f"not run: no node is left; the first was `{out[0]}`, {self.hosts[out[0]].reasons[0]}"
+        return None
+
+    def _look(self, name: str) -> None:
+        request = self.request
+        answers = ask_hosts(
+            request.cluster.inventory,  # type: ignore[arg-type]  # a chain over hosts has an inventory
+            ",".join(self.names),
+            str(request.target),
+            str(request.memory),
+            self.progress,
+        )
+        for host, why in answers.silent.items():
+            self.leave_out(host, "error", f"before {name}", [why], lost=True)
+
+    def _need_training(self, name: str) -> None:
+        """Ranks of a node without a training environment would end those of all the others."""
+        with_one = [host for host, node in self.capacities.items() if node.python]
+        if with_one and self.request.cluster.python is None:
+            for host in [host for host in self.names if host not in with_one]:
+                why = f"it has no training environment, and `{with_one[0]}` has one"
+                self.leave_out(host, "error", f"before {name}", [why], lost=True)
+
+    def after(self, name: str, record: Record) -> None:
+        """See ``Gate``. What ``verify`` said of each node decides on it."""
+        if name != VERIFY:
+            return
+        self.hosts.update({host.host: host for host in record.hosts or []})
+        for host in record.hosts or []:
+            tolerated = self.request.anyway and host.record_id is not None
+            if host.status in ("fail", "error") and not tolerated:
+                self.leave_out(host.host, host.status, f"after {VERIFY}", host.reasons)
+
+    def verdicts(self) -> list[tuple[str, Verdict]]:
+        """Of the nodes that no part speaks of."""
+        return [(host, Verdict(status="error", reasons=self.hosts[host].reasons)) for host in self.lost]

@@ -1,0 +1,63 @@
+"""What every host of an inventory has for benchmarks, and which of them answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunetool.fleet.playbook import MOST_FORKS, Run, choose_hosts, run_playbook
+from tunetool.measure.progress import Progress
+from tunetool.node.machine.capacity import Capacity, capacity_of
+from tunetool.node.play.host_summary import one_line
+from tunetool.node.units import format_count
+
+PLAYBOOK = "capacity"
+_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Answers:
+    """In the inventory's order: what hosts have, and why others cannot take part."""
+
+    capacities: Mapping[str, Capacity]
+    silent: Mapping[str, str]
+
+
+def ask_hosts(
+    inventory: Path,
+    limit: str | None,
+    target: str,
+    memory: str,
+    progress: Progress,
+    ansible: Sequence[str] = (),
+) -> Answers:
+    """Ask every host. ``ansible``: further options for ansible-playbook.
+
+    Raises ``UsageProblem`` where the inventory cannot be read, ``CannotJudge`` without Ansible.
+    """
+    playbook, names = choose_hosts(PLAYBOOK, inventory, limit, ansible)
+    results: dict[str, Mapping[str, Any]] = {}
+
+    def on_event(kind: str, data: Mapping[str, Any]) -> None:
+        if kind in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
+            results[str(data.get("host"))] = data.get("res") or {}
+
+    variables = {"capacity_target": target, "capacity_memory_target": memory}
+    run = Run(playbook, inventory, limit, min(len(names), MOST_FORKS), variables)
+    run_playbook(run, on_event, progress, f"looking at {format_count(len(names), 'host')}", _SECONDS)
+    capacities: dict[str, Capacity] = {}
+    silent: dict[str, str] = {}
+    for name in names:
+        result = results.get(name, {})
+        try:
+            capacities[name] = capacity_of(result["capacity"])
+        except (KeyError, TypeError):
+            silent[name] = _last_line(str(result.get("msg") or "Ansible reported nothing about this host"))
+    return Answers(capacities, silent)
+
+
+def _last_line(message: str) -> str:
+    # Ansible's own words first, then those of ssh.
+    return one_line(([line for line in message.splitlines() if line.strip()] or ["it does not answer"])[-1])
