@@ -90,6 +90,7 @@ class Nodes(Gate):
             str(request.target),
             str(request.memory),
             self.progress,
+            request.cluster.ansible,
         )
         for host, why in answers.silent.items():
             self.leave_out(host, "error", f"before {name}", [why], lost=True)
