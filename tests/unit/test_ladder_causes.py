@@ -99,7 +99,7 @@ CASES = [
     ),
     ("cpu", step("filesystem", cores_used=61.0), HEALTHY, ["61 of 64 cores"], "governor"),
     ("cpu", step("together", cores_used=58.0), HEALTHY, ["58 of 64 cores"], "governor"),
-    ("cpu", step("checkpoint", threads=1, files=1, cores_used=0.97), HEALTHY, ["one thread"], "shards"),
+    ("cpu", step("checkpoint", threads=1, files=1, cores_used=0.97), HEALTHY, ["one thread"], "one shard per rank"),
     (
         "one-inode",
         step("checkpoint", threads=1, files=1, cores_used=0.4, direction="write"),

@@ -43,7 +43,7 @@ from tunetool.bench.reference.run import follow
 from tunetool.bench.staging import node_task, scenarios
 from tunetool.bench.staging import request as staging
 from tunetool.bench.staging import run as staging_run
-from tunetool.bench.strategies import matrix, network
+from tunetool.bench.strategies import hooks, matrix, network
 from tunetool.bench.strategies import request as strategies
 from tunetool.bench.strategies import run as strategies_run
 from tunetool.cli.main import main
@@ -241,6 +241,9 @@ def launching(scene: Scene, well: int) -> None:
                     rank, "n1", "gloo", "cpu", [0.1], GB, configuration=dict(CONFIGURATIONS["tiny"]), communicator=0.1
                 )
                 (directory / network.FILE).write_text(json.dumps(asdict(answer)))
+            elif hooks.MODULE in job.program:
+                probed = hooks.Probed({case: [0.1] for case in hooks.CASES})
+                (directory / hooks.FILE).write_text(json.dumps(asdict(probed)))
             else:
                 keep_result(directory, rank_result(rank))
 
@@ -276,7 +279,7 @@ def bench_staging(scene: Scene) -> Any:
 
 
 def bench_strategies(scene: Scene) -> Any:
-    launching(scene, 2)  # one rank alone, one cell
+    launching(scene, 3)  # one rank alone, its probe of hooks, one cell
     request = strategies.Request(
         scene.material,
         matrix.parse("1x1:z2,1x1:z3"),
