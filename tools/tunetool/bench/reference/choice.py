@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from tunetool.bench.checkpoint.states import shape
 from tunetool.bench.defaults import CHECKPOINT_MODEL
-from tunetool.bench.reference.request import MAIN_STATE_BYTES, Asked, Request
+from tunetool.bench.reference.request import MAIN_STATE_BYTES, Asked, Common, Request
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.node.machine.capacity import Capacity
 from tunetool.node.units import format_size
@@ -50,19 +50,11 @@ def complete(
         material=Material(model=model, dataset=asked.dataset, images=images, target=target, seed=asked.seed),
         target=target,
         verify_target=verify_target,
-        expect=asked.expect,
-        duration=asked.duration,
         cluster=cluster,
-        settings=asked.settings,
-        memory=asked.memory,
-        rounds=asked.rounds,
         checkpoint_model=checkpoint_model,
         state_bytes=state_bytes,
         matrix=matrix,
-        skip=asked.skip,
-        anyway=asked.anyway,
-        all_or_nothing=asked.all_or_nothing,
-        run=asked.run,
+        **{option.name: getattr(asked, option.name) for option in fields(Common)},
     )
     compute = f"{ranks} GPU(s) of each node" if on_gpu else f"CPUs, {ranks} rank(s) on each node"
     return request, [

@@ -20,25 +20,16 @@ PARTS = (VERIFY, "checkpoint", "staging", "strategies")
 MAIN_STATE_BYTES = parse_size(STATE_BYTES)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the caller asked for. None where the nodes decide."""
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """The options that no node decides."""
 
-    model: str | None = None
-    dataset: Path | None = None
-    images: int | None = None
-    target: Path | None = None
-    seed: int = 0
     expect: Mapping[str, float] = field(default_factory=dict)
     duration: float = 4.0
     """Seconds of one sample of ``verify``."""
-    cluster: Cluster = field(default_factory=Cluster)
     settings: Settings = field(default_factory=Settings)
     memory: Path = SHM
     rounds: int = ROUNDS
-    checkpoint_model: str | None = None
-    state_bytes: int | None = None
-    matrix: str | None = None
     skip: Sequence[str] = ()
     """Parts that are left out."""
     anyway: bool = False
@@ -46,6 +37,21 @@ class Asked:
     all_or_nothing: bool = False
     """Stop where a node is left out."""
     run: Run = field(default_factory=Run)
+
+
+@dataclass(frozen=True)
+class Asked(Common):
+    """What the caller asked for. None where the nodes decide."""
+
+    model: str | None = None
+    dataset: Path | None = None
+    images: int | None = None
+    target: Path | None = None
+    seed: int = 0
+    cluster: Cluster = field(default_factory=Cluster)
+    checkpoint_model: str | None = None
+    state_bytes: int | None = None
+    matrix: str | None = None
 
     @property
     def parts(self) -> list[str]:
@@ -54,37 +60,24 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Common):
     """The options of the call, all decided. ``target``: directory on every node for checkpoints, model and data."""
 
     material: Material
     target: Path
     verify_target: Path | None = None
     """Target of ``verify``; None: the manifest's mount point."""
-    expect: Mapping[str, float] = field(default_factory=dict)
-    duration: float = 4.0
-    """Seconds of one sample of ``verify``."""
     cluster: Cluster = field(default_factory=Cluster)
-    settings: Settings = field(default_factory=Settings)
-    memory: Path = SHM
-    rounds: int = ROUNDS
     checkpoint_model: str = CHECKPOINT_MODEL
     state_bytes: int | None = MAIN_STATE_BYTES
     matrix: str = MATRIX
-    skip: Sequence[str] = ()
-    """Parts that are left out."""
-    anyway: bool = False
-    """Go on after a FAIL of ``verify``."""
-    all_or_nothing: bool = False
-    """Stop where a node is left out."""
-    run: Run = field(default_factory=Run)
 
 
 def parts_without(skip: Sequence[str]) -> list[str]:
     """Those that are left. Raises ``UsageProblem``."""
     for name in skip:
         if name not in PARTS:
-            raise UsageProblem(f"`--skip {name}` is no part", f"the parts are {', '.join(PARTS)}")
+            raise UsageProblem(f"`--skip {name}` is not a part", f"the parts are {', '.join(PARTS)}")
     chosen = [name for name in PARTS if name not in skip]
     if not chosen:
         raise UsageProblem("`--skip` leaves nothing", f"the parts are {', '.join(PARTS)}")
