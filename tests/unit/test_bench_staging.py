@@ -204,6 +204,24 @@ def sample(path: str, load: float, data: float, losses: list[float] = LOSSES, im
     )
 
 
+def test_the_spread_of_batches_is_that_of_the_least_steady_rank_without_its_first_batch() -> None:
+    steady = sample("memory", 1, 1.0)
+    assert steady.batch_spread is None
+    steady.ranks[0].load_seconds[:] = [9.0] + [0.5] * 20
+    assert steady.batch_spread == pytest.approx(1.0)
+    uneven = replace(
+        steady, ranks=[*steady.ranks, replace(steady.ranks[0], load_seconds=[0.1] + [1.0] * 18 + [3.0] * 2)]
+    )
+    assert uneven.batch_spread == pytest.approx(3.0)
+    row = Row("single", 1, 1, GB, GB, samples={"memory": {0: steady}, "bulk": {0: uneven}})
+    shown = {each.name: each for each in figures.measurements(row, {"memory": "tmpfs", "bulk": "disk"}, {})}
+    assert shown["staging.single.memory.batch_spread"].value == pytest.approx(1.0)
+    assert (shown["staging.single.bulk.batch_spread"].better, shown["staging.single.bulk.batch_spread"].unit) == (
+        "lower",
+        "1",
+    )
+
+
 def test_an_epoch_is_what_its_steps_took_or_a_multiple_of_them() -> None:
     whole = sample("bulk", 10, 2.0)
     assert (whole.steps_per_epoch, whole.extrapolated) == (4, False)

@@ -146,6 +146,12 @@ def rows(scenario: MeasuredScenario) -> Iterator[tuple[str, Sequence[str]]]:
     )
     yield "Data load time / batch", _cells(published.DATA_PER_BATCH.get(scenario.name), scenario.pair("data_per_batch"))
     yield "  of which steps waited", _cells(None, scenario.pair("data_wait_per_batch"))
+    spread = scenario.pair("batch_spread")
+    if spread:
+        yield (
+            "  spread of batches: 95th percentile / median",
+            ("", "", f"{spread.staged:.2f}", f"{spread.bulk:.2f}", f"{spread.ratio:.2f}"),
+        )
     yield "Model load time", _cells(published.MODEL_LOAD.get(scenario.name), scenario.pair("model_load"))
     yield (
         "First epoch" + (" (extrapolated)" if parameters["extrapolated"] else ""),

@@ -48,6 +48,12 @@ def measurements(row: Row, media: Mapping[Path, str], conditions: Mapping[str, S
             yield _figure(
                 _name(row, path, "stage_rate"), rates, media[path], "tunetool stage", shape, quantity="bandwidth"
             )
+        spreads = [spread for sample in samples if (spread := sample.batch_spread) is not None]
+        if spreads:
+            what = What(
+                _name(row, path, "batch_spread"), "ratio", engine, media[path], parameters=shape, better="lower"
+            )
+            yield figure(what, spreads)
         yield from _by_rank(row, path, samples, media[path], engine, shape)
     yield from _ratios(row, media["bulk"], common)
 

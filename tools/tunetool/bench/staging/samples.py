@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from statistics import median
+from statistics import median, quantiles
 from typing import Literal
 
 from tunetool.bench.staging.published import Pair, Scenario
@@ -15,6 +15,8 @@ from tunetool.training.workload import RankResult
 Path = Literal["memory", "bulk"]
 PATHS: tuple[Path, Path] = ("memory", "bulk")
 """Path A: staged to memory and read there. Path B: read from bulk storage."""
+FEWEST_BATCHES = 10
+"""Fewer batches have no 95th percentile to speak of."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,17 @@ class Sample:
     def waited_per_batch(self) -> float:
         """Seconds for which a step waited for its batch: the mean on the slowest rank."""
         return max(_mean(rank.data_seconds) for rank in self.ranks)
+
+    @property
+    def batch_spread(self) -> float | None:
+        """95th percentile of the seconds to read and decode one batch over their median, on the least steady rank.
+
+        The first batch is left out: workers start during it. None if a rank has fewer than ``FEWEST_BATCHES`` others.
+        """
+        loads = [list(rank.load_seconds or rank.data_seconds)[1:] for rank in self.ranks]
+        if min(map(len, loads)) < FEWEST_BATCHES or not all(median(each) for each in loads):
+            return None
+        return max(quantiles(each, n=20, method="inclusive")[-1] / median(each) for each in loads)
 
     @property
     def first_epoch(self) -> float:
