@@ -215,7 +215,7 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_made(tmp_
     need_memory(10**9, full=False, ranks=2, available=(10 * 10**9, "RAM"))
     with pytest.raises(CannotJudge, match="/docker/x has 10 GB left"):
         need_memory(10**9, full=True, ranks=2, available=(10 * 10**9, "/docker/x"))
-    done = bench("--model", "7b", "--target", str(tmp_path), "--device", "cpu", "--ranks-per-node", "1000")
+    done = bench("--model", "7b", "--target", str(tmp_path), "--device", "cpu", "--ranks-per-node", "1000", "--dry-run")
     assert isinstance(done.exception, CannotJudge)
     assert "1000 rank(s) need" in done.exception.message
     assert list(tmp_path.iterdir()) == []
@@ -223,7 +223,7 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_made(tmp_
 
 def test_a_checkpoint_overwrites_nothing(tmp_path: Path) -> None:
     arguments = ("--model", "tiny", "--target", str(tmp_path), "--device", "cpu", "--checkpoint", str(tmp_path))
-    done = bench(*arguments)
+    done = bench(*arguments, "--dry-run")
     assert isinstance(done.exception, UsageProblem)
     assert f"`{tmp_path}` exists" in done.exception.message
 
