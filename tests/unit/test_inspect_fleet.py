@@ -362,7 +362,6 @@ def test_ctrl_c_ends_the_hosts_too(tmp_path: Path) -> None:
         (["-i", "hosts", "--gds"], "`--gds` and `-i`"),
         (["-i", "hosts", "--root", "x"], "`--root` and `-i`"),
         (["-i", "hosts", "--page", "/nowhere/x.html"], "`/nowhere/x.html`"),
-        (["-i", "nowhere"], "`nowhere`"),
     ],
 )
 def test_a_wrong_call_is_refused(arguments: list[str], named: str, tmp_path: Path) -> None:
@@ -376,6 +375,11 @@ def test_a_wrong_call_is_refused(arguments: list[str], named: str, tmp_path: Pat
     )
     assert done.returncode == ExitCode.USAGE
     assert named in done.stderr
+
+
+def test_an_inventory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("ansible_runner", reason="Ansible's control side needs Python 3.11")
+    test_a_wrong_call_is_refused(["-i", "nowhere"], "`nowhere`", tmp_path)
 
 
 def test_differences_are_typed() -> None:

@@ -41,10 +41,12 @@ def test_passes(): ...
 """
 
 
-def pytest_on(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def pytest_on(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
     (folder / "conftest.py").write_text((TESTS.parent / "conftest.py").read_text())
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    # These skips are no test's of ours: a list that is being made is not to have them.
+    inherited = {name: value for name, value in os.environ.items() if name != skips.SKIPPED_LIST}
+    environment = {**inherited, "PYTHONPATH": str(TESTS), **variables}
     command = [sys.executable, "-m", "pytest", "-q", *arguments, str(folder)]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
 
@@ -85,16 +87,13 @@ def test_skips_for_reasons_of_the_list_pass(tmp_path: Path, processes: str) -> N
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_skipped_tests_are_listed_for_another_machine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: str
-) -> None:
+def test_skipped_tests_are_listed_for_another_machine(tmp_path: Path, processes: str) -> None:
     reason = "it compresses: the tensor's bytes"
     (tmp_path / "test_whole.py").write_text(
         f'import pytest\npytest.skip("{reason}", allow_module_level=True)\ndef test_one(): ...\n'
     )
     (tmp_path / "test_some.py").write_text(MODULE)
-    monkeypatch.setenv(skips.SKIPPED_LIST, str(tmp_path / "skipped"))
-    pytest_on(tmp_path, "-n", processes)
+    pytest_on(tmp_path, "-n", processes, **{skips.SKIPPED_LIST: str(tmp_path / "skipped")})
     listed = (tmp_path / "skipped").read_text().splitlines()
     assert set(listed) == {"test_some.py::test_allowed", "test_whole.py"}
 
