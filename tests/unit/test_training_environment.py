@@ -241,7 +241,11 @@ def test_a_wheel_with_another_hash_is_refused_by_name_and_what_is_in_use_stays(n
             "idle",
             "DeepSpeed cannot train over 2 ranks (gloo): exit status 1: error: DeepSpeed's step changed no parameter",
         ),
-        ("hang", "DeepSpeed cannot train over 2 ranks (gloo): it did not end within 20 s"),
+        pytest.param(
+            "hang",
+            "DeepSpeed cannot train over 2 ranks (gloo): it did not end within 20 s",
+            marks=pytest.mark.slow,  # it waits for the limit
+        ),
     ],
 )
 def test_an_environment_whose_proof_fails_is_not_used(node: Node, behaviour: str, message: str) -> None:
