@@ -214,7 +214,7 @@ def test_dry_run_makes_nothing(tmp_path: Path) -> None:
     out, err = finish(process)
     assert process.returncode == 0, out + err
     assert f"made first: `{tmp_path}/bulk/qwen2.5-vl-tiny` and `{tmp_path}/bulk/colours-8x448x280`" in err
-    assert "left out: many nodes: one machine alone" in err
+    assert "left out: many nodes: only one machine" in err
     assert not list(tmp_path.iterdir())
 
 

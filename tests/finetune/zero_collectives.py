@@ -90,6 +90,9 @@ def main() -> None:
         if os.environ["RANK"] == "0":
             with Path(os.environ["TUNETOOL_COUNTED"]).open("a") as stream:
                 stream.write(json.dumps(counted) + "\n")
+    # gloo's threads abort a process that ends while they run.
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

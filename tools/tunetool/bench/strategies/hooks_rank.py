@@ -46,6 +46,7 @@ class Probe(MeasuringRank):
         deepspeed.init_distributed(dist_backend="nccl" if self.cuda else "gloo", verbose=False)
         probed = Probed({case: self._steps(case) for case in CASES})
         dist.barrier()
+        dist.destroy_process_group()
         return probed
 
     def _steps(self, case: str) -> list[float]:

@@ -60,6 +60,7 @@ class Trainer:
         self._train(engine, samples, plan)
         if self.workload.checkpoint is not None:
             self._save(engine, Path(self.workload.checkpoint))
+        self._leave()
 
     def _import(self) -> None:
         """Import the libraries, which takes seconds, so that no other phase includes it."""
@@ -256,6 +257,13 @@ class Trainer:
                 for path in page_cache.files_under(directory):
                     fsync(path)
             torch.distributed.barrier()
+
+    def _leave(self) -> None:
+        """End the communicator once every rank is done: gloo's threads abort a process that ends while they run."""
+        import torch
+
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
     @property
     def _device(self) -> str:
