@@ -35,8 +35,6 @@ ON_A_DISK = {
     "finetune": ["tests/finetune"],
 }
 """Groups whose tests measure or fill the disk under the temporary directory: one after another."""
-MEASURED = {"checkpoint": "tests/checkpoint/test_bench_checkpoint.py"}
-"""The one file of such a group that reads the disk's counters: the others run side by side, before it."""
 SKIPPED_IN_FRESH = ROOT / ".venv/.skipped-in-fresh"
 """Node ids of the unit tests that the container skipped, once it has passed."""
 NO_TESTS = 5
@@ -145,12 +143,7 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
         container = [*program, "--skipped", str(SKIPPED_IN_FRESH)]
         return [container, [*program, "--node"]] if slow else [container]
     if group in ON_A_DISK:
-        alone = [MEASURED[group]] if group in MEASURED else ON_A_DISK[group]
-        commands = [pytest("-q", "--durations=5", *alone, *marks)]
-        if group in MEASURED:
-            beside = [*PARALLEL, *ON_A_DISK[group], "--ignore", MEASURED[group]]
-            commands.insert(0, pytest("-q", "--durations=5", *beside, *marks))
-        return commands
+        return [pytest("-q", "--durations=5", *ON_A_DISK[group], *marks)]
     if group == "node":
         everything = pytest("-v", "--durations=0", "tests/lab", *marks)
         # The build and the refusals are what another system's kernel and tools could change.
