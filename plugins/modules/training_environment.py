@@ -193,7 +193,7 @@ def request_of(wanted: dict[str, Any]) -> Request:
     if named:
         if not os.access(named, os.X_OK):
             raise Refusal(
-                "`%s` is no interpreter on this node. hint: correct `training_environment_python`, or leave it out "
+                "`%s` is not an interpreter on this node. hint: correct `training_environment_python`, or leave it out "
                 "to have an environment built" % named
             )
         kind = "cuda" if gpus and driver and wanted["accelerator"] != accelerator.CPU else "cpu"

@@ -90,7 +90,7 @@ def main() -> None:
         if os.environ["RANK"] == "0":
             with Path(os.environ["TUNETOOL_COUNTED"]).open("a") as stream:
                 stream.write(json.dumps(counted) + "\n")
-    # gloo's threads abort a process that ends while they run.
+    # A rank that ended with its communicator open was once aborted (SIGABRT).
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -136,7 +136,7 @@ def test_a_dry_run_fetches_nothing(house: House) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--build", "cuda"], "`--build cuda` is no build of torch"),
+        (["--build", "cuda"], "`--build cuda` is not a build of torch"),
         (["--python-version", "3.9"], "`--python-version 3.9` is not 3.10 or newer"),
         (["--source", "/nowhere"], "`/nowhere` is not a copy of the collection"),
     ],

@@ -358,7 +358,7 @@ def test_an_environment_of_the_owners_is_checked_and_left_as_it_is(node: Node) -
     after = {path: path.stat().st_mtime_ns for path in own.rglob("*") if "__pycache__" not in str(path)}
     assert {path for path in before if before[path] != after.get(path)} <= {own / "lib"}
     result = node.call(python="/nowhere/python", wheelhouse_manifest=None)
-    assert "`/nowhere/python` is no interpreter on this node" in result["msg"]
+    assert "`/nowhere/python` is not an interpreter on this node" in result["msg"]
 
 
 def test_ops_of_an_equal_node_are_taken_and_not_compiled(node: Node) -> None:

@@ -326,7 +326,7 @@ def test_a_benchmark_runs_under_the_manifests_python(bench: str, tmp_path: Path)
         ),
         ("echo broken >&2; exit 1", "does not start: broken"),
         ("kill -ILL $$", "does not start"),
-        ("exec true", "is no Python"),
+        ("exec true", "is not a Python interpreter"),
     ],
 )
 def test_an_environment_that_cannot_train_is_one_line(before: str, message: str, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def unpack(archive: str, directory: str, key: str) -> dict[str, str]:
         os.rename(os.path.join(directory, STAMP + ".new"), os.path.join(directory, STAMP))
     except (OSError, KeyError, TypeError, ValueError, tarfile.TarError) as error:
         shutil.rmtree(directory, ignore_errors=True)
-        raise Refusal("`%s` is no archive of compiled ops: %s. hint: remove it" % (archive, error)) from None
+        raise Refusal("`%s` is not an archive of compiled ops: %s. hint: remove it" % (archive, error)) from None
     except Refusal:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -151,7 +151,7 @@ def _unpack(archive: str, directory: str, key: str) -> dict[str, Any]:
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
             if not member.isfile() or not _TRUSTED.match(member.name) or ".." in member.name.split("/"):
-                raise Refusal("`%s` holds `%s`, which is no plain file. hint: remove it" % (archive, member.name))
+                raise Refusal("`%s` holds `%s`, which is not a plain file. hint: remove it" % (archive, member.name))
             stream = tar.extractfile(member)
             assert stream is not None  # noqa: S101  (a plain file, as asked for above)
             # The stamp comes last by its name: a copy that is cut short is not taken for a whole one.

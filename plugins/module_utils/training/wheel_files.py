@@ -29,7 +29,7 @@ def read(directory: str) -> dict[str, Any]:
         ) from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA_NAME:
         raise Refusal(
-            "`%s` is no manifest of this version's wheelhouses (`%s`). hint: fill a new directory by "
+            "`%s` is not a manifest of this version's wheelhouses (`%s`). hint: fill a new directory by "
             "`tunetool build-wheelhouse`" % (path, SCHEMA_NAME)
         )
     return document

@@ -67,7 +67,7 @@ class Options(Dry):
         """Refuse what no node is."""
         for build in self.builds:
             if not _BUILD.match(build):
-                raise UsageProblem(f"`--build {build}` is no build of torch", "such as `cpu`, `cu126` or `cu130`")
+                raise UsageProblem(f"`--build {build}` is not a build of torch", "such as `cpu`, `cu126` or `cu130`")
         for version in self.python_versions:
             if not re.match(r"^3\.1\d$", version):
                 raise UsageProblem(f"`--python-version {version}` is not 3.10 or newer", "such as `3.11`")

@@ -68,7 +68,7 @@ def _check(chosen: TrainingPython, needs: Sequence[str], environment: Mapping[st
     except subprocess.TimeoutExpired:
         raise CannotJudge(f"`{python}` did not start within {_SECONDS:.0f} s", hint) from None
     except (ValueError, IndexError):
-        raise CannotJudge(f"`{python}` is no Python", "`--python` takes an interpreter") from None
+        raise CannotJudge(f"`{python}` is not a Python interpreter", "`--python` takes an interpreter") from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
         raise CannotJudge(f"`{python}` does not start: {last}", hint)

@@ -163,8 +163,8 @@ def attach(qmp: Qmp, drive: Drive) -> None:
 def detach(lab: Lab, node: NodeState, qmp: Qmp, drives: Sequence[Drive]) -> None:
     """Pull drives out of their slots and wait until the node has seen it.
 
-    The node lets go of them first, as it does when a slot's button is pressed. Unplugging a controller that still has
-    requests makes QEMU 7.2 end with SIGSEGV: it sends the interrupt of a device that is gone.
+    The node lets go of them first, as it does when a slot's button is pressed. QEMU 7.2 once ended with SIGSEGV when a
+    drive was pulled without that; the likely cause is a request of the controller that was still under way.
     """
     ids = {drive.device_id for drive in drives}
     pci_devices = _pci_devices(qmp.command("query-pci"))

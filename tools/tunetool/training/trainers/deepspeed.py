@@ -259,7 +259,7 @@ class Trainer:
             torch.distributed.barrier()
 
     def _leave(self) -> None:
-        """End the communicator once every rank is done: gloo's threads abort a process that ends while they run."""
+        """End the communicator once every rank is done: a rank that ended with it open was once aborted (SIGABRT)."""
         import torch
 
         torch.distributed.barrier()
