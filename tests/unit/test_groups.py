@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,62 @@ def test_all_run_here_whatever_passed_there_where_slow_tests_are_wanted(skipped:
     commands = groups.commands_of("unit", slow=True, pythons=False, fresh_passed=True)
     assert [WHOLE in command for command in commands].count(True) == 1
     assert not any("not slow" in command for command in commands)
+
+
+def test_machines_and_disks_share_the_time_where_both_are_wanted() -> None:
+    assert groups.rows(["lint", "containers", "checkpoint", "node", "measurement"]) == [
+        ["containers", "node"],
+        ["measurement", "checkpoint"],
+    ]
+    assert groups.rows(["lint", "unit", "node"]) == []
+
+
+def outcome(group: str, *codes: int) -> groups.Outcome:
+    return groups.Outcome(group, 1.0, 2.0, "FAILED" if any(codes) else "passed")
+
+
+def test_rows_run_at_the_same_time_and_every_group_runs(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Each of two commands waits for the other, so one after another they would never end."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    scripts = {
+        "node": f"echo there > {fifo}; echo met",
+        "tune": f"cat {fifo}; echo met; exit 3",
+        "checkpoint": "echo after",
+    }
+
+    def run_one(group: str) -> groups.Outcome:
+        return outcome(group, groups.run(["bash", "-c", scripts[group]], 60, name=group))
+
+    outcomes = groups.run_rows([["node"], ["tune", "checkpoint"]], run_one)
+    assert [(each.group, each.status) for each in outcomes] == [
+        ("node", "passed"),
+        ("tune", "FAILED"),
+        ("checkpoint", "passed"),
+    ]
+    lines = capfd.readouterr().out.splitlines()
+    assert sorted(lines) == sorted(
+        ["node        | met", "tune        | there", "tune        | met", "checkpoint  | after"]
+    )
+
+
+def test_what_ends_one_row_ends_the_other_and_starts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "PROCESSES", groups.Processes())
+    runs, codes = [], {}
+    started = threading.Event()
+
+    def run_one(group: str) -> groups.Outcome:
+        runs.append(group)
+        if group == "tune":
+            started.wait()
+            raise SystemExit(143)
+        started.set()
+        codes[group] = groups.run(["sleep", "3600"], 3600)
+        return outcome(group, codes[group])
+
+    with pytest.raises(SystemExit):
+        groups.run_rows([["tune"], ["containers", "node"]], run_one)
+    assert (sorted(runs), codes["containers"] != 0) == (["containers", "tune"], True)
 
 
 def test_a_clone_that_did_not_write_its_list_is_a_fault(skipped: Path) -> None:

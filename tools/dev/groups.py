@@ -3,6 +3,9 @@
 Every group runs even after one failed, so that one run shows all that is wrong. Where all is committed, the group
 `fresh` checks the very same files, so it runs first, and of `lint` and `unit` there remains only what it cannot show:
 other Pythons, and the tests that a container skips.
+
+Containers and the virtual node are busy with one core, tests on a disk mostly wait for it. So, after the others, these
+two rows of groups run at the same time; each line of their output then begins with its group's name.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +39,12 @@ ON_A_DISK = {
     "finetune": ["tests/finetune"],
 }
 """Groups whose tests measure or fill the disk under the temporary directory: one after another."""
+ON_A_MACHINE = ("containers", "node")
+"""Groups whose tests have a machine to themselves: one after another, beside those on a disk."""
 SKIPPED_IN_FRESH = ROOT / ".venv/.skipped-in-fresh"
 """Node ids of the unit tests that the container skipped, once it has passed."""
+CLEAN_UP_SECONDS = 60
+"""From SIGTERM to SIGKILL."""
 NO_TESTS = 5
 """pytest's exit status when it collected nothing: a fault here, since every group has tests."""
 
@@ -153,24 +161,92 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
     raise SystemExit(f"error: `{group}` is not a group\nhint: see tests/timeboxes.toml")
 
 
-def run(command: list[str], seconds: float, output: IO[str] | None = None) -> int:
-    """Exit status; 124 when it did not end in time. Its whole process group goes with it."""
-    with subprocess.Popen(
-        command, cwd=ROOT, start_new_session=True, stdout=output, stderr=subprocess.STDOUT if output else None
-    ) as process:
-        try:
-            return process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
+class Processes:
+    """The commands that run. Once ``end`` was called, none starts."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock = threading.Lock()
+        self.ended = False
+
+    def start(self, command: list[str], output: IO[str] | int | None) -> subprocess.Popen[str] | None:
+        with self._lock:
+            if self.ended:
+                return None
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                start_new_session=True,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+            self._running.add(process)
+            return process
+
+    def forget(self, process: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._running.discard(process)
+
+    def end(self) -> None:
+        """Send SIGTERM to each process group, and SIGKILL to what is left a minute later."""
+        with self._lock:
+            self.ended = True
+            running = list(self._running)
+        for process in running:
+            signal_group(process, signal.SIGTERM)
+        deadline = time.monotonic() + CLEAN_UP_SECONDS
+        for process in running:
             try:
-                process.wait(timeout=60)
+                process.wait(timeout=max(deadline - time.monotonic(), 0))
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-            return 124
-        except BaseException:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(timeout=60)
-            raise
+                signal_group(process, signal.SIGKILL)
+
+
+def signal_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+PROCESSES = Processes()
+
+
+def run(command: list[str], seconds: float, output: IO[str] | None = None, name: str = "") -> int:
+    """Exit status; 124 when it did not end in time. Its whole process group goes with it.
+
+    ``output`` takes what it prints; with ``name``, each line is printed after that name.
+    """
+    process = PROCESSES.start(command, subprocess.PIPE if name else output)
+    if process is None:
+        return 143
+    printer = threading.Thread(target=print_lines, args=(process, name), daemon=True)
+    if name:
+        printer.start()
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        signal_group(process, signal.SIGTERM)
+        try:
+            process.wait(timeout=CLEAN_UP_SECONDS)
+        except subprocess.TimeoutExpired:
+            signal_group(process, signal.SIGKILL)
+            process.wait()
+        return 124
+    finally:
+        if name:
+            # A process that it left behind may hold the pipe open.
+            printer.join(timeout=5)
+        PROCESSES.forget(process)
+
+
+def print_lines(process: subprocess.Popen[str], name: str) -> None:
+    if process.stdout is not None:
+        with process.stdout as lines:
+            for line in lines:
+                print(f"{name:<11} | {line}", end="", flush=True)
 
 
 def run_apart(command: list[str], seconds: float) -> int:
@@ -182,34 +258,62 @@ def run_apart(command: list[str], seconds: float) -> int:
     return code
 
 
-def statuses(group: str, commands: list[list[str]], limit: float) -> Iterator[tuple[list[str], int]]:
+def statuses(group: str, commands: list[list[str]], limit: float, beside: bool) -> Iterator[tuple[list[str], int]]:
     """Each command with its exit status. The tools of lint know nothing of each other: one per core at a time."""
     started = time.monotonic()
     if group != "lint":
         for command in commands:
-            yield command, run(command, max(limit - (time.monotonic() - started), 1))
+            left = max(limit - (time.monotonic() - started), 1)
+            yield command, run(command, left, name=group if beside else "")
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         codes = [pool.submit(run_apart, command, limit) for command in commands]
-        for command, code in zip(commands, codes, strict=True):
-            yield command, code.result()
+        try:
+            for command, code in zip(commands, codes, strict=True):
+                yield command, code.result()
+        except BaseException:
+            PROCESSES.end()
+            raise
 
 
-def run_group(group: str, allowed: float, slow: bool, pythons: bool, fresh_passed: bool) -> Outcome:
+def run_group(
+    group: str, allowed: float, slow: bool, pythons: bool, fresh_passed: bool, beside: bool = False
+) -> Outcome:
     print(f"--- {group}", flush=True)
     started, status = time.monotonic(), "passed"
     # Beside other work all takes longer: only what hangs is stopped.
     limit = allowed * (10 if slow else 4)
-    for command, code in statuses(group, commands_of(group, slow, pythons, fresh_passed), limit):
+    for command, code in statuses(group, commands_of(group, slow, pythons, fresh_passed), limit, beside):
         if code == NO_TESTS and "pytest" in command:
-            print("error: no tests were collected", flush=True)
+            print(f"error: the group `{group}` has no tests", flush=True)
         if code:
             status = "stopped" if code == 124 else "FAILED"
             shown = " ".join(command[:6]).replace(str(ROOT) + "/", "")
-            print(f"failed with exit status {code}: {shown}", flush=True)
+            print(f"{group} failed with exit status {code}: {shown}", flush=True)
             if code == 124:
                 break
     return Outcome(group, time.monotonic() - started, allowed, status)
+
+
+def rows(wanted: Sequence[str]) -> list[list[str]]:
+    """The wanted groups that share the machine well, in rows that run at the same time; none for a single row."""
+    chosen = [[group for group in row if group in wanted] for row in (ON_A_MACHINE, tuple(ON_A_DISK))]
+    return chosen if all(chosen) else []
+
+
+def run_rows(rows: list[list[str]], run_one: Callable[[str], Outcome]) -> list[Outcome]:
+    """Run the groups of each row one after another, and the rows at the same time."""
+
+    def run_row(row: list[str]) -> list[Outcome]:
+        return [run_one(group) for group in row if not PROCESSES.ended]
+
+    with ThreadPoolExecutor(len(rows)) as pool:
+        futures = [pool.submit(run_row, row) for row in rows]
+        try:
+            return [outcome for future in futures for outcome in future.result()]
+        except BaseException:
+            PROCESSES.end()
+            raise
 
 
 def main() -> int:
@@ -227,16 +331,27 @@ def main() -> int:
         used = float((ROOT / ".venv/.setup-seconds").read_text())
         outcomes.append(Outcome("setup", used, boxes["setup"]["seconds"], "passed"))
     SKIPPED_IN_FRESH.unlink(missing_ok=True)
+    started = time.monotonic()
     fresh_first, fresh_passed = "fresh" in options.groups and all_is_committed(), False
-    for group in sorted(options.groups, key=lambda group: fresh_first and group != "fresh"):
-        outcomes.append(run_group(group, boxes[group]["seconds"], options.slow, options.pythons, fresh_passed))
-        fresh_passed |= fresh_first and group == "fresh" and outcomes[-1].status == "passed"
+    beside = rows(options.groups)
+    alone = [group for group in options.groups if not any(group in row for row in beside)]
+    try:
+        for group in sorted(alone, key=lambda group: fresh_first and group != "fresh"):
+            outcomes.append(run_group(group, boxes[group]["seconds"], options.slow, options.pythons, fresh_passed))
+            fresh_passed |= fresh_first and group == "fresh" and outcomes[-1].status == "passed"
+        if beside:
+            outcomes += run_rows(
+                beside, lambda group: run_group(group, boxes[group]["seconds"], options.slow, False, False, beside=True)
+            )
+    except BaseException:
+        PROCESSES.end()
+        raise
+    took = time.monotonic() - started + sum(outcome.used for outcome in outcomes if outcome.group == "setup")
     print(f"\n{'group':<12} {'used':>7} {'allowed':>8}  status")
     for outcome in outcomes:
         over = "  over its box" if outcome.used > outcome.allowed and not options.slow else ""
         print(f"{outcome.group:<12} {outcome.used:>6.0f}s {outcome.allowed:>7.0f}s  {outcome.status}{over}")
-    total = sum(outcome.used for outcome in outcomes)
-    print(f"{'all':<12} {total:>6.0f}s {sum(outcome.allowed for outcome in outcomes):>7.0f}s", flush=True)
+    print(f"{'all':<12} {took:>6.0f}s", flush=True)
     return 0 if all(outcome.status == "passed" for outcome in outcomes) else 1
 
 
