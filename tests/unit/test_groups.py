@@ -45,12 +45,15 @@ def test_all_run_here_whatever_passed_there_where_slow_tests_are_wanted(skipped:
     assert not any("not slow" in command for command in commands)
 
 
-def test_machines_and_disks_share_the_time_where_both_are_wanted() -> None:
-    assert groups.rows(["lint", "containers", "checkpoint", "node", "measurement"]) == [
+def test_machines_run_beside_all_others() -> None:
+    everything = ["lint", "unit", "fresh", "containers", "checkpoint", "node"]
+    assert groups.rows(everything, fresh_first=True) == [
+        ["fresh", "lint", "unit", "checkpoint"],
         ["containers", "node"],
-        ["measurement", "checkpoint"],
     ]
-    assert groups.rows(["lint", "unit", "node"]) == []
+    assert groups.rows(everything, fresh_first=False)[0] == ["lint", "unit", "fresh", "checkpoint"]
+    assert groups.rows(["unit", "lint"], fresh_first=False) == [["unit", "lint"]]
+    assert groups.rows(["node"], fresh_first=False) == [["node"]]
 
 
 def outcome(group: str, *codes: int) -> groups.Outcome:

@@ -4,8 +4,8 @@ Every group runs even after one failed, so that one run shows all that is wrong.
 `fresh` checks the very same files, so it runs first, and of `lint` and `unit` there remains only what it cannot show:
 other Pythons, and the tests that a container skips.
 
-Containers and the virtual node are busy with one core, tests on a disk mostly wait for it. So, after the others, these
-two rows of groups run at the same time; each line of their output then begins with its group's name.
+The container and the virtual node keep about one core busy, and tests on a disk often wait for it. So these two groups
+run beside all others; each line of the output then begins with its group's name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ON_A_DISK = {
 }
 """Groups whose tests measure or fill the disk under the temporary directory: one after another."""
 ON_A_MACHINE = ("containers", "node")
-"""Groups whose tests have a machine to themselves: one after another, beside those on a disk."""
+"""Groups whose tests bring their machine with them: one after another, beside all others."""
 SKIPPED_IN_FRESH = ROOT / ".venv/.skipped-in-fresh"
 """Node ids of the unit tests that the container skipped, once it has passed."""
 CLEAN_UP_SECONDS = 60
@@ -295,10 +295,12 @@ def run_group(
     return Outcome(group, time.monotonic() - started, allowed, status)
 
 
-def rows(wanted: Sequence[str]) -> list[list[str]]:
-    """The wanted groups that share the machine well, in rows that run at the same time; none for a single row."""
-    chosen = [[group for group in row if group in wanted] for row in (ON_A_MACHINE, tuple(ON_A_DISK))]
-    return chosen if all(chosen) else []
+def rows(wanted: Sequence[str], fresh_first: bool) -> list[list[str]]:
+    """The wanted groups in rows that run at the same time, so that no core waits long for a guest or a disk."""
+    machine = [group for group in wanted if group in ON_A_MACHINE]
+    rest = [group for group in wanted if group not in ON_A_MACHINE]
+    ordered = sorted(rest, key=lambda group: fresh_first and group != "fresh")
+    return [row for row in (ordered, machine) if row]
 
 
 def run_rows(rows: list[list[str]], run_one: Callable[[str], Outcome]) -> list[Outcome]:
@@ -331,21 +333,18 @@ def main() -> int:
         used = float((ROOT / ".venv/.setup-seconds").read_text())
         outcomes.append(Outcome("setup", used, boxes["setup"]["seconds"], "passed"))
     SKIPPED_IN_FRESH.unlink(missing_ok=True)
-    started = time.monotonic()
-    fresh_first, fresh_passed = "fresh" in options.groups and all_is_committed(), False
-    beside = rows(options.groups)
-    alone = [group for group in options.groups if not any(group in row for row in beside)]
-    try:
-        for group in sorted(alone, key=lambda group: fresh_first and group != "fresh"):
-            outcomes.append(run_group(group, boxes[group]["seconds"], options.slow, options.pythons, fresh_passed))
-            fresh_passed |= fresh_first and group == "fresh" and outcomes[-1].status == "passed"
-        if beside:
-            outcomes += run_rows(
-                beside, lambda group: run_group(group, boxes[group]["seconds"], options.slow, False, False, beside=True)
-            )
-    except BaseException:
-        PROCESSES.end()
-        raise
+    started, passed = time.monotonic(), set[str]()
+    fresh_first = "fresh" in options.groups and all_is_committed()
+    beside = rows(options.groups, fresh_first)
+
+    def run_one(group: str) -> Outcome:
+        seconds, shown_there = boxes[group]["seconds"], fresh_first and "fresh" in passed
+        outcome = run_group(group, seconds, options.slow, options.pythons, shown_there, beside=len(beside) > 1)
+        if outcome.status == "passed":
+            passed.add(group)
+        return outcome
+
+    outcomes += run_rows(beside, run_one)
     took = time.monotonic() - started + sum(outcome.used for outcome in outcomes if outcome.group == "setup")
     print(f"\n{'group':<12} {'used':>7} {'allowed':>8}  status")
     for outcome in outcomes:
