@@ -414,6 +414,21 @@ def printed(record: Record) -> str:
     return stream.getvalue()
 
 
+def test_each_round_says_how_far_off_its_prediction_was() -> None:
+    made, job = study()
+    row = made.rows[cell("2x1:z3")]
+    first = row.predictions[0]
+    assert first is not None
+    row.predictions = [first, replace(first, step=3.0), replace(first, step=6.0)]
+    row.samples = [replace(row.samples[0], step=step) for step in (4.0, 4.0, 5.0)]
+    by_name = {each.name: each for each in kept(made, job).measurements}
+    error = by_name["strategies.prediction_error.2x1.z3"]
+    assert error.samples == pytest.approx([0.25, 0.2])  # not of the first round, whose cells were cold
+    assert (error.unit, error.better) == ("1", "lower")
+    row.predictions = [None, None, None]
+    assert "strategies.prediction_error.2x1.z3" not in {each.name for each in kept(made, job).measurements}
+
+
 def test_prediction_and_measurement_stand_side_by_side() -> None:
     made, job = study()
     by_name = {each.name: each for each in kept(made, job).measurements}

@@ -102,6 +102,8 @@ def _row(study: Study, job: Job, row: Row, conditions: Mapping[str, Scalar]) -> 
         return _figure(f"{name}.{cell.key}", quantity, samples, {**common, **more}, versions, "training")
 
     yield of_cell("step", "duration", steps, _predicted(row))
+    if row.prediction_errors:
+        yield of_cell("prediction_error", "ratio", row.prediction_errors, {})
     yield of_cell("data", "duration", [sample.data for sample in row.samples], {})
     for phase in row.samples[0].start:
         yield of_cell(f"start.{phase}", "duration", [sample.start[phase] for sample in row.samples], {})

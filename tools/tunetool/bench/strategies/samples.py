@@ -56,6 +56,15 @@ class Row:
         return next((each for each in made if each.step == middle), None)
 
     @property
+    def prediction_errors(self) -> list[float]:
+        """Of each round, how far the prediction made before it was from the measured step, as a share of the step.
+
+        Without the first round, where there are more: its predictions come from cells that were never run.
+        """
+        rounds = _warm(list(zip(self.predictions, self.samples, strict=False)))
+        return [abs(prediction.step / sample.step - 1) for prediction, sample in rounds if prediction is not None]
+
+    @property
     def warm_step(self) -> float:
         """Median over the rounds without the first, where there are more: what other cells are predicted from."""
         return median(sample.step for sample in _warm(self.samples))
