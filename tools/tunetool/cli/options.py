@@ -108,14 +108,16 @@ def memory_target(text: str, **settings: Any) -> Any:
     return option("--memory-target", type=DIRECTORY, help=text, **settings)
 
 
-def python() -> Any:
-    """``--python``; not checked, because it may be a path on other machines."""
+def python(hosts: bool = False) -> Any:
+    """``--python``; not checked, because it may be a path on other machines. ``hosts``: of a command that takes -i."""
+    everywhere = "; with -i a path on every host" if hosts else ""
+    node = "each node" if hosts else "this node"
     return option(
         "--python",
         type=TEXT,
         metavar="PATH",
-        help="Python interpreter with torch and DeepSpeed, for benchmarks also with tunetool; with -i a path on every "
-        "host. Default: the one that /etc/tunetool/node.json names on each node, else the one that runs tunetool.",
+        help=f"Python interpreter with torch and DeepSpeed, for benchmarks also with tunetool{everywhere}. Default: "
+        f"the one that /etc/tunetool/node.json names on {node}, else the one that runs tunetool.",
     )
 
 

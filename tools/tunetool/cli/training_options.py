@@ -78,7 +78,7 @@ class TrainingOptions(Measuring, OnHosts):
         metavar="KEY=VALUE",
         help="With --launcher slurm: setting of the batch script. Repeatable.",
     )
-    python: str | None = python()
+    python: str | None = python(hosts=True)
     ranks_per_node: int | None = number(
         "--ranks-per-node", help="Number of ranks on each node. Default: its number of GPUs, or 1."
     )

@@ -44,7 +44,7 @@ class Options(Measuring, OnManyHosts):
     manifest: Path | None = option(
         "--manifest", type=PATH, help="Manifest of the node. Default: /etc/tunetool/node.json."
     )
-    python: str | None = options.python()
+    python: str | None = options.python(hosts=True)
     require: tuple[str, ...] = option(
         "--require",
         multiple=True,
