@@ -18,15 +18,15 @@ from tunetool.bench.checkpoint.engines.tensors import blank, build, equal, local
 from tunetool.bench.checkpoint.states import Layout, Shape, rank_bytes, shape
 
 
-def cycle(name: str, layout: Layout, found: Shape, directory: Path) -> str:
+def cycle(name: str, layout: Layout, form: Shape, directory: Path) -> str:
     """``equal``, or what is wrong."""
     rank, world = dist.get_rank(), dist.get_world_size()
     engine = ENGINES[name]()
-    held = rank_bytes(found, rank, world, layout)
+    held = rank_bytes(form, rank, world, layout)
     reason = engine.unavailable(Context(rank, world, "cpu", directory, held))
     if reason:
         return f"unavailable: {reason}"
-    state = build(found, "cpu", rank, world, seed=3, layout=layout)
+    state = build(form, "cpu", rank, world, seed=3, layout=layout)
     if sum(part.nbytes for part in local_parts(state).values()) != held:
         return "not the bytes that were announced"
     engine.save(state, directory).wait()
@@ -34,8 +34,8 @@ def cycle(name: str, layout: Layout, found: Shape, directory: Path) -> str:
     restored = engine.load(blank(state), directory)
     engine.close()
     # Once, whoever writes it; ours pads each part to whole blocks.
-    if name != "orbax" and not found.bytes <= files < 1.05 * found.bytes + 8192 * world * found.tensors:
-        return f"{files} bytes in files for {found.bytes} of state"
+    if name != "orbax" and not form.bytes <= files < 1.05 * form.bytes + 8192 * world * form.tensors:
+        return f"{files} bytes in files for {form.bytes} of state"
     return equal(state, restored) or "equal"
 
 

@@ -38,13 +38,13 @@ def save_state(
 
 def memory_of_a_load(rank: int, world: int, path: str, seed: int, megabytes: float, settings: dict[str, Any]) -> int:
     """Bytes by which this process was larger during the load than before, when the tensors were there already."""
-    found = seeded.blank(seeded.state(seed, megabytes))
+    target = seeded.blank(seeded.state(seed, megabytes))
     # Cannot be read to where it belongs, so that all of it goes through the buffers.
-    found["model"]["large"] = torch.zeros(*found["model"]["large"].shape, dtype=torch.int16)
+    target["model"]["large"] = torch.zeros(*target["model"]["large"].shape, dtype=torch.int16)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
     before = _status("VmRSS")
-    dcp.load(found, storage_reader=DirectReader(path, **settings), no_dist=True)
-    assert found["step"] == seed
+    dcp.load(target, storage_reader=DirectReader(path, **settings), no_dist=True)
+    assert target["step"] == seed
     return _status("VmHWM") - before
 
 
@@ -66,21 +66,21 @@ def _whole(seed: int) -> dict[str, torch.Tensor]:
 PLACES = {"rows": Shard(0), "columns": Shard(1), "few": Shard(0), "same": Replicate()}
 
 
-def _cut(tensor: torch.Tensor, place: Any, rank: int, world: int) -> torch.Tensor:
-    if not isinstance(place, Shard):
+def _cut(tensor: torch.Tensor, placement: Any, rank: int, world: int) -> torch.Tensor:
+    if not isinstance(placement, Shard):
         return tensor.clone()
-    chunks = tensor.chunk(world, dim=place.dim)
-    return chunks[rank].contiguous() if rank < len(chunks) else tensor.narrow(place.dim, 0, 0).contiguous()
+    chunks = tensor.chunk(world, dim=placement.dim)
+    return chunks[rank].contiguous() if rank < len(chunks) else tensor.narrow(placement.dim, 0, 0).contiguous()
 
 
 def _sharded(whole: dict[str, torch.Tensor], rank: int, world: int, blank: bool) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (world,))
     made: dict[str, Any] = {}
     for name, tensor in whole.items():
-        own = _cut(tensor, PLACES[name], rank, world)
-        own = torch.zeros_like(own) if blank else own
+        part = _cut(tensor, PLACES[name], rank, world)
+        part = torch.zeros_like(part) if blank else part
         made[name] = DTensor.from_local(
-            own, mesh, [PLACES[name]], run_check=False, shape=tensor.shape, stride=tensor.stride()
+            part, mesh, [PLACES[name]], run_check=False, shape=tensor.shape, stride=tensor.stride()
         )
     return made
 

@@ -45,16 +45,18 @@ def blank(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else None
 
 
-def difference(expected: Any, found: Any, name: str = "state") -> str | None:
+def difference(expected: Any, actual: Any, name: str = "state") -> str | None:
     """The first place that differs, in bits, or None."""
     if isinstance(expected, (dict, list)):
         keys = list(expected) if isinstance(expected, dict) else range(len(expected))
-        differences = (difference(expected[key], found[key], f"{name}.{key}") for key in keys)
-        return next((told for told in differences if told), None)
+        differences = (difference(expected[key], actual[key], f"{name}.{key}") for key in keys)
+        return next((line for line in differences if line), None)
     if not isinstance(expected, torch.Tensor):
-        return None if expected == found else f"{name}: {expected} became {found}"
+        return None if expected == actual else f"{name}: {expected} became {actual}"
     same = (
-        expected.dtype == found.dtype and expected.shape == found.shape and torch.equal(_bits(expected), _bits(found))
+        expected.dtype == actual.dtype
+        and expected.shape == actual.shape
+        and torch.equal(_bits(expected), _bits(actual))
     )
     return None if same else f"{name}: {expected.dtype} {list(expected.shape)} came back otherwise"
 

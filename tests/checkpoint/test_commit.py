@@ -240,7 +240,7 @@ def test_no_file_outside_the_checkpoint(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda content: content[:-20], "cannot be read as a checkpoint's metadata"),
         (lambda content: b"", "cannot be read as a checkpoint's metadata"),
@@ -250,12 +250,12 @@ def test_no_file_outside_the_checkpoint(name: str, tmp_path: Path) -> None:
     ],
     ids=["cut short", "empty", "a dict", "another store", "no table"],
 )
-def test_damaged_metadata(change: Any, told: str, tmp_path: Path) -> None:
+def test_damaged_metadata(change: Any, message: str, tmp_path: Path) -> None:
     content = pickle.dumps(describing("a"))
     (tmp_path / ".metadata").write_bytes(change(content))
     with pytest.raises(UsageProblem) as caught:
         metadata.read(tmp_path)
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert "\n" not in caught.value.message
 
 

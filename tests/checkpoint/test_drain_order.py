@@ -33,9 +33,9 @@ def saved_at(step: Path, seconds: float) -> Path:
 
 
 def latest_of(*tiers: Path) -> tuple[int, str]:
-    found = latest(list(tiers))
-    assert found is not None
-    return found.step, found.path.parent.name
+    newest = latest(list(tiers))
+    assert newest is not None
+    return newest.step, newest.path.parent.name
 
 
 def test_a_job_that_went_back_loses_nothing(tmp_path: Path, drains: Callable[..., Drain]) -> None:

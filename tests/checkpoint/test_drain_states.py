@@ -94,10 +94,10 @@ class Drains(RuleBasedStateMachine):
         self.count += 1
         path = self.scratch / f"step_{step}"
         self.write(path, NAMES, self.count)
-        places = {torch_metadata.MetadataIndex(name): torch_filesystem._StorageInfo(name, 0, 8) for name in NAMES}
+        storage = {torch_metadata.MetadataIndex(name): torch_filesystem._StorageInfo(name, 0, 8) for name in NAMES}
         which = torch_metadata.StorageMeta(checkpoint_id=str(path), save_id=str(self.count))
         new = path / "new"
-        new.write_bytes(pickle.dumps(torch_metadata.Metadata({}, None, places, which)))
+        new.write_bytes(pickle.dumps(torch_metadata.Metadata({}, None, storage, which)))
         os.utime(new, ns=(Clock.now, Clock.now))
         new.replace(path / ".metadata")
         self.mixed.discard(path.name)

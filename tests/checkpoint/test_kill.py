@@ -36,10 +36,10 @@ state = functools.lru_cache(maxsize=3)(seeded.state)
 
 def loaded(path: Path) -> int:
     """The number of the checkpoint that is there, once all of it was read and compared."""
-    found = seeded.blank(state(0, MEGABYTES))
-    dcp.load(found, storage_reader=DirectReader(path, threads=2))
-    assert seeded.difference(state(found["step"], MEGABYTES), found) is None
-    return int(found["step"])
+    loaded_state = seeded.blank(state(0, MEGABYTES))
+    dcp.load(loaded_state, storage_reader=DirectReader(path, threads=2))
+    assert seeded.difference(state(loaded_state["step"], MEGABYTES), loaded_state) is None
+    return int(loaded_state["step"])
 
 
 def files(path: Path) -> set[str]:

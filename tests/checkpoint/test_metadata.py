@@ -63,14 +63,14 @@ WATCHED = (
 def state_of_the_process() -> list[Any]:
     """Every attribute of what is watched, the defaults of functions too."""
     parts = []
-    for thing in WATCHED:
-        parts.append(dict(vars(thing)) if hasattr(thing, "__dict__") else None)
-        if inspect.isfunction(thing):
-            parts.append((thing.__defaults__, thing.__kwdefaults__, thing.__code__))
-        if isinstance(thing, pickled.Kind):
-            parts.append((thing.of, thing.new, thing.fill))
-        if isinstance(thing, pickled.Call):
-            parts.append(thing.make)
+    for watched in WATCHED:
+        parts.append(dict(vars(watched)) if hasattr(watched, "__dict__") else None)
+        if inspect.isfunction(watched):
+            parts.append((watched.__defaults__, watched.__kwdefaults__, watched.__code__))
+        if isinstance(watched, pickled.Kind):
+            parts.append((watched.of, watched.new, watched.fill))
+        if isinstance(watched, pickled.Call):
+            parts.append(watched.make)
     # Python and torch fill these two themselves.
     for each in parts:
         if isinstance(each, dict):
@@ -145,16 +145,16 @@ def built_on_a_class(module: str, name: str, attribute: str) -> bytes:
 )
 def test_no_attribute_of_a_class_is_set(module: str, name: str, attribute: str) -> None:
     content = built_on_a_class(module, name, attribute).replace(named("builtins", "dict"), named("torch", "float32"))
-    thing = getattr(__import__(module, fromlist=[name]), name)
-    before = vars(thing).get(attribute)
+    target = getattr(__import__(module, fromlist=[name]), name)
+    before = vars(target).get(attribute)
     # A file of before this was refused would have left the attribute set, and every later test with it.
     try:
         with pytest.raises(UsageProblem, match="cannot be read as a checkpoint's metadata"):
             metadata.loads(content, PLACE)
-        assert vars(thing).get(attribute) is before
+        assert vars(target).get(attribute) is before
     finally:
-        if vars(thing).get(attribute) is not before:
-            setattr(thing, attribute, before) if before is not None else delattr(thing, attribute)
+        if vars(target).get(attribute) is not before:
+            setattr(target, attribute, before) if before is not None else delattr(target, attribute)
 
 
 def test_no_member_of_an_enumeration_is_changed() -> None:
@@ -371,11 +371,11 @@ def test_made_up_tensors_are_left_to_torch_or_plain(data: st.DataObject) -> None
         for name, content in {"data.pkl": bytes(recipe), "byteorder": b"little", "data/0": bytes(48)}.items():
             made.writestr(f"archive/{name}", content)
     item = stream.getvalue()
-    found = archive.find(lambda offset, count: item[offset : offset + count], len(item))
+    located = archive.find(lambda offset, count: item[offset : offset + count], len(item))
     assert state_of_the_process() == before
-    if found is not None:
-        assert all(type(size) is int and size >= 0 for size in found.shape)
-        assert found.length == 48
+    if located is not None:
+        assert all(type(size) is int and size >= 0 for size in located.shape)
+        assert located.length == 48
 
 
 @pytest.fixture

@@ -44,13 +44,13 @@ def test_a_tensor_is_cut_into_rows_that_make_it_up(shape: tuple[int, ...], limit
 @settings(max_examples=50)
 @given(
     replicated=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 2000)), max_size=40),
-    own=st.lists(st.integers(1, 200), min_size=3, max_size=3),
+    alone=st.lists(st.integers(1, 200), min_size=3, max_size=3),
 )
 def test_replicas_are_written_once_and_even_out_what_ranks_have_alone(
-    replicated: list[tuple[int, int]], own: list[int]
+    replicated: list[tuple[int, int]], alone: list[int]
 ) -> None:
     shared = [write_item(f"r{number}", shape) for number, shape in enumerate(replicated)]
-    plans = [SavePlan([*shared, write_item(f"own{rank}", (rows, 100))]) for rank, rows in enumerate(own)]
+    plans = [SavePlan([*shared, write_item(f"own{rank}", (rows, 100))]) for rank, rows in enumerate(alone)]
     limit = 40_000
     shares = share_out(plans, limit)
     assert shares == share_out(plans, limit)
@@ -61,10 +61,10 @@ def test_replicas_are_written_once_and_even_out_what_ranks_have_alone(
             where[item.index] = rank
             assert item.index.fqn in {f"own{rank}", *(f"r{n}" for n in range(len(replicated)))}
     total = sum(item_bytes(item) for share in shares for item in share.items)
-    assert total == sum(map(item_bytes, shared)) + sum(rows * 400 for rows in own)
+    assert total == sum(map(item_bytes, shared)) + sum(rows * 400 for rows in alone)
     loads = [sum(map(item_bytes, share.items)) for share in shares]
     largest = max((item_bytes(p) for item in shared for p in pieces(item, limit)), default=0)
-    assert max(loads) <= max(*(rows * 400 for rows in own), math.ceil(total / 3) + largest)
+    assert max(loads) <= max(*(rows * 400 for rows in alone), math.ceil(total / 3) + largest)
 
 
 def test_objects_are_written_by_one_rank() -> None:

@@ -91,14 +91,14 @@ def behind(planner: Any, writer: DirectWriter, value: float) -> None:
 
 @pytest.mark.parametrize("planner", [torch_s, ours])
 @pytest.mark.parametrize("save", [plainly, behind])
-@pytest.mark.parametrize("place", ["one directory", "a directory each"])
+@pytest.mark.parametrize("directories", ["one directory", "a directory each"])
 @pytest.mark.parametrize("kept", [False, True], ids=["new writers", "one writer"])
 def test_a_cached_plan_saves_every_step_s_own_bytes(
-    tmp_path: Path, planner: Callable[[], Any], save: Callable[..., None], place: str, kept: bool
+    tmp_path: Path, planner: Callable[[], Any], save: Callable[..., None], directories: str, kept: bool
 ) -> None:
     writer = DirectWriter(tmp_path / "step_0")
     for value in range(3):
-        path = tmp_path / ("step_0" if place == "one directory" else f"step_{value}")
+        path = tmp_path / ("step_0" if directories == "one directory" else f"step_{value}")
         if kept:
             writer.reset(path)
         else:
@@ -107,7 +107,7 @@ def test_a_cached_plan_saves_every_step_s_own_bytes(
         assert holds(path, value)
         assert only_the_checkpoint(path)
     assert SavePlanner._cached_final_save_plan, "plans were cached"
-    if place != "one directory":
+    if directories != "one directory":
         assert all(holds(tmp_path / f"step_{value}", value) for value in range(3))
 
 

@@ -40,8 +40,8 @@ def loaded(directory: Path) -> dict[str, Any]:
 
 
 def metadata(directory: Path) -> Metadata:
-    found: Metadata = dcp.FileSystemReader(directory).read_metadata()
-    return found
+    content: Metadata = dcp.FileSystemReader(directory).read_metadata()
+    return content
 
 
 def names(directory: Path) -> set[str]:
@@ -52,15 +52,15 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def same(expected: Any, found: Any, where: str = "") -> None:
+def same(expected: Any, actual: Any, where: str = "") -> None:
     if isinstance(expected, dict):
-        assert expected.keys() == found.keys(), where
+        assert expected.keys() == actual.keys(), where
         for key, value in expected.items():
-            same(value, found[key], f"{where}.{key}")
+            same(value, actual[key], f"{where}.{key}")
     elif isinstance(expected, torch.Tensor):
         expected = expected.detach().resolve_conj().resolve_neg().contiguous()
-        assert (expected.dtype, expected.shape) == (found.dtype, found.shape), where
-        assert raw_bytes(expected) == raw_bytes(found), where
+        assert (expected.dtype, expected.shape) == (actual.dtype, actual.shape), where
+        assert raw_bytes(expected) == raw_bytes(actual), where
 
 
 def everything() -> dict[str, Any]:
@@ -122,9 +122,9 @@ def test_torchs_reader_finds_what_was_saved(
 
 def items_in_files(directory: Path) -> Iterator[tuple[str, bytes, int]]:
     """Each item's name, its bytes, and where in its file it begins."""
-    for index, place in metadata(directory).storage_data.items():
-        content = (directory / place.relative_path).read_bytes()
-        yield index.fqn, content[place.offset : place.offset + place.length], place.offset
+    for index, info in metadata(directory).storage_data.items():
+        content = (directory / info.relative_path).read_bytes()
+        yield index.fqn, content[info.offset : info.offset + info.length], info.offset
 
 
 def test_raw_bytes_begin_at_whole_blocks_and_carry_their_checksum(
@@ -380,8 +380,8 @@ def test_what_is_not_strided_is_saved_as_torch_does(tmp_path: Path) -> None:
     sparse = torch.eye(5).to_sparse()
     writer = DirectWriter(tmp_path)
     dcp.save({"s": sparse, "d": torch.ones(3)}, storage_writer=writer)
-    place = next(info for index, info in metadata(tmp_path).storage_data.items() if index.fqn == "s")
-    content = (tmp_path / place.relative_path).read_bytes()[place.offset : place.offset + place.length]
+    stored = next(info for index, info in metadata(tmp_path).storage_data.items() if index.fqn == "s")
+    content = (tmp_path / stored.relative_path).read_bytes()[stored.offset : stored.offset + stored.length]
     assert torch.equal(torch.load(io.BytesIO(content), weights_only=True).to_dense(), torch.eye(5))
 
 

@@ -15,15 +15,15 @@ from tunetool.checkpoint.writer import DirectWriter
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    place = Path(sys.argv[1])
-    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=0, world_size=1)
+    directory = Path(sys.argv[1])
+    dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=0, world_size=1)
     process = AsyncCheckpointerType.PROCESS
     state = {"x": torch.arange(300_000.0), "n": {"y": torch.ones(3, 5).t()}}
-    saving = dcp.async_save(state, storage_writer=DirectWriter(place / "step"), async_checkpointer_type=process)
+    saving = dcp.async_save(state, storage_writer=DirectWriter(directory / "step"), async_checkpointer_type=process)
     state["x"].zero_()  # type: ignore[attr-defined]
     saving.result()
     print("saved", flush=True)
-    writer = DirectWriter(place / "other")
+    writer = DirectWriter(directory / "other")
     saving = dcp.async_save(
         state, storage_writer=writer, async_checkpointer_type=process, async_stager=writer.stager()
     )  # fmt: skip
