@@ -39,10 +39,10 @@ def test_links_are_read_in_bits_and_in_bytes(text: str, rate: float) -> None:
 def test_what_may_be_bits_or_bytes_is_refused(text: str) -> None:
     with pytest.raises(UnitError):
         parse_link_bandwidth(text)
-    with pytest.raises(UsageProblem) as told:
+    with pytest.raises(UsageProblem) as refused:
         run("--bandwidth", text, "--gpus", "16")
-    assert f"`--bandwidth {text}`" in told.value.message
-    assert told.value.hint
+    assert f"`--bandwidth {text}`" in refused.value.message
+    assert refused.value.hint
 
 
 def test_bits_are_refused_everywhere_else() -> None:
@@ -53,24 +53,24 @@ def test_bits_are_refused_everywhere_else() -> None:
 
 def test_the_published_what_if() -> None:
     """7B with LoRA on 16 GPUs over 1000 Mb/s: docs/concepts/communication.md."""
-    found = stages("--bandwidth", "1000Mb/s", "--gpus", "16")
-    assert found[2]["sent_bytes"] == pytest.approx(0.114e9, rel=0.01)
-    assert found[3]["sent_bytes"] == pytest.approx(27.0e9, rel=0.01)
-    assert (found[2]["collectives"], found[3]["collectives"]) == (3, 865)
-    assert found[3]["link_seconds"] == pytest.approx(216, rel=0.01)
-    assert found[3]["even_seconds"] == pytest.approx(216 / 15, rel=0.01)
+    by_stage = stages("--bandwidth", "1000Mb/s", "--gpus", "16")
+    assert by_stage[2]["sent_bytes"] == pytest.approx(0.114e9, rel=0.01)
+    assert by_stage[3]["sent_bytes"] == pytest.approx(27.0e9, rel=0.01)
+    assert (by_stage[2]["collectives"], by_stage[3]["collectives"]) == (3, 865)
+    assert by_stage[3]["link_seconds"] == pytest.approx(216, rel=0.01)
+    assert by_stage[3]["even_seconds"] == pytest.approx(216 / 15, rel=0.01)
     text = " ".join(run("--bandwidth", "1000Mb/s", "--gpus", "16").split())
     assert "0.125 GB/s (0.1164 GiB/s) (1 Gb/s) from node to node" in text
     assert "ZeRO-3 sends 238 times the bytes of ZeRO-2 in 865 collectives" in text
 
 
 def test_a_step_s_time_tells_how_many_times_as_long_an_epoch_takes() -> None:
-    found = stages("--bandwidth", "1000Mb/s", "--gpus", "16", "--step", "4.6s")
-    low, high = found[3]["epoch_over_one_gpu"]
+    by_stage = stages("--bandwidth", "1000Mb/s", "--gpus", "16", "--step", "4.6s")
+    low, high = by_stage[3]["epoch_over_one_gpu"]
     # The published three times, of a step that takes 4.6 s on one GPU.
     assert low < 3.0 < high + 0.01
-    assert found[2]["epoch_over_one_gpu"][0] == pytest.approx(1 / 16)
-    assert found[3]["hiding_bandwidth"] == pytest.approx(27.0e9 / 4.6, rel=0.01)
+    assert by_stage[2]["epoch_over_one_gpu"][0] == pytest.approx(1 / 16)
+    assert by_stage[3]["hiding_bandwidth"] == pytest.approx(27.0e9 / 4.6, rel=0.01)
     assert "whatever is hidden: use a lower stage" in " ".join(
         run("--bandwidth", "1000Mb/s", "--gpus", "16", "--step", "4.6s").split()
     )
@@ -79,11 +79,11 @@ def test_a_step_s_time_tells_how_many_times_as_long_an_epoch_takes() -> None:
 
 
 def test_with_all_parameters_trained_both_stages_send_about_as_much() -> None:
-    found = stages("--bandwidth", "1000Mb/s", "--gpus", "16", "--full")
-    assert found[3]["sent_bytes"] == pytest.approx(found[2]["sent_bytes"], rel=0.05)
+    by_stage = stages("--bandwidth", "1000Mb/s", "--gpus", "16", "--full")
+    assert by_stage[3]["sent_bytes"] == pytest.approx(by_stage[2]["sent_bytes"], rel=0.05)
 
 
 @pytest.mark.parametrize("model", ["tiny", "3b", "70b", "llama2-7b", "phi3-mini"])
 def test_every_known_model_has_an_answer(model: str) -> None:
-    found = stages("--bandwidth", "100Gb/s", "--gpus", "8", "--model", model)
-    assert found[3]["sent_bytes"] >= found[2]["sent_bytes"] > 0
+    by_stage = stages("--bandwidth", "100Gb/s", "--gpus", "8", "--model", model)
+    assert by_stage[3]["sent_bytes"] >= by_stage[2]["sent_bytes"] > 0

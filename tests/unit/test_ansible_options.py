@@ -48,12 +48,12 @@ def code_of(done: Result) -> int:
 def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     context = click.Context(group)
     for name in group.list_commands(context):
-        found = group.get_command(context, name)
-        assert found is not None
-        if isinstance(found, click.Group):
-            yield from walk(found, (*path, name))
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from walk(command, (*path, name))
         else:
-            yield (*path, name), found
+            yield (*path, name), command
 
 
 @pytest.fixture(autouse=True)
@@ -72,11 +72,11 @@ def inventory(tmp_path: Path) -> Path:
 
 
 def test_every_command_with_an_inventory_takes_them() -> None:
-    found = {
+    commands = {
         path: command for path, command in walk(cli, ()) if any("-i" in parameter.opts for parameter in command.params)
     }
-    assert set(COMMANDS) <= set(found)
-    for path, command in found.items():
+    assert set(COMMANDS) <= set(commands)
+    for path, command in commands.items():
         assert isinstance(command, HostsCommand), path
         assert "[-- ANSIBLE_OPTION...]" in command.get_usage(click.Context(command)), path
 
@@ -138,11 +138,11 @@ def test_a_vault_and_a_file_reach_the_hosts(tmp_path: Path, monkeypatch: pytest.
     source, runs = tmp_path / "source", tmp_path / "runs"
     source.mkdir()
     (source / "data").write_bytes(b"x" * 1000)
-    place = tmp_path / "inventory/group_vars/all"
-    place.mkdir(parents=True)
+    variables = tmp_path / "inventory/group_vars/all"
+    variables.mkdir(parents=True)
     (tmp_path / "inventory/hosts.yml").write_text("all: {hosts: {n1: {}}}\n")
     # Without the vault nobody knows how to reach the host; without the file, where its program is.
-    vault = place / "vault.yml"
+    vault = variables / "vault.yml"
     vault.write_text(f"ansible_connection: local\nansible_python_interpreter: {sys.executable}\n")
     (tmp_path / "password").write_text("right")
     ansible_vault = [str(PREFIX / "bin/ansible-vault"), "encrypt", "--vault-password-file", str(tmp_path / "password")]
@@ -253,10 +253,10 @@ def test_pdsh_gets_the_user_and_the_key() -> None:
 
 
 def test_a_record_keeps_no_password() -> None:
-    told = ["tunetool", "verify", "--target", "/pass=x", "--", "-e", "ansible_become_password=hunter2 x=1"]
-    told += ["-e", '{"vault_token": "hunter2"}', "--become-password-file=/run/pw", "-u", "me"]
-    kept = without_secrets(told)
+    given = ["tunetool", "verify", "--target", "/pass=x", "--", "-e", "ansible_become_password=hunter2 x=1"]
+    given += ["-e", '{"vault_token": "hunter2"}', "--become-password-file=/run/pw", "-u", "me"]
+    kept = without_secrets(given)
     assert "hunter2" not in " ".join(kept)
-    assert kept[:5] == told[:5]
+    assert kept[:5] == given[:5]
     assert kept[6] == "ansible_become_password=***"
-    assert kept[-3:] == told[-3:]
+    assert kept[-3:] == given[-3:]

@@ -40,11 +40,11 @@ class Done:
 class Fleet:
     """Six hosts that are this machine, on which nothing but `echo` runs."""
 
-    place: Path
+    directory: Path
 
     @property
     def log(self) -> Path:
-        return self.place / "log"
+        return self.directory / "log"
 
     def run(self, bad: str = "", dead: str = "", inventory: dict[str, Any] | None = None, **extra: Any) -> Done:
         hosts: dict[str, Any] = {name: dict(ADDRESS_THAT_REFUSES) if name in dead else {} for name in "abcdef"}
@@ -55,7 +55,7 @@ class Fleet:
             "bad": list(bad),
             **(inventory or {}),
         }
-        (self.place / "hosts.json").write_text(json.dumps({"all": {"vars": group, "hosts": hosts}}))
+        (self.directory / "hosts.json").write_text(json.dumps({"all": {"vars": group, "hosts": hosts}}))
         plays = yaml.safe_load((ROOT / "playbooks/provision.yml").read_text())
         assert [bool(play.get("roles")) for play in plays] == [False, False, True]
         del plays[2]["roles"]
@@ -68,14 +68,14 @@ class Fleet:
             },
             {"name": "End", "ansible.builtin.debug": {"msg": "last word of {{ inventory_hostname }}"}},
         ]
-        playbook = self.place / "playbook.yml"
+        playbook = self.directory / "playbook.yml"
         playbook.write_text(yaml.safe_dump(plays, sort_keys=False))
         done = subprocess.run(
             [
                 str(BIN / "ansible-playbook"),
                 str(playbook),
                 "-i",
-                str(self.place / "hosts.json"),
+                str(self.directory / "hosts.json"),
                 "-e",
                 json.dumps(extra),
             ],
@@ -84,14 +84,14 @@ class Fleet:
                 **os.environ,
                 "ANSIBLE_NOCOLOR": "1",
                 "ANSIBLE_LOG_PATH": str(self.log),
-                "TUNETOOL_SUMMARY_FILE": str(self.place / "summary.json"),
+                "TUNETOOL_SUMMARY_FILE": str(self.directory / "summary.json"),
             },
             capture_output=True,
             text=True,
             check=False,
             timeout=PATIENCE,
         )
-        summary = self.place / "summary.json"
+        summary = self.directory / "summary.json"
         hosts = {host["host"]: host for host in json.loads(summary.read_text())["hosts"]} if summary.exists() else {}
         return Done(done.returncode, done.stdout + done.stderr, hosts)
 

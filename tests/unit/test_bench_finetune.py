@@ -320,9 +320,14 @@ def skipping(*steps: int, **more: object) -> RankResult:
     for step in range(10):
         loss = float("nan") if step in steps else 5.0 - 0.4 * step
         recorder.step(0.1, 0.1, 0.5 if step in steps else 2.0, loss, 1e-4, 10, 2, skipped=step in steps)
-    found = recorder.result()
-    kept = {"precision": "fp16", "skipped_steps": found.skipped_steps, "notes": found.notes, "losses": found.losses}
-    return result(**{**kept, "step_seconds": found.step_seconds, **more})
+    recorded = recorder.result()
+    kept = {
+        "precision": "fp16",
+        "skipped_steps": recorded.skipped_steps,
+        "notes": recorded.notes,
+        "losses": recorded.losses,
+    }
+    return result(**{**kept, "step_seconds": recorded.step_seconds, **more})
 
 
 def test_a_skipped_step_is_said_and_breaks_nothing(tmp_path: Path) -> None:
@@ -333,13 +338,13 @@ def test_a_skipped_step_is_said_and_breaks_nothing(tmp_path: Path) -> None:
     assert back.notes == [
         "loss scaling skipped the update of 3 of 10 steps (step 0, 1, 4): their gradients overflowed in fp16"
     ]
-    one = run(back)
-    assert judged(one).status == "pass"
-    found = {each.name: each for each in figures.measurements(one)}
+    short_run = run(back)
+    assert judged(short_run).status == "pass"
+    measured = {each.name: each for each in figures.measurements(short_run)}
     # A step without an update is shorter: it is none of the step's samples.
-    assert set(found["finetune.step"].samples or []) == {2.0}
-    assert found["finetune.step"].parameters["precision"] == "fp16"
-    assert found["finetune.step"].parameters["skipped_steps"] == 3
+    assert set(measured["finetune.step"].samples or []) == {2.0}
+    assert measured["finetune.step"].parameters["precision"] == "fp16"
+    assert measured["finetune.step"].parameters["skipped_steps"] == 3
 
 
 def test_a_loss_that_is_no_number_is_excused_by_loss_scaling_alone() -> None:

@@ -21,10 +21,10 @@ def disk(root: Path, name: str, number: str, where: str, **files: str) -> Path:
         (base / path).parent.mkdir(parents=True, exist_ok=True)
         (base / path).write_text(text + "\n" if not text.endswith("\n") else text)
     for link in (f"sys/dev/block/{number}", f"sys/class/block/{name}", f"sys/block/{name}"):
-        place = root / link
-        place.parent.mkdir(parents=True, exist_ok=True)
+        link_path = root / link
+        link_path.parent.mkdir(parents=True, exist_ok=True)
         if not (link.startswith("sys/block") and "partition" in files):
-            place.symlink_to(os.path.relpath(base, place.parent))
+            link_path.symlink_to(os.path.relpath(base, link_path.parent))
     return base
 
 

@@ -318,7 +318,7 @@ def test_what_is_missing_names_rank_and_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "found"),
+    ("environment", "ranks"),
     [
         (
             {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "SLURM_PROCID": "0"},
@@ -332,9 +332,9 @@ def test_what_is_missing_names_rank_and_node() -> None:
     ],
 )
 def test_a_launcher_tells_which_rank_this_is(
-    environment: dict[str, str], found: tuple[int | None, int | None, int | None, int | None]
+    environment: dict[str, str], ranks: tuple[int | None, int | None, int | None, int | None]
 ) -> None:
-    assert tuple(launcher_ranks(environment).values()) == found
+    assert tuple(launcher_ranks(environment).values()) == ranks
 
 
 def step_copy(step: int, tier: str, digest: str = "d", problem: str | None = None) -> StepCopy:

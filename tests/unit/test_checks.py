@@ -237,12 +237,12 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         st.none(), st.booleans(), st.integers(-5, 5), st.floats(-1, 1), st.text(max_size=3), st.just([]), st.just({})
     ),
 )
-def test_our_validator_agrees_with_the_standards(place: tuple[Any, ...], value: Any) -> None:
+def test_our_validator_agrees_with_the_standards(keys: tuple[Any, ...], value: Any) -> None:
     document = json.loads(json.dumps(MANIFEST))
     parent = document
-    for key in place[:-1]:
+    for key in keys[:-1]:
         parent = parent[key]
-    parent[place[-1]] = value
+    parent[keys[-1]] = value
     standard = list(jsonschema.Draft202012Validator(manifests.SCHEMA).iter_errors(document))
     # JSON Schema counts 1.0 as an integer; what we write never has such a value, and we need not read one.
     if not (isinstance(value, float) and value.is_integer()):

@@ -77,12 +77,14 @@ def text(*settings: tuple[str, Any]) -> str:
 
 def all_effects(library: str, texts: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """What libcufile makes of each file: taken, refused, or the end of the process."""
-    places = {name: tmp_path / str(number) for number, name in enumerate(texts)}
-    for name, place in places.items():
-        place.mkdir()
-        (place / "cufile.json").write_text(texts[name])
-    subprocess.run([sys.executable, "-c", PROGRAM, library, *map(str, places.values())], timeout=PATIENCE, check=True)
-    return {name: _effect((place / "said").read_text()) for name, place in places.items()}
+    directories = {name: tmp_path / str(number) for number, name in enumerate(texts)}
+    for name, directory in directories.items():
+        directory.mkdir()
+        (directory / "cufile.json").write_text(texts[name])
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, library, *map(str, directories.values())], timeout=PATIENCE, check=True
+    )
+    return {name: _effect((directory / "said").read_text()) for name, directory in directories.items()}
 
 
 def _effect(said: str) -> str:
@@ -100,8 +102,8 @@ def test_every_place_in_the_table_is_read_by_exactly_the_versions_that_it_names(
 ) -> None:
     path, version = library
     keys = [key for key in KEYS if not key.path.startswith(UNTYPED)]
-    found = all_effects(path, {key.path: text((key.path, WRONG[key.kind])) for key in keys}, tmp_path)
-    assert found == {key.path: REFUSED if reads(key, version) else TAKEN for key in keys}
+    effects = all_effects(path, {key.path: text((key.path, WRONG[key.kind])) for key in keys}, tmp_path)
+    assert effects == {key.path: REFUSED if reads(key, version) else TAKEN for key in keys}
 
 
 def test_the_right_type_is_taken(library: tuple[str, tuple[int, int]], tmp_path: Path) -> None:
@@ -111,8 +113,8 @@ def test_the_right_type_is_taken(library: tuple[str, tuple[int, int]], tmp_path:
     out = (*OPENS, "logging.dir", "properties.rdma_transport_type")
     right = {key.path: (*key.choices, RIGHT[key.kind])[0] for key in KEYS if key.kind not in sized}
     right["properties.rdma_dynamic_routing_order"] = ["P2P"]
-    found = all_effects(path, {name: text((name, right[name])) for name in right if name not in out}, tmp_path)
-    assert set(found.values()) == {TAKEN}
+    effects = all_effects(path, {name: text((name, right[name])) for name in right if name not in out}, tmp_path)
+    assert set(effects.values()) == {TAKEN}
 
 
 @pytest.mark.parametrize("edge", ["low", "high", "multiple"])
@@ -153,9 +155,9 @@ def test_what_the_checker_says_of_a_file_is_what_libcufile_does(
         text(("properties.max_batch_io_size", "no number")): IGNORED,
         text(("fs.generic", [])): ABORTS,
     }
-    found = all_effects(path, {content: content for content in files}, tmp_path)
+    effects = all_effects(path, {content: content for content in files}, tmp_path)
     for content, expected in files.items():
         said = {each.effect for each in check_config(content)} or {TAKEN}
         assert said == {expected}, content
         # What is ignored goes by without a word.
-        assert found[content] == (TAKEN if expected == IGNORED else expected), content
+        assert effects[content] == (TAKEN if expected == IGNORED else expected), content

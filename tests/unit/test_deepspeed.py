@@ -325,11 +325,11 @@ def test_a_lock_that_nobody_holds_is_removed_and_told(built: Probe, capsys: pyte
 def test_the_compilers_get_as_much_as_there_is_memory_for() -> None:
     python = Path("/venv/bin/python")
     given = {"PATH": "/usr/bin", "TORCH_CUDA_ARCH_LIST": "8.0 9.0a 9.0", "LD_PRELOAD": "/x.so"}
-    found = build_environment(given, python, 64, 8 * 2**30)
-    assert found["MAX_JOBS"] == "4"
-    assert found["PATH"] == "/venv/bin:/usr/bin"
-    assert found["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0"
-    assert "LD_PRELOAD" not in found
+    variables = build_environment(given, python, 64, 8 * 2**30)
+    assert variables["MAX_JOBS"] == "4"
+    assert variables["PATH"] == "/venv/bin:/usr/bin"
+    assert variables["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0"
+    assert "LD_PRELOAD" not in variables
     assert build_environment({"MAX_JOBS": "3"}, python, 64, 2**40)["MAX_JOBS"] == "3"
 
 

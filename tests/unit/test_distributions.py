@@ -54,13 +54,13 @@ def test_only_images_of_installed_kernels_can_be_stale(machine: tuple[Path, dict
     conf.write_text("ARRAY /dev/md/a UUID=1:2:3:4\n")
 
     def stale() -> list[str]:
-        return relative([one.path for one in judge_images(name, str(root)) if one.problem], root)
+        return relative([judged.path for judged in judge_images(name, str(root)) if judged.problem], root)
 
     for path in (root / "boot").iterdir():
         path.write_bytes(image("ARRAY /dev/md/a UUID=5:6:7:8\n"))
     assert stale() == document["expected"]["images"]
-    for place in document["expected"]["images"]:
-        (root / place.lstrip("/")).write_bytes(image(conf.read_text()))
+    for image_path in document["expected"]["images"]:
+        (root / image_path.lstrip("/")).write_bytes(image(conf.read_text()))
     assert stale() == []
 
 

@@ -261,7 +261,7 @@ def one_left(differences: list[Difference]) -> Difference:
 
 
 @pytest.mark.parametrize(
-    ("asked", "name", "expected", "found"),
+    ("asked", "name", "expected", "actual"),
     [
         (replace(ASKED, chunk_bytes=2**19), "array.chunk", "512 KiB", "1 MiB"),
         (replace(ASKED, name="other"), "array.name", "other", "nvme_raid0"),
@@ -279,22 +279,22 @@ def one_left(differences: list[Difference]) -> Difference:
         ),
     ],
 )
-def test_an_array_that_is_not_as_asked_is_left(node: Node, asked: Asked, name: str, expected: str, found: str) -> None:
+def test_an_array_that_is_not_as_asked_is_left(node: Node, asked: Asked, name: str, expected: str, actual: str) -> None:
     left = one_left(node.look(asked))
-    assert (left.name, left.expected, left.found) == (name, expected, found)
+    assert (left.name, left.expected, left.found) == (name, expected, actual)
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "name", "found"),
+    ("path", "text", "name", "actual"),
     [
         ("sys/devices/virtual/block/md127/md/level", "raid5\n", "array.level", "raid5"),
         ("sys/devices/virtual/block/md127/md/array_state", "broken\n", "array.state", "broken"),
     ],
 )
-def test_an_array_that_became_another_is_left(node: Node, path: str, text: str, name: str, found: str) -> None:
+def test_an_array_that_became_another_is_left(node: Node, path: str, text: str, name: str, actual: str) -> None:
     (node.root / path).write_text(text)
     left = one_left(node.look())
-    assert (left.name, left.found) == (name, found)
+    assert (left.name, left.found) == (name, actual)
 
 
 def test_a_lost_drive_is_named_with_the_rest(tmp_path: Path) -> None:
@@ -360,31 +360,31 @@ def test_no_array_is_known_where_the_drives_carry_none(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("signatures", "name", "found"),
+    ("signatures", "name", "actual"),
     [
         ([], "filesystem.type", "nothing"),
         ([replace(SIGNATURE, type="ext4", label=None)], "filesystem.type", f"ext4 UUID {FS_UUID}"),
         ([replace(SIGNATURE, uuid="other")], "filesystem.uuid", "other"),
     ],
 )
-def test_another_file_system_is_left(node: Node, signatures: list[Signature], name: str, found: str) -> None:
+def test_another_file_system_is_left(node: Node, signatures: list[Signature], name: str, actual: str) -> None:
     node.signatures = signatures
     left = one_left(node.look())
-    assert (left.name, left.found) == (name, found)
+    assert (left.name, left.found) == (name, actual)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "name", "found"),
+    ("old", "new", "name", "actual"),
     [
         ("sunit=256    swidth=2048", "sunit=128    swidth=1024", "filesystem.data_stripe_unit", "512 KiB"),
         ("swidth=2048", "swidth=1024", "filesystem.data_stripe_width", "4 members"),
         ("sunit=64 blks", "sunit=8 blks", "filesystem.log_stripe_unit", "32 KiB"),
     ],
 )
-def test_another_geometry_is_left(node: Node, old: str, new: str, name: str, found: str) -> None:
+def test_another_geometry_is_left(node: Node, old: str, new: str, name: str, actual: str) -> None:
     node.xfs_info = XFS_INFO.replace(old, new)
     left = one_left(node.look())
-    assert (left.name, left.found) == (name, found)
+    assert (left.name, left.found) == (name, actual)
 
 
 def test_an_option_that_xfs_takes_only_at_mount_names_the_command(node: Node) -> None:

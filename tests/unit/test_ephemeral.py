@@ -207,7 +207,7 @@ def test_the_configuration_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("key", "value"),
     [
         ("schema", "tunetool.ephemeral/2"),
         ("drives", {"model": None}),
@@ -217,8 +217,8 @@ def test_the_configuration_is_read_back(tmp_path: Path) -> None:
         ("surprise", 1),
     ],
 )
-def test_a_configuration_of_another_shape_is_refused(tmp_path: Path, place: str, value: Any) -> None:
-    document = {**deepcopy(CONFIG), place: value}
+def test_a_configuration_of_another_shape_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    document = {**deepcopy(CONFIG), key: value}
     path = tmp_path / "ephemeral.json"
     path.write_text(json.dumps(document))
     with pytest.raises(ConfigError, match=r"hint: "):

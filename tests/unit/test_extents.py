@@ -13,8 +13,8 @@ MIB = 2**20
 
 
 def test_extents_are_clipped_at_the_end_of_the_file() -> None:
-    found = [(Extent(0, 8 * MIB, MIB), 0), (Extent(MIB, 64 * MIB, MIB), 0x1), (Extent(2 * MIB, 0, MIB), 0x800)]
-    assert whole(found, MIB + 5) == [Extent(0, 8 * MIB, MIB), Extent(MIB, 64 * MIB, 5)]
+    extents = [(Extent(0, 8 * MIB, MIB), 0), (Extent(MIB, 64 * MIB, MIB), 0x1), (Extent(2 * MIB, 0, MIB), 0x800)]
+    assert whole(extents, MIB + 5) == [Extent(0, 8 * MIB, MIB), Extent(MIB, 64 * MIB, 5)]
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_a_line_lies_where_its_values_are() -> None:
 
 def test_every_worker_has_its_own_line_and_name() -> None:
     drawn = plot("Loss", "1", [Line(f"rank {rank}", [(0.0, rank), (1.0, 1.0)]) for rank in range(12)], until=1.0)
-    found = list(ET.fromstring(drawn).iter(SVG + "polyline"))
-    assert [line[0].text for line in found] == [f"rank {rank}" for rank in range(12)]
-    assert len({(line.attrib["stroke"], line.attrib["stroke-dasharray"]) for line in found}) == 12
+    lines = list(ET.fromstring(drawn).iter(SVG + "polyline"))
+    assert [line[0].text for line in lines] == [f"rank {rank}" for rank in range(12)]
+    assert len({(line.attrib["stroke"], line.attrib["stroke-dasharray"]) for line in lines}) == 12
     assert (colour(0), dashes(0)) != (colour(8), dashes(8))
 
 
@@ -77,11 +77,11 @@ def test_peaks_outlive_thinning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "found"),
+    ("low", "high", "values"),
     [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (0, 7.3, [0, 2, 4, 6, 8]), (-3, 3, [-4, -2, 0, 2, 4]), (0, 0.3, [0, 0.1, 0.2, 0.3])],
 )  # fmt: skip
-def test_ticks_are_round(low: float, high: float, found: list[float]) -> None:
-    assert ticks(low, high) == found
+def test_ticks_are_round(low: float, high: float, values: list[float]) -> None:
+    assert ticks(low, high) == values
 
 
 def test_units() -> None:
@@ -100,13 +100,13 @@ def run(tmp_path: Path) -> tuple[Record, Path]:
     series = []
     for prefix in ("1x2-z2", "1x2-z3"):
         for rank in (0, 1):
-            place = tmp_path / "series" / prefix / f"rank-{rank}"
-            place.mkdir(parents=True)
-            (place / "about.json").write_text(json.dumps({"host": f"host<{rank}>"}))
-            (place / "loss.csv").write_text("seconds,value (1),step\n0.5,3,0\n4,1.5,1\n")
+            directory = tmp_path / "series" / prefix / f"rank-{rank}"
+            directory.mkdir(parents=True)
+            (directory / "about.json").write_text(json.dumps({"host": f"host<{rank}>"}))
+            (directory / "loss.csv").write_text("seconds,value (1),step\n0.5,3,0\n4,1.5,1\n")
             names = ["loss"]
             if rank == 0:
-                (place / "node.disk_read.csv").write_text("seconds,value (B/s)\n1,2e9\n2,3e9\n")
+                (directory / "node.disk_read.csv").write_text("seconds,value (B/s)\n1,2e9\n2,3e9\n")
                 names.append("node.disk_read")
             for name in names:
                 file = f"series/{prefix}/rank-{rank}/{name}.csv"
@@ -114,8 +114,8 @@ def run(tmp_path: Path) -> tuple[Record, Path]:
                 series.append(Series(name=f"{prefix}/{name}", unit=unit, rank=rank, file=file))
     figure = measurement("model_load", 6.77, "duration", engine="torch 2.13", medium="tmpfs", rank=1, host="b")
     skipped = CheckResult(id="curves.1x2-z2/gpu", status="skip", expected="a curve", found="ranks 0, 1: none <here>")
-    found = record(figure, kind="bench.strategies", command=["tunetool", "bench"], series=series, checks=[skipped])
-    return found, tmp_path
+    drawn = record(figure, kind="bench.strategies", command=["tunetool", "bench"], series=series, checks=[skipped])
+    return drawn, tmp_path
 
 
 def test_the_page_of_two_runs(run: tuple[Record, Path]) -> None:
@@ -137,6 +137,6 @@ def test_the_page_of_two_runs(run: tuple[Record, Path]) -> None:
 
 
 def test_no_page_without_curves(run: tuple[Record, Path]) -> None:
-    record, place = run
-    assert page(record.model_copy(update={"series": []}), place) is None
-    assert write_page(record, place / "elsewhere") is None
+    record, directory = run
+    assert page(record.model_copy(update={"series": []}), directory) is None
+    assert write_page(record, directory / "elsewhere") is None

@@ -140,9 +140,9 @@ def test_the_playbook_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     link = clone / ".ansible/collections/ansible_collections/tunetool/node"
     link.parent.mkdir(parents=True)
     link.symlink_to("../../../..")
-    found = find_playbook("verify")
-    assert found.name == str(clone / "playbooks/verify.yml")
-    assert found.environment == {"ANSIBLE_CONFIG": str(clone / "ansible.cfg")}
+    playbook = find_playbook("verify")
+    assert playbook.name == str(clone / "playbooks/verify.yml")
+    assert playbook.environment == {"ANSIBLE_CONFIG": str(clone / "ansible.cfg")}
 
 
 def test_the_installed_collection_s_playbook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

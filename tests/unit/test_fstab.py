@@ -71,12 +71,12 @@ def as_findmnt_reads(path: Path) -> list[tuple[str, str, str, str]]:
     """Source, target, type and options of each entry that libmount takes. findmnt shows odd bytes as ``\\xfc``."""
     argv = ["findmnt", "--fstab", "--tab-file", str(path), "-P", "-o", "SOURCE,TARGET,FSTYPE,OPTIONS"]
     done = subprocess.run(argv, capture_output=True, check=False)
-    found = []
+    rows = []
     for line in done.stdout.split(b"\n"):
         values = re.findall(rb'[A-Z]+="([^"]*)"', line)
         if values:
-            found.append(tuple(_unhexed(value).decode("utf-8", "surrogateescape") for value in values))
-    return found  # type: ignore[return-value]  # four columns were asked for
+            rows.append(tuple(_unhexed(value).decode("utf-8", "surrogateescape") for value in values))
+    return rows  # type: ignore[return-value]  # four columns were asked for
 
 
 def _unhexed(text: bytes) -> bytes:
@@ -149,9 +149,9 @@ def test_a_mount_is_found_whatever_its_name_holds(name: str, tmp_path: Path) -> 
     (tmp_path / "proc/self").mkdir(parents=True)
     text = f"30 1 0:40 / /mnt/{name} rw shared:3 - fuse  rw,x\n31 1 8:2 / /srv rw - ext4 /dev/sdb rw\n"
     (tmp_path / "proc/self/mountinfo").write_bytes(text.encode("utf-8", "surrogateescape"))
-    found = parse_mountinfo(content(str(tmp_path / "proc/self/mountinfo")))
-    assert [mount.mount_point for mount in found] == ["/mnt/" + name, "/srv"]
-    assert (found[0].fs_type, found[0].source, found[0].options) == ("fuse", "", ("rw", "x"))
+    mounts = parse_mountinfo(content(str(tmp_path / "proc/self/mountinfo")))
+    assert [mount.mount_point for mount in mounts] == ["/mnt/" + name, "/srv"]
+    assert (mounts[0].fs_type, mounts[0].source, mounts[0].options) == ("fuse", "", ("rw", "x"))
 
 
 # --- every byte that is not ours stays ---

@@ -339,7 +339,7 @@ def test_an_empty_tree_has_no_gpu_and_no_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "fact", "found"),
+    ("path", "text", "fact", "value"),
     [
         ("proc/driver/nvidia/version", PROPRIETARY, "driver_open", False),
         (
@@ -395,9 +395,9 @@ def test_an_empty_tree_has_no_gpu_and_no_path(tmp_path: Path) -> None:
         ("sys/firmware/efi/config_table", "", "secure_boot", None),
     ],
 )
-def test_one_file_one_fact(machine: Machine, path: str, text: str | bytes, fact: str, found: object) -> None:
+def test_one_file_one_fact(machine: Machine, path: str, text: str | bytes, fact: str, value: object) -> None:
     machine.put(path, text)
-    assert getattr(machine.read(), fact) == found
+    assert getattr(machine.read(), fact) == value
 
 
 @pytest.mark.parametrize(
@@ -420,11 +420,11 @@ def test_p2pdma_through_raid_has_a_switch_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("kinds", "found"),
+    ("kinds", "iommu"),
     [({}, "off"), ({"3": "identity"}, "passthrough"), ({"3": "DMA-FQ"}, "translated"), ({"3": None}, None)],
 )
 def test_the_iommu_is_that_of_the_gpus_and_drives(
-    machine: Machine, kinds: dict[str, str | None], found: object
+    machine: Machine, kinds: dict[str, str | None], iommu: object
 ) -> None:
     (machine.root / "sys/kernel/iommu_groups").mkdir(parents=True)
     machine.put("sys/kernel/iommu_groups/9/type", "DMA\n")
@@ -433,7 +433,7 @@ def test_the_iommu_is_that_of_the_gpus_and_drives(
         machine.put(f"sys/kernel/iommu_groups/{group}/devices/0000:1b:00.0", "")
         if kind:
             machine.put(f"sys/kernel/iommu_groups/{group}/type", kind + "\n")
-    assert machine.read().iommu == found
+    assert machine.read().iommu == iommu
 
 
 def test_acs_is_read_from_the_ports_between(machine: Machine) -> None:
@@ -514,7 +514,7 @@ def job(machine: Machine, mode: str, acting: bool = True, **more: Any) -> GdsJob
         "repository_files": {},
         "pins": {},
         "keep_config": True,
-        "configs": {one: text % one for one in MODES[:3]},
+        "configs": {way: text % way for way in MODES[:3]},
         **more,
     }
     return GdsJob(wanted, Ledger(None, acting), str(machine.root))

@@ -81,15 +81,15 @@ def built(tmp_path: Path) -> Path:
 
 
 def test_well_drives_pass(built: Path) -> None:
-    found = answers(built)
-    assert tuple(found) == drive_health.HEALTH_CHECKS
-    assert {check.status for check in found.values()} == {"pass"}
-    assert found["drives.thermal"].found == "at most 40 C"
-    assert found["drives.wear"].found == "at most 3 % used"
+    checks = answers(built)
+    assert tuple(checks) == drive_health.HEALTH_CHECKS
+    assert {check.status for check in checks.values()} == {"pass"}
+    assert checks["drives.thermal"].found == "at most 40 C"
+    assert checks["drives.wear"].found == "at most 3 % used"
 
 
 @pytest.mark.parametrize(
-    ("identity", "sick", "found"),
+    ("identity", "sick", "words"),
     [
         (
             "drives.critical_warning",
@@ -104,10 +104,10 @@ def test_well_drives_pass(built: Path) -> None:
         ("drives.spare", replace(GOOD, spare_percent=9), "9 % left, threshold 10 %"),
     ],
 )
-def test_each_illness_is_named_with_its_drive(built: Path, identity: str, sick: Health, found: str) -> None:
+def test_each_illness_is_named_with_its_drive(built: Path, identity: str, sick: Health, words: str) -> None:
     checks = answers(built, LAB1NV4=sick)
     assert checks[identity].status == "fail"
-    assert checks[identity].found.startswith(f"`LAB1NV4`: {found}")
+    assert checks[identity].found.startswith(f"`LAB1NV4`: {words}")
     assert checks[identity].remedy
     others = {check.id for check in checks.values() if check.status != "pass"} - {identity}
     assert others <= {"drives.critical_warning"}
@@ -129,8 +129,8 @@ def test_what_is_still_well(built: Path, well: Health) -> None:
 
 
 def test_heat_of_the_past_is_told(built: Path) -> None:
-    found = answers(built, LAB1NV4=replace(GOOD, warning_minutes=5, throttled_count=9))["drives.thermal"].found
-    assert found == "at most 40 C; `LAB1NV4` in its life: too hot for 5 min, throttled 9 times"
+    message = answers(built, LAB1NV4=replace(GOOD, warning_minutes=5, throttled_count=9))["drives.thermal"].found
+    assert message == "at most 40 C; `LAB1NV4` in its life: too hot for 5 min, throttled 9 times"
 
 
 def test_who_may_not_ask_is_told_so(built: Path) -> None:
@@ -218,13 +218,13 @@ def test_a_controller_that_is_not_there_is_silent() -> None:
 def test_a_link_is_held_to_what_drive_and_slot_both_allow(
     built: Path, drive: tuple[str, str], slot: tuple[str, str], runs: tuple[str, str], status: str
 ) -> None:
-    for place, prefix, values in (
+    for device, prefix, values in (
         (PORT, "max", slot),
         (f"{PORT}/0000:05:00.0", "max", drive),
         (f"{PORT}/0000:05:00.0", "current", runs),
     ):
         for name, value in zip(("speed", "width"), values, strict=True):
-            (built / place / f"{prefix}_link_{name}").write_text(value + "\n")
+            (built / device / f"{prefix}_link_{name}").write_text(value + "\n")
     check = answers(built)["drives.link"]
     assert check.status == status
     if status == "fail":
@@ -254,8 +254,8 @@ def test_the_guide_s_script_drains_with_the_first_reason(tmp_path: Path, code: i
     assert not list((tmp_path / "tmp").iterdir())
     assert (tmp_path / "told").exists() == drains
     if drains:
-        told = (tmp_path / "told").read_text().splitlines()
-        assert told == ["update", "NodeName=n7", "State=DRAIN", "Reason=tunetool: drives.wear: `S1`: 101 % used"]
+        arguments = (tmp_path / "told").read_text().splitlines()
+        assert arguments == ["update", "NodeName=n7", "State=DRAIN", "Reason=tunetool: drives.wear: `S1`: 101 % used"]
 
 
 def test_no_drive_is_no_judgement(tmp_path: Path) -> None:

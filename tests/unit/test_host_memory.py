@@ -439,7 +439,7 @@ def attempt(**changes: Any) -> Attempt:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "got", "status", "found"),
+    ("wanted", "got", "status", "message"),
     [
         ("unlimited", attempt(), "pass", "locked, limit unlimited"),
         ("unlimited", attempt(limit=2**30), "fail", "locked, limit 1 GiB"),
@@ -455,7 +455,7 @@ def attempt(**changes: Any) -> Attempt:
     ],
 )
 def test_locking_is_judged_by_what_an_ordinary_user_got(
-    kernel: Kernel, wanted: str, got: Attempt, status: str, found: str
+    kernel: Kernel, wanted: str, got: Attempt, status: str, message: str
 ) -> None:
     asked: list[tuple[str, int]] = []
 
@@ -464,7 +464,7 @@ def test_locking_is_judged_by_what_an_ordinary_user_got(
         return got
 
     (check,) = lock_checks(wanted, ["login"], locker, str(kernel.root))
-    assert (check.id, check.status, check.found) == ("memory.memlock.login", status, found)
+    assert (check.id, check.status, check.found) == ("memory.memlock.login", status, message)
     assert asked == [("login", LOCK_BYTES)]
     assert bool(check.remedy) == (status != "pass")
 

@@ -46,7 +46,7 @@ def seen(root: Path) -> dict[str, Any]:
 
 
 def findings_of(root: Path) -> dict[str, dict[str, str]]:
-    return {one["id"]: one for one in seen(root)["findings"]}
+    return {finding["id"]: finding for finding in seen(root)["findings"]}
 
 
 def laid_out(document: Path, folder: Path) -> Path:
@@ -176,9 +176,9 @@ def test_a_broken_version_of_cuda_is_none(text: str, tmp_path: Path) -> None:
 def test_free_space_is_in_the_json_of_this_machine_and_of_its_recording(tmp_path: Path) -> None:
     run("--capture", tmp_path / "here.json")
     now, later = json.loads(run("--json", "-")), seen(tmp_path / "here.json")
-    for one, other in zip(now["filesystems"], later["filesystems"], strict=True):
-        assert one["size_bytes"] == other["size_bytes"]
-        assert 0 <= other["free_bytes"] <= other["size_bytes"]
+    for here, replayed in zip(now["filesystems"], later["filesystems"], strict=True):
+        assert here["size_bytes"] == replayed["size_bytes"]
+        assert 0 <= replayed["free_bytes"] <= replayed["size_bytes"]
 
 
 def test_an_anonymous_recording_differs_in_names_alone(tmp_path: Path) -> None:

@@ -62,12 +62,12 @@ def edited(path: str, value: Any) -> Callable[[Inspection], Inspection]:
 
     def edit(shown: Inspection) -> Inspection:
         document = shown.model_dump(by_alias=True)
-        place: Any = document
+        parent: Any = document
         *way, last = path.split("/")
         for key in way:
-            place = place[int(key) if isinstance(place, list) else key]
-        assert place[int(last) if isinstance(place, list) else last] != value
-        place[int(last) if isinstance(place, list) else last] = value
+            parent = parent[int(key) if isinstance(parent, list) else key]
+        assert parent[int(last) if isinstance(parent, list) else last] != value
+        parent[int(last) if isinstance(parent, list) else last] = value
         return Inspection.model_validate(document)
 
     return edit
@@ -126,15 +126,15 @@ def _without(parts: Any, index: int) -> list[Any]:
 
 
 def fleet(inspections: dict[str, Inspection], missing: dict[str, str] | None = None) -> FleetInspection:
-    found = compare(inspections)
+    comparison = compare(inspections)
     members = [FleetMember(host=host, inspection=shown) for host, shown in inspections.items()]
     members += [FleetMember(host=host, reason=reason) for host, reason in (missing or {}).items()]
     return FleetInspection(
         tool_version="0",
         taken=utc_now(),
         command=["x"],
-        facts=found.facts,
-        differences=found.differences,
+        facts=comparison.facts,
+        differences=comparison.differences,
         hosts=members,
     )
 

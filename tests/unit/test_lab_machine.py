@@ -44,8 +44,8 @@ def values(arguments: list[str], option: str) -> list[str]:
 
 
 def devices(arguments: list[str], driver: str) -> list[dict[str, object]]:
-    found = [json.loads(value) for value in values(arguments, "-device") if value.startswith("{")]
-    return [device for device in found if device["driver"] == driver]
+    documents = [json.loads(value) for value in values(arguments, "-device") if value.startswith("{")]
+    return [device for device in documents if device["driver"] == driver]
 
 
 def test_a_restored_machine_waits_for_its_snapshot_with_empty_slots_and_resets_into_its_boot_loader():
@@ -68,14 +68,14 @@ def test_a_boot_names_kernel_initramfs_and_command_line():
 
 def test_drives_sit_behind_a_port_each_in_the_order_of_their_slots():
     arguments = replace(MACHINE, boot=BOOT, drives=DRIVES).arguments()
-    found = devices(arguments, "nvme")
-    assert [(device["serial"], device["bus"]) for device in found] == [
+    drives = devices(arguments, "nvme")
+    assert [(device["serial"], device["bus"]) for device in drives] == [
         ("LAB1SYS", "rp0"),
         ("LAB1NV1", "rp1"),
         ("LAB1NV2", "rp2"),
     ]
     backends = {json.loads(value)["node-name"]: json.loads(value) for value in values(arguments, "-blockdev")}
-    for device, drive in zip(found, DRIVES, strict=True):
+    for device, drive in zip(drives, DRIVES, strict=True):
         assert backends[device["drive"]]["file"]["filename"] == str(drive.path)
 
 

@@ -122,13 +122,13 @@ def test_the_inventory_is_yaml_that_ansible_reads(lab: Lab):
     nodes = [node(lab, 1), node(lab, 2)]
     hosts = yaml.safe_load(inventory.render(lab, nodes))["lab"]["hosts"]
     assert list(hosts) == ["node1", "node2"]
-    one = hosts["node1"]
-    assert one["ansible_host"] == "127.0.0.1"
-    assert one["ansible_port"] == 2201
-    assert one["ansible_ssh_private_key_file"] == "/cache/image/id_ed25519"
+    variables = hosts["node1"]
+    assert variables["ansible_host"] == "127.0.0.1"
+    assert variables["ansible_port"] == 2201
+    assert variables["ansible_ssh_private_key_file"] == "/cache/image/id_ed25519"
     # The directory of this lab has a space: Ansible must get it as one word.
-    assert f"UserKnownHostsFile={lab.known_hosts}" in shlex.split(one["ansible_ssh_common_args"])
-    assert one["ansible_control_path_dir"] != hosts["node2"]["ansible_control_path_dir"]
+    assert f"UserKnownHostsFile={lab.known_hosts}" in shlex.split(variables["ansible_ssh_common_args"])
+    assert variables["ansible_control_path_dir"] != hosts["node2"]["ansible_control_path_dir"]
 
 
 def test_an_inventory_without_nodes_is_still_one(lab: Lab):
@@ -190,8 +190,8 @@ def test_a_fault_of_the_drive_itself_keeps_its_slot(lab: Lab):
     made = node(lab)
     made.drives[3] = replace(made.drive("LAB1NV3"), bad_sectors=True)
     third = made.drive("LAB1NV3")
-    found = {kind: faults.replacement(made, third, kind) for kind in faults.KINDS}
-    assert {kind for kind, drive in found.items() if drive} == {
+    replacements = {kind: faults.replacement(made, third, kind) for kind in faults.KINDS}
+    assert {kind for kind, drive in replacements.items() if drive} == {
         "extra-drive",
         "mixed-size",
         "swap-drive",
@@ -199,13 +199,13 @@ def test_a_fault_of_the_drive_itself_keeps_its_slot(lab: Lab):
         "duplicate-serial",
         "empty-serial",
     }
-    assert {(drive.port, drive.bad_sectors) for drive in found.values() if drive} == {(third.port, False)}
-    shown = {kind: drive.device()["serial"] for kind, drive in found.items() if drive}
+    assert {(drive.port, drive.bad_sectors) for drive in replacements.values() if drive} == {(third.port, False)}
+    shown = {kind: drive.device()["serial"] for kind, drive in replacements.items() if drive}
     assert str(shown["duplicate-serial"]).rstrip() == "LAB1NV1"
     assert shown["empty-serial"] == ""
     assert shown["4k-sectors"] == "LAB1NV3"
     assert shown["swap-drive"] == "LAB1NV3R"
-    four = found["4k-sectors"]
+    four = replacements["4k-sectors"]
     assert four is not None
     assert four.device()["logical_block_size"] == 4096
 

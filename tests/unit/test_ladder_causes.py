@@ -25,8 +25,8 @@ HEALTHY = Facts(DRIVES, (), 64, MIB, MIB, 8 * MIB, ("rw", "noatime", "logbufs=8"
 
 def facts(number: int | None = None, *, of_all: dict[str, Any] | None = None, **changes: Any) -> Facts:
     """A healthy node, with one drive (or all of them) changed."""
-    found = of_all or {}
-    drives = tuple(replace(d, **(changes if d.serial == f"SER{number}" else found)) for d in DRIVES)
+    common = of_all or {}
+    drives = tuple(replace(d, **(changes if d.serial == f"SER{number}" else common)) for d in DRIVES)
     return replace(HEALTHY, drives=drives)
 
 
@@ -119,13 +119,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("cause", "where", "known", "found", "remedy"), CASES)
+@pytest.mark.parametrize(("cause", "where", "known", "fragments", "remedy"), CASES)
 def test_each_cause_is_named_with_its_cure(
-    cause: str, where: Step, known: Facts, found: list[str], remedy: str
+    cause: str, where: Step, known: Facts, fragments: list[str], remedy: str
 ) -> None:
     loss = diagnose(where, known)
     assert loss.cause == cause
-    for words in found:
+    for words in fragments:
         assert words in loss.found
     assert remedy in loss.remedy
     if where.kind != "alone":

@@ -207,9 +207,9 @@ def test_drives_behind_one_switch_share_its_link(tmp_path: Path) -> None:
         link = tmp_path / "sys/class/nvme" / drive.controller
         link.mkdir(parents=True)
         (link / "device").symlink_to(device)
-    for place in (switch, switch.parent):
-        (place / "current_link_speed").write_text("16.0 GT/s PCIe\n")
-        (place / "current_link_width").write_text("8\n")
+    for bridge in (switch, switch.parent):
+        (bridge / "current_link_speed").write_text("16.0 GT/s PCIe\n")
+        (bridge / "current_link_width").write_text("8\n")
     assert len(ports_above(drives[0], str(root))) == 3
     shared = shared_ports(drives, str(root))
     assert [(port.address, len(port.serials)) for port in shared] == [("0000:00:01.0", 3), ("0000:40:00.0", 3)]

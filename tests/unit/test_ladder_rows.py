@@ -48,7 +48,7 @@ def drives(*values: float) -> list[Measurement]:
 
 
 def healthy(**changes: float) -> list[Measurement]:
-    found = {
+    figures = {
         "drives.read.2": 13.8,
         "drives.read.4": 27.5,
         "drives.read.8": 54.0,
@@ -65,7 +65,7 @@ def healthy(**changes: float) -> list[Measurement]:
         figure(name, value * GB, "drive", drives=together[name], sum_alone=7.0 * GB * together[name])
         if name in together
         else figure(name, value * GB)
-        for name, value in found.items()
+        for name, value in figures.items()
     ]
     random = [
         figure(f"random.read.{size}", rate, block_bytes=block, jobs=16, queue_depth=64)
@@ -130,10 +130,10 @@ def test_one_slow_drive_is_the_first_loss_by_its_serial() -> None:
 
 
 def climbed(values: list[float], **changes: float) -> Record:
-    measured, found = ladder(values, **changes)
+    measured, rows = ladder(values, **changes)
     wanted = Expectation(name="random.read.4k", value=5e6, unit="1/s", source="--expect", status="pass")
     verdict = Verdict(status="pass", reasons=[])
-    return record(*measured, target="/mnt/scratch", expectations=[wanted], ladder=found, verdict=verdict)
+    return record(*measured, target="/mnt/scratch", expectations=[wanted], ladder=rows, verdict=verdict)
 
 
 def text_of(page: Record) -> str:

@@ -203,10 +203,10 @@ def test_pdsh_reaches_hosts_as_ansible_does(tmp_path: Path) -> None:
         "node1": ["hostname 10.0.0.1", "user ops", "port 2222", "batchmode yes", "compression yes"],
         "node2": ["hostname 10.0.0.2", "user ops", "port 22", "identityfile /a b", "userknownhostsfile /k"],
     }.items():
-        told = subprocess.run(
+        settings = subprocess.run(
             ["ssh", "-G", *arguments, "-F", str(tmp_path / "config"), name], capture_output=True, text=True, check=True
         ).stdout.splitlines()
-        assert [line for line in expected if line not in told] == []
+        assert [line for line in expected if line not in settings] == []
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_hosts_come_from_the_inventory_in_its_order(tmp_path: Path) -> None:
 
 
 def test_only_files_of_a_hosts_archive_land_and_only_below(tmp_path: Path) -> None:
-    archive, place = tmp_path / "a.tar", tmp_path / "place"
+    archive, destination = tmp_path / "a.tar", tmp_path / "place"
     with tarfile.open(archive, "w") as tar:
         for name in ("rank-0/x", "../outside", "/tmp/absolute-of-tests"):
             member = tarfile.TarInfo(name)
@@ -262,13 +262,13 @@ def test_only_files_of_a_hosts_archive_land_and_only_below(tmp_path: Path) -> No
         link = tarfile.TarInfo("rank-0/link")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
-    unpack(archive, place)
+    unpack(archive, destination)
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [
         "a.tar",
         "place/rank-0/x",
     ]
     assert not Path("/tmp/absolute-of-tests").exists()
-    unpack(tmp_path / "absent", place)
+    unpack(tmp_path / "absent", destination)
 
 
 MAPS = """

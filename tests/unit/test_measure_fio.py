@@ -154,8 +154,8 @@ def test_arguments() -> None:
 
 def test_fio_is_found_first_on_path(tmp_path: Path) -> None:
     fake(tmp_path, "echo fio-3.36-28-gdeadbeef")
-    found = find_fio({"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    assert found == Fio(str(tmp_path / "fio"), "3.36-28-gdeadbeef")
+    program = find_fio({"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert program == Fio(str(tmp_path / "fio"), "3.36-28-gdeadbeef")
 
 
 @pytest.mark.parametrize(

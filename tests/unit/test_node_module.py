@@ -23,9 +23,9 @@ FSTAB = b"# fr\xfc\n/dev/sdb1 /srv/\xe9 ext4 defaults 0 2\n"
 
 def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """The result, after the check that ansible-core makes of every text in it."""
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    json.dumps(found, ensure_ascii=False).encode("utf-8")
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    json.dumps(result, ensure_ascii=False).encode("utf-8")
+    return result
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_difference_of_a_file_in_latin_1_is_printable(
     ledger.file_differs("fstab", "/etc/fstab", before, with_entry(before, "UUID=2", "/m", "xfs", "nofail"))
     module.warn("the mount hides `\udcfc`")
     with pytest.raises(SystemExit) as ended:
-        module.exit_json(changed=True, diff=ledger.diff, found=[one.found for one in ledger.differences])
+        module.exit_json(changed=True, diff=ledger.diff, found=[difference.found for difference in ledger.differences])
     assert ended.value.code == 0
     result = said(capsys)
     assert result["diff"][0]["before"] == "# fr\\xfc\n/dev/sdb1 /srv/\\xe9 ext4 defaults 0 2\n"

@@ -51,7 +51,7 @@ def digest(text: str) -> str:
     return (text.encode().hex() * 64)[:64]
 
 
-HASHES = {one.name: digest(one.serial) for one in FOUR}
+HASHES = {each.name: digest(each.serial) for each in FOUR}
 
 
 def pick(

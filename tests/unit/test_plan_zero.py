@@ -43,11 +43,11 @@ def test_known_models_have_as_many_parameters_as_published(name: str, total: int
 
 
 def test_buffers_are_elements_of_the_largest_tensors_part() -> None:
-    found = plan(job(), H100)
+    planned = plan(job(), H100)
     # Embedding and output layer: 128256 x 8192, over 8 ranks. In bytes it would be twice that.
-    assert found.values["buffer_size"] == 128256 * 8192 // 8
-    assert found.values["buffer_count"] == 14, "seven swapped tensors in a layer, twice"
-    locked = next(item for item in found.items if item.name == "parameter buffers")
+    assert planned.values["buffer_size"] == 128256 * 8192 // 8
+    assert planned.values["buffer_count"] == 14, "seven swapped tensors in a layer, twice"
+    locked = next(item for item in planned.items if item.name == "parameter buffers")
     assert locked.rank_bytes == 14 * (128256 * 8192 // 8) * 2
 
 
@@ -74,12 +74,12 @@ def test_sub_groups_hold_every_partition_and_are_full(parts: list[int], size: in
 
 
 def test_three_sets_of_four_buffers_when_reading_and_writing_overlap() -> None:
-    found = plan(job(), H100)
-    assert found.values["pipeline"] is True
-    assert found.values["optimizer_buffer_count"] == 12
-    parts = zero.partitions(found.job.model, 8)
-    largest = zero.largest_group(parts, found.values["sub_group"])
-    buffers = next(item for item in found.items if item.name == "optimizer buffers")
+    planned = plan(job(), H100)
+    assert planned.values["pipeline"] is True
+    assert planned.values["optimizer_buffer_count"] == 12
+    parts = zero.partitions(planned.job.model, 8)
+    largest = zero.largest_group(parts, planned.values["sub_group"])
+    buffers = next(item for item in planned.items if item.name == "optimizer buffers")
     assert buffers.rank_bytes == 12 * zero.aligned(largest, 8, 4) * 4
     assert largest % (1024 * 8 // 4) or zero.aligned(largest, 8, 4) == largest
 
@@ -101,9 +101,9 @@ def test_less_memory_means_smaller_sub_groups_then_no_pipelining_then_a_refusal(
 def test_what_is_planned_stays_within_memory_and_memlock() -> None:
     for memory in (300, 500, 1000, 2000):
         node = Node(memory_bytes=memory * GIB, memlock=14 * GIB, free_bytes=28 * 10**12)
-        found = plan(job(), node)
-        assert found.rank_bytes("locked") <= 14 * GIB
-        assert found.rank_bytes("host", "locked") * 8 <= memory * GIB * 0.75
+        planned = plan(job(), node)
+        assert planned.rank_bytes("locked") <= 14 * GIB
+        assert planned.rank_bytes("host", "locked") * 8 <= memory * GIB * 0.75
 
 
 def test_memlock_that_is_too_small_is_refused_with_what_to_do() -> None:
@@ -247,7 +247,7 @@ def test_weights_name_their_tensors_in_the_order_of_the_modules(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("{", "not JSON"),
         ("[]", "not a JSON object"),
@@ -256,12 +256,12 @@ def test_weights_name_their_tensors_in_the_order_of_the_modules(tmp_path: Path) 
         ('{"model_type": ["llama"]}', "does not give its tensors"),
     ],
 )
-def test_a_config_json_that_says_too_little_is_refused(tmp_path: Path, content: str, told: str) -> None:
+def test_a_config_json_that_says_too_little_is_refused(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(content)
     with pytest.raises(UsageProblem) as refused:
         load_model(str(path))
-    assert told in refused.value.message
+    assert message in refused.value.message
 
 
 def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"thread_count": 8}, "unknown: thread_count"),
         ({"single_submit": "false"}, "`single_submit` is `'false'`"),
@@ -303,13 +303,13 @@ def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path,
     ],
 )
 def test_an_aio_block_that_deepspeed_would_ignore_or_die_of_is_refused(
-    tmp_path: Path, change: dict[str, object], told: str
+    tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     path = tmp_path / "aio.json"
     path.write_text(json.dumps({"aio": {**BLOCK, **change}}))
     with pytest.raises(UsageProblem) as refused:
         read_settings(path)
-    assert told in refused.value.message
+    assert message in refused.value.message
 
 
 def test_an_aio_block_is_read_with_and_without_its_name(tmp_path: Path) -> None:

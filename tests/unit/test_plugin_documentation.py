@@ -32,8 +32,8 @@ def documented() -> dict[str, Any]:
         check=True,
         timeout=PATIENCE,
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return {name.rpartition(".")[2]: entry["doc"] for name, entry in found.items()}
+    plugins: dict[str, Any] = json.loads(done.stdout)
+    return {name.rpartition(".")[2]: entry["doc"] for name, entry in plugins.items()}
 
 
 class Taken(Exception):

@@ -66,13 +66,13 @@ def test_what_the_gpus_lack_is_refused(asked: Asked, gpus: Sequence[Capability],
 
 
 def test_deepspeed_is_told_to_scale_the_loss() -> None:
-    told = ds_config(WORKLOAD, 8, cuda=True, fp16=True)
-    assert told["bf16"] == {"enabled": False}
-    assert told["fp16"] == {**FP16, "enabled": True, "loss_scale": 0}
+    scaled = ds_config(WORKLOAD, 8, cuda=True, fp16=True)
+    assert scaled["bf16"] == {"enabled": False}
+    assert scaled["fp16"] == {**FP16, "enabled": True, "loss_scale": 0}
     plain = ds_config(WORKLOAD, 8, cuda=True)
     assert (plain["bf16"], "fp16" in plain) == ({"enabled": True}, False)
     # Nothing else differs: traffic and partitioning are those of bf16.
-    assert {key for key in told if told[key] != plain.get(key)} == {"bf16", "fp16"}
+    assert {key for key in scaled if scaled[key] != plain.get(key)} == {"bf16", "fp16"}
 
 
 def test_lightning_and_llamafactory_are_told_the_same() -> None:
@@ -93,13 +93,13 @@ def test_updates_that_llamafactory_s_deepspeed_skipped_are_counted_in_its_log() 
     line = "[INFO] [loss_scaler.py:183:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: "
     state = {"num_input_tokens_seen": 1, "log_history": [{"loss": 1.0, "learning_rate": 0.1}]}
     results = {"train_runtime": 1.0, "train_samples_per_second": 1.0}
-    found = outcome(state, results, 0.0, [(1, 1.0, 1.0)], f"{line}65536, but hysteresis is 2\n{line}65536\nother\n")
-    assert found.overflows == 2
+    counted = outcome(state, results, 0.0, [(1, 1.0, 1.0)], f"{line}65536, but hysteresis is 2\n{line}65536\nother\n")
+    assert counted.overflows == 2
 
 
 def test_the_asked_format_reaches_the_ranks() -> None:
-    told = Settings(precision="fp16").workload("/m", "/d", "auto", 0)
-    assert workload_from_json(told.to_json()).precision == "fp16"
+    workload = Settings(precision="fp16").workload("/m", "/d", "auto", 0)
+    assert workload_from_json(workload.to_json()).precision == "fp16"
     with pytest.raises(UsageProblem, match="`--precision fp16` and `--device cpu` contradict"):
         Workload("/m", "/d", device="cpu", precision="fp16")
 

@@ -19,9 +19,9 @@ NO_GROUPS = {"setup", "deepspeed", "cluster"}
 
 def test_every_line_has_three_columns_and_groups_that_exist() -> None:
     groups = set(re.findall(r"^\[(\S+)\]$", (ROOT / "tests/timeboxes.toml").read_text(), re.MULTILINE)) | NO_GROUPS
-    for one in programs.read():
-        assert set(one.needed_by) <= groups, one
-        assert re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", one.package), one
+    for program in programs.read():
+        assert set(program.needed_by) <= groups, program
+        assert re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", program.package), program
 
 
 def test_a_missing_program_fails_the_test_and_names_its_package(

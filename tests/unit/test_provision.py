@@ -116,8 +116,8 @@ def test_paths_are_absolute_for_ansible() -> None:
 
 
 def test_batches_are_handed_to_the_playbook() -> None:
-    found = variables(ProvisionRequest(INVENTORY, batch=("1", "25%"), max_fail=30))
-    assert found == {"provision_serial": ["1", "25%"], "provision_max_fail_percentage": 30}
+    handed = variables(ProvisionRequest(INVENTORY, batch=("1", "25%"), max_fail=30))
+    assert handed == {"provision_serial": ["1", "25%"], "provision_max_fail_percentage": 30}
     for wrong in ("0", "ten", "101%", "1,,2", ""):
         done = CliRunner().invoke(command, ["-i", "x", "--hosts-per-batch", wrong])
         assert isinstance(done.exception, UsageProblem), wrong
@@ -142,9 +142,9 @@ def test_a_dry_run_of_hosts_that_are_gone_is_a_document(tmp_path: Path, to: str)
         check=False,
     )
     assert done.returncode == ExitCode.NOT_JUDGED, done.stderr
-    found = json.loads(file.read_text() if to == "file" else done.stdout)
-    assert (found["schema"], found["exit_code"]) == ("tunetool.provision/1", 3)
-    assert [(host["host"], host["status"]) for host in found["hosts"]] == [
+    answer = json.loads(file.read_text() if to == "file" else done.stdout)
+    assert (answer["schema"], answer["exit_code"]) == ("tunetool.provision/1", 3)
+    assert [(host["host"], host["status"]) for host in answer["hosts"]] == [
         ("node1", UNREACHABLE),
         ("node2", UNREACHABLE),
     ]

@@ -138,9 +138,9 @@ def test_no_path_or_link_leads_out(links: list[tuple[str, str]]) -> None:
         except (ValueError, OSError):
             return
         assert {entry.name for entry in Path(outside).iterdir()} == {"tree"}
-        for place, folders, names in os.walk(folder):
+        for directory, folders, names in os.walk(folder):
             for name in [*names, *folders]:
-                real = os.path.realpath(Path(place, name))
+                real = os.path.realpath(Path(directory, name))
                 assert Path(real).is_relative_to(folder.resolve())
 
 

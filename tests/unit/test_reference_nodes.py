@@ -134,12 +134,12 @@ def test_it_says_first_what_it_writes_where_and_how_long(node: Capacity) -> None
 
 
 def test_this_machine_says_what_it_has(tmp_path: Path) -> None:
-    found = read_capacity(str(tmp_path), "/dev/shm", str(tmp_path / "no-manifest"))
-    assert found.free_bytes > 0
-    assert found.memory_bytes > 0
-    assert found.cpus > 0
-    assert (found.target, found.problem) == (str(tmp_path), "")
-    assert capacity_of(json.loads(json.dumps(found.to_dict()))) == found
+    capacity = read_capacity(str(tmp_path), "/dev/shm", str(tmp_path / "no-manifest"))
+    assert capacity.free_bytes > 0
+    assert capacity.memory_bytes > 0
+    assert capacity.cpus > 0
+    assert (capacity.target, capacity.problem) == (str(tmp_path), "")
+    assert capacity_of(json.loads(json.dumps(capacity.to_dict()))) == capacity
     nowhere = read_capacity("", "/dev/shm", str(tmp_path / "no-manifest"))
     assert nowhere.target == ""
     assert "run `site.yml`" in nowhere.problem
@@ -257,12 +257,12 @@ def test_the_chain_goes_on_with_the_nodes_that_can(site: Site) -> None:
     # What fell short still does.
     assert result.code == ExitCode.FALLS_SHORT
     assert statuses(result) == {"verify": "fail", "checkpoint": "pass", "staging": "skip", "strategies": "skip"}
-    found = left_out(result)
-    assert found["node2"] == "left out after verify: sequential read 1 GB/s, expected 50 GB/s"
-    assert found["node3"].startswith("left out at the start: ")
-    assert "No route to host" in found["node3"]
-    assert found.keys() == {"node2", "node3"}
-    for name, reason in found.items():
+    reasons = left_out(result)
+    assert reasons["node2"] == "left out after verify: sequential read 1 GB/s, expected 50 GB/s"
+    assert reasons["node3"].startswith("left out at the start: ")
+    assert "No route to host" in reasons["node3"]
+    assert reasons.keys() == {"node2", "node3"}
+    for name, reason in reasons.items():
         assert f"{name}: {reason}" in progress.lines
     stream = io.StringIO()
     assert result.record is not None

@@ -157,7 +157,7 @@ def test_junit_fails_where_tunetool_does(status: Status, check: str) -> None:
     assert cases["tunetool.expectations", "sequential.read"] == judged
     assert cases["tunetool.verdict", "/mnt/scratch"] == judged
     assert suite.get("tests") == "3"
-    tags = [tag for found in cases.values() for tag in found]
+    tags = [tag for tags_of_case in cases.values() for tag in tags_of_case]
     assert suite.get("failures") == str(tags.count("failure"))
     assert suite.get("errors") == str(tags.count("error"))
 

@@ -26,27 +26,27 @@ def verdict(text: bytes, data: int) -> str | None:
     return None if end == data else f"{end} bytes are listed, and there are {data}"
 
 
-def one(**changes: Any) -> dict[str, Any]:
+def entry(**changes: Any) -> dict[str, Any]:
     return {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24], **changes}
 
 
 REFUSED: dict[str, tuple[str, int]] = {
-    "a shifted place": (json.dumps({"a": one(data_offsets=[4, 28])}), 28),
-    "a negative place": (json.dumps({"a": one(data_offsets=[-24, 0])}), 24),
-    "backwards": (json.dumps({"a": one(data_offsets=[24, 0])}), 24),
-    "a dtype that does not fit": (json.dumps({"a": one(dtype="F16")}), 24),
-    "an unknown dtype": (json.dumps({"a": one(dtype="F31")}), 24),
-    "overlap": (json.dumps({"a": one(), "b": one(data_offsets=[12, 36])}), 36),
-    "the same place twice": (json.dumps({"a": one(), "b": one()}), 24),
-    "a gap": (json.dumps({"a": one(), "b": one(data_offsets=[28, 52])}), 52),
-    "a fraction": (json.dumps({"a": one(shape=[2.0, 3])}), 24),
-    "a fraction as a place": (json.dumps({"a": one(data_offsets=[0.0, 24])}), 24),
-    "a truth": (json.dumps({"a": one(shape=[True, 6])}), 24),
+    "a shifted place": (json.dumps({"a": entry(data_offsets=[4, 28])}), 28),
+    "a negative place": (json.dumps({"a": entry(data_offsets=[-24, 0])}), 24),
+    "backwards": (json.dumps({"a": entry(data_offsets=[24, 0])}), 24),
+    "a dtype that does not fit": (json.dumps({"a": entry(dtype="F16")}), 24),
+    "an unknown dtype": (json.dumps({"a": entry(dtype="F31")}), 24),
+    "overlap": (json.dumps({"a": entry(), "b": entry(data_offsets=[12, 36])}), 36),
+    "the same place twice": (json.dumps({"a": entry(), "b": entry()}), 24),
+    "a gap": (json.dumps({"a": entry(), "b": entry(data_offsets=[28, 52])}), 52),
+    "a fraction": (json.dumps({"a": entry(shape=[2.0, 3])}), 24),
+    "a fraction as a place": (json.dumps({"a": entry(data_offsets=[0.0, 24])}), 24),
+    "a truth": (json.dumps({"a": entry(shape=[True, 6])}), 24),
     "minus zero": ('{"a":{"dtype":"F32","shape":[1],"data_offsets":[-0,4]}}', 4),
-    "a text": (json.dumps({"a": one(shape=["2", 3])}), 24),
-    "too large to count": (json.dumps({"a": one(shape=[2**63, 2, 0], data_offsets=[0, 0])}), 0),
-    "a length of 65 bits": (json.dumps({"a": one(shape=[0, 2**64], data_offsets=[0, 0])}), 0),
-    "three offsets": (json.dumps({"a": one(data_offsets=[0, 24, 24])}), 24),
+    "a text": (json.dumps({"a": entry(shape=["2", 3])}), 24),
+    "too large to count": (json.dumps({"a": entry(shape=[2**63, 2, 0], data_offsets=[0, 0])}), 0),
+    "a length of 65 bits": (json.dumps({"a": entry(shape=[0, 2**64], data_offsets=[0, 0])}), 0),
+    "three offsets": (json.dumps({"a": entry(data_offsets=[0, 24, 24])}), 24),
     "no offsets": (json.dumps({"a": {"dtype": "F32", "shape": [2, 3]}}), 24),
     "a tensor that is null": ('{"a":null}', 0),
     "a field twice": ('{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', 4),
@@ -65,22 +65,22 @@ REFUSED: dict[str, tuple[str, int]] = {
     "a list": ("[]", 0),
     "nothing": ("", 0),
     "something behind it": ('{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}} x', 4),
-    "part of a byte": (json.dumps({"a": one(dtype="F4", shape=[3], data_offsets=[0, 1])}), 1),
-    "more data": (json.dumps({"a": one()}), 25),
-    "less data": (json.dumps({"a": one()}), 23),
+    "part of a byte": (json.dumps({"a": entry(dtype="F4", shape=[3], data_offsets=[0, 1])}), 1),
+    "more data": (json.dumps({"a": entry()}), 25),
+    "less data": (json.dumps({"a": entry()}), 23),
 }  # fmt: skip
 
 TAKEN: dict[str, tuple[str, int]] = {
-    "one": (json.dumps({"a": one()}), 24),
+    "one": (json.dumps({"a": entry()}), 24),
     "none": ("{}", 0),
-    "out of order": (json.dumps({"b": one(data_offsets=[24, 48]), "a": one()}), 48),
-    "empty ones": (json.dumps({"a": one(shape=[0, 9], data_offsets=[0, 0]), "b": one(), "c": one(shape=[], data_offsets=[24, 28])}), 28),
+    "out of order": (json.dumps({"b": entry(data_offsets=[24, 48]), "a": entry()}), 48),
+    "empty ones": (json.dumps({"a": entry(shape=[0, 9], data_offsets=[0, 0]), "b": entry(), "c": entry(shape=[], data_offsets=[24, 28])}), 28),
     "metadata": ('{"__metadata__":{"format":"pt","format":"np"},"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}', 4),
     "no metadata": ('{"__metadata__":null}', 0),
     "white space": (' {"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}} \n\t', 4),
-    "another field": (json.dumps({"a": one(more={"x": [1.5, None, -3, 10**300]})}), 24),
+    "another field": (json.dumps({"a": entry(more={"x": [1.5, None, -3, 10**300]})}), 24),
     "as a list": ('{"a":["F32",[1],[0,4]]}', 4),
-    "half bytes": (json.dumps({"a": one(dtype="F4", shape=[3, 2], data_offsets=[0, 3])}), 3),
+    "half bytes": (json.dumps({"a": entry(dtype="F4", shape=[3, 2], data_offsets=[0, 3])}), 3),
     "a whole character": ('{"\\ud83d\\ude00":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', 4),
     "as deep as allowed": ('{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":' + "[" * 125 + "]" * 125 + "}}", 4),
 }  # fmt: skip
@@ -100,7 +100,7 @@ def test_what_the_library_takes(text: str, data: int) -> None:
 
 
 def test_entries_come_in_the_order_of_their_bytes() -> None:
-    text = json.dumps({"b": one(data_offsets=[24, 48]), "a": one()}).encode()
+    text = json.dumps({"b": entry(data_offsets=[24, 48]), "a": entry()}).encode()
     assert header.entries(text) == (Entry("a", "F32", (2, 3), 0, 24), Entry("b", "F32", (2, 3), 24, 48))
 
 
@@ -140,18 +140,18 @@ def made(source: random.Random) -> tuple[bytes, int]:  # noqa: C901  a list of w
         if size % 8:
             shape.append(8)
             size *= 8
-        places = [str(at), str(at + size // 8)]
+        offsets = [str(at), str(at + size // 8)]
         sizes = [str(length) for length in shape]
         at += size // 8
         name = source.choice("abcde") if source.random() < 0.1 else f"t{number}"
-        for values in (places, sizes):
+        for values in (offsets, sizes):
             if values and source.random() < 0.06:
                 values[source.randrange(len(values))] = source.choice([*NUMBERS, str(at), str(at - 1)])
             if source.random() < 0.015:
                 values.append(source.choice(NUMBERS))
         if source.random() < 0.03:
             dtype = source.choice(DTYPES)
-        fields = [f'"dtype":"{dtype}"', f'"shape":[{",".join(sizes)}]', f'"data_offsets":[{",".join(places)}]']
+        fields = [f'"dtype":"{dtype}"', f'"shape":[{",".join(sizes)}]', f'"data_offsets":[{",".join(offsets)}]']
         if source.random() < 0.3:
             source.shuffle(fields)
         if source.random() < 0.04:
@@ -164,7 +164,7 @@ def made(source: random.Random) -> tuple[bytes, int]:  # noqa: C901  a list of w
             )
         said = "{" + ",".join(fields) + "}"
         if source.random() < 0.03:
-            said = f'["{dtype}",[{",".join(sizes)}],[{",".join(places)}]]'
+            said = f'["{dtype}",[{",".join(sizes)}],[{",".join(offsets)}]]'
         parts.append(f'"{name}":{said}')
     if source.random() < 0.2:
         metadata = source.choice(["{}", "null", '{"a":"b"}', '{"a":"b","a":"c"}', '{"a":1}', "[]", '"x"', '{"a":null}'])
@@ -174,16 +174,18 @@ def made(source: random.Random) -> tuple[bytes, int]:  # noqa: C901  a list of w
     text = "{" + ",".join(parts) + "}"
     if source.random() < 0.2:
         for _ in range(source.randrange(1, 4)):
-            place = source.randrange(len(text) + 1)
+            position = source.randrange(len(text) + 1)
             text = (
-                text[:place] + source.choice([source.choice(PIECES), ""]) + text[place + source.choice([0, 0, 1, 2]) :]
+                text[:position]
+                + source.choice([source.choice(PIECES), ""])
+                + text[position + source.choice([0, 0, 1, 2]) :]
             )
     if source.random() < 0.1:
         text = source.choice([" ", "\n\t", "", "\ufeff"]) + text + source.choice([" ", "\n", "x", "\0"])
     content = text.encode()
     if source.random() < 0.02:
-        place = source.randrange(len(content) + 1)
-        content = content[:place] + bytes([source.randrange(256)]) + content[place:]
+        position = source.randrange(len(content) + 1)
+        content = content[:position] + bytes([source.randrange(256)]) + content[position:]
     if source.random() < 0.05:
         at += source.choice([-1, 1, 4])
     return content, max(at, 0)

@@ -154,14 +154,14 @@ class Told:
 class Bench:
     """Fakes: a drive whose counters follow a file, and programs that write to it."""
 
-    place: Path
+    directory: Path
     progress: Told = field(default_factory=Told)
     busy: bool = False
     """Whether the drive is busy all the time, with what others do as well."""
 
     @property
     def target(self) -> Path:
-        path = self.place / "target"
+        path = self.directory / "target"
         path.mkdir(exist_ok=True)
         return path
 
@@ -173,8 +173,8 @@ class Bench:
         )
 
     def program(self, name: str, text: str, **words: object) -> Path:
-        path = self.place / name
-        path.write_text(f"#!{sys.executable}\n{(_COUNT + text).format(place=str(self.place), **words)}")
+        path = self.directory / name
+        path.write_text(f"#!{sys.executable}\n{(_COUNT + text).format(place=str(self.directory), **words)}")
         path.chmod(0o755)
         return path
 
@@ -186,17 +186,17 @@ class Bench:
         return self.program("python", _WORKER, mib=MIB)
 
     def script(self, ratios: Sequence[float]) -> None:
-        (self.place / "script").write_text(" ".join(map(str, ratios)))
+        (self.directory / "script").write_text(" ".join(map(str, ratios)))
 
     @property
     def writes(self) -> int:
-        path = self.place / "writes"
+        path = self.directory / "writes"
         return len(path.read_text()) if path.exists() else 0
 
     def counters(self, name: str, root: str = "/") -> Counters:
-        with (self.place / "looks").open("a") as stream:
+        with (self.directory / "looks").open("a") as stream:
             stream.write("x")
-        path = self.place / "counted"
+        path = self.directory / "counted"
         moved = {"read": 0, "write": 0}
         for line in path.read_text().splitlines() if path.exists() else ():
             direction, size = line.split()
@@ -270,7 +270,7 @@ class _Ranks:
 
     def __init__(self, bench: Bench) -> None:
         space: dict[str, Any] = {}
-        exec(_COUNT.format(place=str(bench.place)), space)
+        exec(_COUNT.format(place=str(bench.directory)), space)
         self.count = space["count"]
 
     def ask(self, order: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -145,6 +145,6 @@ def reasons(path: Path) -> list[tuple[int, str]]:
 
 def test_every_reason_that_a_test_gives_is_in_the_list() -> None:
     modules = [path for path in TESTS.rglob("*.py") if path not in (Path(__file__), Path(skips.__file__))]
-    given = {(path.name, *one) for path in modules for one in reasons(path)}
+    given = {(path.name, *reason) for path in modules for reason in reasons(path)}
     assert len(given) > 50
-    assert {one for one in given if not any(re.search(row.pattern, one[2]) for row in skips.ALLOWED)} == set()
+    assert {reason for reason in given if not any(re.search(row.pattern, reason[2]) for row in skips.ALLOWED)} == set()

@@ -35,19 +35,19 @@ def test_every_slow_test_is_in_one_slice() -> None:
         if re.search(r"^\s*@?(pytestmark = )?.*pytest\.mark\.slow\b", path.read_text(), re.MULTILINE)
         and path != Path(__file__)
     }
-    assert Counter(path for one in TABLE for path in one.paths) == Counter(marked)
+    assert Counter(path for row in TABLE for path in row.paths) == Counter(marked)
 
 
 def test_every_slice_can_run_on_a_machine_that_is_as_slow_as_may_be() -> None:
     # `make test` aims at 25 minutes.
-    timed = [one.seconds for one in TABLE if one.seconds is not None]
+    timed = [row.seconds for row in TABLE if row.seconds is not None]
     assert all(25 * 60 + slices.SLOWER * seconds <= slices.START_WITHIN for seconds in timed)
 
 
 def test_every_slice_comes_first_about_equally_often() -> None:
     hashes = [hashlib.sha1(str(number).encode(), usedforsecurity=False).hexdigest() for number in range(1200)]
     first = Counter(slices.in_turn(TABLE, commit)[0].name for commit in hashes)
-    assert set(first) == {one.name for one in TABLE}
+    assert set(first) == {row.name for row in TABLE}
     assert min(first.values()) > len(hashes) / len(TABLE) / 2
     assert slices.in_turn(TABLE, hashes[0]) == slices.in_turn(TABLE, hashes[0])
 
@@ -57,12 +57,12 @@ def test_nothing_is_started_that_might_end_too_late(
     some: list[Any], elapsed: float, limit: float, data: st.DataObject
 ) -> None:
     waiting = list(some)
-    while one := slices.next_of(waiting, elapsed, limit):
-        waiting.remove(one)
-        elapsed += data.draw(st.floats(0, slices.SLOWER * one.seconds))
+    while row := slices.next_of(waiting, elapsed, limit):
+        waiting.remove(row)
+        elapsed += data.draw(st.floats(0, slices.SLOWER * row.seconds))
         assert elapsed <= limit
     # What was left would not have fitted, or nobody knows how long it takes.
-    assert all(one.seconds is None or elapsed + slices.SLOWER * one.seconds > limit for one in waiting)
+    assert all(row.seconds is None or elapsed + slices.SLOWER * row.seconds > limit for row in waiting)
 
 
 @pytest.fixture

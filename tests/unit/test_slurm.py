@@ -21,9 +21,9 @@ _JOB = Job(("-m", "some.module"), 8, {}, Path("/results"), timeout=3600)
 
 
 def _state(name: str) -> JobState:
-    found = parse_scontrol((_RECORDED / f"job-{name}.txt").read_text())
-    assert found is not None
-    return found
+    state = parse_scontrol((_RECORDED / f"job-{name}.txt").read_text())
+    assert state is not None
+    return state
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,11 @@ def test_the_manifest_holds_what_other_programs_compute(model: Path, tmp_path: P
     document = json.loads((tmp_path / ".copy.tunetool-stage.json").read_bytes())
     digests = {row["path"]: row["digests"] for row in document["entries"] if row["kind"] == "file"}
     assert (document["checksum"], len(digests)) == (kind, 23)
-    for name, found in digests.items():
+    for name, kept in digests.items():
         data = (source / name).read_bytes()
         step = document["piece_bytes"] or max(len(data), 1)
         made = xxhash.xxh3_64 if kind == "xxh3_64" else hashlib.sha256
-        assert found == [made(data[at : at + step]).hexdigest() for at in range(0, max(len(data), 1), step)], name
+        assert kept == [made(data[at : at + step]).hexdigest() for at in range(0, max(len(data), 1), step)], name
     assert len(digests["model.safetensors"]) == (3 if kind == "xxh3_64" else 1)
 
 

@@ -383,7 +383,7 @@ def test_without_an_exchange_of_names_it_is_two_renames(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on NFS: renameat2 with RENAME_EXCHANGE answers EINVAL there.
-    monkeypatch.setattr("tunetool.stage.destination.exchange", lambda one, other: False)
+    monkeypatch.setattr("tunetool.stage.destination.exchange", lambda first, second: False)
     destination = tmp_path / "copy"
     stage(source, destination, tmp_path / "runs")
     (source / "sub/0").write_bytes(b"another")

@@ -94,11 +94,11 @@ def test_every_byte_is_in_one_piece(sizes: list[int], piece_bytes: int | None) -
     jobs = cut(sizes, piece_bytes)
     pieces = sorted((piece for job in jobs for piece in job), key=lambda piece: (piece.file, piece.number))
     for index, size in enumerate(sizes):
-        own = [piece for piece in pieces if piece.file == index]
-        assert [piece.number for piece in own] == list(range(own[0].of))
-        assert len(own) == own[0].of
+        of_file = [piece for piece in pieces if piece.file == index]
+        assert [piece.number for piece in of_file] == list(range(of_file[0].of))
+        assert len(of_file) == of_file[0].of
         end = 0
-        for piece in own:
+        for piece in of_file:
             assert piece.offset == end
             assert piece.offset % 4096 == 0
             end += piece.length

@@ -213,9 +213,9 @@ def test_a_probe_finds_what_each_module_and_each_gather_cost(
 ) -> None:
     layout = cell(f"{where}:z3").layout
     network = None if layout == ALONE else net(1e9, 1e-4)
-    found = hooks_of(small(), layout, network, probed_steps(Hooks(per_use, per_gather), layout, network, compute))
-    assert found.per_use == pytest.approx(per_use, abs=2e-6)
-    assert found.per_gather == pytest.approx(per_gather, abs=2e-6)
+    cost = hooks_of(small(), layout, network, probed_steps(Hooks(per_use, per_gather), layout, network, compute))
+    assert cost.per_use == pytest.approx(per_use, abs=2e-6)
+    assert cost.per_gather == pytest.approx(per_gather, abs=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_a_probe_finds_what_each_module_and_each_gather_cost(
     ],
 )
 def test_a_disturbed_probe_has_no_negative_parts(steps: dict[str, float]) -> None:
-    found = hooks_of(small(), ALONE, None, steps)
-    assert found.per_use >= 0
-    assert found.per_gather >= 0
+    cost = hooks_of(small(), ALONE, None, steps)
+    assert cost.per_use >= 0
+    assert cost.per_gather >= 0
 
 
 def test_the_probe_gathers_more_in_one_case_than_in_the_other() -> None:
@@ -385,7 +385,7 @@ def study(
         row.predictions = [predict(each, job, made.layouts(), measured)]
         row.samples = [Sample(step * drift, 0.01, {"imports": 3.0, "engine": 1.0}, [loss] * 4) for drift in (1, 1.1)]
         measured[each] = row.step
-    sizes = [sum(each.numel for each in found) for found in (parameters(job.modules), trained(job.modules))]
+    sizes = [sum(each.numel for each in tensors) for tensors in (parameters(job.modules), trained(job.modules))]
     made.first = replace(result(0, [1.0] * 4, [1.0] * 4), parameters=sizes[0], trainable=sizes[1])
     return made, job
 

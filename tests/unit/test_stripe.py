@@ -87,7 +87,9 @@ def test_what_is_read_of_each_drive_is_a_file_s() -> None:
             # Back from the member to the array: it must lie in one of the files.
             for offset in range(span.offset, span.offset + span.length, MIB):
                 address = ((offset - 129 * MIB) // MIB * 8 + slot) * MIB
-                assert any(e.physical <= address < e.physical + e.length for found in extents.values() for e in found)
+                assert any(
+                    e.physical <= address < e.physical + e.length for of_file in extents.values() for e in of_file
+                )
     assert [(span.device, span.offset) for span in raw.array] == [("md127", 512 * MIB), ("md127", 900 * MIB)]
     compared = compared_places(raw)
     assert {slot for _, _, slot, _ in compared} == set(range(8))

@@ -97,11 +97,11 @@ def test_a_refusal_is_told_from_a_failure(action: str, message: str, status: str
 
 def test_drift_stands_beneath_its_host_and_costs_nothing_when_absent() -> None:
     heard = Summary(["node1", "node2"])
-    found = [
+    differences = [
         {"name": "mount options", "expected": "noatime", "found": "relatime", "mended": True},
         {"name": "chunk", "expected": "1 MiB", "found": "512 KiB", "mended": False},
     ]
-    heard.ok("node1", "tunetool.node.scratch_filesystem", {"changed": True, "differences": found})
+    heard.ok("node1", "tunetool.node.scratch_filesystem", {"changed": True, "differences": differences})
     heard.ok("node2", "tunetool.node.scratch_filesystem", {"differences": None})
     heard.failed("node2", "tunetool.node.raid_array", {"msg": "not as asked. hint: move " + "the data " * 12})
     shown = lines(heard.hosts.values())

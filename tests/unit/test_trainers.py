@@ -194,7 +194,7 @@ subprocess.CalledProcessError: Command '['torchrun', '--nnodes', '1']' returned 
 
 
 @pytest.mark.parametrize(
-    ("log", "found"),
+    ("log", "message"),
     [
         (FAILED, "ValueError: Video processor was not found, please check and update your model file."),
         ("a\nFileNotFoundError: [Errno 2] No such file or directory: 'torchrun'\n", "FileNotFoundError: [Errno 2] No such file or directory: 'torchrun'"),
@@ -202,6 +202,6 @@ subprocess.CalledProcessError: Command '['torchrun', '--nnodes', '1']' returned 
         ("", "the log is empty"),
     ],
 )  # fmt: skip
-def test_the_error_is_the_rank_s_and_not_that_of_who_started_it(log: str, found: str) -> None:
+def test_the_error_is_the_rank_s_and_not_that_of_who_started_it(log: str, message: str) -> None:
     # As version 0.9.5 under torchrun prints it: the reason is followed by two reports that a process failed.
-    assert last_error(log) == found
+    assert last_error(log) == message

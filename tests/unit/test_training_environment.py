@@ -118,13 +118,13 @@ class Node:
 
     def state(self) -> dict[str, bytes | str]:
         """Every file and link, for what must not change."""
-        found: dict[str, bytes | str] = {}
+        content: dict[str, bytes | str] = {}
         for path in sorted(self.directory.rglob("*")):
             if path.is_symlink():
-                found[str(path)] = str(path.readlink())
+                content[str(path)] = str(path.readlink())
             elif path.is_file():
-                found[str(path)] = path.read_bytes()
-        return found
+                content[str(path)] = path.read_bytes()
+        return content
 
 
 @pytest.fixture
@@ -345,18 +345,18 @@ def test_an_index_that_does_not_answer_is_named_without_its_password(node: Node)
 
 def test_an_environment_of_the_owners_is_checked_and_left_as_it_is(node: Node) -> None:
     node.made()
-    own = node.base / "own"
-    (node.current.resolve()).rename(own)
-    python = own / "bin/python"
-    before = {path: path.stat().st_mtime_ns for path in own.rglob("*") if "__pycache__" not in str(path)}
+    environment = node.base / "own"
+    (node.current.resolve()).rename(environment)
+    python = environment / "bin/python"
+    before = {path: path.stat().st_mtime_ns for path in environment.rglob("*") if "__pycache__" not in str(path)}
     program = node.base / "tunetool"
     program.write_text(f'#!/bin/sh\nexec {python} -m tunetool "$@"\n')
     program.chmod(0o755)
     part = node.made(python=str(python), program=str(program), wheelhouse_manifest=None, tool_files=[])["training"]
     assert (part["python"], part["source"]) == (str(python), "named")
     assert part["ops"]["async_io"] == "ready"
-    after = {path: path.stat().st_mtime_ns for path in own.rglob("*") if "__pycache__" not in str(path)}
-    assert {path for path in before if before[path] != after.get(path)} <= {own / "lib"}
+    after = {path: path.stat().st_mtime_ns for path in environment.rglob("*") if "__pycache__" not in str(path)}
+    assert {path for path in before if before[path] != after.get(path)} <= {environment / "lib"}
     result = node.call(python="/nowhere/python", wheelhouse_manifest=None)
     assert "`/nowhere/python` is not an interpreter on this node" in result["msg"]
 

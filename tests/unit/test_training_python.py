@@ -176,21 +176,21 @@ def test_a_manifest_with_another_part_is_refused(tmp_path: Path, changes: Mappin
 
 def test_the_check_names_what_is_there_and_what_is_gone(manifest: Path, tmp_path: Path) -> None:
     document = load(str(manifest))
-    found = check_training(document)
-    assert (found.id, found.status) == ("training.environment", "pass")
-    assert "torch 2.13.0, deepspeed 0.19.8" in found.found
+    check = check_training(document)
+    assert (check.id, check.status) == ("training.environment", "pass")
+    assert "torch 2.13.0, deepspeed 0.19.8" in check.found
     (manifest.parent / "ops").rmdir()
-    found = check_training(document)
-    assert (found.status, found.found) == ("unknown", f"its compiled ops are gone: `{manifest.parent / 'ops'}`")
-    assert "site.yml" in found.remedy
+    check = check_training(document)
+    assert (check.status, check.found) == ("unknown", f"its compiled ops are gone: `{manifest.parent / 'ops'}`")
+    assert "site.yml" in check.remedy
 
 
 def test_a_role_that_is_off_is_a_named_check(tmp_path: Path) -> None:
     root = lay_out("built", tmp_path)
-    found = {check.id: check for check in run_checks(BUILT, str(root))}["training.environment"]
-    assert found.status == "skip"
-    assert "training_environment" in found.found
-    assert "--python" in found.remedy
+    named = {check.id: check for check in run_checks(BUILT, str(root))}["training.environment"]
+    assert named.status == "skip"
+    assert "training_environment" in named.found
+    assert "--python" in named.remedy
 
 
 # --- the rung of verify ---------------------------------------------------------------------------------------------

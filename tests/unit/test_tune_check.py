@@ -33,7 +33,7 @@ def test_what_came_back_as_written_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("queue_depth", 1, "`aio.queue_depth` is 8 in the file and became 1"),
         ("queue_depth", "8", "`aio.queue_depth` is 8 in the file and became '8'"),
@@ -42,8 +42,8 @@ def test_what_came_back_as_written_is_understood() -> None:
         ("single_submit", None, "`aio.single_submit` is False in the file and became None"),
     ],
 )
-def test_what_became_something_else_is_named(key: str, value: object, told: str) -> None:
-    assert differences(WRITTEN, parsed(**{key: value})) == [told]
+def test_what_became_something_else_is_named(key: str, value: object, message: str) -> None:
+    assert differences(WRITTEN, parsed(**{key: value})) == [message]
 
 
 def test_what_is_ignored_is_named() -> None:

@@ -139,10 +139,10 @@ def test_precedence(statuses: list[Status]) -> None:
         Case(parts=[(str(n), Verdict(status=each, reasons=[])) for n, each in enumerate(statuses)], judged="parts")
     )
     assert code_of(verdict) is code
-    told = [reason.partition(": ")[2] for reason in verdict.reasons]
+    statements = [reason.partition(": ")[2] for reason in verdict.reasons]
     if statuses:
-        assert told == sorted(told, key=ORDER.index)
-        assert len(told) == len([each for each in statuses if each != "pass"])
+        assert statements == sorted(statements, key=ORDER.index)
+        assert len(statements) == len([each for each in statuses if each != "pass"])
 
 
 ORDER = ("fail", "error", "unproven", "unstable")

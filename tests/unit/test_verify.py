@@ -114,9 +114,9 @@ def test_a_wrong_call(
 ) -> None:
     file = tmp_path / "file"
     file.write_text("not an inventory, not a manifest")
-    places = {"{missing}": str(tmp_path / "missing"), "{file}": str(file), "{target}": str(target)}
+    paths = {"{missing}": str(tmp_path / "missing"), "{file}": str(file), "{target}": str(target)}
     before = listing(tmp_path)
-    for name, path in places.items():
+    for name, path in paths.items():
         arguments = [argument.replace(name, path) for argument in arguments]
     code = call(monkeypatch, "--runs-dir", str(tmp_path / "runs"), *arguments)
     captured = capsys.readouterr()
@@ -224,12 +224,12 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path) -> Any:
         drives = Drives(tmp_path / "bin", list(factor), slow)
         drives.started.unlink(missing_ok=True)
         monkeypatch.setattr(sampling, "snapshot", drives.snapshot)
-        found = fake_fio(tmp_path / "bin", claims() if body is None else body)
+        with_fio = fake_fio(tmp_path / "bin", claims() if body is None else body)
         before = listing(target)
         asked = {name: options.pop(name) for name in ("allow_busy", "dry_run") if name in options}
         fixed = {"target": target, "python": bare_python(tmp_path)}
         request = Request(**{**fixed, **options}, run=Run(tmp_path / "runs", **{"allow_busy": True, **asked}))
-        result = verify(request, PlainProgress(), {**found, **(environment or {})})
+        result = verify(request, PlainProgress(), {**with_fio, **(environment or {})})
         assert listing(target) == before
         return result
 
@@ -443,11 +443,11 @@ def manifest(tmp_path: Path, mount_point: Path | str, **expect: float) -> Path:
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> Any:
     def answer(**statuses: str) -> None:
-        found = [
+        answers = [
             Check(name.replace("_", "."), status, "as built", "otherwise", "run `site.yml`")
             for name, status in {"filesystem_mounted": "pass", **statuses}.items()
         ]
-        monkeypatch.setattr(verify_module, "run_checks", lambda document: found)
+        monkeypatch.setattr(verify_module, "run_checks", lambda document: answers)
 
     answer()
     return answer

@@ -220,12 +220,12 @@ def test_the_built_collection_works_in_an_empty_path(tmp_path: Path) -> None:
     built = ansible("ansible-galaxy", "collection", "build", "--output-path", str(tmp_path))
     assert built.returncode == 0, built.stderr
     (archive,) = tmp_path.glob("tunetool-node-*.tar.gz")
-    place = tmp_path / "collections"
+    collections = tmp_path / "collections"
     installed = ansible(
-        "ansible-galaxy", "collection", "install", str(archive), "-p", str(place), "--offline", cwd=tmp_path
+        "ansible-galaxy", "collection", "install", str(archive), "-p", str(collections), "--offline", cwd=tmp_path
     )
     assert installed.returncode == 0, installed.stderr
-    tree = place / "ansible_collections/tunetool/node"
+    tree = collections / "ansible_collections/tunetool/node"
     # The role `tunetool` builds the package from the collection's own files.
     assert (tree / "tools/tunetool/node/machine/drives.py").is_file()
     assert (tree / "constraints.txt").is_file()
@@ -238,14 +238,14 @@ def test_the_built_collection_works_in_an_empty_path(tmp_path: Path) -> None:
         str(ROOT / "inventory/h100"),
         "--list-tasks",
         cwd=tmp_path,
-        ANSIBLE_COLLECTIONS_PATH=str(place),
+        ANSIBLE_COLLECTIONS_PATH=str(collections),
     )
     assert done.returncode == 0, done.stderr
     assert "Make or keep the array" in done.stdout
-    the_whole_site_runs_alone(place, tmp_path)
-    modules_start(place, tmp_path)
+    the_whole_site_runs_alone(collections, tmp_path)
+    modules_start(collections, tmp_path)
     callback = ["-t", "callback", "tunetool.node.host_summary"]
-    done = ansible("ansible-doc", *callback, cwd=tmp_path, ANSIBLE_COLLECTIONS_PATH=str(place))
+    done = ansible("ansible-doc", *callback, cwd=tmp_path, ANSIBLE_COLLECTIONS_PATH=str(collections))
     assert "log_verbosity=3" in done.stdout, done.stderr
 
 

@@ -84,10 +84,10 @@ def test_the_hidden_directory_is_reached_and_the_mount_stays(mounted: Path) -> N
 
 def test_drop_ins_follow_the_list(tmp_path: Path) -> None:
     def apply(*units: str) -> list[str]:
-        found = unit_dropins.changes(units, "/mnt/nvme_raid0", str(tmp_path))
-        for change in found:
+        changes = unit_dropins.changes(units, "/mnt/nvme_raid0", str(tmp_path))
+        for change in changes:
             unit_dropins.apply(change)
-        return [Path(change.path).parent.name for change in found]
+        return [Path(change.path).parent.name for change in changes]
 
     assert apply("slurmd.service", "containerd.service") == ["containerd.service.d", "slurmd.service.d"]
     text = (tmp_path / "slurmd.service.d/60-tunetool-scratch.conf").read_text()
