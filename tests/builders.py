@@ -14,8 +14,8 @@ PROVEN = Evidence(kind="block", device="md0", claimed_bytes=100, counted_bytes=1
 
 def measurement(name: str, value: float, quantity: Quantity = "bandwidth", **fields: Any) -> Measurement:
     """A figure by fio on a disk; ``fields`` are those that differ."""
-    found = computed(What(name, quantity, "fio 3.33", "disk"), value)
-    return Measurement.model_validate({**dict(found), **fields})
+    figure = computed(What(name, quantity, "fio 3.33", "disk"), value)
+    return Measurement.model_validate({**dict(figure), **fields})
 
 
 def sampled(name: str, *values: float, **fields: Any) -> Measurement:

@@ -38,19 +38,19 @@ def layer() -> Path:
         raise NoLayer("no apt-get: the cluster's programs are taken from Debian's packages")
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tunetool/cluster"
     key = hashlib.sha256(" ".join(PACKAGES).encode() + _INSTALLED.read_bytes()).hexdigest()[:16]
-    place = caches / key
-    if place.is_dir():
-        return place
+    directory = caches / key
+    if directory.is_dir():
+        return directory
     caches.mkdir(parents=True, exist_ok=True)
     with _alone(caches / ".lock"):
-        if not place.is_dir():
+        if not directory.is_dir():
             for old in caches.glob("[0-9a-f]*"):
                 shutil.rmtree(old)
             with tempfile.TemporaryDirectory(dir=caches, prefix=".new-") as new:
                 root = Path(new, "root")
                 _unpack(_fetch(Path(new)), root)
-                root.rename(place)
-    return place
+                root.rename(directory)
+    return directory
 
 
 @contextlib.contextmanager

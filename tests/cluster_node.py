@@ -103,24 +103,26 @@ def _lay_out(spec: dict[str, object]) -> None:
     _mount("--rbind", "/sys/fs/cgroup", f"{root}/sys/fs/cgroup")
     _mount("--bind", "/dev", f"{root}/dev")
     _mount("-t", "devpts", "-o", "newinstance,ptmxmode=0666,mode=0620", "devpts", f"{root}/dev/pts")
-    for own in _OWN:
-        _mount("-t", "tmpfs", "-o", f"mode={'0755' if own == '/run' else '1777'}", "tmpfs", f"{root}{own}")
+    for mount_point in _OWN:
+        _mount(
+            "-t", "tmpfs", "-o", f"mode={'0755' if mount_point == '/run' else '1777'}", "tmpfs", f"{root}{mount_point}"
+        )
     for path, writable in dict(spec["binds"]).items():  # type: ignore[call-overload]
-        place = Path(f"{root}{path}")
-        place.mkdir(parents=True, exist_ok=True)
-        _mount("--bind", path, str(place))
+        inside = Path(f"{root}{path}")
+        inside.mkdir(parents=True, exist_ok=True)
+        _mount("--bind", path, str(inside))
         if not writable:
-            _mount("-o", "remount,bind,ro", str(place))
+            _mount("-o", "remount,bind,ro", str(inside))
     for path, (text, mode) in dict(spec["files"]).items():  # type: ignore[call-overload]
-        place = Path(f"{root}{path}")
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if place.parent.name == ".ssh" else 0o755)
-        place.unlink(missing_ok=True)
-        place.touch(mode=mode)
-        place.write_text(text)
+        inside = Path(f"{root}{path}")
+        inside.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if inside.parent.name == ".ssh" else 0o755)
+        inside.unlink(missing_ok=True)
+        inside.touch(mode=mode)
+        inside.write_text(text)
     for path, target in dict(spec["links"]).items():  # type: ignore[call-overload]
-        place = Path(f"{root}{path}")
-        place.unlink(missing_ok=True)
-        place.symlink_to(target)
+        inside = Path(f"{root}{path}")
+        inside.unlink(missing_ok=True)
+        inside.symlink_to(target)
     socket.sethostname(name)
     (root / "mnt").mkdir(exist_ok=True)
     subprocess.run(["pivot_root", str(root), f"{root}/mnt"], check=True)

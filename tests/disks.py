@@ -17,11 +17,11 @@ from tunetool.node.machine.block_stack import read_stack
 def ready() -> Probe:
     """DeepSpeed with its op built; left out where torch would come with CUDA, which `make setup` said then."""
     try:
-        found = probe(Path(sys.executable), os.environ)
-        need(found, "async_io")
+        probed = probe(Path(sys.executable), os.environ)
+        need(probed, "async_io")
     except Missing as error:
         pytest.skip(f"{error.message}; {error.hint}")
-    return found
+    return probed
 
 
 @pytest.fixture

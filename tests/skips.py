@@ -150,7 +150,7 @@ ALLOWED = (
 
 def allowed(reason: str) -> bool:
     """Whether this reason is in the list and holds on this machine."""
-    return any(re.search(one.pattern, reason) and one.holds() for one in ALLOWED)
+    return any(re.search(row.pattern, reason) and row.holds() for row in ALLOWED)
 
 
 def _judge(report: pytest.TestReport | pytest.CollectReport) -> None:

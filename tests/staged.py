@@ -58,20 +58,20 @@ def failed(result: Result) -> str:
 
 def view(root: Path, depth: int = 6) -> dict[str, object]:
     """What a program finds under ``root`` that opens whatever it sees: links followed, to a depth since they may loop."""
-    found: dict[str, object] = {}
+    entries: dict[str, object] = {}
     waiting = [("", depth)]
     while waiting:
-        place, left = waiting.pop()
-        for name in sorted(each.name for each in (root / place).iterdir()):
-            path = f"{place}/{name}" if place else name
+        folder, left = waiting.pop()
+        for name in sorted(each.name for each in (root / folder).iterdir()):
+            path = f"{folder}/{name}" if folder else name
             full = root / path
             if full.is_dir():
-                found[path] = "directory"
+                entries[path] = "directory"
                 if left:
                     waiting.append((path, left - 1))
             else:
-                found[path] = full.read_bytes() if full.exists() else "leads nowhere"
-    return found
+                entries[path] = full.read_bytes() if full.exists() else "leads nowhere"
+    return entries
 
 
 def beside(destination: Path) -> list[str]:

@@ -51,7 +51,7 @@ def install(
 
     def audited(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _AUDITED:
-            path, directory = (arguments[place] for place in _AUDITED[event])
+            path, directory = (arguments[index] for index in _AUDITED[event])
             begin = named(directory) + "/" if directory != -1 else ""
             reach(event.removeprefix("os."), begin + os.fsdecode(path))
         elif event == "open" and isinstance(arguments[0], (str, bytes)) and (arguments[2] or 0) & _WRITES:

@@ -210,11 +210,11 @@ def control_machine(base: Path, pythons: Sequence[str]) -> None:
             archive.add(path, path.name)
     entries = [entry(path) for path in libraries(base / "house")]
     files = {each.pop("name"): each for each in entries}
-    one = {"machine": os.uname().machine, "build": "cpu", "trainers": ["deepspeed", "lightning"]}
+    kind = {"machine": os.uname().machine, "build": "cpu", "trainers": ["deepspeed", "lightning"]}
     document = {
         "schema": "tunetool.wheelhouse/1",
         "lock_sha256": hashlib.sha256(LOCK.encode()).hexdigest(),
-        "sets": [{**one, "python": python, "files": sorted(files)} for python in pythons],
+        "sets": [{**kind, "python": python, "files": sorted(files)} for python in pythons],
         "files": files,
     }
     (base / "house/wheelhouse.json").write_text(json.dumps(document))

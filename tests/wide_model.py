@@ -19,8 +19,8 @@ def write(directory: Path) -> Path:
     sizes = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 16, "num_key_value_heads": 4}
     vision = {**tiny["vision_config"], "out_hidden_size": HIDDEN}
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent) as place:
-        made, small = Path(place) / "made", Path(place) / "small"
+    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+        made, small = Path(scratch) / "made", Path(scratch) / "small"
         for each in (made, small):
             each.mkdir()
         reference_model.write("tiny", small, 0)

@@ -44,10 +44,10 @@ def job(directory: Path, *what: str, ranks: int = 2, **more: object) -> Job:
 
 
 def tell(**more: object) -> None:
-    told = {name: os.environ[name] for name in (*NAMES, "TUNETOOL_NODE")}
+    report = {name: os.environ[name] for name in (*NAMES, "TUNETOOL_NODE")}
     path = rank.out() / "told.json"
     path.with_suffix(".new").write_text(
-        json.dumps({**told, "host": socket.gethostname(), "started_at": str(rank.started_at), **more})
+        json.dumps({**report, "host": socket.gethostname(), "started_at": str(rank.started_at), **more})
     )
     path.with_suffix(".new").rename(path)
 

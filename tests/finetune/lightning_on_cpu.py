@@ -47,6 +47,6 @@ config["bf16"]["enabled"] = config["zero_optimization"]["overlap_comm"] = False
 strategy = OnCpu(cluster_environment=TorchElasticEnvironment(), **settings.strategy)
 on_cpu = {**settings.trainer, "accelerator": "cpu", "precision": "32-true"}
 trainer.fit(pl.Trainer(strategy=strategy, **on_cpu), as_module(trainer, len(plan)), samples, plan)
-own = Path(sys.argv[2]) / f"rank-{rank}"
-own.mkdir(parents=True)
-keep_result(own, trainer.recorder.result())
+directory = Path(sys.argv[2]) / f"rank-{rank}"
+directory.mkdir(parents=True)
+keep_result(directory, trainer.recorder.result())

@@ -14,7 +14,7 @@ from tunetool.launch import rank
 
 def main(what: str) -> int:
     number = int(os.environ["RANK"])
-    told = {
+    report = {
         "host": socket.gethostname(),
         "world": int(os.environ["WORLD_SIZE"]),
         "said": os.environ.get("SAID"),
@@ -28,13 +28,13 @@ def main(what: str) -> int:
         dist.init_process_group("gloo")
         mine = torch.full((1000,), float(number + 1))
         dist.all_reduce(mine)
-        told["sum"] = mine.sum().item()
+        report["sum"] = mine.sum().item()
         dist.destroy_process_group()
     if what == "wait":
         # As DeepSpeed's, which it never removes.
         where = f"{os.environ['MASTER_ADDR']}_{os.environ['MASTER_PORT']}_{number}"
         Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{where}").write_bytes(bytes(4096))
-    (rank.out() / "result.json").write_text(json.dumps(told))
+    (rank.out() / "result.json").write_text(json.dumps(report))
     if what == "fail" and number == 1:
         raise RuntimeError("the cable of rank 1 fell out")
     if what in ("fail", "wait"):

@@ -56,17 +56,17 @@ def whole(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recor
 
     DeepSpeed's extensions are where a build died: whoever loads one of its ops there waits for ever.
     """
-    place = tmp_path_factory.mktemp("whole")
+    directory = tmp_path_factory.mktemp("whole")
     for name in ("deepspeed_shm_comm", "cpu_adam", "utils"):
-        lock = place / "extensions" / name / "lock"
+        lock = directory / "extensions" / name / "lock"
         lock.parent.mkdir(parents=True)
         lock.touch()
     before = set(SHM.iterdir())
-    settings = ("--steps", "12", "--learning-rate", "0.01", "--cold", "--checkpoint", str(place / "saved"))
-    apart = {"TORCH_EXTENSIONS_DIR": str(place / "extensions")}
-    done = bench(target, place / "runs", "--ranks-per-node", "2", *settings, "--json", "-", environment=apart)
+    settings = ("--steps", "12", "--learning-rate", "0.01", "--cold", "--checkpoint", str(directory / "saved"))
+    apart = {"TORCH_EXTENSIONS_DIR": str(directory / "extensions")}
+    done = bench(target, directory / "runs", "--ranks-per-node", "2", *settings, "--json", "-", environment=apart)
     assert done.returncode == 0, done.stderr + done.stdout
-    (kept,) = (place / "runs").iterdir()
+    (kept,) = (directory / "runs").iterdir()
     return parse(done.stdout, "stdout"), kept, set(SHM.iterdir()) - before
 
 
@@ -74,18 +74,18 @@ def test_every_rank_tells_where_its_time_went(whole: tuple[Record, Path, set[Pat
     record, kept, left = whole
     assert record.kind == "bench.finetune"
     for rank in (0, 1):
-        found = of_rank(record, rank)
+        figures = of_rank(record, rank)
         durations = ("rendezvous", "imports", "communicator", "model_load", "engine", "first_batch", "checkpoint")
         for name in durations:
-            assert found[name].value > 0, name
-            assert found[name].host == record.node.host
-        assert sum(found[name].value for name in durations) < found["end_to_end"].value
-        assert len(found["step"].samples or []) == len(found["data"].samples or []) == 11, "the first is left out"
-        steps = sum(found["step"].samples or [])
+            assert figures[name].value > 0, name
+            assert figures[name].host == record.node.host
+        assert sum(figures[name].value for name in durations) < figures["end_to_end"].value
+        assert len(figures["step"].samples or []) == len(figures["data"].samples or []) == 11, "the first is left out"
+        steps = sum(figures["step"].samples or [])
         # 2 samples in each of 12 steps; the first one of them took longer than the rest.
-        assert 0 < found["images"].value <= 2 * 12 / steps
-        assert found["tokens"].value > 10 * found["images"].value
-        assert int(found["data"].parameters["logical_read_bytes"]) > 0
+        assert 0 < figures["images"].value <= 2 * 12 / steps
+        assert figures["tokens"].value > 10 * figures["images"].value
+        assert int(figures["data"].parameters["logical_read_bytes"]) > 0
     assert left == set()
     saved = kept.parent.parent / "saved"
     parts = [path for path in saved.rglob("*.pt") if path.stat().st_size]
@@ -136,12 +136,15 @@ def test_zero_3_sees_the_same_samples_and_computes_the_same(
     assert done.returncode == 0, done.stderr + done.stdout
     (kept,) = (tmp_path / "runs").iterdir()
     for rank in (0, 1):
-        one, three = (
-            [float(line.split(",")[1]) for line in (place / f"series/rank-{rank}/loss.csv").read_text().split()[2:]]
-            for place in (whole[1], kept)
+        stage_1, stage_3 = (
+            [
+                float(line.split(",")[1])
+                for line in (run_directory / f"series/rank-{rank}/loss.csv").read_text().split()[2:]
+            ]
+            for run_directory in (whole[1], kept)
         )
-        assert len(one) == len(three) == 12
-        assert three[:6] == pytest.approx(one[:6], rel=1e-3), "same samples in the same order, same arithmetic"
+        assert len(stage_1) == len(stage_3) == 12
+        assert stage_3[:6] == pytest.approx(stage_1[:6], rel=1e-3), "same samples in the same order, same arithmetic"
 
 
 @pytest.mark.slow

@@ -38,8 +38,8 @@ def test_model_and_data_are_made_on_the_nodes_and_one_run_spans_them(cluster: Cl
     done = bench(cluster, tmp_path / "runs", "--target", str(target), "--steps", "4", "--json", "-")
     assert done.returncode == 0, done.stderr + done.stdout
     record = parse(done.stdout, "stdout")
-    found = {each.rank: each for each in record.measurements if each.name == "finetune.step"}
-    assert {rank: each.host for rank, each in found.items()} == dict(enumerate(NODES))
+    steps = {each.rank: each for each in record.measurements if each.name == "finetune.step"}
+    assert {rank: each.host for rank, each in steps.items()} == dict(enumerate(NODES))
     assert {each.parameters["nodes"] for each in record.measurements} == {2}
     assert {("loss", 0), ("loss", 1), ("node.cpu", 1)} <= {(each.name, each.rank) for each in record.series}
     assert sorted(path.name for path in target.iterdir() if not path.name.startswith(".") and path.is_dir()) == [

@@ -32,7 +32,7 @@ SHM = Path("/dev/shm")
 LAUNCHED = Path(launched.__file__)
 
 
-def told(directory: Path, rank: int) -> dict[str, str]:
+def reported(directory: Path, rank: int) -> dict[str, str]:
     return dict(json.loads((directory / f"rank-{rank}/told.json").read_text()))
 
 
@@ -59,7 +59,7 @@ def test_a_rank_knows_its_place_and_what_it_wrote_stays_while_what_it_left_behin
     before = time.time()
     with foreign("torch_1_2_3", "nccl-of-tests"):
         launcher("auto", None, None, Said()).run(job(tmp_path / "run", "work", "leave"), lambda: None)
-        ranks = [told(tmp_path / "run", rank) for rank in (0, 1)]
+        ranks = [reported(tmp_path / "run", rank) for rank in (0, 1)]
         assert [(each["RANK"], each["LOCAL_RANK"]) for each in ranks] == [("0", "0"), ("1", "1")]
         for each in ranks:
             assert (each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) == ("2", "2")
@@ -89,7 +89,7 @@ def test_ranks_that_hang_are_ended_and_the_one_that_never_came_is_named_with_its
 def test_interrupted_or_killed_outright_nothing_is_left_on_this_machine(tmp_path: Path, how: signal.Signals) -> None:
     with _control("local", "", str(tmp_path), "wait", log=tmp_path / "log") as control:
         until(lambda: len(list(tmp_path.glob("rank-*/told.json"))) == 2, "both ranks", control)
-        ranks = [told(tmp_path, rank) for rank in (0, 1)]
+        ranks = [reported(tmp_path, rank) for rank in (0, 1)]
         assert all(running(f"sleep {each['child']}") for each in ranks)
         control.send_signal(how)
         assert control.wait(PATIENCE) == (130 if how == signal.SIGINT else -signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_deepspeeds_shared_buffers_are_removed_when_a_rank_dies_and_another_runs
         with pytest.raises(RankFailed) as caught:
             launcher("local", None, None, Said()).run(job(tmp_path, "buffers", "die"), lambda: None)
         assert str(caught.value).startswith(f"rank 1 on `{os.uname().nodename}` was ended by SIGKILL")
-        made = told(tmp_path, 0)["buffers"].split()
+        made = reported(tmp_path, 0)["buffers"].split()
         assert len(made) == 2
         assert [each for each in made if (SHM / each).exists()] == []
 
@@ -142,8 +142,8 @@ def test_ranks_of_two_nodes_meet_over_ssh_and_the_one_that_dies_is_named_with_it
     cluster: Cluster, directory: Path
 ) -> None:
     # As Debian has it, which leads gloo and every server on the first node astray.
-    own = cluster.run("node1", ["sed", "-i.bak", r"s/^\S* node1$/127.0.1.1 node1/", "/etc/hosts"])
-    assert "127.0.1.1 node1" in cluster.run("node1", ["cat", "/etc/hosts"]).stdout, own
+    edited = cluster.run("node1", ["sed", "-i.bak", r"s/^\S* node1$/127.0.1.1 node1/", "/etc/hosts"])
+    assert "127.0.1.1 node1" in cluster.run("node1", ["cat", "/etc/hosts"]).stdout, edited
     hosts = [Host(name, name if name == "node1" else cluster.address(name)) for name in NODES]
     with pytest.raises(RankFailed) as caught:
         launcher("auto", cluster.inventory, None, Said()).run(
@@ -152,7 +152,7 @@ def test_ranks_of_two_nodes_meet_over_ssh_and_the_one_that_dies_is_named_with_it
     cluster.run("node1", ["mv", "/etc/hosts.bak", "/etc/hosts"])
     assert (caught.value.rank, caught.value.host) == (1, "node1")
     assert str(caught.value).startswith("rank 1 on `node1` was ended by SIGKILL")
-    ranks = [told(directory, rank) for rank in range(4)]
+    ranks = [reported(directory, rank) for rank in range(4)]
     assert [(each["host"], each["LOCAL_RANK"]) for each in ranks] == [
         (node, local) for node in NODES for local in ("0", "1")
     ]
@@ -170,18 +170,18 @@ def test_of_two_runs_on_the_same_nodes_one_is_interrupted_and_the_other_ends_wit
     directory.mkdir()
     try:
         with (
-            _over_ssh(cluster, directory, "1") as one,
-            _over_ssh(cluster, directory, "2") as two,
+            _over_ssh(cluster, directory, "1") as first,
+            _over_ssh(cluster, directory, "2") as second,
         ):
-            until(lambda: all(len(_marks(cluster, name)) == 2 for name in NODES), "the ranks of both runs", one)
-            one.send_signal(signal.SIGINT)
-            assert one.wait(PATIENCE) == 130
+            until(lambda: all(len(_marks(cluster, name)) == 2 for name in NODES), "the ranks of both runs", first)
+            first.send_signal(signal.SIGINT)
+            assert first.wait(PATIENCE) == 130
             # The other run goes on.
             assert [len(_marks(cluster, name)) for name in NODES] == [1, 1]
             cluster.kill_node("node2")
-            assert two.wait(PATIENCE) == 3, _logs(directory)
+            assert second.wait(PATIENCE) == 3, _logs(directory)
         assert (directory / "2.log").read_text().startswith("host `node2` is lost")
-        assert told(directory / "2", 0)["host"] == "node1"
+        assert reported(directory / "2", 0)["host"] == "node1"
         assert _left(cluster, "node1") == ""
     finally:
         if "node2" not in cluster.nodes:
@@ -192,9 +192,9 @@ def test_of_two_runs_on_the_same_nodes_one_is_interrupted_and_the_other_ends_wit
 def test_killed_outright_nothing_is_left_on_any_node_nor_of_ansible(cluster: Cluster, directory: Path) -> None:
     directory.mkdir()
     before = set(Path("/tmp").glob("tunetool-fleet-*"))
-    with _over_ssh(cluster, directory, "1") as one:
-        until(lambda: all(_marks(cluster, name) for name in NODES), "the ranks", one)
-        one.kill()
+    with _over_ssh(cluster, directory, "1") as launcher_process:
+        until(lambda: all(_marks(cluster, name) for name in NODES), "the ranks", launcher_process)
+        launcher_process.kill()
     until(lambda: all(_left(cluster, name) == "" for name in NODES), "the end of what the nodes had")
     until(lambda: running(str(cluster.inventory)) == [], "the end of Ansible")
     until(lambda: set(Path("/tmp").glob("tunetool-fleet-*")) <= before, "the end of Ansible's folder")
@@ -232,7 +232,7 @@ def test_deepspeeds_launcher_runs_ranks_of_a_hostfile_and_they_come_home(cluster
         pytest.skip("deepspeed is not installed")
     done = _from_control(cluster, directory, "gather")
     assert done.returncode == 0, done.stdout + done.stderr
-    ranks = [told(directory, rank) for rank in range(2)]
+    ranks = [reported(directory, rank) for rank in range(2)]
     assert [(each["host"], each["LOCAL_RANK"], each["LOCAL_WORLD_SIZE"]) for each in ranks] == [
         (node, "0", "1") for node in NODES
     ]

@@ -48,10 +48,10 @@ def samples(made: Made) -> Samples:
     return Samples(made.data, made.model)
 
 
-def _same(one: Any, other: Any) -> None:
+def _same(model: Any, other: Any) -> None:
     for ours, theirs in (
-        (one.state_dict(), other.state_dict()),
-        (dict(one.named_buffers()), dict(other.named_buffers())),
+        (model.state_dict(), other.state_dict()),
+        (dict(model.named_buffers()), dict(other.named_buffers())),
     ):
         assert ours.keys() == theirs.keys()
         for name, tensor in ours.items():

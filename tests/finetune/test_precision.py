@@ -31,12 +31,12 @@ def test_gradients_that_overflow_at_every_scale_are_named() -> None:
         raise ValueError("other")
 
 
-def trained(place: Path, *options: str) -> Record:
+def trained(directory: Path, *options: str) -> Record:
     common = ["--model", "tiny", "--images", "48", "--device", "cuda", "--ranks-per-node", "1", "--allow-busy"]
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tunetool", "bench", "finetune", *common, *options, "--json", "-"),
-            *("--target", str(place / "bulk"), "--runs-dir", str(place / "runs"), "--steps", "20"),
+            *("--target", str(directory / "bulk"), "--runs-dir", str(directory / "runs"), "--steps", "20"),
         ],
         capture_output=True,
         text=True,

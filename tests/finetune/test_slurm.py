@@ -68,8 +68,8 @@ def _nothing_is_left(cluster: Cluster) -> None:
     for name in cluster.nodes:
         assert cluster.processes(name, _RANK.name) == []
         assert cluster.processes(name, "slurm_node") == []
-        found = cluster.run(name, ["sh", "-c", "ls -A /dev/shm; ls -A /tmp | grep ^tunetool-slurm; true"])
-        assert found.stdout == ""
+        listing = cluster.run(name, ["sh", "-c", "ls -A /dev/shm; ls -A /tmp | grep ^tunetool-slurm; true"])
+        assert listing.stdout == ""
 
 
 def test_ranks_on_two_nodes_reduce_and_their_outputs_come_back(slurm: Cluster, tmp_path: Path) -> None:

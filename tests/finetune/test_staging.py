@@ -93,13 +93,13 @@ def slow_disk(path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 pictures, small ones to decode, each with 4 MB of a camera's own segments, which a reader must pass."""
-    place = tmp_path_factory.mktemp("bulk") / "photos"
-    make(place, images=60, width=56, height=56)
+    dataset = tmp_path_factory.mktemp("bulk") / "photos"
+    make(dataset, images=60, width=56, height=56)
     marker = b"\xff\xef" + (65535).to_bytes(2, "big")
-    for path in sorted((place / "images").iterdir()):
+    for path in sorted((dataset / "images").iterdir()):
         picture = path.read_bytes()
         path.write_bytes(picture[:2] + b"".join(marker + os.urandom(65533) for _ in range(61)) + picture[2:])
-    return place
+    return dataset
 
 
 def test_from_a_slow_disk_the_bulk_path_reads_all_and_the_staged_path_nothing(

@@ -56,12 +56,12 @@ def test_deepspeed_sends_exactly_what_is_predicted(case: str, counted: dict[str,
     settings = made.settings[int(stage)]
     if stage == "3":
         settings = replace(settings, prefetch_bucket=int(prefetch), live=int(live), reuse=int(reuse))
-    told = traffic(made.modules, settings, 2, made.element_bytes, "gloo")
-    assert Counter(kind for kind, _ in counted[case]) == Counter(call.kind for call in told.calls)
+    predicted = traffic(made.modules, settings, 2, made.element_bytes, "gloo")
+    assert Counter(kind for kind, _ in counted[case]) == Counter(call.kind for call in predicted.calls)
     sizes: Counter[str] = Counter()
     for kind, size in counted[case]:
         sizes[kind] += size
-    assert dict(sizes) == {kind: size for kind, size in told.sizes.items() if size}
+    assert dict(sizes) == {kind: size for kind, size in predicted.sizes.items() if size}
 
 
 def bench(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:

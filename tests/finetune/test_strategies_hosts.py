@@ -31,8 +31,8 @@ def test_over_one_gigabit_zero_3_sends_more_and_is_predicted_to_wait(cluster: Cl
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     cluster.limit_network(None)
     assert done.returncode == 0, done.stderr + done.stdout
-    found = {each.name: each for each in parse(done.stdout, "stdout").measurements}
-    second, third = (found[f"strategies.step.2x1.z{stage}"] for stage in (2, 3))
+    measurements = {each.name: each for each in parse(done.stdout, "stdout").measurements}
+    second, third = (measurements[f"strategies.step.2x1.z{stage}"] for stage in (2, 3))
     # Not which of them is slower: what each computes depends on what else runs. No computation hides the first gather.
     step, compute, waiting = (
         float(third.parameters[f"predicted_{name}seconds"]) for name in ("", "compute_", "waiting_")
@@ -40,7 +40,7 @@ def test_over_one_gigabit_zero_3_sends_more_and_is_predicted_to_wait(cluster: Cl
     assert waiting > 0
     assert step == pytest.approx(compute + waiting)
     # What two ranks send each other is half of what they gather, and 1 Gbit/s carries no more than 125 MB.
-    bus = found["strategies.network.2x1.all_gather.bus_bandwidth"].value
+    bus = measurements["strategies.network.2x1.all_gather.bus_bandwidth"].value
     assert 0 < bus < 130e6
     # So long a step takes at least.
     assert third.value >= 0.9 * float(third.parameters["sent_bytes"]) / 125e6

@@ -40,8 +40,8 @@ def built(cluster: Cluster) -> Iterator[Path]:
         bin_ = folder / name / "bin"
         bin_.mkdir(parents=True, exist_ok=True)
         # Its tunetool is this one's, wherever that of the test's own environment comes from.
-        own = f"export PYTHONPATH={Path(tunetool.__file__).parents[1]}"
-        python_that(bin_, f'{own}; echo "$(hostname) $TUNETOOL_TEST_OF $*" >> {calls}')
+        export = f"export PYTHONPATH={Path(tunetool.__file__).parents[1]}"
+        python_that(bin_, f'{export}; echo "$(hostname) $TUNETOOL_TEST_OF $*" >> {calls}')
         part = {
             "python": str(bin_ / "python"),
             "source": "built",
@@ -102,9 +102,9 @@ def test_a_python_that_went_away_on_one_node_names_it(cluster: Cluster, built: P
     arguments = ["finetune", "--model", "tiny", *SMALL[:4], "--target", str(cluster.shared / "bulk")]
     code, stdout, stderr = bench(cluster, tmp_path, *arguments)
     assert code == 3, stdout + stderr
-    found = read(next(tmp_path.glob("*-bench.finetune-*")))
-    assert found.verdict is not None
-    (reason,) = found.verdict.reasons
+    record = read(next(tmp_path.glob("*-bench.finetune-*")))
+    assert record.verdict is not None
+    (reason,) = record.verdict.reasons
     assert reason.startswith(f"host `node2`: `{built.parent}/node2/bin/python` is gone, the Python of this node's")
     assert "run `site.yml` on this node" in reason
 
@@ -118,9 +118,9 @@ def test_the_chain_needs_no_option_but_the_inventory(cluster: Cluster, built: Pa
     assert code == 0, stdout + stderr
     assert f"target: `{cluster.shared}`, from the manifest" in stderr
     assert "model: `tiny` (there are no GPUs to train on)" in stderr
-    found = chain(tmp_path)
-    assert [part.status for part in found.parts or []] == ["skip", "skip", "skip", "pass"]
-    assert {each.name for each in found.measurements} == {"strategies.step.2x1.z2"}
+    record = chain(tmp_path)
+    assert [part.status for part in record.parts or []] == ["skip", "skip", "skip", "pass"]
+    assert {each.name for each in record.measurements} == {"strategies.step.2x1.z2"}
     assert {line.split()[0] for line in built.read_text().splitlines()} == set(NODES)
 
 
@@ -138,11 +138,11 @@ def test_a_node_that_is_lost_in_a_part_is_named_and_the_next_goes_on(
         if "node2" not in cluster.nodes:
             cluster.start_node("node2")
     assert process.returncode == 3, stdout + stderr
-    found = chain(tmp_path)
-    parts = {part.name: part for part in found.parts or []}
+    record = chain(tmp_path)
+    parts = {part.name: part for part in record.parts or []}
     assert parts["staging"].status == "error"
     assert "node2" in parts["staging"].reasons[0]
     assert parts["strategies"].status == "pass"
-    out = {host.host: host.reasons[0] for host in found.hosts or []}
+    out = {host.host: host.reasons[0] for host in record.hosts or []}
     assert out["node2"].startswith("left out before strategies: ")
-    assert {each.name for each in found.measurements} == {"strategies.step.1x1.z2"}
+    assert {each.name for each in record.measurements} == {"strategies.step.1x1.z2"}

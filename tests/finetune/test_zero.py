@@ -50,12 +50,12 @@ def test_deepspeed_reads_every_stage_as_it_is_meant() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    for stage, read in zip(stages, found, strict=True):
+    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    for stage, read in zip(stages, answers, strict=True):
         assert read["stage"] == stage
         assert read["batch"] == [3, 3, 1]
         assert read["bf16"] == read["overlap"] == (stage != 1)
         assert read["clip"] == 1.0
         assert read["buckets"] == [50_000_000, 50_000_000]
         assert read["unknown"] == [], "it would be ignored"
-    assert found[3]["whole"] == 100_000
+    assert answers[3]["whole"] == 100_000

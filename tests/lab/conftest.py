@@ -183,10 +183,10 @@ def row(output: str, serial: str) -> str:
 
 def changed_tasks(output: str) -> list[str]:
     """Names of tasks that changed something, from ansible-playbook's output."""
-    task, found = "", []
+    task, changed = "", []
     for line in output.splitlines():
         if line.startswith("TASK ["):
             task = line[6 : line.rindex("]")]
         elif line.startswith("changed:"):
-            found.append(task)
-    return found
+            changed.append(task)
+    return changed

@@ -101,8 +101,8 @@ def test_a_plain_reboot_changes_nothing(cloud: Lab) -> None:
     assert cloud.ssh("node1", "md5sum /etc/tunetool/* /etc/fstab /etc/mdadm/mdadm.conf") == before
     # What cannot be understood is no reason to build.
     broken = "cd /etc/tunetool; cp ephemeral.json kept; echo '{}' > ephemeral.json; tunetool ephemeral-rebuild 2>&1; echo $?; mv kept ephemeral.json"
-    told = cloud.ssh("node1", broken).splitlines()
-    assert (told[0], told[-1]) == (
+    lines = cloud.ssh("node1", broken).splitlines()
+    assert (lines[0], lines[-1]) == (
         "error: `/etc/tunetool/ephemeral.json`: configuration.schema is missing",
         "2",
     )

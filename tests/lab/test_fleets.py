@@ -18,15 +18,15 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
-def with_a_dead_host(lab: Lab, place: Path) -> str:
+def with_a_dead_host(lab: Lab, inventory: Path) -> str:
     """The lab's inventory with a third host, first in it, that refuses every connection."""
     document = yaml.safe_load((lab.inventory / "hosts.yml").read_text())
     nodes = document["lab"]["hosts"]
     document["lab"]["hosts"] = {"dead": {**nodes["node1"], "ansible_port": 9}, **nodes}
-    place.mkdir()
-    (place / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
-    (place / "hosts.yml").write_text(yaml.safe_dump(document, sort_keys=False))
-    return str(place)
+    inventory.mkdir()
+    (inventory / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
+    (inventory / "hosts.yml").write_text(yaml.safe_dump(document, sort_keys=False))
+    return str(inventory)
 
 
 @pytest.mark.slow

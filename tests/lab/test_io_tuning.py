@@ -46,14 +46,14 @@ def test_settings_hold_are_watched_and_are_given_back(built: Lab) -> None:
     members = [f"LAB1NV{number}" for number in range(1, 9)]
     as_asked = {"read-ahead": ["4096"], "dirty": [str(64 * 2**20), "0", "0", "25"], "thp": ["madvise"]}
     as_asked.update({serial: ["128", "mq-deadline"] for serial in members})
-    found = look(built)
-    stranger = found.pop("LAB1SYS")
-    assert found == as_asked
+    settings = look(built)
+    stranger = settings.pop("LAB1SYS")
+    assert settings == as_asked
 
     built.ssh("node1", HOT_PLUG)
-    found = look(built)
-    found.pop("LAB1SYS")
-    assert found == as_asked
+    settings = look(built)
+    settings.pop("LAB1SYS")
+    assert settings == as_asked
 
     built.ssh(
         "node1",
@@ -62,7 +62,7 @@ def test_settings_hold_are_watched_and_are_given_back(built: Lab) -> None:
     )
     done = built.verify("--level", "config")
     assert done.code == 1, done.text
-    failed = {one["id"]: one for one in built.record()["checks"] if one["status"] == "fail"}
+    failed = {check["id"]: check for check in built.record()["checks"] if check["status"] == "fail"}
     # Another scheduler has its own number of requests.
     assert set(failed) == {"io_tuning.scheduler", "io_tuning.nr_requests", "io_tuning.dirty"}
     assert failed["io_tuning.scheduler"]["found"] == "`none` on `LAB1NV5`"
@@ -74,10 +74,10 @@ def test_settings_hold_are_watched_and_are_given_back(built: Lab) -> None:
 
     back = built.site("-e", json.dumps({**QUICK, **NOTHING}))
     assert back.code == 0, back.text
-    found = look(built)
-    assert {tuple(found[serial]) for serial in (*members, "LAB1SYS")} == {tuple(stranger)}
+    settings = look(built)
+    assert {tuple(settings[serial]) for serial in (*members, "LAB1SYS")} == {tuple(stranger)}
     # The kernel's own read-ahead over such an array is two stripes; what somebody else has set since stays.
-    assert (found["read-ahead"], found["thp"]) == (["16384"], ["always"])
-    assert found["dirty"] == ["0", "10", "0", "40"]
+    assert (settings["read-ahead"], settings["thp"]) == (["16384"], ["always"])
+    assert settings["dirty"] == ["0", "10", "0", "40"]
     left = built.ssh("node1", "find /etc -name '*tunetool-io*' -o -name 'io-tuning.json'")
     assert left.strip() == ""

@@ -35,7 +35,7 @@ def test_verify_passes_and_proves_its_bytes(built: Lab) -> None:
     record = built.record()
     assert record["verdict"]["status"] == "pass"
     assert {check["status"] for check in record["checks"]} <= {"pass", "skip"}
-    figures = [one for one in record["measurements"] if one["name"].startswith("sequential")]
+    figures = [figure for figure in record["measurements"] if figure["name"].startswith("sequential")]
     assert len(figures) == 2
     for measurement in figures:
         assert 0.98 <= measurement["evidence"]["ratio"] <= 1.02

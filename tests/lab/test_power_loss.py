@@ -51,7 +51,7 @@ HOLLOW = Cut(
 
 def few_requests(lab: Lab, serial: str) -> None:
     """Let the drive take 20 requests a second."""
-    (drive,) = (one for one in State(lab.state).read("node1").drives if one.serial == serial)
+    (drive,) = (each for each in State(lab.state).read("node1").drives if each.serial == serial)
     limits = dict.fromkeys(("bps", "bps_rd", "bps_wr", "iops_rd", "iops_wr"), 0)
     with Qmp(State(lab.state).qmp_socket("node1")) as qmp:
         qmp.command("block_set_io_throttle", {"id": drive.device_id, "iops": 20, **limits})

@@ -25,7 +25,7 @@ BLOCK = 2**20
 def fingerprints(lab: Lab) -> dict[str, str]:
     """Every byte of every data drive, by serial: read from the files behind them, after the node wrote all it has."""
     lab.ssh("node1", "sync")
-    found = {}
+    digests = {}
     for path in sorted((lab.state / "node1/drives").glob("LAB1NV*.img")):
         digest = hashlib.sha256()
         with path.open("rb") as file:
@@ -35,26 +35,26 @@ def fingerprints(lab: Lab) -> dict[str, str]:
                 # Whether zeros are stored or left out says nothing about the drive.
                 if data.strip(b"\0"):
                     digest.update(b"%d:" % block + data)
-        found[path.stem] = digest.hexdigest()
-    return found
+        digests[path.stem] = digest.hexdigest()
+    return digests
 
 
 def data_blocks(path: Path) -> list[int]:
     """Where a sparse file has anything, in whole blocks."""
-    places, end = set(), path.stat().st_size
+    blocks, end = set(), path.stat().st_size
     handle = os.open(path, os.O_RDONLY)
     try:
-        place = 0
-        while place < end:
+        offset = 0
+        while offset < end:
             try:
-                start = os.lseek(handle, place, os.SEEK_DATA)
+                start = os.lseek(handle, offset, os.SEEK_DATA)
             except OSError:
                 break
-            place = os.lseek(handle, start, os.SEEK_HOLE)
-            places.update(range(start // BLOCK, -(-place // BLOCK)))
+            offset = os.lseek(handle, start, os.SEEK_HOLE)
+            blocks.update(range(start // BLOCK, -(-offset // BLOCK)))
     finally:
         os.close(handle)
-    return [number * BLOCK for number in sorted(places)]
+    return [number * BLOCK for number in sorted(blocks)]
 
 
 FILES = "sha256sum /etc/mdadm/mdadm.conf /etc/fstab; find /etc/tunetool /opt/tunetool -type f 2>/dev/null | sort"

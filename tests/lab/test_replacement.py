@@ -70,9 +70,9 @@ def test_a_drive_is_replaced_and_then_all_are_given_back(built: Lab, tmp_path: P
     assert f"process {pid} `sleep` (working directory)" in one_line(busy)
     assert (built.ssh("node1", f"mountpoint -q {POINT} && echo mounted"), checksums(built)) == ("mounted", before)
     built.ssh("node1", f"kill {pid}")
-    told = play(built, "teardown", "-e", f"apply_plan={plan}", "--check", "--diff")
-    assert told.code == 0, told.text
-    assert "LAB1NV3R: blank" in told.stdout
+    preview = play(built, "teardown", "-e", f"apply_plan={plan}", "--check", "--diff")
+    assert preview.code == 0, preview.text
+    assert "LAB1NV3R: blank" in preview.stdout
     assert checksums(built) == before
     done = play(built, "teardown", "-e", f"apply_plan={plan}")
     assert done.code == 0, done.text

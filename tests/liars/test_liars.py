@@ -44,24 +44,24 @@ class Answer:
 
 @dataclass(frozen=True)
 class Bench:
-    """A place on a disk, and verify in a mount namespace of its own."""
+    """A directory on a disk, and verify in a mount namespace of its own."""
 
-    place: Path
+    directory: Path
 
     @property
     def target(self) -> Path:
-        return self.place / "target"
+        return self.directory / "target"
 
     def mounted(self, script: str, *arguments: str, expect: str = EASY, **environment: str) -> Answer:
         """Run ``script`` (mounts at ``$T``; nobody else sees them), then verify ``$T``."""
-        runs = self.place / "runs"
+        runs = self.directory / "runs"
         verify = [sys.executable, "-m", "tunetool", "verify", "--target", str(self.target), "--runs-dir", str(runs)]
         if "--require" not in arguments:  # DeepSpeed's rung is no part of these
-            verify += ["--python", str(bare_python(self.place))]
+            verify += ["--python", str(bare_python(self.directory))]
         line = shlex.join([*verify, "--expect", expect, "--duration", "1s", *arguments])
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-euc", f"{script}\nexec {line}"],
-            env={**os.environ, "T": str(self.target), "P": str(self.place), **environment},
+            env={**os.environ, "T": str(self.target), "P": str(self.directory), **environment},
             capture_output=True,
             text=True,
             check=False,
@@ -111,7 +111,7 @@ def test_an_honest_disk_passes_though_the_clock_jumps(bench: Bench, tmp_path: Pa
     undisturbed(answer.code, parse(json.dumps(answer.record), "the record"))
     for figure in answer.record["measurements"]:
         assert figure["value"] < 1000 * GB
-    (path,) = (bench.place / "runs").glob("*/record.json")
+    (path,) = (bench.directory / "runs").glob("*/record.json")
     path.write_text(path.read_text().replace('"value": 1', '"value": 2', 1))
     shown = subprocess.run(
         [sys.executable, "-m", "tunetool", "report", "show", str(path)], capture_output=True, text=True, check=False
@@ -167,7 +167,7 @@ def hammered(bench: Bench) -> Iterator[Bench]:
     """A disk that another program reads and writes all the time."""
     hammer = ["fio", "--name=hammer", "--rw=randrw", "--bs=256k", "--size=256m", "--direct=1", "--time_based"]
     with subprocess.Popen(
-        [*hammer, "--runtime=60000", "--ioengine=libaio", "--iodepth=8", "--thread", f"--directory={bench.place}"],
+        [*hammer, "--runtime=60000", "--ioengine=libaio", "--iodepth=8", "--thread", f"--directory={bench.directory}"],
         stdout=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
     ) as neighbour:
@@ -334,7 +334,7 @@ def test_the_process_that_runs_deepspeed_is_killed(bench: Bench) -> None:
     # In the middle of its work: once its file is there. The probe before it makes none and ends by itself.
     data = f"{bench.target}/.tunetool-*/aio.data"
     watch = f"(while kill -0 $$ && ! [ -e {data} ]; do sleep 0.02; done; sleep 0.3; kill -KILL $$) 2>/dev/null &"
-    liar = python_that(bench.place, watch)
+    liar = python_that(bench.directory, watch)
     answer = bench.mounted("true", "--allow-busy", "--require", "deepspeed", "--python", str(liar))
     lied(answer, 3, "deepspeed.io: the process that runs DeepSpeed's `aio_handle` was ended by SIGKILL", "UNPROVEN")
     assert list(bench.target.iterdir()) == []

@@ -54,15 +54,15 @@ def test_it_moves_what_it_says_and_leaves_nothing(disk: Path, arguments: tuple[s
     (disk / "theirs").write_text("keep")
     done = ds_io(disk, "--io_size", "64M", "--loops", "6", *arguments, "--json", "-")
     alone = undisturbed(done.returncode, parse(done.stdout, "stdout"))
-    found = figures(done)
+    measured = figures(done)
     name = "ds_io.read" if "--read" in arguments else "ds_io.write"
-    figure = found[name]
+    figure = measured[name]
     proven(figure, alone)
     assert figure.evidence.claimed_bytes == 6 * 64 * 2**20
     assert len(figure.samples or []) == 6
     assert figure.engine.startswith("aio_handle (deepspeed ")
     if name == "ds_io.write":
-        assert found["ds_io.write_durable"].value <= figure.value
+        assert measured["ds_io.write_durable"].value <= figure.value
     assert [entry.name for entry in disk.iterdir()] == ["theirs"]
 
 
@@ -145,18 +145,18 @@ def test_the_op_aborts_where_it_cannot_lock(disk: Path, tmp_path: Path) -> None:
 @contextlib.contextmanager
 def copied_ops(ready: Probe) -> Iterator[Path]:
     """The compiled ops where everybody may read them."""
-    place = Path(tempfile.mkdtemp(prefix="tunetool-ops-", dir="/var/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="tunetool-ops-", dir="/var/tmp"))
     try:
-        place.chmod(0o755)
+        directory.chmod(0o755)
         for part in ready.parts("async_io"):
             library = ready.find(part)
             assert library is not None
-            (place / part).mkdir()
-            shutil.copy(library, place / part / f"{part}.so")
-            (place / part / "tunetool.json").write_text(json.dumps(ready.stamp()))
-        yield place
+            (directory / part).mkdir()
+            shutil.copy(library, directory / part / f"{part}.so")
+            (directory / part / "tunetool.json").write_text(json.dumps(ready.stamp()))
+        yield directory
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
 
 
 @pytest.mark.slow

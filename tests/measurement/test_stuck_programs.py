@@ -26,13 +26,13 @@ _LONGEST = 120.0
 class Frozen:
     """A file system whose writers are in state D, until it thaws."""
 
-    place: Path
+    mount_point: Path
     thawed: threading.Event = field(default_factory=threading.Event)
 
     def thaw(self) -> None:
         if not self.thawed.is_set():
             self.thawed.set()
-            subprocess.run(["fsfreeze", "--unfreeze", self.place], check=True)
+            subprocess.run(["fsfreeze", "--unfreeze", self.mount_point], check=True)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def reaped(pid: int) -> bool:
 
 def test_a_fio_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen) -> None:
     with pytest.raises(FioFailed, match=r"did not end within 0 s; process .* is left behind") as caught:
-        run(find_fio(os.environ), Job("write", 1, 2**20), frozen.place, os.environ, 0, wait_until_stuck)
+        run(find_fio(os.environ), Job("write", 1, 2**20), frozen.mount_point, os.environ, 0, wait_until_stuck)
     assert not frozen.thawed.is_set(), "it was waited for until the kernel let go of it"
     assert "not even by SIGKILL (state D)" in caught.value.message
     match = re.search(r"process (\d+)", caught.value.message)
@@ -89,7 +89,7 @@ def test_a_fio_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen) -
 
 
 def test_a_worker_that_survives_its_kill_is_named_and_left_behind(frozen: Frozen) -> None:
-    code = f"import sys; sys.stdin.readline(); open({str(frozen.place / 'file')!r}, 'w')"
+    code = f"import sys; sys.stdin.readline(); open({str(frozen.mount_point / 'file')!r}, 'w')"
     with worker.Worker([sys.executable, "-c", code], "the worker", os.environ, wait_until_stuck) as child:
         with pytest.raises(worker.Failed, match=r"said nothing for 0 s and process .* is left behind") as caught:
             child.ask({"do": "write"}, 0)

@@ -145,7 +145,7 @@ def test_inference_reads_its_parameters_from_disk(ready: Probe, disk: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         # Why stage3_max_reuse_distance is 0 and the odd shapes are refused: when DeepSpeed mends these, so may we.
         ({"stage3_max_reuse_distance": 10**9, "buffer_count": 5}, "Not enough buffers"),
@@ -153,7 +153,7 @@ def test_inference_reads_its_parameters_from_disk(ready: Probe, disk: Path) -> N
     ],
 )
 def test_deepspeed_still_has_the_faults_that_are_planned_around(
-    ready: Probe, disk: Path, change: dict[str, Any], told: str
+    ready: Probe, disk: Path, change: dict[str, Any], message: str
 ) -> None:
     document = render(plan(Job("zero3-nvme", preset("llama-tiny"), BLOCK, str(disk), world=2), Node(2**34, gpu=False)))
     zero_block = document["zero_optimization"]
@@ -171,7 +171,7 @@ def test_deepspeed_still_has_the_faults_that_are_planned_around(
     model = str(odd) if change.get("model") else "llama-tiny"
     done = run_training(config, "--model", model, "--reference")
     assert done.returncode != 0
-    assert told in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
 
 
 def run_training(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -184,5 +184,5 @@ def train(config: Path, *arguments: str) -> dict[str, Any]:
     answer = config.with_name("steps.json")
     done = run_training(config, "--json", str(answer), *arguments)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(answer.read_text())
-    return found
+    answers: dict[str, Any] = json.loads(answer.read_text())
+    return answers

@@ -57,8 +57,8 @@ def record_of(done: subprocess.CompletedProcess[str]) -> Record:
 
 
 def chosen(record: Record) -> dict[str, Any]:
-    told = next(m.parameters for m in record.measurements if m.name == "tune.gain.mix")
-    return {name: told[name] for name in DEFAULTS.block()}
+    parameters = next(m.parameters for m in record.measurements if m.name == "tune.gain.mix")
+    return {name: parameters[name] for name in DEFAULTS.block()}
 
 
 def test_a_block_that_deepspeed_reads_is_written_with_its_evidence(disk: Path, few: Path, tmp_path: Path) -> None:
