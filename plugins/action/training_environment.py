@@ -45,22 +45,26 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         return result
 
     def _run(self, given: dict[str, Any], directory: Path, task_vars: dict[str, Any] | None) -> dict[str, Any]:
-        own = {name: given.pop(name, None) for name in OWN}
+        local_options = {name: given.pop(name, None) for name in OWN}
         check = self._task.check_mode
         here: dict[str, Path] = {}
-        lock = Path(str(own["source"])) / "constraints.txt"
+        lock = Path(str(local_options["source"])) / "constraints.txt"
         try:
             given["lock"] = lock.read_text()
         except OSError as error:
             raise Refusal(f"`{lock}`: {error.strerror}. hint: it is not a copy of this collection") from None
         if not given.get("python"):
             # In check mode it may be not built yet.
-            here = unpacked_tool(str(own["archive"]), directory) if Path(str(own["archive"])).is_file() else {}
+            here = (
+                unpacked_tool(str(local_options["archive"]), directory)
+                if Path(str(local_options["archive"])).is_file()
+                else {}
+            )
             given["tool_files"] = [described(path) for path in here.values()]
-            if own["wheelhouse"]:
-                document = wheel_files.read(str(own["wheelhouse"]))
+            if local_options["wheelhouse"]:
+                document = wheel_files.read(str(local_options["wheelhouse"]))
                 given["wheelhouse_manifest"] = document
-                here.update({name: Path(str(own["wheelhouse"])) / name for name in document["files"]})
+                here.update({name: Path(str(local_options["wheelhouse"])) / name for name in document["files"]})
 
         def call(**more: Any) -> dict[str, Any]:
             return dict(self._execute_module(module_name=MODULE, module_args={**given, **more}, task_vars=task_vars))
@@ -80,7 +84,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
                 return asked
         if not asked["ops_missing"]:
             return call()
-        return self._with_ops(asked, call, root, cache_of(own["cache_dir"]))
+        return self._with_ops(asked, call, root, cache_of(local_options["cache_dir"]))
 
     def _with_ops(self, asked: Mapping[str, Any], call: Any, root: str, cache: Path) -> dict[str, Any]:
         """The last step where ops are missing: from the cache, or compiled there and then kept for equal nodes."""
@@ -154,7 +158,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
 
 def unpacked_tool(archive: str, directory: Path) -> dict[str, Path]:
     """The wheels of tunetool and pip out of the archive that the role tunetool installs from, by name."""
-    found = {}
+    wheels = {}
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
             if member.isfile() and member.name.startswith(("tunetool-", "pip-")) and member.name.endswith(".whl"):
@@ -162,8 +166,8 @@ def unpacked_tool(archive: str, directory: Path) -> dict[str, Path]:
                 path = directory / os.path.basename(member.name)
                 if stream is not None:
                     path.write_bytes(stream.read())
-                    found[path.name] = path
-    return found
+                    wheels[path.name] = path
+    return wheels
 
 
 def described(path: Path) -> dict[str, Any]:

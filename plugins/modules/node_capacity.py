@@ -60,8 +60,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    found = read_capacity(module.params["target"], module.params["memory_target"])
-    module.exit_json(changed=False, capacity=found.to_dict())
+    capacity = read_capacity(module.params["target"], module.params["memory_target"])
+    module.exit_json(changed=False, capacity=capacity.to_dict())
 
 
 if __name__ == "__main__":

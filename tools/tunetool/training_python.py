@@ -41,7 +41,7 @@ class TrainingPython:
         return {**base, **self._variables}
 
     @property
-    def own(self) -> bool:
+    def runs_tunetool(self) -> bool:
         """Whether it is the one that runs tunetool."""
         return same_python(str(self.path)) == same_python(sys.executable)
 
@@ -63,14 +63,14 @@ def choose(named: str | None, manifest: Path | None = None, needs: Sequence[str]
             problem = CannotJudge(f"{why}, the Python of this node's training environment", REPAIR)
             return TrainingPython(Path(sys.executable), "manifest", training, problem)
         return _of_manifest(Path(training.stable_python), "manifest", training)
-    own = Path(sys.executable)
+    executable = Path(sys.executable)
     lacking = next((name for name in needs if find_spec(name) is None), None)
     if lacking is None:
-        return TrainingPython(own, "tunetool")
+        return TrainingPython(executable, "tunetool")
     problem = damaged or CannotJudge(
-        f"{lacking} is not installed in `{own}`, and this node has no training environment", SWITCH_ON
+        f"{lacking} is not installed in `{executable}`, and this node has no training environment", SWITCH_ON
     )
-    return TrainingPython(own, "tunetool", problem=problem)
+    return TrainingPython(executable, "tunetool", problem=problem)
 
 
 def _read(manifest: Path | None) -> tuple[Training | None, CannotJudge | None]:

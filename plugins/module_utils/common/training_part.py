@@ -88,8 +88,8 @@ def read_training(path: str = MANIFEST_PATH) -> Training | None:
         raise NoTraining(error.message, error.hint) from None
 
 
-def python_of_ranks(named: str, own: str, path: str = MANIFEST_PATH) -> tuple[str, Mapping[str, str]]:
-    """For ranks on this node: the Python that was ``named``, else the manifest's, else ``own``; with its variables.
+def python_of_ranks(named: str, fallback: str, path: str = MANIFEST_PATH) -> tuple[str, Mapping[str, str]]:
+    """The Python of ranks on this node, and its variables: ``named``, else the manifest's, else ``fallback``.
 
     Raises ``NoTraining`` where the manifest names one that is gone.
     """
@@ -102,7 +102,7 @@ def python_of_ranks(named: str, own: str, path: str = MANIFEST_PATH) -> tuple[st
         return named, training.variables if training is not None and same else {}
     training = read_training(path)
     if training is None:
-        return own, {}
+        return fallback, {}
     why = training.gone()
     if why is not None:
         raise NoTraining("%s, the Python of this node's training environment" % why, REPAIR)

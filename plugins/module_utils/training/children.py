@@ -87,8 +87,8 @@ def _reason(process: subprocess.Popen[bytes], text: str, seconds: float) -> str:
     if code < 0:
         return "it was killed by signal %d" % -code
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("error: ", "ERROR: "))]
-    said = "; ".join(told[-1:] or lines[-_LAST:] or ["it printed nothing"])
+    errors = [line for line in lines if line.startswith(("error: ", "ERROR: "))]
+    said = "; ".join(errors[-1:] or lines[-_LAST:] or ["it printed nothing"])
     return "exit status %d: %s" % (code, said)
 
 

@@ -290,7 +290,7 @@ def _is_locked(stamp: str) -> bool:
 
 def used_files(directory: str, root: str = "/") -> list[str]:
     """Files below ``directory`` that processes map, run in, or were started by."""
-    found = set()
+    files = set()
     prefix = directory.rstrip("/") + "/"
     for process in glob.glob(os.path.join(root, "proc/[0-9]*")):
         if int(os.path.basename(process)) == os.getpid():
@@ -298,14 +298,14 @@ def used_files(directory: str, root: str = "/") -> list[str]:
         for line in exact_text(os.path.join(process, "maps")).splitlines():
             at = line.find("/")
             if at >= 0 and line[at:].startswith(prefix):
-                found.add(line[at:])
+                files.add(line[at:])
         arguments = exact_text(os.path.join(process, "cmdline")).split("\0")
         variables = exact_text(os.path.join(process, "environ")).split("\0")
         paths = arguments + [value for each in variables for value in each.partition("=")[2].split(":")]
         with contextlib.suppress(OSError):
             paths.append(os.readlink(os.path.join(process, "cwd")))
-        found.update(os.path.realpath(path) for path in paths if path.startswith(prefix))
-    return sorted(found)
+        files.update(os.path.realpath(path) for path in paths if path.startswith(prefix))
+    return sorted(files)
 
 
 def planned_packages(wish: Wish) -> dict[str, str]:

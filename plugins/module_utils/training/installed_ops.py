@@ -32,8 +32,8 @@ sys.modules[__name__] = module
 
 def package(environment: str) -> Optional[str]:
     """The directory of DeepSpeed in a venv."""
-    found = glob.glob(os.path.join(environment, "lib/python3*/site-packages/deepspeed"))
-    return found[0] if found and os.path.exists(_versions(found[0])) else None
+    packages = glob.glob(os.path.join(environment, "lib/python3*/site-packages/deepspeed"))
+    return packages[0] if packages and os.path.exists(_versions(packages[0])) else None
 
 
 def register(environment: str, ops_directory: str, versions: Mapping[str, Any], accelerator: str) -> None:

@@ -25,8 +25,8 @@ def pin(lock: str, name: str) -> Optional[str]:
 
 def cuda(lock: str) -> Optional[str]:
     """The CUDA of the torch that the lock names, such as ``13.0``; None for a torch without CUDA."""
-    found = pin(lock, "cuda-toolkit") or pin(lock, "nvidia-cuda-runtime")
-    return ".".join(found.split(".")[:2]) if found else None
+    version = pin(lock, "cuda-toolkit") or pin(lock, "nvidia-cuda-runtime")
+    return ".".join(version.split(".")[:2]) if version else None
 
 
 def constraints(lock: str, default_build: bool) -> str:

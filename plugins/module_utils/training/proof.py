@@ -62,7 +62,7 @@ def ask_versions(python: str) -> dict[str, Any]:
 def prove(
     python: str,
     trainers: Sequence[str],
-    own: bool,
+    with_tunetool: bool,
     ops: Mapping[str, str],
     ops_directory: str,
     accelerator: str,
@@ -71,14 +71,16 @@ def prove(
 ) -> dict[str, Any]:
     """Import everything, load each op that is ready, train one step over ranks. Return what torch sees.
 
-    ``own``: tunetool is part of the environment. ``registered``: DeepSpeed takes the ops as installed ones.
+    ``with_tunetool``: tunetool is part of the environment. ``registered``: DeepSpeed takes the ops as installed ones.
     Raises ``Ended`` with what failed.
     """
     hint = "it is not used; %s" % (
-        "remove `%s` to have it built anew" % os.path.dirname(os.path.dirname(python)) if own else "mend `%s`" % python
+        "remove `%s` to have it built anew" % os.path.dirname(os.path.dirname(python))
+        if with_tunetool
+        else "mend `%s`" % python
     )
     variables = {"TORCH_EXTENSIONS_DIR": ops_directory}
-    modules = [*MODULES, *(OWN_MODULES if own else ()), *(name for name in trainers if name != "deepspeed")]
+    modules = [*MODULES, *(OWN_MODULES if with_tunetool else ()), *(name for name in trainers if name != "deepspeed")]
     facts = _ask(
         python, "imports", {"modules": modules}, variables, seconds, "the environment cannot be imported", hint
     )

@@ -18,13 +18,13 @@ def versions(order: dict[str, Any]) -> dict[str, Any]:
     """Versions by what pip wrote, without importing anything."""
     from importlib import metadata
 
-    found = {}
+    installed = {}
     for name in order["packages"]:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return {"python": "%d.%d.%d" % sys.version_info[:3], "versions": found, "cuda": cuda_of_torch()}
+    return {"python": "%d.%d.%d" % sys.version_info[:3], "versions": installed, "cuda": cuda_of_torch()}
 
 
 def cuda_of_torch() -> Any:

@@ -77,12 +77,12 @@ def check(path: str, entry: Mapping[str, Any]) -> None:
     """Raises ``Refusal`` where a file is not the one that the manifest names."""
     if not os.path.exists(path):
         raise Refusal("`%s` is missing. hint: `tunetool build-wheelhouse` on its directory fetches it" % path)
-    found = sha256_of(path)
-    if found != entry["sha256"]:
+    actual = sha256_of(path)
+    if actual != entry["sha256"]:
         raise Refusal(
             "`%s` has the hash %s..., not %s... as the wheelhouse's manifest has it. hint: run "
             "`tunetool build-wheelhouse` on its directory, which fetches the file again, then site.yml"
-            % (path, found[:16], str(entry["sha256"])[:16])
+            % (path, actual[:16], str(entry["sha256"])[:16])
         )
 
 

@@ -85,17 +85,17 @@ def command(given: Options) -> int:
     """
     from tunetool.fleet.wheelhouse import Request, Target, fill, find_source
     from tunetool.node.training import lock
+    from tunetool.node.training.accelerator import Build
     from tunetool.node.units import format_size
     from tunetool.report.progress import best_progress
 
     source = find_source(given.source)
-    own = lock.cuda((source / "constraints.txt").read_text())
-    builds = given.builds or ("cu" + own.replace(".", "") if own else "cpu",)
+    default = Build(lock.cuda((source / "constraints.txt").read_text()), default=True)
     targets = [
         Target(python, machine, build)
         for python in dict.fromkeys(given.python_versions)
         for machine in dict.fromkeys(given.machines)
-        for build in dict.fromkeys(builds)
+        for build in dict.fromkeys(given.builds or (default.tag,))
     ]
     trainers = tuple(dict.fromkeys(("deepspeed", *given.trainers)))
     request = Request(given.directory, source, targets, trainers, given.index_url, given.torch_index_url)

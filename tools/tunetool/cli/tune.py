@@ -65,8 +65,8 @@ class SearchOptions(Measuring):
         """The Python whose DeepSpeed does the I/O. Raises ``UsageProblem``, ``CannotJudge`` where there is none."""
         from tunetool.training_python import choose
 
-        found = choose(self.python)
-        return found if self.driver == "fio" else found.need()
+        python = choose(self.python)
+        return python if self.driver == "fio" else python.need()
 
     def environment(self) -> dict[str, str]:
         """What the search is started with."""

@@ -34,7 +34,7 @@ def go_on_under(named: str | None, needs: Sequence[str] = DEEPSPEED, required: b
     if chosen.problem is not None and not required:
         return
     chosen.need()
-    if chosen.own or os.environ.get(_STARTED_BY) == str(chosen.path):
+    if chosen.runs_tunetool or os.environ.get(_STARTED_BY) == str(chosen.path):
         os.environ.update(chosen.environment({}))
         return
     environment = chosen.environment({**os.environ, _STARTED_BY: str(chosen.path)})
@@ -62,7 +62,7 @@ def _check(chosen: TrainingPython, needs: Sequence[str], environment: Mapping[st
             timeout=_SECONDS,
             check=False,
         )
-        found, version = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else ({}, None)
+        packages, version = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else ({}, None)
     except OSError as error:
         raise CannotJudge(f"`{python}` does not start: {error.strerror}", hint) from None
     except subprocess.TimeoutExpired:
@@ -72,7 +72,7 @@ def _check(chosen: TrainingPython, needs: Sequence[str], environment: Mapping[st
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
         raise CannotJudge(f"`{python}` does not start: {last}", hint)
-    lacking = next((name for name, there in found.items() if not there), None)
+    lacking = next((name for name, there in packages.items() if not there), None)
     if lacking is not None:
         raise CannotJudge(f"{lacking} is not installed in `{python}`", hint)
     if version != __version__:

@@ -88,8 +88,8 @@ def check(words: Sequence[str]) -> None:
 def for_vault(words: Sequence[str]) -> list[str]:
     """Those that reading an inventory needs."""
     given, _ = _read(words)
-    found = [word for value in given.vault_id for word in ("--vault-id", value)]
-    return found + [word for value in given.vault_password_file for word in ("--vault-password-file", value)]
+    options = [word for value in given.vault_id for word in ("--vault-id", value)]
+    return options + [word for value in given.vault_password_file for word in ("--vault-password-file", value)]
 
 
 def for_ssh(words: Sequence[str]) -> dict[str, str]:
@@ -118,19 +118,19 @@ def answered(words: Sequence[str], ask: Ask) -> Iterator[tuple[str, ...]]:
 
 def _memory() -> str | None:
     """A directory in memory: the user's own, or everyone's; None where there is neither."""
-    places = (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm")
-    return next((place for place in places if place and os.access(place, os.W_OK | os.X_OK)), None)
+    directories = (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm")
+    return next((directory for directory in directories if directory and os.access(directory, os.W_OK | os.X_OK)), None)
 
 
 def _known(given: argparse.Namespace) -> list[str]:
     """What was understood and is passed on as it is."""
-    found = ["--become"] * given.become + ["--diff"] * given.diff + ["-v"] * given.verbose
+    options = ["--become"] * given.become + ["--diff"] * given.diff + ["-v"] * given.verbose
     for name, value in (("--user", given.user), ("--private-key", given.private_key)):
-        found += [name, value] if value is not None else []
+        options += [name, value] if value is not None else []
     for name in ("extra_vars", "connection", "timeout", "tags", "module_path", "vault_password_file"):
         # In one word: a value may begin with a dash.
-        found += [f"--{name.replace('_', '-')}={value}" for value in getattr(given, name)]
-    return found
+        options += [f"--{name.replace('_', '-')}={value}" for value in getattr(given, name)]
+    return options
 
 
 def _asked(given: argparse.Namespace, directory: Path, ask: Ask) -> list[str]:
@@ -143,22 +143,22 @@ def _asked(given: argparse.Namespace, directory: Path, ask: Ask) -> list[str]:
         path.write_text(password)
         return str(path), password
 
-    found, login = [], ""
+    options, login = [], ""
     if given.ask_pass:
         path, login = keep("--ask-pass", "SSH password")
-        found += ["--connection-password-file", path]
+        options += ["--connection-password-file", path]
     if given.ask_become_pass:
         prompt = "BECOME password (default: SSH password)" if login else "BECOME password"
-        found += ["--become-password-file", keep("--ask-become-pass", prompt, login)[0]]
+        options += ["--become-password-file", keep("--ask-become-pass", prompt, login)[0]]
     if given.ask_vault_password:
-        found += ["--vault-password-file", keep("--ask-vault-password", "Vault password")[0]]
+        options += ["--vault-password-file", keep("--ask-vault-password", "Vault password")[0]]
     for value in given.vault_id:
         label, at, source = value.rpartition("@")
         if source == "prompt":
             prompt = f"Vault password ({label})" if label else "Vault password"
             source = keep("--vault-id", prompt)[0]
-        found += ["--vault-id", f"{label}{at}{source}"]
-    return found
+        options += ["--vault-id", f"{label}{at}{source}"]
+    return options
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:

@@ -201,7 +201,7 @@ class _Filling:
                     *requirements,
                 ]
             )
-        found = {}
+        files = {}
         for each in json.loads(report.read_text())["install"]:
             name, version = str(each["metadata"]["name"]), str(each["metadata"]["version"])
             if name == "tunetool":
@@ -211,13 +211,13 @@ class _Filling:
             if "sha256" not in hashes:
                 raise CannotJudge(f"the index has no sha256 of `{name}`", "use an index that has hashes")
             file = Path(unquote(urlsplit(info["url"]).path)).name
-            found[file] = {"requirement": f"{name}=={version}", "sha256": hashes["sha256"]}
-        self._need_build(target, found)
-        return found
+            files[file] = {"requirement": f"{name}=={version}", "sha256": hashes["sha256"]}
+        self._need_build(target, files)
+        return files
 
-    def _need_build(self, target: Target, found: Mapping[str, Mapping[str, str]]) -> None:
+    def _need_build(self, target: Target, files: Mapping[str, Mapping[str, str]]) -> None:
         """Raise for a torch of another CUDA than was asked for, which would be on the nodes before it is noticed."""
-        cuda = any(name.startswith(("nvidia_cublas", "cuda_toolkit")) for name in found)
+        cuda = any(name.startswith(("nvidia_cublas", "cuda_toolkit")) for name in files)
         if cuda == (target.build == accelerator.CPU):
             has = "CUDA" if cuda else "no CUDA"
             raise CannotJudge(
@@ -226,8 +226,8 @@ class _Filling:
             )
 
     def _other_torch(self, target: Target) -> bool:
-        own = lock.cuda(self.lock)
-        return bool(self.request.torch_index_url) and target.build != ("cu" + own.replace(".", "") if own else "cpu")
+        default = accelerator.Build(lock.cuda(self.lock), default=True)
+        return bool(self.request.torch_index_url) and target.build != default.tag
 
     def _torch_index(self, target: Target) -> list[str]:
         url = self.request.torch_index_url

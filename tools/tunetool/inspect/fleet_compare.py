@@ -226,8 +226,8 @@ def _part_values(fact: Fact | None) -> list[str]:
 
 def _only_fewer(fact: Fact | None, usual: Fact | None) -> bool:
     """Whether a host only has another number of devices than most, which is a fact of its own."""
-    own, others = _part_values(fact), _part_values(usual)
-    return len(own) != len(others) and bool(own) and set(own) <= set(others)
+    values, usual_values = _part_values(fact), _part_values(usual)
+    return len(values) != len(usual_values) and bool(values) and set(values) <= set(usual_values)
 
 
 def _odd_parts(hosts: Sequence[str], values: Mapping[str, Fact | None], usual: set[str]) -> dict[str, list[str]]:

@@ -63,10 +63,10 @@ class DeepspeedLauncher:
         python = job.python or (chosen.training.python if chosen.training is not None else str(chosen.path))
         job = replace(job, python=python)
         hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit, self._ansible))
-        told = host_variables(self._inventory, find_playbook(PLAYBOOK, self._ansible))
+        of_inventory = host_variables(self._inventory, find_playbook(PLAYBOOK, self._ansible))
         # As Ansible has it: an option is for hosts without a variable of their own.
         asked = ansible_options.for_ssh(self._ansible)
-        variables = {host.name: {**asked, **told.get(host.name, {})} for host in hosts}
+        variables = {host.name: {**asked, **of_inventory.get(host.name, {})} for host in hosts}
         with tempfile.TemporaryDirectory(prefix="tunetool-launch-") as folder:
             local_dir = Path(folder)
             (local_dir / "hostfile").write_text(hostfile(hosts, job.ranks_per_host))

@@ -122,10 +122,10 @@ def _state(asked: Asked, nodes: Mapping[str, Capacity], on_gpu: bool) -> tuple[s
     bound = min(MAIN_STATE_BYTES, int(most))
     for model in (asked.checkpoint_model,) if asked.checkpoint_model else (CHECKPOINT_MODEL, _SMALLEST):
         try:
-            found = shape(model, bound)
+            fitting = shape(model, bound)
         except UsageProblem:
             continue
-        return model, None if found.layers == found.of_layers and found.outside else bound
+        return model, None if fitting.layers == fitting.of_layers and fitting.outside else bound
     if asked.checkpoint_model:
         return asked.checkpoint_model, bound
     raise CannotJudge(

@@ -59,14 +59,14 @@ class Nodes(Gate):
 
     def leave_out(self, host: str, status: Status, when: str, reasons: Sequence[str], lost: bool = False) -> None:
         """From now on the chain goes on without ``host``."""
-        told = [f"left out {when}: {reason}" for reason in reasons or ["no reason was given"]]
+        lines = [f"left out {when}: {reason}" for reason in reasons or ["no reason was given"]]
         known = self.hosts.get(host)
         identity = known.record_id if known is not None else None
-        self.hosts[host] = FleetHost(host=host, record_id=identity, status=status, reasons=told)
+        self.hosts[host] = FleetHost(host=host, record_id=identity, status=status, reasons=lines)
         self.capacities.pop(host, None)
         if lost:
             self.lost.append(host)
-        self.progress.say(f"{host}: {told[0]}")
+        self.progress.say(f"{host}: {lines[0]}")
 
     def before(self, name: str, parts: Sequence[Part]) -> str | None:
         """See ``Gate``. Asks the nodes whether they are still there."""

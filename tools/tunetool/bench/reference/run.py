@@ -65,8 +65,8 @@ class _Reference:
         if silent and asked.all_or_nothing:
             host, why = next(iter(silent.items()))
             raise CannotJudge(f"`--all-or-nothing`, and `{host}` cannot take part: {why}", "leave the option out")
-        own = asked.cluster.inventory is None and asked.target is not None and not Path(MANIFEST_PATH).exists()
-        request, chosen = complete(asked, capacities, asked.target if own else None)
+        bare = asked.cluster.inventory is None and asked.target is not None and not Path(MANIFEST_PATH).exists()
+        request, chosen = complete(asked, capacities, asked.target if bare else None)
         self.request = request
         for line in [*chosen, *estimate.lines(request, capacities, self.parts)]:
             self.progress.say(line)

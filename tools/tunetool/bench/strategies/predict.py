@@ -189,10 +189,10 @@ def _with_hooks(cell: Cell, job: Job, layouts: Layouts, computes: Mapping[Cell, 
 
 def _of_stage_2(cell: Cell, layouts: Layouts, bare: Mapping[Cell, float]) -> tuple[float, str] | None:
     """What the layout of ``cell`` computes without hooks: measured there, else elsewhere."""
-    own = sorted(each for each in bare if each.layout == cell.layout and bare[each] > 0)
-    if own:
-        less = "" if own[-1].layout == ALONE else " less its communication"
-        return bare[own[-1]], f"{own[-1]}{less}"
+    same_layout = sorted(each for each in bare if each.layout == cell.layout and bare[each] > 0)
+    if same_layout:
+        less = "" if same_layout[-1].layout == ALONE else " less its communication"
+        return bare[same_layout[-1]], f"{same_layout[-1]}{less}"
     return _compute(Cell(cell.layout, 2), layouts, bare)
 
 
