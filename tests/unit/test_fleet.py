@@ -15,10 +15,11 @@ from tunetool import record as records
 from tunetool.cli.verify import command as verify_command
 from tunetool.cli.verify import parse_expectations
 from tunetool.errors import UsageProblem
-from tunetool.fleet.playbook import find_playbook
+from tunetool.fleet.playbook import HostSelection, find_playbook
 from tunetool.fleet.run_on_hosts import host_result
 from tunetool.fleet.verify import FleetRequest, fleet_record, host_command, name_outliers, verify_fleet
 from tunetool.measure.figures import NAMES
+from tunetool.measure.session import Run
 from tunetool.record import FleetHost, Record, Status, Verdict
 from tunetool.report.page import WIDTH
 from tunetool.report.progress import PlainProgress
@@ -68,7 +69,7 @@ def test_a_slow_node_among_its_like_is_named_though_it_passes() -> None:
     assert [host.host for host, _ in named if any(reason.startswith("outlier: ") for reason in host.reasons)] == [
         "slow"
     ]
-    record = fleet_record(FleetRequest(Path("i")), named[:16], NOW)
+    record = fleet_record(FleetRequest(HostSelection(Path("i"))), named[:16], NOW)
     assert record.verdict is not None
     assert record.verdict.status == "pass"
     stream = io.StringIO()
@@ -86,7 +87,7 @@ def test_a_record_damaged_on_the_way_is_an_error() -> None:
 
 def test_fleet_record_lists_its_hosts() -> None:
     hosts = [host_result("n1", event(node_record())), host_result("n2", None), host_result("n3", event(node_record()))]
-    record = fleet_record(FleetRequest(Path("inv"), expect={"read": 1e9}), hosts, NOW)
+    record = fleet_record(FleetRequest(HostSelection(Path("inv")), expect={"read": 1e9}), hosts, NOW)
     assert record.kind == "fleet"
     assert record.hosts is not None
     assert [host.host for host in record.hosts] == ["n1", "n2", "n3"]
@@ -99,7 +100,7 @@ def test_fleet_record_lists_its_hosts() -> None:
 
 def test_a_host_that_falls_short_outranks_one_that_is_gone() -> None:
     hosts = [host_result("n1", None), host_result("n2", event(node_record("fail")))]
-    verdict = fleet_record(FleetRequest(Path("inv")), hosts, NOW).verdict
+    verdict = fleet_record(FleetRequest(HostSelection(Path("inv"))), hosts, NOW).verdict
     assert verdict is not None
     assert verdict.status == "fail"
 
@@ -110,14 +111,22 @@ def params(request: FleetRequest) -> dict[str, Any]:
 
 
 def test_a_host_reads_what_was_asked_for() -> None:
-    request = FleetRequest(Path("inv"), expect={"read": 50e9, "write": 2.0**30 * 46.6}, target="/mnt/x", duration=1.5)
+    request = FleetRequest(
+        HostSelection(Path("inv")), expect={"read": 50e9, "write": 2.0**30 * 46.6}, target="/mnt/x", duration=1.5
+    )
     read = params(request)
     assert parse_expectations(read["expect"]) == {"read": 50e9, "write": pytest.approx(2.0**30 * 46.6)}
     assert (read["duration"], read["target"], read["level"]) == (1.5, "/mnt/x", "quick")
-    bare = params(FleetRequest(Path("inv")))
+    bare = params(FleetRequest(HostSelection(Path("inv"))))
     assert (bare["expect"], bare["python"], bare["require"], bare["allow_busy"]) == ((), None, (), False)
     read = params(
-        FleetRequest(Path("inv"), python="/opt/v/bin/python", require=("deepspeed",), gds="off", allow_busy=True)
+        FleetRequest(
+            HostSelection(Path("inv")),
+            python="/opt/v/bin/python",
+            require=("deepspeed",),
+            gds="off",
+            run=Run(allow_busy=True),
+        )
     )
     assert (read["python"], read["require"], read["gds"], read["allow_busy"]) == (
         "/opt/v/bin/python",
@@ -154,11 +163,12 @@ def test_the_installed_collection_s_playbook(tmp_path: Path, monkeypatch: pytest
 def test_an_inventory_that_selects_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inventory = tmp_path / "hosts.ini"
     inventory.write_text("[nodes]\nn1\n")
+    keeping = Run(tmp_path / "runs")
     with pytest.raises(UsageProblem, match="`--limit zzz` matches no host"):
-        verify_fleet(FleetRequest(inventory, limit="zzz", runs_dir=tmp_path / "runs"), PlainProgress())
+        verify_fleet(FleetRequest(HostSelection(inventory, "zzz"), run=keeping), PlainProgress())
     inventory.write_text("")
     with pytest.raises(UsageProblem, match="names no hosts"):
-        verify_fleet(FleetRequest(inventory, runs_dir=tmp_path / "runs"), PlainProgress())
+        verify_fleet(FleetRequest(HostSelection(inventory), run=keeping), PlainProgress())
     with pytest.raises(UsageProblem, match="does not exist"):
-        verify_fleet(FleetRequest(tmp_path / "none", runs_dir=tmp_path / "runs"), PlainProgress())
+        verify_fleet(FleetRequest(HostSelection(tmp_path / "none"), run=keeping), PlainProgress())
     assert not (tmp_path / "runs").exists()

@@ -17,6 +17,7 @@ import pytest
 
 from programs import need_program
 from tunetool.errors import UsageProblem
+from tunetool.fleet.playbook import HostSelection
 from tunetool.launch.agent import first
 from tunetool.launch.choose import launcher
 from tunetool.launch.decision import Decision, Limits, Moments, Report, decide, first_cause
@@ -247,9 +248,9 @@ def test_hosts_come_from_the_inventory_in_its_order(tmp_path: Path) -> None:
     hosts = {"z": {"ansible_host": "10.0.0.9", "tunetool_slots": 8}, "a": {}, "c": {"tunetool_slots": "none"}}
     inventory = tmp_path / "inventory.yml"
     inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
-    assert from_inventory(inventory, "z,a") == [Host("z", "10.0.0.9", 8), Host("a", "a")]
+    assert from_inventory(HostSelection(inventory, "z,a")) == [Host("z", "10.0.0.9", 8), Host("a", "a")]
     with pytest.raises(UsageProblem, match="`tunetool_slots` of `c` is `none`"):
-        from_inventory(inventory, None)
+        from_inventory(HostSelection(inventory))
 
 
 def test_only_files_of_a_hosts_archive_land_and_only_below(tmp_path: Path) -> None:

@@ -123,22 +123,19 @@ def _node(given: Options, expectations: dict[str, float]) -> int:
 
 
 def _fleet(given: Options, inventory: Path, expectations: dict[str, float]) -> int:
+    from tunetool.fleet.playbook import HostSelection
     from tunetool.fleet.verify import FleetRequest, verify_fleet
     from tunetool.report.progress import best_progress
     from tunetool.report.table import print_fleet, print_fleet_verdict
 
     request = FleetRequest(
-        inventory=inventory,
-        limit=given.limit,
-        forks=1 if given.one_at_a_time else given.forks,
+        selection=HostSelection(
+            inventory, given.limit, 1 if given.one_at_a_time else given.forks, given.ansible_options()
+        ),
         **given.demands(expectations),
         target=given.target,
-        allow_busy=given.allow_busy,
-        runs_dir=given.runs_dir,
-        dry_run=given.dry_run,
         python=given.python,
-        command=options.command_line(),
-        ansible=given.ansible_options(),
+        run=given.run(),
     )
     result = verify_fleet(request, best_progress())
 

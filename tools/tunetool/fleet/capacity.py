@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tunetool.fleet.playbook import MOST_FORKS, Run, choose_hosts, run_playbook
+from tunetool.fleet.playbook import MOST_FORKS, HostSelection, Run, choose_hosts, run_playbook
 from tunetool.measure.progress import Progress
 from tunetool.node.machine.capacity import Capacity, capacity_of
 from tunetool.node.play.host_summary import one_line
@@ -25,19 +24,12 @@ class Answers:
     silent: Mapping[str, str]
 
 
-def ask_hosts(
-    inventory: Path,
-    limit: str | None,
-    target: str,
-    memory: str,
-    progress: Progress,
-    ansible: Sequence[str] = (),
-) -> Answers:
-    """Ask every host. ``ansible``: further options for ansible-playbook.
+def ask_hosts(selection: HostSelection, target: str, memory: str, progress: Progress) -> Answers:
+    """Ask every host.
 
     Raises ``UsageProblem`` where the inventory cannot be read, ``CannotJudge`` without Ansible.
     """
-    playbook, names = choose_hosts(PLAYBOOK, inventory, limit, ansible)
+    playbook, names = choose_hosts(PLAYBOOK, selection)
     results: dict[str, Mapping[str, Any]] = {}
 
     def on_event(kind: str, data: Mapping[str, Any]) -> None:
@@ -45,7 +37,7 @@ def ask_hosts(
             results[str(data.get("host"))] = data.get("res") or {}
 
     variables = {"capacity_target": target, "capacity_memory_target": memory}
-    run = Run(playbook, inventory, limit, min(len(names), MOST_FORKS), variables)
+    run = Run(playbook, selection.inventory, selection.limit, min(len(names), MOST_FORKS), variables)
     run_playbook(run, on_event, progress, f"looking at {format_count(len(names), 'host')}", _SECONDS)
     capacities: dict[str, Capacity] = {}
     silent: dict[str, str] = {}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from tunetool import __version__
 from tunetool.errors import ExitCode
+from tunetool.fleet.playbook import HostSelection
 from tunetool.fleet.run_on_hosts import HostCommand, answer, last_events, prepare
 from tunetool.inspect.fleet_compare import compare
 from tunetool.inspect.fleet_model import FleetInspection, FleetMember
@@ -20,26 +20,22 @@ from tunetool.node.units import format_count
 from tunetool.record import utc_now
 
 _SECONDS = 10.0
-"""What the bar is drawn for."""
+"""Expected duration, for the bar."""
 
 
 @dataclass(frozen=True)
 class FleetRequest:
-    """What the caller asked for; ``become``: as root, who also sees the drives' health."""
+    """The options of the command; ``become``: run as root, who also sees the drives' health."""
 
-    inventory: Path
-    limit: str | None = None
-    forks: int | None = None
+    selection: HostSelection
     become: bool = True
     command: Sequence[str] = ()
-    ansible: Sequence[str] = ()
-    """Further options for ansible-playbook."""
 
 
 def inspect_fleet(request: FleetRequest, progress: Progress) -> FleetInspection:
     """Inspect every host and compare those that answered. Raises ``UsageProblem`` when the call is wrong."""
     wanted = HostCommand("run_tunetool", [], ["inspect"], become=request.become)
-    play = prepare(wanted, request.inventory, request.limit, request.forks, progress, request.ansible)
+    play = prepare(wanted, request.selection, progress)
     taken = utc_now()
     members: dict[str, FleetMember] = {}
 

@@ -46,6 +46,18 @@ class Playbook:
 
 
 @dataclass(frozen=True)
+class HostSelection:
+    """Hosts of an inventory, and how Ansible reaches them."""
+
+    inventory: Path
+    limit: str | None = None
+    forks: int | None = None
+    """Number of hosts at the same time; None: all, up to ``MOST_FORKS``."""
+    ansible: Sequence[str] = ()
+    """Further options for ansible-playbook."""
+
+
+@dataclass(frozen=True)
 class Run:
     """One run of a playbook over an inventory."""
 
@@ -98,17 +110,12 @@ def find_playbook(name: str, options: Sequence[str] = ()) -> Playbook:
     return Playbook(f"tunetool.node.{name}", {}, options)
 
 
-def choose_hosts(
-    name: str, inventory: Path, limit: str | None, options: Sequence[str] = ()
-) -> tuple[Playbook, list[str]]:
-    """The playbook of that name, and the hosts that it would run on. Raises ``UsageProblem`` where it cannot run.
-
-    ``options``: further ones for ansible-playbook.
-    """
+def choose_hosts(name: str, selection: HostSelection) -> tuple[Playbook, list[str]]:
+    """The playbook of that name, and the hosts that it would run on. Raises ``UsageProblem`` where it cannot run."""
     need_ansible()
-    need_inventory(inventory)
-    playbook = find_playbook(name, options)
-    return playbook, list_hosts(inventory, limit, playbook)
+    need_inventory(selection.inventory)
+    playbook = find_playbook(name, selection.ansible)
+    return playbook, list_hosts(selection.inventory, selection.limit, playbook)
 
 
 def announce(names: Sequence[str], forks: int | None, progress: Progress) -> int:

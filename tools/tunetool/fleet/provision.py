@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import ExitCode, UsageProblem
-from tunetool.fleet.playbook import Run, announce, choose_hosts, run_playbook
+from tunetool.fleet.playbook import HostSelection, Run, announce, choose_hosts, run_playbook
 from tunetool.measure.progress import Progress
 from tunetool.node.plan.plan_file import PlanError, load
 from tunetool.node.play.host_summary import BUILD, FAILED, NOT_REACHED, PLAN, REFUSED, UNREACHABLE, Host, Summary
@@ -28,20 +28,15 @@ _SECONDS_TO_PLAN = 10.0
 
 
 @dataclass(frozen=True)
-class ProvisionRequest:
+class ProvisionRequest(HostSelection):
     """The options of the command."""
 
-    inventory: Path
-    limit: str | None = None
-    forks: int | None = None
     plan: Path | None = None
     apply: Path | None = None
     check: bool = False
     batch: tuple[str, ...] = ()
     """Sizes of the batches, as Ansible's `serial` takes them; all at once when empty."""
     max_fail: int | None = None
-    ansible: Sequence[str] = ()
-    """Further options for ansible-playbook."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ def provision(request: ProvisionRequest, progress: Progress) -> ProvisionResult:
     """Plan or build every host. Raises ``UsageProblem`` for invalid options before it changes any host."""
     check_request(request)
     name = "plan" if request.plan is not None else "provision"
-    playbook, names = choose_hosts(name, request.inventory, request.limit, request.ansible)
+    playbook, names = choose_hosts(name, request)
     forks = announce(names, request.forks, progress)
     listener = Listener(names, request, progress)
     seconds = _SECONDS_TO_PLAN if request.plan is not None else _SECONDS_TO_BUILD

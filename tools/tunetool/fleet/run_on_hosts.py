@@ -12,7 +12,7 @@ from typing import Any
 
 from tunetool import record as records
 from tunetool.errors import ExitCode, UsageProblem
-from tunetool.fleet.playbook import Playbook, Run, announce, choose_hosts, run_playbook
+from tunetool.fleet.playbook import HostSelection, Playbook, Run, announce, choose_hosts, run_playbook
 from tunetool.measure.facts import node_facts
 from tunetool.measure.progress import Progress
 from tunetool.node.play.host_summary import one_line
@@ -53,14 +53,10 @@ class HostCommand:
 class Call:
     """On which hosts the command runs, and where the records go."""
 
-    inventory: Path
-    limit: str | None
-    forks: int | None
+    selection: HostSelection
     runs_dir: Path | None
     instead: str | None = None
     """Said in place of running it, for a dry run."""
-    ansible: Sequence[str] = ()
-    """Further options for ansible-playbook."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,7 @@ class Play:
 
     wanted: HostCommand
     playbook: Playbook
-    inventory: Path
-    limit: str | None
+    selection: HostSelection
     names: Sequence[str]
     forks: int
 
@@ -90,7 +85,7 @@ def run_everywhere(
     ``seconds`` and ``figures``: see ``run``; ``compare`` may add to what is said of the hosts.
     """
     started = records.utc_now()
-    play = prepare(wanted, call.inventory, call.limit, call.forks, progress, call.ansible)
+    play = prepare(wanted, call.selection, progress)
     if call.instead is not None:
         progress.say(call.instead)
         return FleetResult(None, None, (), ExitCode.OK)
@@ -100,17 +95,10 @@ def run_everywhere(
     return keep(over(hosts, started), hosts, runs_dir)
 
 
-def prepare(
-    wanted: HostCommand,
-    inventory: Path,
-    limit: str | None,
-    forks: int | None,
-    progress: Progress,
-    ansible: Sequence[str] = (),
-) -> Play:
-    """The play, after checks that it can run. ``ansible``: further options for it. Raises ``UsageProblem``."""
-    playbook, names = choose_hosts(wanted.playbook, inventory, limit, ansible)
-    return Play(wanted, playbook, inventory, limit, names, announce(names, forks, progress))
+def prepare(wanted: HostCommand, selection: HostSelection, progress: Progress) -> Play:
+    """The play, after checks that it can run. Raises ``UsageProblem``."""
+    playbook, names = choose_hosts(wanted.playbook, selection)
+    return Play(wanted, playbook, selection, names, announce(names, selection.forks, progress))
 
 
 def variables(wanted: HostCommand) -> dict[str, object]:
@@ -154,7 +142,8 @@ def last_events(
             outcomes[host] = data
             progress.say(f"{host}: {words(host, data)}")
 
-    started = Run(play.playbook, play.inventory, play.limit, play.forks, variables(play.wanted))
+    selection = play.selection
+    started = Run(play.playbook, selection.inventory, selection.limit, play.forks, variables(play.wanted))
     run_playbook(started, on_event, progress, format_count(len(play.names), "host"), seconds)
     return outcomes
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tunetool.errors import UsageProblem
+from tunetool.fleet.playbook import HostSelection
 from tunetool.fleet.run_on_hosts import Call, FleetResult, HostCommand, record_over, run_everywhere
 from tunetool.measure.progress import Progress
 from tunetool.node.units import format_bandwidth
@@ -23,12 +22,8 @@ class FleetRequest:
     """The options of the command; ``become``: run as root."""
 
     request: Request
-    inventory: Path
-    limit: str | None = None
-    forks: int | None = None
+    selection: HostSelection
     become: bool = True
-    ansible: Sequence[str] = ()
-    """Further options for ansible-playbook."""
 
 
 def stage_fleet(asked: FleetRequest, progress: Progress) -> FleetResult:
@@ -40,7 +35,7 @@ def stage_fleet(asked: FleetRequest, progress: Progress) -> FleetResult:
     instead = "`tunetool stage --dry-run` on a host says what would be copied there" if request.dry_run else None
     return run_everywhere(
         host_command(asked),
-        Call(asked.inventory, asked.limit, asked.forks, request.runs_dir, instead, asked.ansible),
+        Call(asked.selection, request.runs_dir, instead),
         _SECONDS,
         progress,
         figures=_figures,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 
 from tunetool.fleet.outliers import OUTLIER, outliers
+from tunetool.fleet.playbook import HostSelection
 from tunetool.fleet.run_on_hosts import Call, FleetResult, HostCommand, Hosts, record_over, run_everywhere
 from tunetool.measure.figures import NAMES
 from tunetool.measure.progress import Progress
+from tunetool.measure.session import Run
 from tunetool.node.units import format_bandwidth
 from tunetool.record import Expectation, FleetHost, Measurement, Record
 from tunetool.verify.expectable import EXPECTABLE
@@ -28,25 +29,18 @@ _SECONDS: Mapping[str, Callable[[float], float]] = {
 class FleetRequest(Demands):
     """The options of the command."""
 
-    inventory: Path
-    limit: str | None = None
-    forks: int | None = None
+    selection: HostSelection
     target: str | None = None
-    allow_busy: bool = False
-    runs_dir: Path | None = None
-    dry_run: bool = False
     python: str | None = None
-    command: Sequence[str] = ()
-    ansible: Sequence[str] = ()
-    """Further options for ansible-playbook."""
+    run: Run = field(default_factory=Run)
 
 
 def verify_fleet(request: FleetRequest, progress: Progress) -> FleetResult:
     """Verify every host. Raises ``UsageProblem`` for invalid options; a host that fails gets the status ``error``."""
-    instead = "`tunetool verify --dry-run` on a host says what would be written there" if request.dry_run else None
+    instead = "`tunetool verify --dry-run` on a host says what would be written there" if request.run.dry_run else None
     return run_everywhere(
         host_command(request),
-        Call(request.inventory, request.limit, request.forks, request.runs_dir, instead, request.ansible),
+        Call(request.selection, request.run.runs_dir, instead),
         _SECONDS[request.level](request.duration),
         progress,
         figures=_figures,
@@ -65,7 +59,7 @@ def host_command(request: FleetRequest) -> HostCommand:
         arguments += ["--require", rung]
     for option, value in (("--target", request.target), ("--python", request.python), ("--gds", request.gds)):
         arguments += [option, value] if value is not None else []
-    return HostCommand("verify", arguments + (["--allow-busy"] if request.allow_busy else []))
+    return HostCommand("verify", arguments + (["--allow-busy"] if request.run.allow_busy else []))
 
 
 def name_outliers(hosts: Hosts) -> list[tuple[FleetHost, Record | None]]:
@@ -97,7 +91,7 @@ def fleet_record(request: FleetRequest, hosts: Hosts, started: datetime) -> Reco
         for key, (name, unit) in EXPECTABLE.items()
         if key in request.expect
     ]
-    record = record_over(request.command, request.target, started, hosts, _is_sequential)
+    record = record_over(request.run.command, request.target, started, hosts, _is_sequential)
     return record.model_copy(update={"expectations": expectations, "tolerance": request.tolerance})
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunetool.errors import UsageProblem
+from tunetool.fleet.playbook import HostSelection
 from tunetool.launch.deepspeed import DeepspeedLauncher
 from tunetool.launch.job import Launcher
 from tunetool.launch.slurm import SlurmLauncher, parse_options
@@ -42,7 +43,7 @@ def launcher(
     if inventory is None:
         raise UsageProblem(f"the launcher `{name}` needs an inventory", "name one with `-i`")
     if name == "deepspeed":
-        return DeepspeedLauncher(inventory, limit, progress, ansible)
+        return DeepspeedLauncher(HostSelection(inventory, limit, ansible=ansible), progress)
     if name == "slurm":
         return SlurmLauncher(parse_options(slurm), progress)
-    return SshLauncher(inventory, limit, progress, ansible)
+    return SshLauncher(HostSelection(inventory, limit, ansible=ansible), progress)

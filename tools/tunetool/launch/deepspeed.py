@@ -21,7 +21,7 @@ from typing import Any
 
 from tunetool.errors import UsageProblem
 from tunetool.fleet import ansible_options
-from tunetool.fleet.playbook import find_playbook
+from tunetool.fleet.playbook import HostSelection, find_playbook
 from tunetool.launch.hosts import PLAYBOOK, Host, from_inventory, host_variables
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed, tail
@@ -42,10 +42,8 @@ class DeepspeedLauncher:
 
     name = "deepspeed"
 
-    def __init__(self, inventory: Path, limit: str | None, progress: Progress, ansible: Sequence[str] = ()) -> None:
-        self._inventory = inventory
-        self._ansible = ansible
-        self._limit = limit
+    def __init__(self, selection: HostSelection, progress: Progress) -> None:
+        self._selection = selection
         self._progress = progress
 
     def run(self, job: Job, tick: Callable[[], None]) -> None:
@@ -62,17 +60,17 @@ class DeepspeedLauncher:
         # Not resolved: hosts have it at the same path by its own name only.
         python = job.python or (chosen.training.python if chosen.training is not None else str(chosen.path))
         job = replace(job, python=python)
-        hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit, self._ansible))
-        of_inventory = host_variables(self._inventory, find_playbook(PLAYBOOK, self._ansible))
+        hosts = check_hosts(job, job.hosts or from_inventory(self._selection))
+        of_inventory = host_variables(self._selection.inventory, find_playbook(PLAYBOOK, self._selection.ansible))
         # As Ansible has it: an option is for hosts without a variable of their own.
-        asked = ansible_options.for_ssh(self._ansible)
+        asked = ansible_options.for_ssh(self._selection.ansible)
         variables = {host.name: {**asked, **of_inventory.get(host.name, {})} for host in hosts}
         with tempfile.TemporaryDirectory(prefix="tunetool-launch-") as folder:
             local_dir = Path(folder)
             (local_dir / "hostfile").write_text(hostfile(hosts, job.ranks_per_host))
             config, arguments = ssh_settings(hosts, variables)
             (local_dir / "ssh_config").write_text(config)
-            guards = Guards(self._inventory, job, hosts, "other", self._ansible)
+            guards = Guards(self._selection, job, hosts, "other")
             with swept_away(_MARK, token := secrets.token_hex(16), local_dir):
                 environment = chosen.environment({**os.environ, _MARK: token})
                 environment["PDSH_SSH_ARGS_APPEND"] = shlex.join([*arguments, "-F", str(local_dir / "ssh_config")])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunetool.errors import UsageProblem
 from tunetool.fleet import ansible_options
-from tunetool.fleet.playbook import Playbook, ask_ansible, choose_hosts
+from tunetool.fleet.playbook import HostSelection, Playbook, ask_ansible, choose_hosts
 
 PLAYBOOK = "launch"
 
@@ -25,15 +25,13 @@ class Host:
     slots: int | None = None
 
 
-def from_inventory(inventory: Path, limit: str | None, ansible: Sequence[str] = ()) -> list[Host]:
-    """The hosts that the inventory and ``limit`` select, in inventory order. Raises ``UsageProblem``.
-
-    ``ansible``: further options for ansible-playbook.
+def from_inventory(selection: HostSelection) -> list[Host]:
+    """The selected hosts, in inventory order. Raises ``UsageProblem``.
 
     The address is ``ansible_host`` (default: the name), the slots are ``tunetool_slots`` if set.
     """
-    playbook, names = choose_hosts(PLAYBOOK, inventory, limit, ansible)
-    variables = host_variables(inventory, playbook)
+    playbook, names = choose_hosts(PLAYBOOK, selection)
+    variables = host_variables(selection.inventory, playbook)
     return [_host(name, variables.get(name, {})) for name in names]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from tunetool.errors import UsageProblem
-from tunetool.fleet.playbook import Run, find_playbook, play
+from tunetool.fleet.playbook import HostSelection, Run, find_playbook, play
 from tunetool.launch.hosts import PLAYBOOK, Host, from_inventory
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
@@ -33,16 +33,14 @@ class SshLauncher:
 
     name = "ssh"
 
-    def __init__(self, inventory: Path, limit: str | None, progress: Progress, ansible: Sequence[str] = ()) -> None:
-        self._inventory = inventory
-        self._ansible = ansible
-        self._limit = limit
+    def __init__(self, selection: HostSelection, progress: Progress) -> None:
+        self._selection = selection
         self._progress = progress
 
     def run(self, job: Job, tick: Callable[[], None]) -> None:
         """See ``tunetool.launch.job.Launcher``. A job without hosts runs on all hosts of the inventory."""
-        hosts = check_hosts(job, job.hosts or from_inventory(self._inventory, self._limit, self._ansible))
-        judge(Guards(self._inventory, job, hosts, "torchrun", self._ansible).run(tick), self._progress)
+        hosts = check_hosts(job, job.hosts or from_inventory(self._selection))
+        judge(Guards(self._selection, job, hosts, "torchrun").run(tick), self._progress)
 
 
 class Guards:
@@ -50,11 +48,10 @@ class Guards:
 
     def __init__(
         self,
-        inventory: Path,
+        selection: HostSelection,
         job: Job,
         hosts: Sequence[Host],
         engine: Literal["torchrun", "other"],
-        ansible: Sequence[str] = (),
     ) -> None:
         self.prepared: dict[str, list[int]] = {}
         """Two free ports of each prepared host: one for the rendezvous of the ranks, one for the guards."""
@@ -72,8 +69,7 @@ class Guards:
             timeout=job.timeout,
             stall=job.stall,
         )
-        self._inventory = inventory
-        self._ansible = ansible
+        self._selection = selection
         self._job = job
         self._hosts = hosts
         self._verdicts: dict[str, Verdict] = {}
@@ -110,8 +106,8 @@ class Guards:
         if self._job.python is not None:
             variables["launch_python"] = self._job.python
         environment = {"ANSIBLE_SSH_EXTRA_ARGS": _ALIVE}
-        playbook = find_playbook(PLAYBOOK, self._ansible)
-        run = Run(playbook, self._inventory, ",".join(names), len(names), variables, environment=environment)
+        playbook = find_playbook(PLAYBOOK, self._selection.ansible)
+        run = Run(playbook, self._selection.inventory, ",".join(names), len(names), variables, environment=environment)
         play(run, self._on_event, tick)
 
     def _on_event(self, kind: str, data: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
+from tunetool.fleet.playbook import HostSelection
 from tunetool.launch.choose import launcher as choose
 from tunetool.launch.hosts import Host, from_inventory
 from tunetool.launch.job import Job, Launcher
@@ -55,9 +56,9 @@ class Machines:
 
 def find_machines(cluster: Cluster, progress: Progress) -> Machines:
     """The hosts and the launcher that the settings choose. Raises ``UsageProblem`` where none fits."""
-    hosts = (
-        () if cluster.inventory is None else tuple(from_inventory(cluster.inventory, cluster.limit, cluster.ansible))
-    )
+    hosts: tuple[Host, ...] = ()
+    if cluster.inventory is not None:
+        hosts = tuple(from_inventory(HostSelection(cluster.inventory, cluster.limit, ansible=cluster.ansible)))
     chosen = choose(cluster.launcher, cluster.inventory, cluster.limit, progress, cluster.slurm, cluster.ansible)
     return Machines(chosen, hosts, cluster.python)
 

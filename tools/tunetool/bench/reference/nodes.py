@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tunetool.bench.reference.request import VERIFY, Request
 from tunetool.fleet.capacity import ask_hosts
+from tunetool.fleet.playbook import HostSelection
 from tunetool.measure.progress import Progress
 from tunetool.node.machine.capacity import Capacity
 from tunetool.record import FleetHost, Part, Record, Status, Verdict
@@ -84,14 +85,12 @@ class Nodes(Gate):
 
     def _look(self, name: str) -> None:
         request = self.request
-        answers = ask_hosts(
+        selection = HostSelection(
             request.cluster.inventory,  # type: ignore[arg-type]  # a chain over hosts has an inventory
             ",".join(self.names),
-            str(request.target),
-            str(request.memory),
-            self.progress,
-            request.cluster.ansible,
+            ansible=request.cluster.ansible,
         )
+        answers = ask_hosts(selection, str(request.target), str(request.memory), self.progress)
         for host, why in answers.silent.items():
             self.leave_out(host, "error", f"before {name}", [why], lost=True)
 

@@ -13,6 +13,7 @@ from tunetool.bench.checkpoint.states import shape
 from tunetool.bench.reference import headlines
 from tunetool.bench.reference.chain import Outcome, Step
 from tunetool.bench.reference.request import Request, parts_without
+from tunetool.fleet.playbook import HostSelection
 from tunetool.fleet.run_on_hosts import Call, HostCommand, record_over, run_everywhere
 from tunetool.measure.progress import MovingProgress
 from tunetool.record import Record
@@ -45,17 +46,12 @@ def _verify(request: Request, progress: MovingProgress) -> Outcome:
     if cluster.inventory is not None:
         fleet = verify_fleet(
             FleetRequest(
-                inventory=cluster.inventory,
-                limit=cluster.limit,
+                selection=HostSelection(cluster.inventory, cluster.limit, ansible=cluster.ansible),
                 expect=request.expect,
                 duration=request.duration,
                 target=str(target) if target is not None else None,
-                allow_busy=request.run.allow_busy,
-                runs_dir=request.run.runs_dir,
-                dry_run=request.run.dry_run,
                 python=cluster.python,
-                command=request.run.command,
-                ansible=cluster.ansible,
+                run=request.run,
             ),
             progress,
         )
@@ -111,17 +107,11 @@ def checkpoint_arguments(request: Request) -> list[str]:
 
 def _checkpoint_on_hosts(request: Request, inventory: Path, progress: MovingProgress) -> Outcome:
     wanted = HostCommand("run_tunetool", checkpoint_arguments(request), command=["bench", "checkpoint"])
+    selection = HostSelection(inventory, request.cluster.limit, ansible=request.cluster.ansible)
     words = "`tunetool bench checkpoint --dry-run` on a host says what would be written there"
     fleet = run_everywhere(
         wanted,
-        Call(
-            inventory,
-            request.cluster.limit,
-            None,
-            request.run.runs_dir,
-            words if request.run.dry_run else None,
-            request.cluster.ansible,
-        ),
+        Call(selection, request.run.runs_dir, words if request.run.dry_run else None),
         _CHECKPOINT_SECONDS,
         progress,
         figures=_kind,

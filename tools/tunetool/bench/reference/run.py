@@ -15,6 +15,7 @@ from tunetool.bench.reference.parts import steps
 from tunetool.bench.reference.request import KIND, PARTS, Asked, Request
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.fleet.capacity import ask_hosts
+from tunetool.fleet.playbook import HostSelection
 from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
@@ -115,7 +116,8 @@ def _look(asked: Asked, progress: MovingProgress) -> tuple[Mapping[str, Capacity
         capacities: Mapping[str, Capacity] = {socket.gethostname(): read_capacity(target, str(asked.memory))}
         silent: dict[str, str] = {}
     else:
-        answers = ask_hosts(cluster.inventory, cluster.limit, target, str(asked.memory), progress, cluster.ansible)
+        selection = HostSelection(cluster.inventory, cluster.limit, ansible=cluster.ansible)
+        answers = ask_hosts(selection, target, str(asked.memory), progress)
         capacities, silent = answers.capacities, dict(answers.silent)
     silent |= {name: node.problem for name, node in capacities.items() if node.problem}
     return {name: node for name, node in capacities.items() if name not in silent}, silent
