@@ -11,12 +11,14 @@ from tunetool.measure.ladder.budget import EXPECTED, RANDOM_READS
 from tunetool.measure.ladder.causes import DriveFacts, Facts, SharedLink, Step, diagnose, slow_drives
 from tunetool.measure.ladder.files import RANDOM
 from tunetool.measure.ladder.rows import steps
+from tunetool.node.machine.drives import Link
 
 GB, MIB = 10**9, 2**20
+LINK = Link(16.0, 4, 16.0, 4)
 
 
 def drive(number: int, **changes: Any) -> DriveFacts:
-    return replace(DriveFacts(f"SER{number}", f"nvme{number}n1", 7.0 * GB, 16.0, 4, 16.0, 4, "none"), **changes)
+    return replace(DriveFacts(f"SER{number}", f"nvme{number}n1", 7.0 * GB, LINK, "none"), **changes)
 
 
 DRIVES = tuple(drive(number) for number in range(8))
@@ -41,8 +43,20 @@ def shared(carries: float, *numbers: int) -> Facts:
 
 CASES = [
     # kind and its changes, facts, cause, words of what was found, words of the cure
-    ("link", step("alone"), facts(3, alone=3.4 * GB, width=2), ["`SER3`", "x2", "x4 is possible"], "reseat"),
-    ("link", step("alone"), facts(3, alone=1.7 * GB, speed_gts=2.5), ["2.5 GT/s", "16 GT/s"], "reseat"),
+    (
+        "link",
+        step("alone"),
+        facts(3, alone=3.4 * GB, link=replace(LINK, current_width=2)),
+        ["`SER3`", "x2", "x4 is possible"],
+        "reseat",
+    ),
+    (
+        "link",
+        step("alone"),
+        facts(3, alone=1.7 * GB, link=replace(LINK, current_speed_gts=2.5)),
+        ["2.5 GT/s", "16 GT/s"],
+        "reseat",
+    ),
     ("slow-drive", step("alone"), facts(5, alone=0.5 * GB), ["`SER5`", "7% of the others"], "nvme smart-log"),
     ("slow-drive", step("array"), facts(5, alone=2.0 * GB), ["`SER5`", "29% of the others"], "replace_drive.yml"),
     ("shared-link", step("together"), shared(15.75, 0, 1, 2, 3), ["4 drives", "`0000:40:01.0`", "x8"], "root ports"),
@@ -148,7 +162,10 @@ def test_every_cause_has_a_row() -> None:
         (step("sustained", direction="write"), HEALTHY),
         (step("sustained", direction="read", falling=True), HEALTHY),
         (step("filesystem"), replace(HEALTHY, chunk_bytes=None, stripe_unit_bytes=None)),
-        (step("filesystem"), facts(of_all={"scheduler": None, "speed_gts": None, "alone": None})),
+        (
+            step("filesystem"),
+            facts(of_all={"scheduler": None, "link": replace(LINK, current_speed_gts=None), "alone": None}),
+        ),
         (step("checkpoint", threads=1, files=1, cores_used=0.3), HEALTHY),
         (step("filesystem"), replace(HEALTHY, mount_options=("rw", "discard", "sync"))),
         (step("engine"), replace(HEALTHY, mount_options=("rw", "strictatime"))),

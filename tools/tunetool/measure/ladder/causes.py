@@ -7,9 +7,11 @@ before a drive that is merely slow.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tunetool.measure.ladder.budget import EXPECTED
+from tunetool.node.machine.drive_health import possible_link
+from tunetool.node.machine.drives import Link
 from tunetool.node.machine.pcie_links import downgraded
 from tunetool.node.units import format_bandwidth, format_size_binary
 from tunetool.record import Loss
@@ -45,11 +47,7 @@ class DriveFacts:
     name: str
     alone: float | None = None
     """Bytes per second."""
-    speed_gts: float | None = None
-    width: int | None = None
-    possible_gts: float | None = None
-    """Of the drive and the slot, what both allow."""
-    possible_width: int | None = None
+    link: Link = field(default_factory=Link)
     scheduler: str | None = None
     best: float | None = None
     """The best of its samples; None: as ``alone``. One that only jitters is not called slow."""
@@ -57,7 +55,7 @@ class DriveFacts:
     @property
     def downgraded(self) -> bool:
         """Whether its link runs below what drive and slot allow."""
-        return downgraded(self.speed_gts, self.width, self.possible_gts, self.possible_width)
+        return downgraded(self.link.current_speed_gts, self.link.current_width, *possible_link(self.link))
 
 
 @dataclass(frozen=True)
@@ -133,12 +131,19 @@ def _link(step: Step, facts: Facts) -> Cause | None:
     bad = [drive for drive in facts.drives if drive.downgraded]
     if not bad:
         return None
-    links = "; ".join(
-        f"the link of `{drive.serial}` runs at {drive.speed_gts:g} GT/s x{drive.width}, "
-        f"{drive.possible_gts or 0:g} GT/s x{drive.possible_width} is possible"
-        for drive in bad
+    return (
+        "link",
+        "; ".join(map(_runs_below, bad)),
+        "reseat that drive, then its cable or riser; its slot's speed may be set in the firmware",
     )
-    return "link", links, "reseat that drive, then its cable or riser; its slot's speed may be set in the firmware"
+
+
+def _runs_below(drive: DriveFacts) -> str:
+    speed, width = possible_link(drive.link)
+    return (
+        f"the link of `{drive.serial}` runs at {drive.link.current_speed_gts:g} GT/s x{drive.link.current_width}, "
+        f"{speed or 0:g} GT/s x{width} is possible"
+    )
 
 
 def _slow_drive(step: Step, facts: Facts) -> Cause | None:

@@ -10,7 +10,6 @@ from tunetool.measure.ladder.raw import ALONE
 from tunetool.node.array.stripe import NoStripe, read_stripe
 from tunetool.node.machine.block_queue import active_scheduler
 from tunetool.node.machine.block_stack import BlockStack
-from tunetool.node.machine.drive_health import possible_link
 from tunetool.node.machine.drives import Drive
 from tunetool.node.machine.pcie_links import link_bandwidth, shared_ports
 from tunetool.node.volume.xfs_geometry import geometry_of_mount
@@ -52,16 +51,12 @@ def _chunk(stack: BlockStack, root: str) -> int | None:
 
 
 def _drive(drive: Drive, alone: Measurement | None, root: str) -> DriveFacts:
-    speed, width = possible_link(drive.link)
     return DriveFacts(
         serial=drive.serial or drive.name,
         name=drive.name,
         alone=alone.value if alone else None,
         best=alone.confidence.high if alone and alone.confidence else None,
-        speed_gts=drive.link.current_speed_gts,
-        width=drive.link.current_width,
-        possible_gts=speed,
-        possible_width=width,
+        link=drive.link,
         scheduler=active_scheduler(drive.name, root),
     )
 
