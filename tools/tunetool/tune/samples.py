@@ -104,16 +104,7 @@ def figures(samples: Samples, conditions: Mapping[str, Scalar]) -> list[Measurem
 def name_of(settings: AioSettings, direction: Direction) -> str:
     """The name of a measurement: ``tune.read.1048576x32x4``, and the flags that are set."""
     shape = f"{settings.block_size}x{settings.queue_depth}x{settings.intra_op_parallelism}"
-    flags = [
-        flag
-        for flag, shown in (
-            ("single", settings.single_submit),
-            ("sequential", not settings.overlap_events),
-            ("gds", settings.use_gds),
-        )
-        if shown
-    ]
-    return ".".join(["tune", direction, "-".join([shape, *flags])])
+    return ".".join(["tune", direction, "-".join([shape, *settings.flags])])
 
 
 def _figure(

@@ -22,6 +22,12 @@ class AioSettings:
     overlap_events: bool
     use_gds: bool = False
 
+    @property
+    def flags(self) -> list[str]:
+        """The flags that differ from DeepSpeed's defaults, in short."""
+        flags = {"single": self.single_submit, "sequential": not self.overlap_events, "gds": self.use_gds}
+        return [name for name, is_set in flags.items() if is_set]
+
     def block(self) -> dict[str, int | bool]:
         """The block for DeepSpeed's configuration: numbers and booleans."""
         return asdict(self)
@@ -29,16 +35,7 @@ class AioSettings:
     def __str__(self) -> str:
         """The settings in short, for people: ``1 MiB x 32 x 4, single, sequential``."""
         shape = f"{format_size_binary(self.block_size)} x {self.queue_depth} x {self.intra_op_parallelism}"
-        words = [
-            word
-            for word, shown in (
-                ("single", self.single_submit),
-                ("sequential", not self.overlap_events),
-                ("gds", self.use_gds),
-            )
-            if shown
-        ]
-        return ", ".join([shape, *words])
+        return ", ".join([shape, *self.flags])
 
 
 DEFAULTS = AioSettings(
