@@ -282,9 +282,9 @@ def bench_strategies(scene: Scene) -> Any:
     launching(scene, 3)  # one rank alone, its probe of hooks, one cell
     request = strategies.Request(
         scene.material,
-        matrix.parse("1x1:z2,1x1:z3"),
         Cluster(device="cpu", ranks_per_node=1),
         Settings(steps=10),
+        matrix=matrix.parse("1x1:z2,1x1:z3"),
         rounds=1,
         run=scene.run,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from tunetool.advise.precision import Asked
 from tunetool.errors import UsageProblem
 from tunetool.training.workload import BATCH_SIZE, Device, Training, Workload
 
-__all__ = ["BATCH_SIZE", "IMAGES", "Cluster", "Material", "Settings"]
+__all__ = ["BATCH_SIZE", "IMAGES", "Cluster", "Material", "Settings", "TrainingRequest"]
 
 IMAGES = 200
 
@@ -82,3 +82,12 @@ class Settings(Training):
             checkpoint=str(self.checkpoint) if self.checkpoint is not None else None,
             **{each.name: getattr(self, each.name) for each in fields(Training)},
         )
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What every benchmark that trains is asked: model and data, ranks, settings of the training."""
+
+    material: Material
+    cluster: Cluster = field(default_factory=Cluster)
+    settings: Settings = field(default_factory=Settings)

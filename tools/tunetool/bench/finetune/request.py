@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tunetool.measure.session import Run
-from tunetool.training.settings import Cluster, Material, Settings
+from tunetool.training.settings import TrainingRequest
 
 KIND = "bench.finetune"
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(TrainingRequest):
     """The options of the call."""
 
-    material: Material
-    cluster: Cluster = field(default_factory=Cluster)
-    settings: Settings = field(default_factory=Settings)
     prepare_only: bool = False
     """Only make model and data; a record is then kept only after an error."""
     run: Run = field(default_factory=Run)

@@ -10,7 +10,7 @@ from tunetool.bench import defaults
 from tunetool.bench.defaults import STAGING_ROUNDS
 from tunetool.bench.staging.published import SCENARIOS, Scenario
 from tunetool.measure.session import Run
-from tunetool.training.settings import Cluster, Material, Settings
+from tunetool.training.settings import TrainingRequest
 
 KIND = "bench.staging"
 ROUNDS = STAGING_ROUNDS
@@ -18,12 +18,9 @@ SHM = Path(defaults.SHM)
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(TrainingRequest):
     """The options of the call. ``material`` is on bulk storage; ``memory``: the directory to which it is staged."""
 
-    material: Material
-    cluster: Cluster = field(default_factory=Cluster)
-    settings: Settings = field(default_factory=Settings)
     memory: Path = SHM
     scenarios: Sequence[Scenario] = SCENARIOS
     rounds: int = ROUNDS

@@ -9,7 +9,7 @@ from tunetool.bench.defaults import NETWORK_SECONDS, STRATEGIES_ROUNDS, STRATEGI
 from tunetool.bench.strategies.matrix import Cell
 from tunetool.errors import UsageProblem
 from tunetool.measure.session import Run
-from tunetool.training.settings import Cluster, Material, Settings
+from tunetool.training.settings import Settings, TrainingRequest
 
 KIND = "bench.strategies"
 STEPS, ROUNDS = STRATEGIES_STEPS, STRATEGIES_ROUNDS
@@ -18,12 +18,10 @@ WARM_UP = 2
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(TrainingRequest):
     """The options of the call."""
 
-    material: Material
-    matrix: Sequence[Cell]
-    cluster: Cluster = field(default_factory=Cluster)
+    matrix: Sequence[Cell] = field(kw_only=True)
     settings: Settings = field(default_factory=lambda: Settings(steps=STEPS))
     rounds: int = ROUNDS
     network_seconds: float = float(NETWORK_SECONDS)
