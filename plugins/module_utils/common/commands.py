@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Any, Sequence
 
 
 class CommandError(Exception):
@@ -25,6 +25,23 @@ class Result:
     stderr: str
 
 
+def captured(argv: Sequence[str], timeout: float, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``argv`` without input, and keep what it prints as text, whatever its exit status is.
+
+    ``timeout`` is in seconds; ``settings``: further ones of ``subprocess.run``, whose exceptions it raises.
+    """
+    return subprocess.run(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        check=False,
+        **settings,
+    )
+
+
 def run(argv: Sequence[str], accept: Sequence[int] = (0,), timeout: float = 300.0) -> Result:
     """Run ``argv`` without a shell and without input, in the C locale.
 
@@ -34,16 +51,7 @@ def run(argv: Sequence[str], accept: Sequence[int] = (0,), timeout: float = 300.
     # A login without /sbin on its PATH (an ordinary user, some cron) must still find mdadm and wipefs.
     path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
     try:
-        done = subprocess.run(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-            env=dict(os.environ, LC_ALL="C", PATH=path),
-        )
+        done = captured(argv, timeout, env=dict(os.environ, LC_ALL="C", PATH=path))
     except FileNotFoundError:
         raise NotInstalled("`%s` is not installed" % argv[0]) from None
     except subprocess.TimeoutExpired:

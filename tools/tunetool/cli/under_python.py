@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tunetool import __version__
 from tunetool.errors import CannotJudge
+from tunetool.node.common.commands import captured
 from tunetool.training_python import DEEPSPEED, TrainingPython, choose
 
 _STARTED_BY = "TUNETOOL_TRAINING_PYTHON"
@@ -51,17 +52,7 @@ def _check(chosen: TrainingPython, needs: Sequence[str], environment: Mapping[st
     hint = f"install `tunetool[finetune]` {__version__} into it"
     hint += ", or name another with `--python`" if chosen.named_by == "--python" else ": `site.yml` does"
     try:
-        done = subprocess.run(
-            [str(python), "-c", _ASK % (list(needs),)],
-            cwd="/",
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
+        done = captured([str(python), "-c", _ASK % (list(needs),)], _SECONDS, cwd="/", env=dict(environment))
         packages, version = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else ({}, None)
     except OSError as error:
         raise CannotJudge(f"`{python}` does not start: {error.strerror}", hint) from None

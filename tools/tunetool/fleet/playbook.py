@@ -23,6 +23,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.fleet import ansible_options
 from tunetool.measure.marked_processes import swept_away
 from tunetool.measure.progress import Progress
+from tunetool.node.common.commands import captured
 from tunetool.node.play.host_summary import one_line
 from tunetool.node.play.tunetool_command import MARK
 from tunetool.node.units import format_count
@@ -129,16 +130,7 @@ def announce(names: Sequence[str], forks: int | None, progress: Progress) -> int
 def ask_ansible(argv: Sequence[str], inventory: Path, playbook: Playbook) -> subprocess.CompletedProcess[str]:
     """What a program of Ansible's says of an inventory. Raises ``CannotJudge`` where it takes too long."""
     try:
-        return subprocess.run(
-            argv,
-            env=ansible_environment(playbook),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=_READ_SECONDS,
-            check=False,
-        )
+        return captured(argv, _READ_SECONDS, env=ansible_environment(playbook))
     except subprocess.TimeoutExpired:
         raise CannotJudge(f"`{inventory}` was not read within {_READ_SECONDS} s") from None
 

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 import tunetool
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.measure.progress import Progress
-from tunetool.node.common.commands import CommandError
+from tunetool.node.common.commands import CommandError, captured
 from tunetool.node.common.control_pip import package_wheel, platform_options
 from tunetool.node.common.files import replace_file
 from tunetool.node.common.refusal import Refusal
@@ -290,16 +290,8 @@ class _Filling:
         index = ["--index-url", self.request.index_url] if self.request.index_url else []
         argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--no-input"]
         try:
-            done = subprocess.run(
-                [*argv, *arguments[:1], *index, *arguments[1:]],
-                env={**os.environ, **(variables or {})},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_PIP_SECONDS,
-                check=False,
-            )
+            command = [*argv, *arguments[:1], *index, *arguments[1:]]
+            done = captured(command, _PIP_SECONDS, env={**os.environ, **(variables or {})})
         except subprocess.TimeoutExpired:
             raise CannotJudge(
                 f"pip did not end within {_PIP_SECONDS:.0f} s", "call again: what is there stays"

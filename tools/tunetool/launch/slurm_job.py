@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.node.common.commands import captured
 from tunetool.node.play.host_summary import one_line
 
 _TICK = 0.2
@@ -138,16 +139,7 @@ def _job_id(out: str) -> str:
 def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a program of Slurm. Never raises: an error is exit status 1, since a controller may be restarting."""
     try:
-        return subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_CALL_SECONDS,
-            check=False,
-            start_new_session=True,
-        )
+        return captured(argv, _CALL_SECONDS, start_new_session=True)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(argv, 1, "", str(error))
 
