@@ -8,6 +8,7 @@ import resource
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tunetool.loading import random_weights, safetensors_files
 from tunetool.stage.whole_directory import need_room
 from tunetool.training.model import reference_model
 from tunetool.training.preparation import MANIFEST, prepare
+from tunetool.training.settings import Material
 
 
 @pytest.fixture(scope="module")
@@ -257,57 +259,59 @@ def test_what_was_prepared_is_used_again_and_only_for_what_it_is(tmp_path: Path)
     data.mkdir()
     (data / "dataset_info.json").write_text("{}")
     target, progress = tmp_path / "not/there/yet", Quiet()
+    asked = Material("tiny", data, 0, target, 3)
 
-    planned = prepare("tiny", data, 0, target, 3, progress, dry_run=True)
+    planned = prepare(asked, progress, dry_run=True)
     assert not (tmp_path / "not").exists()
     assert "makes the model `tiny`" in progress.lines[0]
 
     # What a killed run leaves: a hidden sibling, half of it.
     target.mkdir(parents=True)
     shutil.copytree(data, target / f".{planned.model.name}.tunetool-stage-0123456789ab")
-    material = prepare("tiny", data, 0, target, 3, progress)
+    material = prepare(asked, progress)
     assert material == planned
     assert [path.name for path in target.iterdir()] == [material.model.name]
     reference_model.check(material.model)
     assert progress.done[-1] == reference_model.describe("tiny").bytes
     before, lines = (material.model / MANIFEST).stat().st_ino, list(progress.lines)
 
-    assert prepare("tiny", data, 0, target, 3, progress) == material
+    assert prepare(asked, progress) == material
     assert (material.model / MANIFEST).stat().st_ino == before
     assert progress.lines == lines
 
     with pytest.raises(UsageProblem, match="was made with seed 3, needed is 4") as caught:
-        prepare("tiny", data, 0, target, 4, progress)
+        prepare(replace(asked, seed=4), progress)
     assert caught.value.hint == f"remove `{material.model}`, or name another `--target`"
 
     _cut(material.model / SECOND, 5)
     with pytest.raises(UsageProblem, match="cut short") as caught:
-        prepare("tiny", data, 0, target, 3, progress)
+        prepare(asked, progress)
     assert f"remove `{material.model}`" in str(caught.value.hint)
 
     (material.model / MANIFEST).unlink()
     with pytest.raises(UsageProblem, match="was not made by tunetool"):
-        prepare("tiny", data, 0, target, 3, progress)
+        prepare(asked, progress)
 
 
 def test_a_directory_of_the_users_is_checked_and_left_as_it_is(copy: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
+    asked = Material(str(copy), data, 0, tmp_path / "target")
     with pytest.raises(UsageProblem, match=r"data` has no `dataset_info.json`"):
-        prepare(str(copy), data, 0, tmp_path / "target", 0, Quiet())
+        prepare(asked, Quiet())
     (data / "dataset_info.json").write_text("{}")
-    assert prepare(str(copy), data, 0, tmp_path / "target", 0, Quiet()).model == copy
+    assert prepare(asked, Quiet()).model == copy
     assert not (tmp_path / "target").exists()
     (copy / SECOND).unlink()
     with pytest.raises(UsageProblem, match=f"{SECOND}` is missing"):
-        prepare(str(copy), data, 0, tmp_path / "target", 0, Quiet())
+        prepare(asked, Quiet())
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     images = free // (3 * 10**6)
     with pytest.raises(CannotJudge, match=r"the model `7b` and .* pictures of 1928x1208 takes") as caught:
-        prepare("7b", None, images, tmp_path / "target", 0, Quiet())
+        prepare(Material("7b", None, images, tmp_path / "target"), Quiet())
     assert "another `--target`" in str(caught.value.hint)
     assert not list((tmp_path / "target").iterdir())
     need_room(tmp_path, 1, "a byte")

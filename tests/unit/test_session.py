@@ -355,8 +355,9 @@ FAULTS: Mapping[str, tuple[Callable[[], BaseException], str]] = {
 def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     """A tiny model and four pictures."""
     folder = tmp_path_factory.mktemp("material")
-    prepare("tiny", None, 4, folder, 0, Quiet())
-    return Material("tiny", images=4, target=folder)
+    made = Material("tiny", images=4, target=folder)
+    prepare(made, Quiet())
+    return made
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch import rank as launched
@@ -42,8 +42,7 @@ TINY = (448, 280)
 """Width and height of pictures for the model ``tiny``, whose training larger ones would dominate."""
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """The directories of model and dataset, ready for the ranks."""
 
     model: Path
@@ -64,37 +63,30 @@ class Part:
 
 
 def prepare(
-    model: str,
-    dataset: Path | None,
-    images: int,
-    target: Path,
-    seed: int,
-    progress: MovingProgress,
-    size: tuple[int, int] | None = None,
-    dry_run: bool = False,
+    material: Material, progress: MovingProgress, size: tuple[int, int] | None = None, dry_run: bool = False
 ) -> Prepared:
-    """Prepare the model (a size or a directory) and the dataset (None: ``images`` synthetic pictures).
+    """Make the model and the dataset where the material does not name directories of the user, which are only checked.
 
-    A directory of the user is only checked. ``size``: width and height of the pictures. ``dry_run``: report what would
-    be made, but make nothing. Raises ``UsageProblem`` for a directory that is incomplete or was made with another seed;
-    ``CannotJudge`` where there is no room, before anything is written.
+    ``size``: width and height of the pictures. ``dry_run``: report what would be made, but make nothing. Raises
+    ``UsageProblem`` for a directory that is incomplete or was made with another seed; ``CannotJudge`` where there is no
+    room, before anything is written.
     """
-    parts = []
-    if model in reference_model.SIZES:
-        found_model = target / f"qwen2.5-vl-{model}"
-        parts.append(_model_part(model, found_model, seed))
+    parts, target = [], material.target or Path()
+    if material.model in reference_model.SIZES:
+        model = target / f"qwen2.5-vl-{material.model}"
+        parts.append(_model_part(material.model, model, material.seed))
     else:
-        found_model = Path(model).absolute()
-        reference_model.check(found_model)
-    width, height = size or (TINY if model == "tiny" else (WIDTH, HEIGHT))
-    if dataset is None:
-        found_dataset = target / f"colours-{images}x{width}x{height}"
-        parts.append(_dataset_part(found_dataset, images, width, height, seed))
+        model = Path(material.model).absolute()
+        reference_model.check(model)
+    width, height = size or (TINY if material.model == "tiny" else (WIDTH, HEIGHT))
+    if material.dataset is None:
+        dataset = target / f"colours-{material.images}x{width}x{height}"
+        parts.append(_dataset_part(dataset, material.images, width, height, material.seed))
     else:
-        found_dataset = dataset.absolute()
-        if not (found_dataset / "dataset_info.json").is_file():
+        dataset = material.dataset.absolute()
+        if not (dataset / "dataset_info.json").is_file():
             raise UsageProblem(
-                f"`{found_dataset}` has no `dataset_info.json`", "a dataset is a directory as LLaMA-Factory reads it"
+                f"`{dataset}` has no `dataset_info.json`", "a dataset is a directory as LLaMA-Factory reads it"
             )
     if parts and not dry_run:
         try:
@@ -110,7 +102,7 @@ def prepare(
         _need_libraries()
         for part in missing:
             _make(part, progress)
-    return Prepared(found_model, found_dataset)
+    return Prepared(model, dataset)
 
 
 def _need_libraries() -> None:
@@ -237,10 +229,8 @@ def prepare_here(material: Material, host: str, progress: MovingProgress, look: 
 
     Raises ``TunetoolError`` as ``prepare`` does.
     """
-    made = prepare(
-        material.model, material.dataset, material.images, material.target or Path(), material.seed, progress
-    )
-    stacks = [read_stack(str(path.resolve())) for path in (made.model, made.dataset)]
+    made = prepare(material, progress)
+    stacks = [read_stack(str(path.resolve())) for path in made]
     other_work: list[str] = []
     if look:
         with progress.step("looking for other work", busy.LOOK_SECONDS) as tick:

@@ -40,9 +40,7 @@ def announcement(request: Request, machines: Machines) -> list[str]:
 
 def _say_what_is_missing(request: Request, progress: MovingProgress) -> None:
     """Check the request. Raises the same errors as the run."""
-    material = request.material
-    target = material.target or Path()
-    prepare(material.model, material.dataset, material.images, target, material.seed, progress, dry_run=True)
+    prepare(request.material, progress, dry_run=True)
 
 
 @dataclass

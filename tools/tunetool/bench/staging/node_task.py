@@ -117,10 +117,7 @@ def answer(task: Task, progress: MovingProgress) -> Answer:
 def look(task: Task) -> Answer:
     """Sizes, also of what is not made yet, and room. Raises ``UsageProblem`` if they do not fit."""
     asked, memory = task.material, Path(task.memory)
-    target = asked.target or Path()
-    prepared = prepare(
-        asked.model, asked.dataset, asked.images, target, asked.seed, RankProgress(quiet=True), dry_run=True
-    )
+    prepared = prepare(asked, RankProgress(quiet=True), dry_run=True)
     sizes = _sizes(asked, prepared)
     bulk = read_stack(nearest(prepared.model))
     reply = Answer(
@@ -137,7 +134,7 @@ def look(task: Task) -> Answer:
         memory=read_stack(str(memory.resolve())).medium,
         ram=bytes_left(),
         gpus=gpus(os.environ),
-        missing=tuple(str(each) for each in (prepared.model, prepared.dataset) if not each.is_dir()),
+        missing=tuple(str(each) for each in prepared if not each.is_dir()),
     )
     if not reply.room.fits:
         raise UsageProblem(
