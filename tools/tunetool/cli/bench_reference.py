@@ -9,7 +9,7 @@ import click
 
 from tunetool.bench.defaults import CHECKPOINT_MODEL, SHM, STAGING_ROUNDS, STATE_BYTES
 from tunetool.cli import options
-from tunetool.cli.options import HostsCommand, need_inventory, option, takes
+from tunetool.cli.options import HostsCommand, need_inventory, option, repeatable, takes
 from tunetool.cli.output import finish
 from tunetool.cli.training_options import TrainingOptions
 from tunetool.cli.values import SIZE, TEXT, parse_expectations
@@ -27,9 +27,8 @@ class Options(TrainingOptions):
     all_or_nothing: bool = option(
         "--all-or-nothing", is_flag=True, help="With -i: stop where a node fails verify or does not answer."
     )
-    skip: tuple[str, ...] = option(
+    skip: tuple[str, ...] = repeatable(
         "--skip",
-        multiple=True,
         metavar="PART",
         help="Part to leave out: verify, checkpoint, staging or strategies. Repeatable.",
     )

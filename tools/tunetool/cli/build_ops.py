@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import click
 
 from tunetool.cli import options
-from tunetool.cli.options import Dry, option, takes
+from tunetool.cli.options import Dry, option, repeatable, takes
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,8 @@ class Options(Dry):
     """What the call says."""
 
     python: str | None = options.python()
-    ops: tuple[str, ...] = option(
+    ops: tuple[str, ...] = repeatable(
         "--op",
-        multiple=True,
         type=click.Choice(["async_io", "gds", "utils", "cpu_adam"]),
         help="Op to compile. Repeatable. Default: all that this machine can compile.",
     )

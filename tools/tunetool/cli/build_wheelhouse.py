@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tunetool.cli.options import Dry, argument, option, takes
+from tunetool.cli.options import Dry, argument, option, repeatable, takes
 from tunetool.cli.values import PATH
 from tunetool.errors import UsageProblem
 
@@ -21,33 +21,27 @@ class Options(Dry):
     """What the call says."""
 
     directory: Path = argument("DIR", type=PATH)
-    python_versions: tuple[str, ...] = option(
+    python_versions: tuple[str, ...] = repeatable(
         "--python-version",
-        multiple=True,
         default=("3.11",),
-        show_default=True,
         metavar="X.Y",
         help="Python version of the nodes. Repeatable.",
     )
-    machines: tuple[str, ...] = option(
+    machines: tuple[str, ...] = repeatable(
         "--machine",
-        multiple=True,
         default=(platform.machine(),),
         show_default="this machine's",
         metavar="TYPE",
         help="Machine type of the nodes, as `uname -m` prints it. Repeatable.",
     )
-    builds: tuple[str, ...] = option(
+    builds: tuple[str, ...] = repeatable(
         "--build",
-        multiple=True,
         metavar="cpu|cuNNN",
         help="Build of torch, such as cu126 or cpu. Repeatable. Default: the one that the lock names.",
     )
-    trainers: tuple[str, ...] = option(
+    trainers: tuple[str, ...] = repeatable(
         "--trainer",
-        multiple=True,
         default=("deepspeed",),
-        show_default=True,
         type=click.Choice(["deepspeed", "lightning"]),
         help="Trainer that the environments are made for. Repeatable.",
     )

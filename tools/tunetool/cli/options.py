@@ -29,8 +29,13 @@ _KEY = "click"
 def option(*names: str, **settings: Any) -> Any:
     """A field that is an option; ``settings`` are those of ``click.option``. ``--help`` shows a default."""
     if "default" in settings:
-        settings["show_default"] = True
+        settings.setdefault("show_default", True)
     return field(metadata={_KEY: functools.partial(click.option, *names, **settings)})
+
+
+def repeatable(*names: str, **settings: Any) -> Any:
+    """A field that is an option which may be given several times."""
+    return option(*names, multiple=True, **settings)
 
 
 def argument(metavar: str, **settings: Any) -> Any:
@@ -97,7 +102,6 @@ def precision() -> Any:
         "--precision",
         type=click.Choice(["auto", "bf16", "fp16"]),
         default="auto",
-        show_default=True,
         help="Number format on GPUs. auto: bf16 where every GPU has it (compute capability 8.0), else fp16 with loss "
         "scaling. CPUs compute in fp32.",
     )
@@ -163,9 +167,8 @@ def duration_of_sample() -> Any:
 
 def expect() -> Any:
     """``--expect`` of ``verify``."""
-    return option(
+    return repeatable(
         "--expect",
-        multiple=True,
         metavar="RATE",
         help="Expected speed: `50GBps` (sequential read) or `read=50GBps,write=25GBps`; with --level full also "
         "`randread-4k=5MIOPS`, `randread-64k`, `randread-1m`. Default: the manifest's.",

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunetool.cli.options import Measuring, OnHosts, need_inventory, number, option, precision, python, seed, target
+from tunetool.cli.options import (
+    Measuring,
+    OnHosts,
+    need_inventory,
+    number,
+    option,
+    precision,
+    python,
+    repeatable,
+    seed,
+    target,
+)
 from tunetool.cli.values import DIRECTORY, TEXT
 from tunetool.errors import UsageProblem
 
@@ -72,9 +83,8 @@ class TrainingOptions(Measuring, OnHosts):
         default="auto",
         help="Launcher of the ranks. auto: torchrun on this node, or over ssh with -i.",
     )
-    slurm: tuple[str, ...] = option(
+    slurm: tuple[str, ...] = repeatable(
         "--slurm",
-        multiple=True,
         metavar="KEY=VALUE",
         help="With --launcher slurm: setting of the batch script. Repeatable.",
     )

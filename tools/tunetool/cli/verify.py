@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunetool.cli import options
-from tunetool.cli.options import HostsCommand, Measuring, OnManyHosts, need_inventory, option, takes
+from tunetool.cli.options import HostsCommand, Measuring, OnManyHosts, need_inventory, option, repeatable, takes
 from tunetool.cli.output import finish
 from tunetool.cli.values import PATH, TEXT, TOLERANCE, parse_expectations
 from tunetool.errors import UsageProblem
@@ -45,9 +45,8 @@ class Options(Measuring, OnManyHosts):
         "--manifest", type=PATH, help="Manifest of the node. Default: /etc/tunetool/node.json."
     )
     python: str | None = options.python(hosts=True)
-    require: tuple[str, ...] = option(
+    require: tuple[str, ...] = repeatable(
         "--require",
-        multiple=True,
         type=click.Choice(["deepspeed"]),
         help="Part without which there is no pass. Default: DeepSpeed's I/O where the node has a training environment "
         "with its op; elsewhere it is measured if it can be, and not judged.",
