@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ class Facts:
 def findings(facts: Facts) -> list[Finding]:
     """All findings: of the hardware first, then of what was built on it, then of the container."""
     result = [_health(check) for check in facts.checks if check.status in (FAIL, UNKNOWN)]
-    for rule in (
+    rules: Sequence[Callable[[Facts], Iterable[Finding]]] = (
         _links,
         _gpus,
         _different_drives,
@@ -50,7 +50,8 @@ def findings(facts: Facts) -> list[Finding]:
         _memory,
         _cufile,
         _manifest,
-    ):
+    )
+    for rule in rules:
         result += rule(facts)
     return result + container_findings(
         facts.shown,
@@ -85,8 +86,7 @@ def _links(facts: Facts) -> list[Finding]:
     ]
 
 
-def _gpus(facts: Facts) -> list[Finding]:
-    problems = []
+def _gpus(facts: Facts) -> Iterator[Finding]:
     for gpu in facts.shown.gpus:
         narrow = gpu.link.width is not None and gpu.link.width < (gpu.link.possible_width or 0)
         if narrow:
@@ -95,28 +95,19 @@ def _gpus(facts: Facts) -> list[Finding]:
             remedy = "inspect again under load: an idle GPU may slow its link down; if it stays slow, reseat it"
         else:
             continue
-        problems.append(
-            Finding(
-                id="gpu.link",
-                found=f"GPU {gpu.index} ({gpu.address}) runs at {_actual_and_possible(gpu.link)}",
-                remedy=remedy,
-            )
-        )
+        runs = f"GPU {gpu.index} ({gpu.address}) runs at {_actual_and_possible(gpu.link)}"
+        yield Finding(id="gpu.link", found=runs, remedy=remedy)
     if facts.shown.gpus and facts.shown.driver is None:
-        problems.append(
-            Finding(
-                id="gpu.driver",
-                found=f"{len(facts.shown.gpus)} NVIDIA GPUs, but no NVIDIA kernel driver is loaded",
-                remedy="install the open NVIDIA kernel module (GPUDirect Storage needs it), then `modprobe nvidia`",
-            )
+        yield Finding(
+            id="gpu.driver",
+            found=f"{len(facts.shown.gpus)} NVIDIA GPUs, but no NVIDIA kernel driver is loaded",
+            remedy="install the open NVIDIA kernel module (GPUDirect Storage needs it), then `modprobe nvidia`",
         )
-    return problems
 
 
-def _different_drives(facts: Facts) -> list[Finding]:
+def _different_drives(facts: Facts) -> Iterator[Finding]:
     """Differences between the data drives, which form one array."""
     data = [drive for drive in facts.shown.drives if drive.data]
-    differing = []
     rows: tuple[tuple[str, str, Sequence[tuple[Drive, str]], str], ...] = (
         (
             "drives.firmware",
@@ -145,26 +136,22 @@ def _different_drives(facts: Facts) -> list[Finding]:
             rare = min(kinds, key=lambda value: len(kinds[value]))
             named = ", ".join(f"`{serial}`" for serial in kinds[rare][:4])
             serials = f"the data drives differ in {what}: {rare} on {named}{' ...' if len(kinds[rare]) > 4 else ''}"
-            differing.append(Finding(id=identity, found=serials, remedy=remedy))
+            yield Finding(id=identity, found=serials, remedy=remedy)
     odd = [drive for drive in data if drive.metadata_bytes]
     if odd:
         serials = ", ".join(f"`{drive.serial}`" for drive in odd)
-        differing.append(
-            Finding(
-                id="drives.metadata",
-                found=f"{serials}: metadata bytes in every block, which md and XFS cannot use",
-                remedy="format without metadata (`nvme format --lbaf`), which erases; `site.yml` prints the command",
-            )
+        yield Finding(
+            id="drives.metadata",
+            found=f"{serials}: metadata bytes in every block, which md and XFS cannot use",
+            remedy="format without metadata (`nvme format --lbaf`), which erases; `site.yml` prints the command",
         )
-    return differing
 
 
 def _models(drives: Sequence[Drive]) -> int:
     return len({drive.model for drive in drives})
 
 
-def _arrays(facts: Facts) -> list[Finding]:
-    problems = []
+def _arrays(facts: Facts) -> Iterator[Finding]:
     mounted = {filesystem.device for filesystem in facts.shown.filesystems}
     for array in facts.shown.arrays:
         name = f"array `{array.name or array.device}`"
@@ -175,16 +162,13 @@ def _arrays(facts: Facts) -> list[Finding]:
                 "look for the drive in the kernel's log; a RAID0 that lost one is rebuilt by "
                 "`playbooks/replace_drive.yml`"
             )
-            problems.append(Finding(id="array.state", found=f"{name} does not serve: {reason}", remedy=remedy))
+            yield Finding(id="array.state", found=f"{name} does not serve: {reason}", remedy=remedy)
         elif f"/dev/{array.device}" not in mounted and facts.shown.host.container is None:
-            problems.append(
-                Finding(
-                    id="array.mount",
-                    found=f"{name} is not mounted",
-                    remedy="`mount` its place in /etc/fstab, or build the volume with `site.yml`",
-                )
+            yield Finding(
+                id="array.mount",
+                found=f"{name} is not mounted",
+                remedy="`mount` it by its line in /etc/fstab, or build the volume with `site.yml`",
             )
-    return problems
 
 
 def _nothing_built(facts: Facts) -> list[Finding]:

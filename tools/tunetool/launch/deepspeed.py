@@ -21,14 +21,13 @@ from typing import Any
 
 from tunetool.errors import UsageProblem
 from tunetool.fleet import ansible_options
-from tunetool.fleet.playbook import HostSelection, find_playbook
-from tunetool.launch.hosts import PLAYBOOK, Host, from_inventory, host_variables
+from tunetool.fleet.playbook import find_playbook
+from tunetool.launch.hosts import PLAYBOOK, Host, host_variables
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed, tail
-from tunetool.launch.ssh import Guards, check_hosts
+from tunetool.launch.ssh import Guards, InventoryLauncher
 from tunetool.launch.this_machine import judge
 from tunetool.measure.marked_processes import swept_away
-from tunetool.measure.progress import Progress
 from tunetool.measure.worker import describe_end
 from tunetool.training_python import choose
 
@@ -37,14 +36,10 @@ _VERDICT_SECONDS = 20.0
 """Seconds that the guards have to report a failed rank after DeepSpeed has ended."""
 
 
-class DeepspeedLauncher:
+class DeepspeedLauncher(InventoryLauncher):
     """Runs ``deepspeed --hostfile`` on this machine, which needs ssh access without a password to every host."""
 
     name = "deepspeed"
-
-    def __init__(self, selection: HostSelection, progress: Progress) -> None:
-        self._selection = selection
-        self._progress = progress
 
     def run(self, job: Job, tick: Callable[[], None]) -> None:
         """See ``tunetool.launch.job.Launcher``. A job without hosts runs on all hosts of the inventory.
@@ -60,7 +55,7 @@ class DeepspeedLauncher:
         # Not resolved: hosts have it at the same path by its own name only.
         python = job.python or (chosen.training.python if chosen.training is not None else str(chosen.path))
         job = replace(job, python=python)
-        hosts = check_hosts(job, job.hosts or from_inventory(self._selection))
+        hosts = self._hosts(job)
         of_inventory = host_variables(self._selection.inventory, find_playbook(PLAYBOOK, self._selection.ansible))
         # As Ansible has it: an option is for hosts without a variable of their own.
         asked = ansible_options.for_ssh(self._selection.ansible)

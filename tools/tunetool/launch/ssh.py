@@ -28,19 +28,32 @@ _ALIVE = "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 """A host that vanished ends its connection within 10 s, instead of the kernel's quarter of an hour."""
 
 
-class SshLauncher:
-    """Runs one play that starts a guard on every host; each guard starts torchrun."""
-
-    name = "ssh"
+class InventoryLauncher:
+    """A launcher over the hosts of an inventory."""
 
     def __init__(self, selection: HostSelection, progress: Progress) -> None:
         self._selection = selection
         self._progress = progress
 
+    def _hosts(self, job: Job) -> Sequence[Host]:
+        """The job's hosts, or all of the selection. Raises ``UsageProblem`` if one has too few slots for its ranks."""
+        hosts = job.hosts or from_inventory(self._selection)
+        for host in hosts:
+            if host.slots is not None and job.ranks_per_host > host.slots:
+                raise UsageProblem(
+                    f"`{host.name}` takes {host.slots} ranks, not {job.ranks_per_host}", "see its `tunetool_slots`"
+                )
+        return hosts
+
+
+class SshLauncher(InventoryLauncher):
+    """Runs one play that starts a guard on every host; each guard starts torchrun."""
+
+    name = "ssh"
+
     def run(self, job: Job, tick: Callable[[], None]) -> None:
         """See ``tunetool.launch.job.Launcher``. A job without hosts runs on all hosts of the inventory."""
-        hosts = check_hosts(job, job.hosts or from_inventory(self._selection))
-        judge(Guards(self._selection, job, hosts, "torchrun").run(tick), self._progress)
+        judge(Guards(self._selection, job, self._hosts(job), "torchrun").run(tick), self._progress)
 
 
 class Guards:
@@ -141,16 +154,6 @@ class Guards:
 def _last_line(message: str) -> str:
     # Ansible's own words first, then those of ssh.
     return ([line.strip() for line in message.splitlines() if line.strip()] or ["it does not answer"])[-1][:300]
-
-
-def check_hosts(job: Job, hosts: Sequence[Host]) -> Sequence[Host]:
-    """The hosts. Raises ``UsageProblem`` if one has too few slots for its ranks."""
-    for host in hosts:
-        if host.slots is not None and job.ranks_per_host > host.slots:
-            raise UsageProblem(
-                f"`{host.name}` takes {host.slots} ranks, not {job.ranks_per_host}", "see its `tunetool_slots`"
-            )
-    return hosts
 
 
 def unpack(archive: Path, directory: Path) -> None:
