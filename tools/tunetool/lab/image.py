@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge
 from tunetool.lab import recipe
+from tunetool.lab.in_directory import InDirectory
 from tunetool.lab.process import undisturbed
 from tunetool.lab.programs import require, require_space
 
@@ -37,30 +38,16 @@ class Image:
     os_name: str
     directory: Path
 
-    @property
-    def root(self) -> Path:
-        """The raw root file system. Never written: nodes write to an overlay."""
-        return self.directory / "root.img"
-
-    @property
-    def kernel(self) -> Path:
-        """The kernel of the first boot."""
-        return self.directory / "vmlinuz"
-
-    @property
-    def initrd(self) -> Path:
-        """The initramfs of the first boot."""
-        return self.directory / "initrd.img"
-
-    @property
-    def loader(self) -> Path:
-        """GRUB as a kernel image: boots the kernel on the node's own disk, at a reset of the node too."""
-        return self.directory / "grub"
-
-    @property
-    def key(self) -> Path:
-        """The private ssh key for root on every node of this image."""
-        return self.directory / "id_ed25519"
+    root = InDirectory("root.img")
+    """The raw root file system. Never written: nodes write to an overlay."""
+    kernel = InDirectory("vmlinuz")
+    """The kernel of the first boot."""
+    initrd = InDirectory("initrd.img")
+    """The initramfs of the first boot."""
+    loader = InDirectory("grub")
+    """GRUB as a kernel image: boots the kernel on the node's own disk, at a reset of the node too."""
+    key = InDirectory("id_ed25519")
+    """The private ssh key for root on every node of this image."""
 
 
 def ensure_image(os_name: str, cache: Path, say: Callable[[str], None], *, fresh: bool = False) -> Image:

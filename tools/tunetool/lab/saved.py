@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.lab import node, process, programs, snapshot, ssh, standing
+from tunetool.lab.in_directory import InDirectory
 from tunetool.lab.qmp import Qmp
 from tunetool.lab.snapshot import Snapshot
 from tunetool.lab.standing import Mount, Standing
@@ -37,10 +38,8 @@ class Saved:
         """Memory and disk, laid out as in the snapshot that every node starts from."""
         return Snapshot(self.directory)
 
-    @property
-    def drives(self) -> Path:
-        """The drives' files. Never written again."""
-        return self.directory / "drives"
+    drives = InDirectory("drives")
+    """The drives' files. Never written again."""
 
 
 def names(lab: Lab, name: str) -> list[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from tunetool.errors import CannotJudge
 from tunetool.lab import guest, process, recipe, ssh
 from tunetool.lab.image import Image
+from tunetool.lab.in_directory import InDirectory
 from tunetool.lab.machine import Boot, Machine
 from tunetool.lab.programs import FULL, failure_of
 from tunetool.lab.qmp import Qmp
@@ -34,15 +35,10 @@ class Snapshot:
 
     directory: Path
 
-    @property
-    def memory(self) -> Path:
-        """File that ``migrate`` wrote."""
-        return self.directory / "memory"
-
-    @property
-    def disk(self) -> Path:
-        """The disk at that moment, an overlay over the image. Never written again."""
-        return self.directory / "disk.qcow2"
+    memory = InDirectory("memory")
+    """File that ``migrate`` wrote."""
+    disk = InDirectory("disk.qcow2")
+    """The disk at that moment, an overlay over the image. Never written again."""
 
 
 def snapshot_of(image: Image, node: NodeState) -> Snapshot:

@@ -17,6 +17,7 @@ from typing import Any
 
 from tunetool import user_directories
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.lab.in_directory import InDirectory
 from tunetool.lab.machine import Boot, Drive, Machine
 from tunetool.node.common.files import replace_file
 
@@ -105,15 +106,10 @@ class Lab:
         digest = hashlib.sha256(str(self.directory).encode()).hexdigest()[:8]
         return Path(tempfile.gettempdir()) / f"tunetool-lab-{os.getuid()}-{digest}"
 
-    @property
-    def known_hosts(self) -> Path:
-        """The lab's own known hosts, so that its nodes do not get into the user's ``~/.ssh``."""
-        return self.directory / "known_hosts"
-
-    @property
-    def generated_file(self) -> Path:
-        """Lists the inventories that were written, for ``down`` to remove."""
-        return self.directory / "generated.json"
+    known_hosts = InDirectory("known_hosts")
+    """The lab's own known hosts, so that its nodes do not get into the user's ``~/.ssh``."""
+    generated_file = InDirectory("generated.json")
+    """Lists the inventories that were written, for ``down`` to remove."""
 
     def node_dir(self, name: str) -> Path:
         """Directory of one node."""
