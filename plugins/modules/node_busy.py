@@ -22,15 +22,9 @@ options:
     description: Report what it finds, and do not fail.
     type: bool
     default: false
+extends_documentation_fragment: [tunetool.node.read_only]
 author:
   - The tunetool authors (@tunetool)
-attributes:
-  check_mode:
-    description: Changes nothing anyway.
-    support: full
-  diff_mode:
-    description: There is nothing to show.
-    support: none
 """
 
 EXAMPLES = r"""

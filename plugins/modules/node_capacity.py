@@ -23,15 +23,9 @@ options:
     description: Directory in memory, to which files are staged.
     type: str
     default: /dev/shm
+extends_documentation_fragment: [tunetool.node.read_only]
 author:
   - The tunetool authors (@tunetool)
-attributes:
-  check_mode:
-    description: Changes nothing anyway.
-    support: full
-  diff_mode:
-    description: There is nothing to show.
-    support: none
 """
 
 EXAMPLES = r"""

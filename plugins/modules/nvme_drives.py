@@ -52,16 +52,9 @@ options:
         mended, the module reports all of them and nothing is changed.
     type: dict
     default: {}
-extends_documentation_fragment: [tunetool.node.drives, tunetool.node.wipes]
+extends_documentation_fragment: [tunetool.node.drives, tunetool.node.wipes, tunetool.node.read_only]
 author:
   - The tunetool authors (@tunetool)
-attributes:
-  check_mode:
-    description: Changes nothing in either mode.
-    support: full
-  diff_mode:
-    description: Changes nothing, so there is no difference to show.
-    support: none
 """
 
 EXAMPLES = r"""

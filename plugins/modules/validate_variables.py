@@ -23,15 +23,9 @@ options:
         with V(replace) more than one host are then refused.
     type: str
     choices: [provision, teardown, replace]
+extends_documentation_fragment: [tunetool.node.read_only]
 author:
   - The tunetool authors (@tunetool)
-attributes:
-  check_mode:
-    description: Changes nothing in either mode.
-    support: full
-  diff_mode:
-    description: Changes nothing.
-    support: none
 """
 
 EXAMPLES = r"""
