@@ -1,15 +1,36 @@
-"""Measurements and records for tests that are about something else: say only what the test is about."""
+"""Drives, measurements and records for tests that are about something else: say only what the test is about."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 from tunetool.measure.figure import Quantity, What, computed, spread_of
+from tunetool.node.machine.drives import Drive, Link
 from tunetool.record import Evidence, Measurement, Node, Record
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 PROVEN = Evidence(kind="block", device="md0", claimed_bytes=100, counted_bytes=100, ratio=1.0003)
+
+
+def nvme_drive(number: int, **fields: Any) -> Drive:
+    """An NVMe drive of 4 GiB that nothing uses; ``fields`` are those that differ."""
+    plain = Drive(
+        name=f"nvme{number}n1",
+        serial=f"S{number}",
+        model="QEMU NVMe Ctrl",
+        firmware="1",
+        size_bytes=2**32,
+        lba_bytes=512,
+        metadata_bytes=0,
+        transport="pcie",
+        pci_address=f"0000:{number:02x}:00.0",
+        numa_node=None,
+        by_id=None,
+        link=Link(),
+    )
+    return replace(plain, **fields)
 
 
 def measurement(name: str, value: float, quantity: Quantity = "bandwidth", **fields: Any) -> Measurement:

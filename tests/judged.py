@@ -6,6 +6,7 @@ That a verdict is PASS on a quiet disk is shown where the disk is the test's own
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from tunetool.record import Measurement, Record, read
 
@@ -28,6 +29,25 @@ def undisturbed(code: int, record: Record) -> bool:
     others = [reason for reason in record.verdict.reasons if any(words in reason for words in OTHERS)]
     assert record.verdict.reasons == others
     return False
+
+
+class Answer(Protocol):
+    """What a command printed, and its exit code."""
+
+    @property
+    def code(self) -> int: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+def lied(answer: Answer, code: int, *fragments: str) -> None:
+    """Assert that verify did not believe what it was shown, and that it says why."""
+    assert answer.code == code, answer.text
+    assert "PASS" not in answer.text.splitlines()
+    flat = " ".join(answer.text.split())
+    for words in fragments:
+        assert words in flat, words
 
 
 def interrupted(runs: Path) -> Record:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import pytest
 from conftest import BIN, POINT, ROOT, Done, Lab
 
+from judged import lied
+
 pytestmark = pytest.mark.usefixtures("marker")
 
 VERIFY = "/opt/tunetool/bin/tunetool verify --duration 1s --runs-dir /root/runs"
@@ -25,15 +27,6 @@ LONGEST = 900.0
 def ask(lab: Lab, arguments: str = EASY) -> Done:
     """verify on the node itself."""
     return lab.tool("lab", "ssh", "node1", "--", f"{VERIFY} {arguments}")
-
-
-def lied(answer: Done, code: int, *said: str) -> None:
-    """It was not believed, and the reason is said."""
-    assert answer.code == code, answer.text
-    assert "PASS" not in answer.text.splitlines()
-    flat = " ".join(answer.text.split())
-    for words in said:
-        assert words in flat, words
 
 
 def left(lab: Lab) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from disks import has_deepspeed
-from judged import undisturbed
+from judged import lied, undisturbed
 from programs import need_program
 from pythons import bare_python, python_that
 from tunetool.record import parse
@@ -85,15 +85,6 @@ def bench() -> Iterator[Bench]:
     (folder / "target").mkdir()
     yield Bench(folder)
     shutil.rmtree(folder)
-
-
-def lied(answer: Answer, code: int, *said: str) -> None:
-    """It was not believed, and the reason is said."""
-    assert answer.code == code, answer.text
-    assert "PASS" not in answer.text.splitlines()
-    flat = " ".join(answer.text.split())
-    for words in said:
-        assert words in flat, words
 
 
 IMAGE = "truncate -s {size} $P/image; mkfs.ext4 -q -F {options} $P/image; mount -o loop{mount} $P/image $T\n"

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import nvme_drive
 from calls import imported_by
 from machines import RECORDED, lay_out
 from programs import need_program
@@ -23,7 +24,7 @@ from tunetool.node.ephemeral import boot_decision, boot_unit
 from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, RESUME, ConfigError, Finding, Scene, decide
 from tunetool.node.ephemeral.boot_unit import UNIT, carry_out, changes, escape
 from tunetool.node.machine.drive_contents import Signature
-from tunetool.node.machine.drives import Drive, Link, read_drives
+from tunetool.node.machine.drives import Drive, read_drives
 from tunetool.node.volume.make_xfs import half_made
 from tunetool.node.volume.unit_dropins import ForeignDropIn
 
@@ -163,7 +164,7 @@ def test_an_array_of_our_name_elsewhere_is_not_doubled(blank: Scene, recorded: S
 
 @given(st.dictionaries(st.integers(1, 8), st.sampled_from(["own", "ext4", "unreadable", "gone", "part"])))
 def test_nothing_is_built_unless_all_are_blank(faults: dict[int, str]) -> None:
-    scene = Scene([drive(number) for number in range(1, 9)])
+    scene = Scene([nvme_drive(number) for number in range(1, 9)])
     contents: dict[str, list[Signature]] = {}
     unreadable, drives = {}, []
     for each in scene.drives:
@@ -176,13 +177,6 @@ def test_nothing_is_built_unless_all_are_blank(faults: dict[int, str]) -> None:
             drives.append(replace(each, partitions=("p1",)) if fault == "part" else each)
     finding = look(Scene(drives, contents, unreadable))
     assert (finding.action == BUILD) == (not faults)
-
-
-def drive(number: int) -> Drive:
-    address = f"0000:{number:02x}:00.0"
-    return Drive(
-        f"nvme{number}n1", f"S{number}", "QEMU NVMe Ctrl", "1", 2**32, 512, 0, "pcie", address, None, None, Link()
-    )
 
 
 def test_the_manifest_gets_new_members_and_nothing_else(blank: Scene) -> None:

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import nvme_drive
 from tunetool.node.array.adopt_or_wipe import Consent, Foreign
 from tunetool.node.array.drive_decisions import ADOPT, IGNORE, REFUSE, TAKE, WIPE, Criteria, wipeable
 from tunetool.node.array.drive_selection import ADOPT_HINT, Selection, select
 from tunetool.node.array.md_arrays import Superblock, Wanted, adopted, decide
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, ends_digest
-from tunetool.node.machine.drives import Drive, Link, disks_under, read_drives
+from tunetool.node.machine.drives import Drive, disks_under, read_drives
 from tunetool.node.plan.plan_file import PlanError, document, dump, host_part, load, parse, seal, wipes
 
 CRITERIA = Criteria(count=4)
@@ -26,25 +27,7 @@ CHUNK = 2**20
 LABEL = Signature("nvme1n1", "ext4", None, "11", "0x438")
 
 
-def drive(number: int, **changes: object) -> Drive:
-    plain = Drive(
-        name=f"nvme{number}n1",
-        serial=f"S{number}",
-        model="M",
-        firmware="1",
-        size_bytes=2**32,
-        lba_bytes=512,
-        metadata_bytes=0,
-        transport="pcie",
-        pci_address=f"0000:0{number}:00.0",
-        numa_node=None,
-        by_id=None,
-        link=Link(),
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-FOUR = [drive(number) for number in range(1, 5)]
+FOUR = [nvme_drive(number) for number in range(1, 5)]
 
 
 def digest(text: str) -> str:
@@ -109,7 +92,7 @@ def test_an_applied_plan_allows_exactly_what_it_names(wanted: dict[str, str], ve
 
 
 def idle(number: int) -> Drive:
-    return drive(number, uses=("member of `md127`",), arrays=("md127",), idle_arrays=("md127",))
+    return nvme_drive(number, uses=("member of `md127`",), arrays=("md127",), idle_arrays=("md127",))
 
 
 def raid(number: int, name: str = "node1:data") -> Signature:
@@ -143,7 +126,7 @@ def test_a_member_that_changed_since_the_plan_spares_its_whole_array() -> None:
 
 def test_an_array_in_use_is_never_wiped() -> None:
     uses = ("member of `md127`", "mounted at `/data` (through md127)")
-    drives = [drive(1, uses=uses, arrays=("md127",)), *FOUR[1:]]
+    drives = [nvme_drive(1, uses=uses, arrays=("md127",)), *FOUR[1:]]
     consent = Consent(wipes={"S1": HASHES["nvme1n1"]}, hashes=HASHES)
     for allowed in (PLAN, consent):
         assert verdicts(pick(drives, {"nvme1n1": [raid(1)]}, allowed))["S1"] == REFUSE
@@ -157,7 +140,7 @@ def test_our_own_array_with_a_stranger_in_it_is_not_mended_by_wiping() -> None:
 
 def test_our_mounted_array_with_another_label_on_a_member_is_in_use() -> None:
     uses = ("member of `md127`", "mounted at `/mnt` (through md127)")
-    drives = [drive(number, uses=uses, arrays=("md127",)) for number in range(1, 5)]
+    drives = [nvme_drive(number, uses=uses, arrays=("md127",)) for number in range(1, 5)]
     holding = {f"nvme{number}n1": [raid(number, f"n:{NAME}"), LABEL] for number in range(1, 5)}
     allow = Consent(wipes={each.serial: HASHES[each.name] for each in drives}, hashes=HASHES)
     assert set(verdicts(pick(drives, holding, allow)).values()) == {REFUSE}
@@ -186,7 +169,7 @@ def test_nothing_in_use_and_nothing_unnamed_is_ever_wiped(
 ) -> None:
     drives, holding, unreadable = [], {}, {}
     for number, situation in enumerate(situations):
-        candidate = drive(number)
+        candidate = nvme_drive(number)
         holding[candidate.name] = [] if situation == "blank" else [replace(LABEL, device=candidate.name)]
         if situation == "idle":
             candidate = idle(number)
@@ -276,7 +259,7 @@ def test_an_array_that_carries_anything_is_not_idle(machine: Path, use: str) -> 
 # --- adopting ---
 
 MOUNTED = [
-    drive(number, uses=("member of `md127`", "mounted at `/raid` (through md127)"), arrays=("md127",))
+    nvme_drive(number, uses=("member of `md127`", "mounted at `/raid` (through md127)"), arrays=("md127",))
     for number in range(1, 5)
 ]
 MEMBERS = {f"nvme{number}n1": [raid(number)] for number in range(1, 5)}
@@ -285,7 +268,7 @@ FITS = Foreign(BARE, "data", "raid0", CHUNK, 4)
 
 def test_a_fitting_array_is_adopted_only_when_asked() -> None:
     consent = Consent(adopt=True, chunk_bytes=CHUNK, foreign=(FITS,))
-    selection = pick([*MOUNTED, drive(5)], MEMBERS, consent)
+    selection = pick([*MOUNTED, nvme_drive(5)], MEMBERS, consent)
     assert [each.serial for each in selection.selected] == ["S1", "S2", "S3", "S4"]
     assert verdicts(selection)["S1"] == ADOPT
     assert verdicts(selection)["S5"] == IGNORE

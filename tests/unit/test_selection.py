@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import nvme_drive
 from tunetool.node.array.drive_decisions import IGNORE, KEEP, REFUSE, Criteria, table
 from tunetool.node.array.drive_selection import Selection, select
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, parse_signatures
@@ -20,18 +21,13 @@ NAME = "nvme_raid0"
 
 
 def drive(number: int, **changes: object) -> Drive:
-    plain = Drive(
-        name=f"nvme{number}n1",
+    plain = nvme_drive(
+        number,
         serial=f"S{number:03}",
         model="SAMSUNG MZWLO3T8HCLS-00A07",
         firmware="OPPA3B5Q",
         size_bytes=SIZE,
-        lba_bytes=512,
-        metadata_bytes=0,
-        transport="pcie",
-        pci_address=f"0000:{number:02x}:00.0",
         numa_node=number // 4,
-        by_id=None,
         link=Link(32.0, 4, 32.0, 4),
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
