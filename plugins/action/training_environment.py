@@ -23,14 +23,14 @@ from ..module_utils.training import wheel_files
 
 MODULE = "tunetool.node.training_environment"
 OWN = ("source", "archive", "wheelhouse", "cache_dir")
-"""Options that are this machine's own and do not go to the module as they are."""
+"""Options for this machine: they do not go to the module unchanged."""
 PART_BYTES = 64 * 2**20
-"""Of a wheel in one round trip: it is in memory here, and a cut connection costs no more than that."""
+"""Bytes of a wheel that go in one round trip: they are held in memory, and a cut connection loses at most that much."""
 _KEY = re.compile(r"^[0-9a-f]{16}$")
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
-    """One round trip to a node that has all of it."""
+    """One round trip is enough for a node that has everything."""
 
     TRANSFERS_FILES = False  # else a directory is made and removed there, on every run: three round trips
 
@@ -54,7 +54,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         except OSError as error:
             raise Refusal(f"`{lock}`: {error.strerror}. hint: it is not a copy of this collection") from None
         if not given.get("python"):
-            # In check mode it may be not built yet.
+            # In check mode the archive may not be built yet.
             here = (
                 unpacked_tool(str(local_options["archive"]), directory)
                 if Path(str(local_options["archive"])).is_file()
@@ -87,7 +87,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         return self._with_ops(asked, call, root, cache_of(local_options["cache_dir"]))
 
     def _with_ops(self, asked: Mapping[str, Any], call: Any, root: str, cache: Path) -> dict[str, Any]:
-        """The last step where ops are missing: from the cache, or compiled there and then kept for equal nodes."""
+        """The last step on a node without ops: take them from the cache, or compile them there and keep them."""
         key = str(asked["ops_key"])
         if not _KEY.match(key):
             raise Refusal(f"the node names its ops `{key[:40]}`. hint: this is a fault of tunetool")
@@ -97,7 +97,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
                 remote = f"{root}/ops/{key}.tar"
                 received = self._send_file(archive, remote, fresh=True)
                 result: dict[str, Any] = call(ops_archive=received)
-                # Perhaps damaged here or on the way: compiled there instead.
+                # The archive may be damaged, here or on the way: the node compiles the ops instead.
                 return call() if "archive of compiled ops" in str(result.get("msg")) else result
             result = call()
             if not result.get("failed") and result.get("ops_archive"):
@@ -107,7 +107,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         return result
 
     def _send(self, names: list[str], here: Mapping[str, Path], given: Mapping[str, Any], root: str) -> str:
-        """Send wheels, each checked here first; a directory on the node where they are, if not in ROOT/wheels."""
+        """Check the wheels and send them. Returns their directory on the node if that is not ROOT/wheels."""
         entries = {entry["name"]: entry for entry in given.get("tool_files", ())}
         entries.update((given.get("wheelhouse_manifest") or {}).get("files", {}))
         elsewhere = ""
@@ -119,9 +119,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         return elsewhere
 
     def _send_file(self, path: Path, remote: str, fresh: bool = False) -> str:
-        """Send one file in parts, from where a cut run left off. Its place on the node, which is ``remote`` if it can.
+        """Send one file in parts, or what an interrupted run left of it. Returns its path on the node, usually ``remote``.
 
-        Nothing trusts what lies there: the module checks the hash of every file.
+        The module checks the hash of every file there before it uses it.
         """
         if not self._is_pipelining_enabled("new"):
             # A sudo that wants a terminal, or a connection plugin without standard input.
@@ -134,7 +134,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         size = path.stat().st_size
         begin = f"install -d -o root -g root -m 0755 {folder}" + (f" && rm -f {part}" if fresh else "")
         if size <= PART_BYTES:
-            # In one round trip: most wheels are small.
+            # Most wheels are small: one round trip sends them.
             self._shell(f"{begin} && (umask 022 && cat > {part}) && mv -f {part} {quoted}", path.read_bytes())
             return remote
         offset = int(self._shell(f"{begin} && {{ stat -c %s {part} 2>/dev/null || echo 0; }}") or 0)
@@ -157,7 +157,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
 
 
 def unpacked_tool(archive: str, directory: Path) -> dict[str, Path]:
-    """The wheels of tunetool and pip out of the archive that the role tunetool installs from, by name."""
+    """By name, the wheels of tunetool and pip, unpacked from the archive that the role tunetool installs from."""
     wheels = {}
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
@@ -171,7 +171,7 @@ def unpacked_tool(archive: str, directory: Path) -> dict[str, Path]:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """A wheel as the module is told of it."""
+    """The entry of a wheel in the module's options."""
     with zipfile.ZipFile(path) as wheel:
         unpacked = sum(entry.file_size for entry in wheel.infolist())
     return {
@@ -183,14 +183,14 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def cache_of(given: str | None) -> Path:
-    """Where archives of ops are kept on this machine."""
+    """The directory of the archives of ops on this machine."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(given or os.path.join(cache, "tunetool", "ops"))
 
 
 @contextlib.contextmanager
 def only_one_of(cache: Path, key: str) -> Iterator[None]:
-    """Equal nodes come here one after the other: the first compiles, the others get what it compiled."""
+    """A lock for equal nodes: the first compiles the ops, the others wait and get them from it."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{key}.lock").open("w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # Copyright: the tunetool authors
 # Apache License 2.0 (see LICENSE)
-"""Ansible module: what a node has for benchmarks."""
+"""Ansible module: the capacity of a node for benchmarks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 
 
 def main() -> None:
-    """Read, and answer."""
+    """Read the capacity and return it."""
     module = AnsibleModule(
         argument_spec={
             "target": {"type": "str", "default": ""},

@@ -186,7 +186,7 @@ from ..module_utils.training.job import (  # noqa: E402
 
 
 def request_of(wanted: dict[str, Any]) -> Request:
-    """What is asked for, with what this node is. Raises ``Refusal``."""
+    """The request, together with the facts of this node. Raises ``Refusal``."""
     gpus = sum(1 for device in read_pci().values() if device.kind == GPU)
     driver = read_driver()[0]
     named, wish = wanted["python"], None
@@ -218,7 +218,7 @@ def request_of(wanted: dict[str, Any]) -> Request:
 
 
 def wish_of(wanted: dict[str, Any], gpus: int, driver: str | None) -> Wish:
-    """The environment to build. Raises ``Refusal`` where the node or the wheelhouse cannot have it."""
+    """The environment to build. Raises ``Refusal`` if the node or the wheelhouse does not allow it."""
     base = interpreter(wanted["base_python"])
     torch, lock_cuda = lock.pin(wanted["lock"], "torch"), lock.cuda(wanted["lock"])
     if torch is None:
@@ -251,7 +251,7 @@ def wish_of(wanted: dict[str, Any], gpus: int, driver: str | None) -> Wish:
 
 
 def lacking(request: Request, status: Status) -> list[dict[str, Any]]:
-    """Wheels that the node needs for its venv and does not have."""
+    """Wheels that the node lacks for its venv."""
     if request.wish is None or status.environment:
         return []
     return [
@@ -262,7 +262,7 @@ def lacking(request: Request, status: Status) -> list[dict[str, Any]]:
 
 
 def answer(request: Request, status: Status, training: dict[str, Any] | None) -> dict[str, Any]:
-    """What every step returns."""
+    """The result, which every step has in common."""
     before = status.manifest_training if status.manifest_there else status.state.get("training")
     after = training or (status.state["training"] if status.done else planned(request))
     return {
@@ -287,7 +287,7 @@ def _shown(part: dict[str, Any] | None) -> str:
 
 
 def converge(module: AnsibleModule) -> dict[str, Any]:
-    """Look, then make what is missing, up to the step that is asked for."""
+    """Read the state, then make what is missing, up to the requested step."""
     wanted = module.params
     request = request_of(wanted)
     status = look(request)
@@ -306,7 +306,7 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
     result = dict(
         answer(request, before, training), environment=True, ops_key=status.ops_key, ops_missing=False, send=[]
     )
-    # For an environment of the owner's, ninja would compare times with sources that are not the same there.
+    # In an environment of the owner, ninja would compare times with those of other sources.
     if request.wish and status.ops is None and not wanted["ops_archive"] and ops.worth_sharing(states):
         result["ops_archive"] = ops_archive(request, status.ops_key)
         ops.pack(os.path.splitext(result["ops_archive"])[0], result["ops_archive"])
@@ -314,7 +314,7 @@ def converge(module: AnsibleModule) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do it under the node's lock, and report."""
+    """Bring the environment to the requested state under the node's lock, and report."""
     module = AnsibleModule(
         argument_spec={
             "python": {"type": "str", "default": ""},
@@ -353,7 +353,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    # Users read what is made here.
+    # Every user reads the files that are made here.
     os.umask(0o022)
     try:
         with only_one():

@@ -1,4 +1,4 @@
-"""Which Python trains on this machine: the one that was named, the manifest's, tunetool's own, or none and why."""
+"""Chooses the Python that trains on this machine: the one in the call, the manifest's, or tunetool's own."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from tunetool.node.common.manifest import MANIFEST_PATH
 from tunetool.node.common.training_part import REPAIR, SWITCH_ON, NoTraining, Training, read_training, same_python
 
 DEEPSPEED = ("torch", "deepspeed")
-"""What most commands need of it."""
+"""Packages that most commands need."""
 TORCH = ("torch",)
 
 
 @dataclass(frozen=True)
 class TrainingPython:
-    """The Python to use. Where none can train it is tunetool's own, and ``problem`` says why none can."""
+    """The Python to use. If no Python can train, it is tunetool's own, and ``problem`` has the reason."""
 
     path: Path
     named_by: str
     """``--python``, ``manifest`` or ``tunetool``."""
     training: Training | None = None
-    """The manifest's part, where the Python is the one that it names."""
+    """The manifest's part, if the Python is the one in the manifest."""
     problem: CannotJudge | None = None
     _variables: Mapping[str, str] = field(default_factory=dict)
 
     def need(self) -> TrainingPython:
-        """Itself. Raises ``CannotJudge`` where no Python can train here."""
+        """Return this object. Raises ``CannotJudge`` if no Python can train here."""
         if self.problem is not None:
             raise self.problem
         return self
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """``base`` with the variables that the manifest wants to be set for its Python."""
+        """``base`` with the variables that the manifest sets for its Python."""
         return {**base, **self._variables}
 
     @property
     def runs_tunetool(self) -> bool:
-        """Whether it is the one that runs tunetool."""
+        """Whether it is the Python that runs tunetool."""
         return same_python(str(self.path)) == same_python(sys.executable)
 
 
 def choose(named: str | None, manifest: Path | None = None, needs: Sequence[str] = DEEPSPEED) -> TrainingPython:
     """The Python for a command on this machine. ``named``: what ``--python`` says; ``manifest``: None for the node's.
 
-    ``needs``: the packages without which tunetool's own Python is not taken. Starts nothing, so that the Python may
-    still turn out to lack them. Raises ``UsageProblem`` where ``named`` is no program.
+    ``needs``: packages without which tunetool's own Python is not chosen. Nothing is started, so another Python may
+    lack them nevertheless. Raises ``UsageProblem`` if ``named`` is not a program.
     """
     training, damaged = _read(manifest)
     if named is not None:
@@ -90,5 +90,5 @@ def _program(named: str) -> Path:
         raise UsageProblem(
             f"`{named}` is not a program", "`--python` takes an interpreter, such as `/opt/venv/bin/python`"
         )
-    # Not resolved: a venv's python is a link, and is the venv by its own name only.
+    # The link is not resolved: Python finds its venv by the name that it is started with.
     return Path(program).absolute()

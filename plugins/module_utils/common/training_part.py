@@ -1,4 +1,4 @@
-"""The part ``training`` of the manifest: which Python trains on this node, and what it needs. Read here alone."""
+"""The part ``training`` of the manifest: which Python trains on this node, and its needs. Only this module reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .manifest import MANIFEST_PATH, ManifestError, load
 CHECK_ID = "training.environment"
 ROLE = "training_environment"
 OP_READY = "ready"
-"""What the manifest says of a compiled op that can be loaded; of any other it says why not."""
+"""The manifest's value for a compiled op that can be loaded; for any other op the value is the reason why not."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Training:
 
     @property
     def stable_python(self) -> str:
-        """The same Python by a path that stays: its environment may be replaced by another of the same name, and a run
+        """The same Python by a path that stays: another environment may take the name of this one, and a run
         must not change from one to the other."""
         return same_python(self.python)
 
     def gone(self, root: str = "/") -> str | None:
-        """Why its Python cannot be started, None where it is there."""
+        """The reason why its Python cannot be started; None if it can."""
         path = os.path.join(root, self.python.lstrip("/"))
         if os.access(path, os.X_OK) and not os.path.isdir(path):
             return None
@@ -50,7 +50,7 @@ class Training:
 
 
 class NoTraining(Exception):
-    """No Python of this node can train. ``hint`` says what to do."""
+    """This node has no Python that can train. ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ SWITCH_ON = "set the role `%s` on and run `site.yml`, or name a Python that has 
 
 
 def training_of(manifest: Mapping[str, Any] | None) -> Training | None:
-    """The part of a manifest; None where the role is off, or there is no manifest."""
+    """The part ``training`` of a manifest; None where the role is off, or there is no manifest."""
     part = (manifest or {}).get("training")
     if not part:
         return None
@@ -79,7 +79,7 @@ def training_of(manifest: Mapping[str, Any] | None) -> Training | None:
 
 
 def read_training(path: str = MANIFEST_PATH) -> Training | None:
-    """That of the manifest at ``path``; None where there is none. Raises ``NoTraining`` where it cannot be read."""
+    """The part of the manifest at ``path``; None without a manifest. Raises ``NoTraining`` if it cannot be read."""
     try:
         return training_of(load(path))
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def same_python(path: str) -> str:
 
 
 def check_training(manifest: Mapping[str, Any], root: str = "/") -> Check:
-    """Whether what the manifest names is there. Starts nothing."""
+    """Check that the files that the manifest names exist. Starts no program."""
     training = training_of(manifest)
     expected = "a Python with torch and DeepSpeed"
     if training is None:

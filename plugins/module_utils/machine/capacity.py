@@ -1,4 +1,4 @@
-"""What a node has for benchmarks: where they may write, free space, memory, GPUs, the training environment."""
+"""The capacity of a node for benchmarks: directory to write to, free space, memory, GPUs, training environment."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ _SMI_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Capacity:
-    """Bytes are those that this user may still take."""
+    """Sizes are bytes that this user can still use."""
 
     target: str = ""
-    """A directory on the storage to measure; empty where there is none, and ``problem`` says why."""
+    """A directory on the storage to measure; empty if there is none: ``problem`` has the reason."""
     problem: str = ""
     free_bytes: int = 0
     memory_bytes: int = 0
     shared_bytes: int = 0
-    """In the directory in memory."""
+    """Free bytes of the directory in memory."""
     cpus: int = 1
     gpus: int = 0
     gpu_bytes: int = 0
-    """Of the smallest GPU; 0: nothing says."""
+    """Memory of the smallest GPU; 0 if unknown."""
     python: str = ""
-    """Of the training environment; empty where the node has none."""
+    """Version in the training environment; empty if the node has none."""
     accelerator: str = ""
-    """For what its torch was built; empty where the node has none."""
+    """The accelerator that its torch was built for; empty if the node has none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For a module's result."""
+        """The fields as a module's result."""
         return asdict(self)
 
 
 def capacity_of(answer: Mapping[str, Any]) -> Capacity:
-    """What ``to_dict`` made. Raises ``TypeError`` for anything else."""
+    """Read the result of ``to_dict``. Raises ``TypeError`` for anything else."""
     return Capacity(**answer)
 
 
 def read_capacity(target: str = "", memory: str = "/dev/shm", manifest: str = MANIFEST_PATH) -> Capacity:
-    """That of this machine. ``target``: where the benchmarks are to write; empty for the manifest's volume."""
+    """The capacity of this machine. ``target``: directory for the benchmarks; empty for the manifest's volume."""
     document, problem = _manifest(manifest)
     training = training_of(document)
     if target:
@@ -96,7 +96,7 @@ def _target(manifest: Mapping[str, Any] | None, problem: str) -> tuple[str, str]
 
 
 def _free(path: str) -> int:
-    """Bytes on the file system that holds ``path``, or would."""
+    """Free bytes of the file system of ``path``, which need not exist."""
     while not os.path.isdir(path):
         path = os.path.dirname(path) or "/"
     state = os.statvfs(path)

@@ -11,7 +11,7 @@ from ..common.refusal import Refusal
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 
 DRIVERS = ((13, "580.65.06"), (12, "525.60.13"), (11, "450.80.02"))
-"""CUDA's major versions, each with the oldest driver that runs every toolkit of it.
+"""CUDA's major versions, each with the oldest driver that runs all of its toolkits.
 
 Source: NVIDIA, CUDA Toolkit Release Notes, table "CUDA Toolkit and Minimum Required Driver Version for CUDA Minor
 Version Compatibility".
@@ -28,7 +28,7 @@ TORCH_BUILDS = {
     "2.6": ("11.8", "12.4", "12.6"),
     "2.5": ("11.8", "12.1", "12.4"),
 }
-"""CUDA versions for which each torch that tunetool runs with was published, the newest torch first.
+"""By version of torch, the newest first: the CUDA versions for which it was published.
 
 Source: PyTorch's RELEASE.md, "Release Compatibility Matrix", and the index of its builds.
 """
@@ -36,7 +36,7 @@ Source: PyTorch's RELEASE.md, "Release Compatibility Matrix", and the index of i
 
 @dataclass(frozen=True)
 class Build:
-    """A build of torch. ``cuda`` is None for the CPU's."""
+    """A build of torch. ``cuda`` is None for the build for CPUs."""
 
     cuda: Optional[str]
     default: bool
@@ -49,14 +49,14 @@ class Build:
 
     @property
     def tag(self) -> str:
-        """As torch's own versions end: ``cu126``, ``cpu``."""
+        """The suffix of torch's versions: ``cu126``, ``cpu``."""
         return CPU if self.cuda is None else "cu" + self.cuda.replace(".", "")
 
 
 def choose(wish: str, gpus: int, driver: Optional[str], torch: str, lock_cuda: Optional[str]) -> Build:
-    """The build for a node with so many GPUs and that driver. ``torch`` and ``lock_cuda`` are what the lock names.
+    """The build for a node with that number of GPUs and that driver. ``torch`` and ``lock_cuda``: versions in the lock.
 
-    Raises ``Refusal`` where a GPU is there and no such torch runs on its driver.
+    Raises ``Refusal`` if the node has GPUs but no build of this torch runs on their driver.
     """
     if wish == CPU or (wish == AUTO and gpus == 0):
         return Build(None, default=lock_cuda is None)
@@ -85,12 +85,12 @@ def choose(wish: str, gpus: int, driver: Optional[str], torch: str, lock_cuda: O
 
 
 def newest_cuda(driver: str) -> int:
-    """The newest major version of CUDA that this driver runs, 0 for none."""
+    """The newest major version of CUDA that this driver runs; 0 for none."""
     return next((cuda for cuda, oldest in DRIVERS if version(driver) >= version(oldest)), 0)
 
 
 def builds_of(torch: str) -> tuple[str, ...]:
-    """CUDA versions of that torch's builds, the oldest first; none of a torch that is not in the table."""
+    """CUDA versions of this torch's builds, the oldest first; empty for a torch that is not in the table."""
     return TORCH_BUILDS.get(".".join(torch.partition("+")[0].split(".")[:2]), ())
 
 
@@ -111,5 +111,5 @@ def major(text: str) -> int:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """A version as numbers, to be compared."""
+    """A version as numbers, for comparisons."""
     return tuple(int(number) for number in re.findall(r"\d+", text)) or (0,)

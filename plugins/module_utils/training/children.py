@@ -1,4 +1,4 @@
-"""Programs that may take long, hang or die: bounded in time, ended with all that they started."""
+"""Runs programs that may take long, hang or die: with a time limit, and ended together with their child processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WAIT_SECONDS = 0.05
 
 
 class Ended(Refusal):
-    """A program that failed or did not end. The message names what it was for and quotes its last words."""
+    """A program that failed or did not end. The message names its purpose and quotes its last lines."""
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__("%s: %s" % (what, reason))
@@ -25,14 +25,14 @@ class Ended(Refusal):
 
 
 def call(argv: Sequence[str], environment: Mapping[str, str], seconds: float, what: str, hint: str = "") -> str:
-    """What one program printed. Raises ``Ended``."""
+    """Run one program and return what it printed. Raises ``Ended``."""
     return call_all([(argv, environment)], seconds, what, hint)[0]
 
 
 def call_all(
     commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], seconds: float, what: str, hint: str = ""
 ) -> list[str]:
-    """The same for programs that run side by side. The first that fails ends the others."""
+    """The same for several programs side by side. When one fails, the others are ended."""
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
         errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
@@ -58,7 +58,7 @@ def call_all(
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], seconds: float) -> Optional[int]:
-    """The first that failed, or one that still runs after ``seconds``; None when all ended well."""
+    """Index of the first that failed, or of one that still runs after ``seconds``; None if all succeeded."""
     deadline = time.monotonic() + seconds
     while True:
         codes = [process.poll() for process in started]
@@ -72,7 +72,7 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], seconds: float) -> Optiona
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in started:
-        # What it has left behind is in its group, also after it ended.
+        # Processes that it left behind are in its group, even after it ended.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

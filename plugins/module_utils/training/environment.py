@@ -1,4 +1,4 @@
-"""The venv of the training environment: built beside the old one, complete or not there."""
+"""The venv of the training environment: built beside the old one, and either complete or absent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .wheel_files import check, distribution_of, version_of
 STAMP = "environment.json"
 INSTALL_SECONDS = 3600.0
 _FROM_INDEX_BYTES = {"cpu": 3 * 10**9, "cuda": 12 * 10**9}
-"""Room for an environment from an index, whose sizes are known only afterwards: what 2.13 of torch takes, downloads
+"""Space for an environment from an index, whose sizes are unknown beforehand: that of torch 2.13 with the downloads
 beside it, rounded up."""
 _SPARE = 1.1
 
@@ -49,13 +49,13 @@ if real != sys.prefix:
     sys.exec_prefix = pinned(sys.exec_prefix)
     sys.prefix = real
 """
-"""A job that was started by way of `current` imports from the environment that it was started with, to its end; and it
+"""A job that was started through `current` imports from the environment of its start until it ends, and it
 holds a lock on the stamp, so that this environment stays."""
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The Python that the venv is made from."""
+    """The Python that makes the venv."""
 
     path: str
     version: str
@@ -66,7 +66,7 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Wish:
-    """The environment that is asked for."""
+    """The environment that the role asks for."""
 
     directory: str
     interpreter: Interpreter
@@ -79,11 +79,11 @@ class Wish:
     index_url: str = ""
     torch_index_url: str = ""
     wheels: Optional[Sequence[Mapping[str, Any]]] = None
-    """All other wheels, from a wheelhouse; None for an index."""
+    """All other wheels, by a wheelhouse; None: pip takes them from an index."""
 
     @property
     def key(self) -> str:
-        """Hash of all that decides what the environment holds."""
+        """Hash of everything that determines the contents of the environment."""
         parts = (
             "environment/1",
             digest(self.lock),
@@ -101,22 +101,22 @@ class Wish:
 
     @property
     def path(self) -> str:
-        """Where the venv is."""
+        """Directory of the venv."""
         return os.path.join(self.directory, "environments", self.key)
 
     @property
     def python(self) -> str:
-        """Its interpreter by its own path, not by ``current``."""
+        """Path of its interpreter, not through ``current``."""
         return os.path.join(self.path, "bin/python")
 
     @property
     def files(self) -> list[Mapping[str, Any]]:
-        """All wheels that the node must have for it."""
+        """All wheels that the node needs for it."""
         return [*self.tool, *(self.wheels or ())]
 
 
 def interpreter(path: str) -> Interpreter:
-    """Ask the node's Python. Raises ``Refusal`` for none, or for one that is too old."""
+    """Ask the node's Python for its version. Raises ``Refusal`` if it is missing or too old."""
     text = run([path, "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"]).stdout.strip()
     parts = text.split(".")
     if (int(parts[0]), int(parts[1])) < (3, 10):
@@ -128,12 +128,12 @@ def interpreter(path: str) -> Interpreter:
 
 
 def is_complete(path: str) -> bool:
-    """Whether a venv was built to its end. The stamp is written last."""
+    """Whether the build of a venv was completed. The stamp is written last."""
     return os.path.exists(os.path.join(path, STAMP)) and os.access(os.path.join(path, "bin/python"), os.X_OK)
 
 
 def build(wish: Wish, received: Sequence[str], needed_beside: int = 0) -> None:
-    """Make the venv. Raises ``Refusal`` or ``CommandError``, and leaves nothing then."""
+    """Make the venv. Raises ``Refusal`` or ``CommandError``, and then leaves nothing behind."""
     wheels = {str(each["name"]): _place(each, received) for each in wish.files}
     for each in wish.files:
         _check(wheels[str(each["name"])], each)
@@ -143,7 +143,7 @@ def build(wish: Wish, received: Sequence[str], needed_beside: int = 0) -> None:
         make_venv(wish.interpreter.path, wish.path)
         _install(wish, wheels)
         replace_file(os.path.join(wish.path, STAMP), json.dumps({"key": wish.key}) + "\n")
-        # The link that comes later can reach the disk before what it leads to.
+        # The link, which is made later, can reach the disk before the files that it leads to.
         run(["sync", "--file-system", wish.path])
     except BaseException:
         shutil.rmtree(wish.path, ignore_errors=True)
@@ -154,7 +154,7 @@ def _check(path: str, entry: Mapping[str, Any]) -> None:
     try:
         check(path, entry)
     except Refusal:
-        # Else its size would pass it as sent for ever.
+        # Otherwise its size would let it count as sent for ever.
         with contextlib.suppress(OSError):
             os.unlink(path)
         raise
@@ -169,7 +169,7 @@ def _place(entry: Mapping[str, Any], received: Sequence[str]) -> str:
 
 
 def need_space(wish: Wish, needed_beside: int = 0) -> None:
-    """Raises ``Refusal`` where the environment does not fit."""
+    """Raise ``Refusal`` if there is too little space for the environment."""
     if wish.wheels is None:
         needed = _FROM_INDEX_BYTES[wish.build.accelerator]
     else:
@@ -200,12 +200,12 @@ def _install(wish: Wish, wheels: Mapping[str, str]) -> None:
         "--no-cache-dir",
         "--root-user-action=ignore",
     ]
-    # DeepSpeed's ops are compiled by themselves; a small /tmp does not hold what pip downloads.
+    # DeepSpeed's ops are compiled in a step of their own; a small /tmp has no room for pip's downloads.
     environment = {**clean_environment(wish.python), "DS_BUILD_OPS": "0", "TMPDIR": temporary, "PYTHONNOUSERSITE": "1"}
     lock = os.path.join(temporary, "lock.txt")
     replace_file(lock, constraints(wish.lock, wish.build.default))
     if wish.wheels is not None:
-        # All but pip, which runs from its wheel: what changes an environment is its lock.
+        # Without pip, which runs from its wheel: an environment is changed by its lock only.
         named = [(wheels[str(each["name"])], each["sha256"]) for each in wish.files if wheels[str(each["name"])] != pip]
         text = "".join("%s --hash=sha256:%s\n" % each for each in named)
         replace_file(os.path.join(temporary, "wheels.txt"), text)
@@ -245,9 +245,9 @@ def _install(wish: Wish, wheels: Mapping[str, str]) -> None:
 
 
 def prune(directory: str, folder: str, keep: Sequence[str], spare: int, in_use: Sequence[str]) -> list[str]:
-    """Remove what is not in ``keep`` and that no process uses; the ``spare`` newest complete ones stay. Return names.
+    """Remove what ``folder`` holds, but for ``keep``, for what is in use, and for the ``spare`` newest complete ones.
 
-    What was never completed goes first of all.
+    Incomplete ones are removed first. Returns the names of those that were removed.
     """
     base = os.path.join(directory, folder)
     try:
@@ -274,7 +274,7 @@ def prune(directory: str, folder: str, keep: Sequence[str], spare: int, in_use: 
 
 
 def _is_locked(stamp: str) -> bool:
-    """Whether a process runs that was started in this environment."""
+    """Whether a process that was started in this environment still runs."""
     try:
         handle = os.open(stamp, os.O_RDONLY)
     except OSError:
@@ -289,7 +289,7 @@ def _is_locked(stamp: str) -> bool:
 
 
 def used_files(directory: str, root: str = "/") -> list[str]:
-    """Files below ``directory`` that processes map, run in, or were started by."""
+    """Files below ``directory`` that processes map, work in, or name in their arguments or environment."""
     files = set()
     prefix = directory.rstrip("/") + "/"
     for process in glob.glob(os.path.join(root, "proc/[0-9]*")):
@@ -309,7 +309,7 @@ def used_files(directory: str, root: str = "/") -> list[str]:
 
 
 def planned_packages(wish: Wish) -> dict[str, str]:
-    """Versions that are known before anything is installed."""
+    """Versions that are known before the installation."""
     if wish.wheels is not None:
         names = {distribution_of(str(each["name"])): version_of(str(each["name"])) for each in wish.wheels}
         return {name: names[name] for name in ("torch", "deepspeed") if name in names}

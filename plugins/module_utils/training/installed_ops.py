@@ -1,6 +1,6 @@
-"""Compiled ops as DeepSpeed's own installed ones: its loader then compiles nothing and writes nothing, for any user.
+"""Registers compiled ops as DeepSpeed's installed ones: its loader then compiles and writes nothing, for any user.
 
-Without this, DeepSpeed asks ninja on every load, in a directory in which an ordinary user may not write.
+Otherwise DeepSpeed calls ninja on every load, in a directory to which an ordinary user may not write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Mapping, Optional
 from ..common.files import content, replace_file
 
 FOLDERS = {"async_io": "aio", "gds": "gds", "pin_memory": "pin_memory", "utils": "", "cpu_adam": "adam"}
-"""Where DeepSpeed's installer puts what it compiled, below deepspeed/ops."""
+"""The folders below deepspeed/ops to which DeepSpeed's installer writes compiled ops."""
 BEGIN, END = "# tunetool: ops compiled for this machine\n", "# tunetool: end\n"
 SHIM = """\
 # Written by tunetool: this op was compiled for this machine, outside the package.
@@ -37,7 +37,7 @@ def package(environment: str) -> Optional[str]:
 
 
 def register(environment: str, ops_directory: str, versions: Mapping[str, Any], accelerator: str) -> None:
-    """Let DeepSpeed in that venv load every op of ``ops_directory`` as installed."""
+    """Let DeepSpeed in that venv load every op of ``ops_directory`` as an installed one."""
     deepspeed = package(environment)
     if deepspeed is None:
         return
@@ -63,7 +63,7 @@ def register(environment: str, ops_directory: str, versions: Mapping[str, Any], 
 
 
 def forget(environment: str) -> None:
-    """Back to DeepSpeed as it was installed: else its builder would take what is about to be compiled as there."""
+    """Undo ``register``: otherwise DeepSpeed's builder would take an op that is about to be compiled for installed."""
     deepspeed = package(environment)
     if deepspeed is None:
         return

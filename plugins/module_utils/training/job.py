@@ -1,4 +1,4 @@
-"""One environment brought to what is asked for: made or named, its ops, its proof, then the switch and the manifest."""
+"""Brings one environment to the requested state: the venv, its ops, the proof, then the switch and the manifest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CURRENT = "current"
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, on this node."""
+    """The request, on this node."""
 
     directory: str
     lock: str
@@ -36,46 +36,46 @@ class Request:
     accelerator: str
     driver: str
     program: str
-    """tunetool's own, which compiles ops for an environment that is named."""
+    """Python of tunetool, which compiles ops for an environment that the inventory names."""
     proof_seconds: float
     ops_seconds: float
     wish: Optional[Wish] = None
-    """The environment to build; None where one is named."""
+    """The environment to build; None if the inventory names one."""
     named: str = ""
     manifest: str = ""
     received: Sequence[str] = field(default_factory=tuple)
 
     @property
     def python(self) -> str:
-        """The interpreter by a path that does not change under a running job."""
+        """Path of the interpreter that does not change during a running job."""
         return self.wish.python if self.wish else self.named
 
     @property
     def state_path(self) -> str:
-        """Where the last finished run wrote what it made."""
+        """File to which the last finished run wrote its result."""
         return os.path.join(self.directory, STATE)
 
 
 @dataclass(frozen=True)
 class Status:
-    """What is there of it."""
+    """The state of the environment on the node."""
 
     environment: bool
     versions: dict[str, Any]
-    """Empty while the environment is not there."""
+    """Empty if the environment does not exist."""
     ops_key: str
     ops: Optional[dict[str, str]]
     state: dict[str, Any]
-    """What the last finished run wrote; empty without one."""
+    """Result of the last finished run; empty if there was none."""
     key: str
-    """Of a finished run for just this request; empty while it cannot be known."""
+    """Key of a finished run for exactly this request; empty while it is unknown."""
     manifest_training: Optional[dict[str, Any]]
     manifest_there: bool
     linked: bool
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether nothing has to be done."""
         return bool(
             self.environment
             and self.ops is not None
@@ -87,7 +87,7 @@ class Status:
 
 
 def look(request: Request) -> Status:
-    """Read only; the one process that it starts is the environment's Python, for versions."""
+    """Read the state. The only process that it starts is the environment's Python, for versions."""
     there = is_complete(request.wish.path) if request.wish else True
     versions: dict[str, Any] = {}
     try:
@@ -95,7 +95,7 @@ def look(request: Request) -> Status:
     except Ended:
         if request.wish is None:
             raise
-        # Damaged, or its base Python is gone: it is built anew.
+        # It is damaged, or its base Python is gone: the environment is built again.
         there = False
     ops_key = compiled.key_of(request.python, versions, request.ops, request.accelerator) if versions else ""
     ops = compiled.read(ops_directory(request, ops_key), ops_key) if ops_key else None
@@ -111,17 +111,17 @@ def look(request: Request) -> Status:
 
 
 def ops_directory(request: Request, key: str) -> str:
-    """Where ops of that key are."""
+    """Directory of the ops with that key."""
     return os.path.join(request.directory, "ops", key)
 
 
 def ops_archive(request: Request, key: str) -> str:
-    """Where the archive of ops for equal nodes is, or comes to be."""
+    """Path of the archive of ops for equal nodes, which need not exist."""
     return ops_directory(request, key) + ".tar"
 
 
 def read_state(path: str) -> dict[str, Any]:
-    """What the last finished run wrote; empty without one."""
+    """Result of the last finished run; empty if there was none."""
     try:
         document = json.loads(content(path) or "{}")
     except ValueError:
@@ -130,7 +130,7 @@ def read_state(path: str) -> dict[str, Any]:
 
 
 def read_manifest(path: str) -> Optional[dict[str, Any]]:
-    """The node's manifest; None where there is none to write into."""
+    """The node's manifest; None if it has none."""
     try:
         return load(path)
     except (FileNotFoundError, ManifestError):
@@ -138,7 +138,7 @@ def read_manifest(path: str) -> Optional[dict[str, Any]]:
 
 
 def _state_key(request: Request, versions: Mapping[str, Any], ops_key: str, ops: Optional[Mapping[str, str]]) -> str:
-    """Hash of all that the proof depends on."""
+    """Hash of everything that the proof depends on."""
     parts = (
         "state/1",
         request.wish.key if request.wish else request.named,
@@ -150,7 +150,7 @@ def _state_key(request: Request, versions: Mapping[str, Any], ops_key: str, ops:
         sorted(request.trainers),
         digest(request.lock),
         fingerprint(),
-        # One that was made again is proven again.
+        # An environment that was built again is proven again.
         _made(os.path.join(request.wish.path, ENVIRONMENT_STAMP)) if request.wish else 0,
         _made(os.path.join(ops_directory(request, ops_key), compiled.STAMP)),
     )
@@ -162,13 +162,13 @@ def _made(stamp: str) -> int:
 
 
 def make_environment(request: Request, status: Status) -> None:
-    """Build the venv where it is not there."""
+    """Build the venv if it does not exist."""
     if request.wish is not None and not status.environment:
         build(request.wish, request.received)
 
 
 def make_ops(request: Request, status: Status, archive: str) -> dict[str, str]:
-    """Ops from an equal node's archive, or compiled here."""
+    """Take the ops from an equal node's archive, or compile them here."""
     directory = ops_directory(request, status.ops_key)
     if status.ops is not None:
         return status.ops
@@ -183,9 +183,12 @@ def make_ops(request: Request, status: Status, archive: str) -> dict[str, str]:
 
 
 def finish(request: Request, status: Status, ops: Mapping[str, str]) -> dict[str, Any]:
-    """Prove, switch, write. Until the proof holds, nothing that is in use is touched. Return the manifest's part."""
+    """Prove the environment, switch to it, write the manifest's part and return it.
+
+    Nothing in use is changed before the proof has succeeded.
+    """
     directory = ops_directory(request, status.ops_key)
-    # One that just was finished and only lost its link or its line in the manifest needs no second proof.
+    # An environment that was proven, and only lost its link or its part of the manifest, needs no second proof.
     key = _state_key(request, status.versions, status.ops_key, ops)
     if status.state.get("key") == key:
         training = dict(status.state["training"])
@@ -209,7 +212,7 @@ def finish(request: Request, status: Status, ops: Mapping[str, str]) -> dict[str
 def describe(
     request: Request, versions: Mapping[str, Any], facts: Mapping[str, Any], ops: Mapping[str, str], directory: str
 ) -> dict[str, Any]:
-    """The manifest's part."""
+    """The part ``training`` of the manifest."""
     part: dict[str, Any] = {
         "python": os.path.join(request.directory, CURRENT, "bin/python") if request.wish else request.named,
         "source": BUILT if request.wish else NAMED,
@@ -228,7 +231,7 @@ def describe(
 
 
 def planned(request: Request) -> dict[str, Any]:
-    """What is known of the part before anything is made, for check mode."""
+    """As much of the part as is known before anything is made, for check mode."""
     part: dict[str, Any] = {
         "python": os.path.join(request.directory, CURRENT, "bin/python") if request.wish else request.named,
         "source": BUILT if request.wish else NAMED,
@@ -245,7 +248,7 @@ def planned(request: Request) -> dict[str, Any]:
 
 
 def write_part(path: str, training: Optional[Mapping[str, Any]]) -> None:
-    """Put the part into the manifest where there is one, the rest as it was. None takes it out."""
+    """Write the part into the manifest, if there is one, and leave the rest as it is. None removes the part."""
     document = read_manifest(path)
     if document is None or document.get("training") == training:
         return
@@ -256,7 +259,7 @@ def write_part(path: str, training: Optional[Mapping[str, Any]]) -> None:
 
 
 def _tidy(request: Request, ops_key: str) -> None:
-    """Remove what nobody uses; one old environment stays, to go back to."""
+    """Remove environments and ops that nobody uses; one old environment stays, as a way back."""
     in_use = used_files(request.directory)
     if request.wish is not None:
         prune(request.directory, "environments", [request.wish.key], 1, in_use)

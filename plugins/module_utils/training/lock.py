@@ -1,4 +1,4 @@
-"""The lock, constraints.txt: which versions an environment is made of. Pure."""
+"""The lock, constraints.txt: the versions of the packages of an environment. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Optional
 _OF_CUDA = re.compile(r"(nvidia-(?!ml-py)|cuda-|triton==)")
 TRAINERS = ("deepspeed", "lightning")
 EXTRAS = ("deepspeed", "checkpoint", "engines", "finetune")
-"""Of tunetool's own wheel: what the fine-tune, the checkpoints and their benchmarks need."""
+"""Extras of tunetool's wheel that the fine-tune, the checkpoints and their benchmarks need."""
 
 
 def digest(lock: str) -> str:
@@ -18,19 +18,19 @@ def digest(lock: str) -> str:
 
 
 def pin(lock: str, name: str) -> Optional[str]:
-    """The version of a package, the first that is named where Pythons differ; None where the lock has none."""
+    """The version of a package, the first one if it differs between Pythons; None if the lock does not name it."""
     match = re.search(r"^%s==([^\s;]+)" % re.escape(name), lock, re.MULTILINE | re.IGNORECASE)
     return match.group(1) if match else None
 
 
 def cuda(lock: str) -> Optional[str]:
-    """The CUDA of the torch that the lock names, such as ``13.0``; None for a torch without CUDA."""
+    """The CUDA version of the lock's torch, such as ``13.0``; None for a torch without CUDA."""
     version = pin(lock, "cuda-toolkit") or pin(lock, "nvidia-cuda-runtime")
     return ".".join(version.split(".")[:2]) if version else None
 
 
 def constraints(lock: str, default_build: bool) -> str:
-    """The lock for pip. With another build of torch than its own, CUDA's libraries are those that this torch names."""
+    """The lock as constraints for pip. Without CUDA's libraries for another build of torch, which names its own."""
     if default_build:
         return lock
     return "".join(line for line in lock.splitlines(keepends=True) if not _OF_CUDA.match(line))

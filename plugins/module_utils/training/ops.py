@@ -1,7 +1,7 @@
 """DeepSpeed's compiled ops: a directory for each kind of machine, built by `tunetool build-ops` or from an equal node.
 
-DeepSpeed compiles for the very CPU: an op that comes from another kind dies of SIGILL. So the directory's key has the
-CPU's flags beside the versions, and nothing is taken under another key.
+DeepSpeed compiles for the CPU of the machine: on another kind of CPU an op can die of SIGILL. So the directory's key
+covers the CPU's flags beside the versions, and ops with another key are not used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRUSTED = re.compile(r"^[A-Za-z0-9_.][A-Za-z0-9_.+-]*(/[A-Za-z0-9_.+-]+)*$")
 
 
 def machine_type(root: str = "/") -> dict[str, str]:
-    """What the compiled code depends on of the machine."""
+    """The properties of the machine that compiled code depends on."""
     text = read_text(os.path.join(root, "proc/cpuinfo")) or ""
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
     return {
@@ -37,7 +37,7 @@ def machine_type(root: str = "/") -> dict[str, str]:
 
 
 def key_of(python: str, versions: Mapping[str, Any], ops: Sequence[str], accelerator: str, root: str = "/") -> str:
-    """Hash over the kind of machine, the versions, and the path that the compiled files name."""
+    """Hash over the kind of machine, the versions, and the path in the compiled files."""
     parts = (
         "ops/1",
         os.path.dirname(python),
@@ -51,7 +51,7 @@ def key_of(python: str, versions: Mapping[str, Any], ops: Sequence[str], acceler
 
 
 def read(directory: str, key: str) -> Optional[dict[str, str]]:
-    """Each op with its state; None where the directory is not complete, or of another key."""
+    """Each op with its state; None if the directory is incomplete or has another key."""
     try:
         with open(os.path.join(directory, STAMP), encoding="utf-8") as stream:
             stamp = json.load(stream)
@@ -61,7 +61,7 @@ def read(directory: str, key: str) -> Optional[dict[str, str]]:
         return None
     states = {str(op): str(state) for op, state in stamp["ops"].items()}
     if stamp.get("tools") != tools() and any(state != READY for state in states.values()):
-        # A compiler was installed since.
+        # A compiler was installed in the meantime.
         return None
     there = all(
         os.path.exists(os.path.join(directory, op, op + ".so")) for op, state in states.items() if state == READY
@@ -70,20 +70,20 @@ def read(directory: str, key: str) -> Optional[dict[str, str]]:
 
 
 def tools() -> list[str]:
-    """What of the compilers and headers is there: an op that was missing may be possible once there is more."""
+    """The compilers and headers that are installed: with more of them, an op that was missing may be possible."""
     programs = [name for name in ("c++", "g++", "nvcc") if shutil.which(name)]
     return programs + [path for path in ("/usr/include/libaio.h", "/usr/local/cuda/bin/nvcc") if os.path.exists(path)]
 
 
 def worth_sharing(states: Mapping[str, str]) -> bool:
-    """Whether equal nodes are served by these: all but `gds`, which few machines can compile, are ready."""
+    """Whether equal nodes can use these: all ops are ready but `gds`, which few machines can compile."""
     return all(state == READY for op, state in states.items() if op != "gds")
 
 
 def build(
     program: Sequence[str], python: str, directory: str, key: str, ops: Sequence[str], accelerator: str, seconds: float
 ) -> dict[str, str]:
-    """Compile each op by `tunetool build-ops`; one that cannot be compiled here is missing, with the reason."""
+    """Compile each op with `tunetool build-ops`. An op that cannot be compiled here is missing, with the reason."""
     shutil.rmtree(directory, ignore_errors=True)
     os.makedirs(directory)
     environment = {**clean_environment(python), "TORCH_EXTENSIONS_DIR": directory}
@@ -121,7 +121,7 @@ def _stamp(directory: str, key: str, states: Mapping[str, str]) -> None:
 
 
 def pack(directory: str, archive: str) -> None:
-    """One tar of the directory, for equal nodes."""
+    """Pack the directory into one tar, for equal nodes."""
     with tarfile.open(archive + ".new", "w") as tar:
         with open(os.path.join(directory, STAMP), encoding="utf-8") as stream:
             names = sorted(json.load(stream)["files"])
@@ -132,7 +132,7 @@ def pack(directory: str, archive: str) -> None:
 
 
 def unpack(archive: str, directory: str, key: str) -> dict[str, str]:
-    """Make ``directory`` from an equal node's archive. Raises ``Refusal`` where it is not that, whole."""
+    """Make ``directory`` from an equal node's archive. Raises ``Refusal`` if it is damaged or of another kind."""
     shutil.rmtree(directory, ignore_errors=True)
     os.makedirs(directory)
     try:
@@ -154,7 +154,7 @@ def _unpack(archive: str, directory: str, key: str) -> dict[str, Any]:
                 raise Refusal("`%s` holds `%s`, which is not a plain file. hint: remove it" % (archive, member.name))
             stream = tar.extractfile(member)
             assert stream is not None  # noqa: S101  (a plain file, as asked for above)
-            # The stamp comes last by its name: a copy that is cut short is not taken for a whole one.
+            # The stamp is last by its name: a copy that was cut short does not pass as complete.
             path = os.path.join(directory, member.name + (".new" if member.name == STAMP else ""))
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb") as target:

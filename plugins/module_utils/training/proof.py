@@ -1,4 +1,4 @@
-"""The proof that an environment works: its Python is asked, in processes of their own, each with a time limit."""
+"""The proof that an environment works: its Python runs checks, each in a process of its own with a time limit."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ PACKAGES = (
     "numpy",
     "lightning",
 )
-"""Whose versions the manifest has."""
+"""Packages whose versions are in the manifest."""
 MODULES = ("torch", "deepspeed", "transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "PIL")
 OWN_MODULES = ("tunetool.checkpoint", "tunetool.training")
 BEFORE: Mapping[str, Sequence[str]] = {"async_io": ("pin_memory",), "gds": ("pin_memory",)}
-"""What newer DeepSpeeds load before an op."""
+"""Libraries that newer versions of DeepSpeed load before an op."""
 _ANSWER_SECONDS = 60.0
 
 
 def source() -> str:
-    """The text of the program that proves. From the loader: Ansible runs modules out of a zip file."""
+    """The source of the program of checks, from the loader: Ansible runs modules out of a zip file."""
     loader: Any = proof_child.__loader__
     text: str = loader.get_source(proof_child.__name__)
     return text
 
 
 def fingerprint() -> str:
-    """Hash of all that the proof asks."""
+    """Hash of everything that the proof checks."""
     return hashlib.sha256(repr((source(), PACKAGES, MODULES, OWN_MODULES)).encode()).hexdigest()
 
 
 def clean_environment(python: str, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables for the environment's programs: nothing of the caller's Python, its own programs first on PATH."""
+    """Environment variables for its programs: without the caller's Python, and its own programs first on PATH."""
     dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_PRELOAD")
     kept = {name: value for name, value in given.items() if name not in dropped}
     kept["PATH"] = os.path.dirname(python) + ":" + given.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
@@ -53,7 +53,7 @@ def clean_environment(python: str, given: Mapping[str, str] = os.environ) -> dic
 
 
 def ask_versions(python: str) -> dict[str, Any]:
-    """Python's own version and those of the packages; quick. Raises ``Ended``."""
+    """The versions of Python and of the packages, quickly. Raises ``Ended``."""
     return _ask(
         python, "versions", {"packages": list(PACKAGES)}, {}, _ANSWER_SECONDS, "`%s` does not answer" % python, ""
     )
@@ -69,7 +69,7 @@ def prove(
     seconds: float,
     registered: bool = False,
 ) -> dict[str, Any]:
-    """Import everything, load each op that is ready, train one step over ranks. Return what torch sees.
+    """Import everything, load each op that is ready, train one step over ranks. Returns what torch sees.
 
     ``with_tunetool``: tunetool is part of the environment. ``registered``: DeepSpeed takes the ops as installed ones.
     Raises ``Ended`` with what failed.
@@ -115,14 +115,14 @@ def prove(
 
 
 def op_files(op: str, ops_directory: str) -> list[str]:
-    """The compiled files of an op, what it needs first."""
+    """The compiled files of an op, in the order in which they must be loaded."""
     names = [*BEFORE.get(op, ()), op]
     files = [os.path.join(ops_directory, name, name + ".so") for name in names]
     return [path for path in files if os.path.exists(path) or path == files[-1]]
 
 
 def _ranks(python: str, backend: str, ranks: int, variables: Mapping[str, str], seconds: float, hint: str) -> None:
-    """A step and an all-reduce over ``ranks`` processes."""
+    """Run a training step and an all-reduce over ``ranks`` processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,6 +1,6 @@
-"""What proves a training environment. Run by its own Python, as the text of ``python -c``: no import of ours.
+"""The checks of a training environment. Its Python runs them as the text of ``python -c``, without imports of tunetool.
 
-The first argument says what to do, the second is its order as JSON; the answer is one JSON line, the last.
+The first argument names the check, the second is its order as JSON; the last line of the output is the answer as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def versions(order: dict[str, Any]) -> dict[str, Any]:
-    """Versions by what pip wrote, without importing anything."""
+    """Versions from the metadata that pip wrote, without imports."""
     from importlib import metadata
 
     installed = {}
@@ -28,7 +28,7 @@ def versions(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def cuda_of_torch() -> Any:
-    """The CUDA that torch was built for, by its own file of versions."""
+    """The CUDA that torch was built for, from its version file."""
     spec = importlib.util.find_spec("torch")
     path = os.path.join(os.path.dirname(spec.origin), "version.py") if spec and spec.origin else ""
     if not os.path.exists(path):
@@ -40,7 +40,7 @@ def cuda_of_torch() -> Any:
 
 
 def imports(order: dict[str, Any]) -> dict[str, Any]:
-    """Import everything; what torch sees."""
+    """Import everything, and return what torch sees."""
     for name in order["modules"]:
         try:
             importlib.import_module(name)
@@ -54,7 +54,7 @@ def imports(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(order: dict[str, Any]) -> dict[str, Any]:
-    """Load compiled ops, each after what it needs."""
+    """Load the files of compiled ops in their order."""
     import ctypes
 
     import torch  # noqa: F401  (the ops resolve their symbols in it)
@@ -65,13 +65,13 @@ def load(order: dict[str, Any]) -> dict[str, Any]:
         spec = importlib.util.spec_from_file_location(name, path, loader=loader)
         assert spec is not None  # noqa: S101  (a loader was given)
         loader.exec_module(importlib.util.module_from_spec(spec))
-        # An op finds the one manager of locked memory by its symbol.
+        # An op finds the manager of locked memory, of which there must be one, by its symbol.
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     return {}
 
 
 def loader(order: dict[str, Any]) -> dict[str, Any]:
-    """Load ops by DeepSpeed's own loader, which must not have to compile."""
+    """Load ops with DeepSpeed's loader, which must not need to compile."""
     import deepspeed
     from torch.utils import cpp_extension
 
@@ -92,7 +92,7 @@ def loader(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def step(order: dict[str, Any]) -> dict[str, Any]:
-    """One step of a tiny model by DeepSpeed over all ranks, then an all-reduce whose result is known."""
+    """Train a tiny model for one step with DeepSpeed over all ranks, then check an all-reduce whose result is known."""
     import deepspeed
     import torch
 
@@ -133,7 +133,7 @@ def step(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what the first argument says."""
+    """Run the check that the first argument names."""
     work = {"versions": versions, "imports": imports, "load": load, "loader": loader, "step": step}[sys.argv[1]]
     answer = work(json.loads(sys.argv[2]))
     sys.stdout.write("\n" + json.dumps(answer) + "\n")

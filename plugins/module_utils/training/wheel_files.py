@@ -1,6 +1,6 @@
-"""The wheelhouse of training environments: a directory of wheels with a manifest of their hashes, and sets of them.
+"""The wheelhouse of training environments: a directory of wheels, with a manifest of their hashes and of sets of them.
 
-A set is what one kind of node needs: one Python version, one machine type, one build of torch.
+A set has the wheels for one kind of node: one Python version, one machine type, one build of torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MANIFEST = "wheelhouse.json"
 
 
 def read(directory: str) -> dict[str, Any]:
-    """The manifest of a wheelhouse. Raises ``Refusal`` where there is none that can be used."""
+    """The manifest of a wheelhouse. Raises ``Refusal`` if it is missing or cannot be used."""
     path = os.path.join(directory, MANIFEST)
     try:
         with open(path, encoding="utf-8") as stream:
@@ -38,7 +38,7 @@ def read(directory: str) -> dict[str, Any]:
 def choose_set(
     document: Mapping[str, Any], python: str, machine: str, build: str, trainers: Sequence[str], lock_sha256: str
 ) -> dict[str, Any]:
-    """The set for such a node. Raises ``Refusal`` with the command that makes it."""
+    """The set for such a node. Raises ``Refusal`` with the command that makes it, if it is missing."""
     wanted = "Python %s, %s, torch %s" % (python, machine, build)
     command = "`tunetool build-wheelhouse DIR --python-version %s --machine %s --build %s%s`" % (
         python,
@@ -66,7 +66,7 @@ def sha256_of(path: str) -> str:
 
 
 def has(path: str, entry: Mapping[str, Any]) -> bool:
-    """Whether a file is there with the size that it must have. Its content is hashed when it is used."""
+    """Whether a file exists with the right size. Its content is hashed when it is used."""
     try:
         return os.path.getsize(path) == int(entry["size_bytes"])
     except OSError:
@@ -74,7 +74,7 @@ def has(path: str, entry: Mapping[str, Any]) -> bool:
 
 
 def check(path: str, entry: Mapping[str, Any]) -> None:
-    """Raises ``Refusal`` where a file is not the one that the manifest names."""
+    """Raise ``Refusal`` if a file is not the one in the manifest."""
     if not os.path.exists(path):
         raise Refusal("`%s` is missing. hint: `tunetool build-wheelhouse` on its directory fetches it" % path)
     actual = sha256_of(path)
@@ -92,5 +92,5 @@ def version_of(name: str) -> str:
 
 
 def distribution_of(name: str) -> str:
-    """The package in a wheel's name, as indexes write it."""
+    """The package in a wheel's name, in the spelling of package indexes."""
     return name.partition("-")[0].replace("_", "-").lower()

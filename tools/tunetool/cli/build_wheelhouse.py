@@ -18,7 +18,7 @@ _BUILD = re.compile(r"^(cpu|cu\d{3})$")
 
 @dataclass(frozen=True)
 class Options(Dry):
-    """What the call says."""
+    """The options of the call."""
 
     directory: Path = argument("DIR", type=PATH)
     python_versions: tuple[str, ...] = repeatable(
@@ -58,7 +58,7 @@ class Options(Dry):
     )
 
     def check(self) -> None:
-        """Refuse what no node is."""
+        """Raise ``UsageProblem`` for values that no node can have."""
         for build in self.builds:
             if not _BUILD.match(build):
                 raise UsageProblem(f"`--build {build}` is not a build of torch", "such as `cpu`, `cu126` or `cu130`")

@@ -1,4 +1,4 @@
-"""What every host of an inventory has for benchmarks, and which of them answer."""
+"""The capacity of every host of an inventory for benchmarks, and which hosts do not answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Answers:
-    """In the inventory's order: what hosts have, and why others cannot take part."""
+    """In the inventory's order: capacities of hosts, and why others cannot take part."""
 
     capacities: Mapping[str, Capacity]
     silent: Mapping[str, str]
@@ -51,5 +51,5 @@ def ask_hosts(selection: HostSelection, target: str, memory: str, progress: Prog
 
 
 def _last_line(message: str) -> str:
-    # Ansible's own words first, then those of ssh.
+    # Ansible's message comes first, then that of ssh.
     return one_line(([line for line in message.splitlines() if line.strip()] or ["it does not answer"])[-1])

@@ -1,4 +1,4 @@
-"""The wheelhouse of training environments: filled once on the control machine, for nodes without a package index."""
+"""Fills the wheelhouse of training environments on the control machine, for nodes without a package index."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tunetool.node.training import accelerator, lock, wheel_files
 PLATFORMS = ("manylinux2014_%s", *(f"manylinux_2_{minor}_%s" for minor in range(5, 35)), "linux_%s")
 """Up to the glibc of RHEL 9, the oldest that nodes have; older pips name each tag by itself."""
 SOURCES_ONLY = ("deepspeed",)
-"""Published as sources alone: their wheels, the same for every machine, are built here."""
+"""Packages that are published as sources only: their wheels, the same for every machine, are built here."""
 BATCH = 12
-"""Files of one call of pip: what is there after each is kept when the next is cut off."""
+"""Number of files per call of pip: files of earlier calls are kept if the next one is interrupted."""
 _ALONE = ("torch-", "triton-", "nvidia_", "deepspeed-")
 _PIP_SECONDS = 7200.0
 _LOCK_NAME = ".lock"
@@ -46,7 +46,7 @@ class Target:
     python: str
     machine: str
     build: str
-    """Of torch: ``cpu`` or such as ``cu130``."""
+    """Build of torch: ``cpu``, or such as ``cu130``."""
 
     def __str__(self) -> str:
         return f"Python {self.python}, {self.machine}, torch {self.build}"
@@ -54,7 +54,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be in the wheelhouse."""
+    """The contents to put into the wheelhouse."""
 
     directory: Path
     source: Path
@@ -66,7 +66,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Filled:
-    """One set: how many files it has, and how many of them were fetched now."""
+    """One set: its number of files, and how many of them were fetched now."""
 
     target: Target
     files: int
@@ -75,7 +75,7 @@ class Filled:
 
 
 def find_source(given: Path | None) -> Path:
-    """The collection: its lock and what the package is built from. Raises ``UsageProblem``."""
+    """The directory of the collection, with the lock and the sources of the package. Raises ``UsageProblem``."""
     collections = os.environ.get("ANSIBLE_COLLECTIONS_PATH", "~/.ansible/collections:/usr/share/ansible/collections")
     installed = [Path(path).expanduser() / "ansible_collections/tunetool/node" for path in collections.split(":")]
     candidates = [given] if given else [Path(tunetool.__file__).resolve().parents[2], Path.cwd(), *installed]
@@ -86,7 +86,7 @@ def find_source(given: Path | None) -> Path:
 
 
 def fill(request: Request, progress: Progress, dry_run: bool = False) -> list[Filled]:
-    """Fetch what is missing, set by set. What is there with its right hash is kept."""
+    """Fetch the missing files, set by set. Files with the right hash are kept."""
     with _only_one(request.directory, dry_run), tempfile.TemporaryDirectory(prefix="tunetool-") as temporary:
         return _Filling(request, Path(temporary), progress, dry_run).all()
 
@@ -132,7 +132,7 @@ class _Filling:
         return filled
 
     def _drop_wrong(self) -> None:
-        """Forget and remove files that are not what the manifest says; they are fetched again."""
+        """Remove files that differ from the manifest, with their entries, so that they are fetched again."""
         for name, entry in list(self.document["files"].items()):
             path = self.request.directory / name
             if not path.exists():
@@ -143,7 +143,7 @@ class _Filling:
                 del self.document["files"][name]
 
     def _build(self, name: str) -> None:
-        """The wheel of a package that is published as sources; from then on it is one of the wheelhouse's files."""
+        """Build the wheel of a package that is published as sources, and add it to the wheelhouse's files."""
         version = lock.pin(self.lock, name)
         if version is None or any(
             wheel_files.distribution_of(each) == name and wheel_files.version_of(each).split("+")[0] == version
@@ -182,7 +182,7 @@ class _Filling:
         return Filled(target, len(wanted), len(missing), size)
 
     def _resolve(self, target: Target, wheel: str) -> dict[str, dict[str, str]]:
-        """The wheels of a set by their names, each with its requirement and hash. pip decides, by the lock."""
+        """The wheels of a set by name, each with its requirement and hash: pip's choice under the lock."""
         report = self.temporary / "report.json"
         requirements = [f"{wheel}[{','.join(lock.extras(list(self.request.trainers)))}]"]
         if self._other_torch(target):
@@ -216,7 +216,7 @@ class _Filling:
         return files
 
     def _need_build(self, target: Target, files: Mapping[str, Mapping[str, str]]) -> None:
-        """Raise for a torch of another CUDA than was asked for, which would be on the nodes before it is noticed."""
+        """Raise ``CannotJudge`` for a torch with another CUDA than requested: only the nodes would notice it."""
         cuda = any(name.startswith(("nvidia_cublas", "cuda_toolkit")) for name in files)
         if cuda == (target.build == accelerator.CPU):
             has = "CUDA" if cuda else "no CUDA"
@@ -234,7 +234,7 @@ class _Filling:
         return ["--extra-index-url", url.replace("{build}", target.build)] if url else []
 
     def _fetch(self, target: Target, files: Mapping[str, Mapping[str, str]]) -> None:
-        """Download by requirement and hash: pip refuses a file of another content."""
+        """Download by requirement and hash: pip refuses a file with other content."""
         folder = self.temporary / "fetched"
         shutil.rmtree(folder, ignore_errors=True)
         requirements = self.temporary / "requirements.txt"
@@ -251,7 +251,7 @@ class _Filling:
             self._keep(folder / name, each["sha256"])
 
     def _keep(self, path: Path, sha256: str) -> None:
-        """Put a file into the wheelhouse, then say so in its manifest."""
+        """Move a file into the wheelhouse, then enter it in the manifest."""
         if not path.exists():
             raise CannotJudge(f"pip brought no `{path.name}`", "call again with `--debug`")
         if self.dry_run:
@@ -304,7 +304,7 @@ _INDEX_HINT = "it needs a package index: see `pip config list`, or name one with
 
 
 def _why(text: str) -> tuple[str, str]:
-    """What pip says of a failure, as one line and a hint."""
+    """pip's message about a failure as one line, and a hint."""
     wrong = re.search(r"^\s+(\S+) from .*\n?\s*Expected sha256", text, re.MULTILINE)
     if "DO NOT MATCH THE HASHES" in text:
         name = wrong[1] if wrong else "a file"
@@ -325,7 +325,7 @@ def _kind(target: Target) -> list[str]:
 
 
 def _batches(names: Sequence[str]) -> Iterator[list[str]]:
-    """Large wheels by themselves, the others some at a time."""
+    """Groups of wheels for one call of pip: large wheels alone, small ones together."""
     small = [name for name in names if not name.startswith(_ALONE)]
     yield from (small[at : at + BATCH] for at in range(0, len(small), BATCH))
     yield from ([name] for name in names if name.startswith(_ALONE))
@@ -333,7 +333,7 @@ def _batches(names: Sequence[str]) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _only_one(directory: Path, dry_run: bool) -> Iterator[None]:
-    """Two runs do not fill one wheelhouse at once."""
+    """A lock, so that two runs never fill one wheelhouse at the same time."""
     if dry_run:
         yield
         return

@@ -12,11 +12,11 @@ class _HasDirectory(Protocol):
 
 
 class InDirectory:
-    """``root = InDirectory("root.img")`` in a class: of its object, ``root`` is that path below ``directory``."""
+    """``root = InDirectory("root.img")`` in a class: an object's ``root`` is that path below its ``directory``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, owner: _HasDirectory, _: type | None = None) -> Path:
-        """The path of this object."""
+        """The path below the directory of ``owner``."""
         return owner.directory / self._name

@@ -165,7 +165,7 @@ ENDS: Mapping[str, tuple[str, str | None]] = {
 }
 """States that a job does not leave, what they mean, and what to do (squeue(1), job state codes)."""
 UNREACHABLE = "UNREACHABLE"
-"""Not Slurm's: it said nothing of the job."""
+"""A state of tunetool's own: Slurm reported nothing about the job."""
 _DOWN = ("DOWN", "FAIL", "NOT_RESPONDING", "UNKNOWN")
 _NEVER = {
     "BadConstraints": "no node has what it asks for",

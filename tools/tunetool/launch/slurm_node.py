@@ -26,14 +26,14 @@ def main(work: str, node_dir: str, address: str, port: str, hosts: Sequence[str]
     try:
         spec = read_spec(Path(work))
     except OSError as error:
-        # Slurm ran this in a directory of that name, which may be local to this node.
+        # Slurm started this in a directory of that name, which may be local to this node.
         sys.stderr.write(f"tunetool: `{hosts[index]}` does not see `{work}/{SPEC}`: {error.strerror}\n")
         return 4
     directory = Path(node_dir)
     directory.mkdir(mode=0o700)
     master = (address, int(port)) if len(hosts) > 1 else None
     try:
-        # One that was named runs this already; a container may have it elsewhere.
+        # The Python of the call runs this already; a container may have it at another path.
         python, variables = python_of_ranks(sys.executable if spec.python else "", sys.executable)
     except NoTraining as error:
         sys.stderr.write(f"tunetool: `{hosts[index]}`: {error.message}; {error.hint}\n")
@@ -68,7 +68,7 @@ def main(work: str, node_dir: str, address: str, port: str, hosts: Sequence[str]
 
 
 def verdict_name(index: int) -> str:
-    """Of the node with that index, in WORK."""
+    """Path of the verdict of the node with that index, in WORK."""
     return f"verdict-{index}.json"
 
 

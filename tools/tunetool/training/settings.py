@@ -86,7 +86,7 @@ class Settings(Training):
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """What every benchmark that trains is asked: model and data, ranks, settings of the training."""
+    """The options that every benchmark with a training has: model and data, ranks, settings."""
 
     material: Material
     cluster: Cluster = field(default_factory=Cluster)

@@ -1,1 +1,1 @@
-"""``tunetool bench reference``: the whole chain, from the storage's verdict to the advice where data should be."""
+"""``tunetool bench reference``: all benchmarks in order, from the storage's verdict to the advice on staging."""

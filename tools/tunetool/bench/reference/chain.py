@@ -1,4 +1,4 @@
-"""Runs one part after another: which errors stop the chain, which only a part, and the verdict over all."""
+"""Runs one part after another: decides which errors stop the chain and which only a part, and gives the verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Step:
 
 @dataclass
 class Chain:
-    """The result of every part so far."""
+    """Results of the parts that have been run."""
 
     parts: list[Part] = field(default_factory=list)
     headlines: list[Measurement] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Chain:
     def run(self, steps: Sequence[Step], gate: Gate, say: Callable[[str], None]) -> None:
         """Run all parts that ``gate`` lets through. A part that cannot run stops no other.
 
-        Raises ``UsageProblem`` if the first part says that the call is wrong, since nothing was done yet.
+        Raises ``UsageProblem`` if the first part finds that the call is wrong: nothing was done before it.
         """
         for number, step in enumerate(steps):
             why = gate.before(step.name, self.parts)
@@ -51,7 +51,7 @@ class Chain:
             except OSError as error:
                 self._failed(step, error)
             except BaseException as error:
-                # Ctrl-C, or a fault of the chain itself, ends it.
+                # Ctrl-C, or a fault of the chain, ends it.
                 self._failed(step, error)
                 raise
             else:

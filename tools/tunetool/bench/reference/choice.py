@@ -1,4 +1,4 @@
-"""What was not asked for is chosen by what the nodes have: target, model, sizes, strategies. Pure."""
+"""Chooses what the call leaves open from the nodes' capacities: target, model, sizes, strategies. Pure."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from tunetool.training.preparation import HEIGHT, TINY, WIDTH
 from tunetool.training.settings import IMAGES, Cluster, Material
 
 _MODELS: Sequence[tuple[str, int]] = (("7b", 40 * 10**9), ("3b", 20 * 10**9))
-"""The largest first, each with what a GPU must have for LoRA on it; ``tiny`` runs anywhere."""
+"""The largest model first, each with the memory that a GPU needs for LoRA on it; ``tiny`` runs anywhere."""
 _SMALLEST = "tiny"
 _CPU_IMAGES = 32
-"""On CPUs a step takes seconds, where a GPU takes a fraction of one."""
+"""Fewer than on GPUs, since a step takes seconds on CPUs."""
 _SHARE = 0.8
-"""Of free space and memory that is planned for."""
+"""Share of free space and of memory that is used."""
 _FILE_COPIES = 2.1
-"""Forms of a checkpoint that some engines hold on the medium for a moment."""
+"""Copies of a checkpoint that some engines have on the medium at the same time."""
 _COPIES_ON_GPU, _COPIES_ON_CPU = 4, 6
-"""Of a checkpoint's state in host memory: asynchronous engines keep a copy each, CPUs the state and what it is restored
-into."""
+"""Copies of a checkpoint's state in host memory: one for each asynchronous engine; on CPUs also the state itself and
+the tensors that it is restored into."""
 
 
 def complete(
     asked: Asked, nodes: Mapping[str, Capacity], verify_target: Path | None = None
 ) -> tuple[Request, list[str]]:
-    """The whole request, and a line for everything that was chosen. ``verify_target``: see ``Request``.
+    """The complete request, and a line for each choice. ``verify_target``: see ``Request``.
 
-    Raises ``UsageProblem`` where a person must decide, ``CannotJudge`` where nothing can be measured.
+    Raises ``UsageProblem`` if a person must decide, ``CannotJudge`` if nothing can be measured.
     """
     target = asked.target or _common_target(nodes)
     cluster = _cluster(asked.cluster, nodes)
@@ -74,13 +74,13 @@ def _common_target(nodes: Mapping[str, Capacity]) -> Path:
 
 
 def _cluster(cluster: Cluster, nodes: Mapping[str, Capacity]) -> Cluster:
-    """On CPUs where the torch of a node was built for them: its GPUs are no use to it."""
+    """The cluster, set to compute on CPUs if the torch of a node was built for CPUs and cannot use GPUs."""
     built_for_cpu = cluster.python is None and any(node.accelerator == "cpu" for node in nodes.values())
     return replace(cluster, device="cpu") if cluster.device == "auto" and built_for_cpu else cluster
 
 
 def _model(nodes: Mapping[str, Capacity], on_gpu: bool, images: int) -> tuple[str, str]:
-    """The largest that every node takes, and why no larger one."""
+    """The largest model that every node can train, and why it is no larger one."""
     if not on_gpu:
         return _SMALLEST, "there are no GPUs to train on"
     why = "the largest"
@@ -106,13 +106,13 @@ def _refusal(nodes: Mapping[str, Capacity], gpu_bytes: int, files: int) -> str |
 
 
 def material_bytes(model: str, images: int) -> int:
-    """Bytes of a model that is made here, with its pictures."""
+    """Bytes of a model that is made, with its pictures."""
     size = TINY if model == _SMALLEST else (WIDTH, HEIGHT)
     return reference_model.room(model) + pictures.room(images, *size)
 
 
 def _state(asked: Asked, nodes: Mapping[str, Capacity], on_gpu: bool) -> tuple[str, int | None]:
-    """Model and bound of the checkpoints: what was asked for, or as much as every node has room for."""
+    """Model and upper bound of the checkpoints: as in the call, or as much as every node has room for."""
     if asked.state_bytes is not None:
         return asked.checkpoint_model or CHECKPOINT_MODEL, asked.state_bytes
     copies = _COPIES_ON_GPU if on_gpu else _COPIES_ON_CPU
@@ -135,6 +135,6 @@ def _state(asked: Asked, nodes: Mapping[str, Capacity], on_gpu: bool) -> tuple[s
 
 
 def matrix_for(nodes: int, ranks: int) -> str:
-    """One rank, one node, all nodes; the last shows whether it was the network between the nodes."""
+    """One rank, one node, all nodes. The last cell, stage 3 on one node, shows what the network between nodes costs."""
     cells = ["1x1:z2", f"1x{ranks}:z2", f"{nodes}x{ranks}:z2", f"{nodes}x{ranks}:z3", f"1x{ranks}:z3"]
     return ",".join(dict.fromkeys(cells))

@@ -1,4 +1,4 @@
-"""What the chain will write, where, and how long it takes: said before anything is done. Pure."""
+"""What the chain will write, where, and how long it takes, as lines that are printed before it starts. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tunetool.node.units import format_size
 from tunetool.training.model import reference_model
 
 _START = 30.0
-"""Seconds that ranks take to their first step, about."""
+"""Approximate seconds until the first step of the ranks."""
 _STEP_ON_GPU, _STEP_ON_CPU = 0.5, 2.0
 
 
 def lines(request: Request, nodes: Mapping[str, Capacity], parts: Sequence[str]) -> list[str]:
-    """A line for every part, then one for all. Raises ``UsageProblem`` where there is too little space."""
+    """A line for every part, then one for all of them. Raises ``UsageProblem`` if there is too little space."""
     said, seconds = [], 0.0
     for name in parts:
         text, part_seconds = _PARTS[name](request, nodes)
@@ -38,7 +38,7 @@ def lines(request: Request, nodes: Mapping[str, Capacity], parts: Sequence[str])
 
 
 def minutes(seconds: float) -> str:
-    """A rough time."""
+    """A rough duration."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

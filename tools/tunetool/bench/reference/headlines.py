@@ -1,4 +1,4 @@
-"""The few figures of each part that the record over all of them repeats. Pure."""
+"""The figures of each part that the record over all parts repeats. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _STAGING = ("model_load", "data_per_batch", "end_to_end", "stage_rate")
 
 
 def verify(record: Record) -> Sequence[Measurement]:
-    """Sequential read and write; of a fleet, every host's."""
+    """Sequential read and write, of every host of a fleet."""
     return [each for each in record.measurements if each.name in NAMES.values()]
 
 
 def checkpoint(record: Record) -> Sequence[Measurement]:
-    """The fastest durable save, with the restore of the same engine; of a fleet, every host's."""
+    """The fastest durable save and the restore of the same engine, of every host of a fleet."""
     chosen = []
     for host in dict.fromkeys(each.host for each in record.measurements):
         mine = {each.name: each for each in record.measurements if each.host == host}
@@ -29,10 +29,10 @@ def checkpoint(record: Record) -> Sequence[Measurement]:
 
 
 def staging(record: Record) -> Sequence[Measurement]:
-    """Both paths of every scenario."""
+    """The figures of both paths in every scenario."""
     return [each for each in record.measurements if each.rank is None and each.name.rpartition(".")[2] in _STAGING]
 
 
 def strategies(record: Record) -> Sequence[Measurement]:
-    """The step of every cell; its parameters have the prediction."""
+    """The step time of every cell; the prediction is among its parameters."""
     return [each for each in record.measurements if each.name.startswith("strategies.step.")]

@@ -1,4 +1,4 @@
-"""The nodes of a chain: which still take part, and which were left out, when and why."""
+"""The nodes of a chain: those that still take part, and those that were left out, with time and reason."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from tunetool.node.machine.capacity import Capacity
 from tunetool.record import FleetHost, Part, Record, Status, Verdict
 
 _TOGETHER = ("staging", "strategies")
-"""Parts in which the ranks of all nodes meet."""
+"""Parts in which the ranks of all nodes work together."""
 
 
 class Gate:
-    """Decides before every part whether it is run, for one machine: none is after a FAIL of ``verify``."""
+    """Decides whether a part is run on this machine: after a FAIL of ``verify``, none is."""
 
     def __init__(self, anyway: bool) -> None:
         self._anyway = anyway
 
     def before(self, name: str, parts: Sequence[Part]) -> str | None:
-        """Why the part is not run, None where it is."""
+        """The reason why the part is not run; None if it is run."""
         failed = any(part.name == VERIFY and part.status == "fail" for part in parts)
         if not self._anyway and failed and name != VERIFY:
             return f"not run after the FAIL of {VERIFY}: mend that first, or pass `--anyway`"
         return None
 
     def after(self, name: str, record: Record) -> None:
-        """A part was run."""
+        """Called after each part with its record."""
 
 
 @dataclass
 class Nodes(Gate):
-    """The same for the hosts of an inventory: a host that fails ``verify``, or does not answer, is left out alone."""
+    """The same for the hosts of an inventory: only hosts that fail ``verify`` or do not answer are left out."""
 
     request: Request
     capacities: dict[str, Capacity]
-    """Of those that still take part, in the inventory's order."""
+    """Capacities of the nodes that still take part, in the inventory's order."""
     progress: Progress
     hosts: dict[str, FleetHost] = field(default_factory=dict)
-    """Those that were left out, with the reason, and what ``verify`` said of the others."""
+    """Hosts for the record: those that were left out, with the reason, and the others as ``verify`` judged them."""
     lost: list[str] = field(default_factory=list)
-    """Left out since they did not answer: no part's verdict speaks of them."""
+    """Nodes that were left out because they did not answer: no part's verdict includes them."""
     _looked: bool = True
-    """Whether the nodes were asked since the last part."""
+    """Whether the nodes were asked after the last part."""
 
     @property
     def names(self) -> list[str]:
-        """Those that still take part."""
+        """The nodes that still take part."""
         return list(self.capacities)
 
     @property
@@ -59,7 +59,7 @@ class Nodes(Gate):
         return replace(self.request, cluster=replace(self.request.cluster, limit=",".join(self.names)))
 
     def leave_out(self, host: str, status: Status, when: str, reasons: Sequence[str], lost: bool = False) -> None:
-        """From now on the chain goes on without ``host``."""
+        """Let the chain continue without ``host``."""
         lines = [f"left out {when}: {reason}" for reason in reasons or ["no reason was given"]]
         known = self.hosts.get(host)
         identity = known.record_id if known is not None else None
@@ -70,7 +70,7 @@ class Nodes(Gate):
         self.progress.say(f"{host}: {lines[0]}")
 
     def before(self, name: str, parts: Sequence[Part]) -> str | None:
-        """See ``Gate``. Asks the nodes whether they are still there."""
+        """See ``Gate``. Asks the nodes again whether they can take part."""
         if self.names and not self._looked:
             self._look(name)
         self._looked = False
@@ -95,7 +95,7 @@ class Nodes(Gate):
             self.leave_out(host, "error", f"before {name}", [why], lost=True)
 
     def _need_training(self, name: str) -> None:
-        """Ranks of a node without a training environment would end those of all the others."""
+        """Leave out nodes without a training environment: their ranks would fail, and end those of all other nodes."""
         with_one = [host for host, node in self.capacities.items() if node.python]
         if with_one and self.request.cluster.python is None:
             for host in [host for host in self.names if host not in with_one]:
@@ -103,7 +103,7 @@ class Nodes(Gate):
                 self.leave_out(host, "error", f"before {name}", [why], lost=True)
 
     def after(self, name: str, record: Record) -> None:
-        """See ``Gate``. What ``verify`` said of each node decides on it."""
+        """See ``Gate``. Leaves out the nodes on which ``verify`` failed."""
         if name != VERIFY:
             return
         self.hosts.update({host.host: host for host in record.hosts or []})
@@ -113,5 +113,5 @@ class Nodes(Gate):
                 self.leave_out(host.host, host.status, f"after {VERIFY}", host.reasons)
 
     def verdicts(self) -> list[tuple[str, Verdict]]:
-        """Of the nodes that no part speaks of."""
+        """The verdict on the nodes that no part's verdict includes."""
         return [(host, Verdict(status="error", reasons=self.hosts[host].reasons)) for host in self.lost]

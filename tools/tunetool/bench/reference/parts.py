@@ -1,4 +1,4 @@
-"""The parts of the chain, as the functions behind `verify` and the other benchmarks: here, or on every host."""
+"""The parts of the chain: they call the functions behind `verify` and the other benchmarks, here or on every host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def steps(request: Request, progress: MovingProgress, current: Callable[[], Requ
     """The parts that are not left out. ``current``: the request when a part begins. Raises ``UsageProblem``."""
     asked = current or (lambda: request)
     chosen = parts_without(request.skip)
-    # What a part would refuse after the others have measured. A model of the hosts need not be here.
+    # A part would refuse this only after the others have measured. A model on the hosts need not exist here.
     if "checkpoint" in chosen and request.cluster.inventory is None:
         shape(request.checkpoint_model, request.state_bytes, request.cluster.ranks_per_node or 1)
 
@@ -100,7 +100,7 @@ def checkpoint_arguments(request: Request) -> list[str]:
     argv += ["--state-bytes", f"{request.state_bytes}B"] if request.state_bytes is not None else []
     argv += ["--device", request.cluster.device, "--ranks", str(request.cluster.ranks_per_node or 1)]
     argv += ["--rounds", str(request.rounds), "--seed", str(request.material.seed)]
-    # Where none is named each host takes its own manifest's.
+    # Without a name each host takes the one in its manifest.
     argv += ["--python", request.cluster.python] if request.cluster.python is not None else []
     return argv + (["--allow-busy"] if request.run.allow_busy else [])
 

@@ -22,7 +22,7 @@ MAIN_STATE_BYTES = parse_size(STATE_BYTES)
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """The options that no node decides."""
+    """The options that do not depend on the nodes."""
 
     expect: Mapping[str, float] = field(default_factory=dict)
     duration: float = 4.0
@@ -31,17 +31,17 @@ class Common:
     memory: Path = SHM
     rounds: int = ROUNDS
     skip: Sequence[str] = ()
-    """Parts that are left out."""
+    """Parts to leave out."""
     anyway: bool = False
-    """Go on after a FAIL of ``verify``."""
+    """Continue after a FAIL of ``verify``."""
     all_or_nothing: bool = False
-    """Stop where a node is left out."""
+    """Stop instead of leaving a node out."""
     run: Run = field(default_factory=Run)
 
 
 @dataclass(frozen=True)
 class Asked(Common):
-    """What the caller asked for. None where the nodes decide."""
+    """The options of the call; None: chosen by the nodes' capacities."""
 
     model: str | None = None
     dataset: Path | None = None
@@ -55,13 +55,13 @@ class Asked(Common):
 
     @property
     def parts(self) -> list[str]:
-        """Those that are to be run. Raises ``UsageProblem``."""
+        """The parts to run. Raises ``UsageProblem``."""
         return parts_without(self.skip)
 
 
 @dataclass(frozen=True)
 class Request(Common):
-    """The options of the call, all decided. ``target``: directory on every node for checkpoints, model and data."""
+    """The complete options. ``target``: directory on every node for checkpoints, model and data."""
 
     material: Material
     target: Path
@@ -74,7 +74,7 @@ class Request(Common):
 
 
 def parts_without(skip: Sequence[str]) -> list[str]:
-    """Those that are left. Raises ``UsageProblem``."""
+    """The parts that remain. Raises ``UsageProblem`` for an unknown name, or if none remains."""
     for name in skip:
         if name not in PARTS:
             raise UsageProblem(f"`--skip {name}` is not a part", f"the parts are {', '.join(PARTS)}")

@@ -1,4 +1,4 @@
-"""``tunetool bench reference``: the chain, and one record over it."""
+"""``tunetool bench reference``: runs the chain and writes one record over all parts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tunetool.verdict import Case
 
 
 def reference(asked: Asked, progress: MovingProgress) -> Result:
-    """Run it. Raises ``UsageProblem`` before any work when the call is wrong, ``CannotJudge`` when it cannot start."""
+    """Run the chain. Raises ``UsageProblem`` before any work if the call is wrong; ``CannotJudge`` if it cannot run."""
     return session.run(KIND, asked.run, _Reference(asked, asked.parts, progress), progress)
 
 
 def follow(request: Request, wanted: Sequence[Step], progress: MovingProgress) -> Result:
-    """The same with a request that is decided, and the parts that are given."""
+    """The same with a complete request and the given parts."""
     work = _Reference(None, [step.name for step in wanted], progress, request, wanted, Gate(request.anyway))
     return session.run(KIND, request.run, work, progress)
 
@@ -47,14 +47,14 @@ class _Reference:
     chain: Chain = field(default_factory=Chain)
 
     def announce(self, session: Session) -> None:
-        """See ``session.Work``. With hosts: what it would write on them; alone, each part announces itself."""
+        """See ``session.Work``. It lists what would be written on hosts; on this machine each part announces itself."""
         if self.asked is not None:
             self._decide(self.asked)
         if self.request is not None and self.request.run.dry_run and self.request.cluster.inventory is None:
             self._run(session)
 
     def _decide(self, asked: Asked) -> None:
-        """Look at the nodes, choose what was not asked for, say what will happen. Raises ``TunetoolError``."""
+        """Ask the nodes, choose what the call leaves open, print what will be done. Raises ``TunetoolError``."""
         capacities, silent = _look(asked, self.progress)
         for host, why in silent.items():
             self.progress.say(f"{host} is left out: {why}")
@@ -84,7 +84,7 @@ class _Reference:
         try:
             self._run(session)
         except KeyboardInterrupt:
-            # Each part has removed its own files, and the parts before it have their records.
+            # Each part has removed its files, and the parts before it have written their records.
             done = [f"{part.name} ({part.run})" for part in self.chain.parts if part.run]
             session.progress.say(f"interrupted; done: {', '.join(done) or 'nothing'}")
             raise
@@ -110,7 +110,7 @@ class _Reference:
 
 
 def _look(asked: Asked, progress: MovingProgress) -> tuple[Mapping[str, Capacity], Mapping[str, str]]:
-    """What the nodes have, and why others cannot take part. Raises ``TunetoolError``."""
+    """Capacities of the nodes, and why other nodes cannot take part. Raises ``TunetoolError``."""
     target, cluster = str(asked.target or ""), asked.cluster
     if cluster.inventory is None:
         capacities: Mapping[str, Capacity] = {socket.gethostname(): read_capacity(target, str(asked.memory))}

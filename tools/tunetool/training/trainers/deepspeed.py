@@ -120,7 +120,7 @@ class Trainer:
             raise CannotJudge(f"{int(count.item())} of {self.recorder.world} ranks answered the first collective")
 
     def _capability(self) -> Capability | None:
-        """Of this rank's GPU; None on a CPU."""
+        """Compute capability of this rank's GPU; None on a CPU."""
         import torch
 
         if not self.cuda:
@@ -129,7 +129,7 @@ class Trainer:
         return major, minor
 
     def _least_capability(self) -> Capability | None:
-        """Of all ranks' GPUs, since all must compute in one format. A collective; None on CPUs."""
+        """Compute capabilities of all ranks' GPUs, which must compute in one format. A collective; None on CPUs."""
         import torch
 
         mine = self._capability()

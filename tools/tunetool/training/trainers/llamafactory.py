@@ -123,7 +123,7 @@ class LlamaFactory:
         return Path("/proc/driver/nvidia/gpus").is_dir() and any(Path("/proc/driver/nvidia/gpus").iterdir())
 
     def _capability(self) -> Capability | None:
-        """Of this rank's GPU by NVML, for the same reason; None where NVML does not say it."""
+        """Compute capability of this rank's GPU by NVML, for the same reason; None if NVML does not give it."""
         try:
             gpu = nvml.open_gpu("cuda", self.recorder.local_rank, os.environ)
             try:
