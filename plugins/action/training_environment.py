@@ -119,7 +119,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         return elsewhere
 
     def _send_file(self, path: Path, remote: str, fresh: bool = False) -> str:
-        """Send one file in parts, or what an interrupted run left of it. Returns its path on the node, usually ``remote``.
+        """Send one file in parts, continuing an interrupted run. Returns its path on the node, usually ``remote``.
 
         The module checks the hash of every file there before it uses it.
         """

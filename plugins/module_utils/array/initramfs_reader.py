@@ -53,12 +53,12 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Carried:
-    """What an image says about arrays."""
+    """The parts of an image that concern arrays."""
 
     conf: Optional[bytes]
-    """Its mdadm.conf; None without one."""
+    """The image's mdadm.conf; None without one."""
     mdadm: bool = True
-    """Whether it has the program that assembles arrays. Not looked for in an image that has an mdadm.conf."""
+    """Whether the image has the program that assembles arrays; not checked if it has an mdadm.conf."""
 
 
 def read_carried(path: str, names: Sequence[str]) -> Carried:
@@ -101,7 +101,7 @@ class _Source:
         self._held = b""
         self._at = 0
         self.position = 0
-        """Of the next byte."""
+        """Position of the next byte."""
 
     def peek(self, count: int) -> bytes:
         """The next bytes, left where they are; fewer at the end."""
@@ -149,10 +149,10 @@ class _Walk:
         self._open: Optional[bool] = None
         """Whether an archive has begun and not ended yet; None before the first."""
         self._link: Optional[bytes] = None
-        """What identifies a file of ours whose bytes come with a later name of it."""
+        """Identity of a wanted file whose bytes come later in the archive, under another of its names."""
 
     def carried(self) -> Carried:
-        """What the image has of both. Raises ``Damaged`` if it ends before an archive does."""
+        """The parts that were read. Raises ``Damaged`` if it ends before an archive does."""
         if self.content is None and self._open is not False:
             raise Damaged("it is empty, or cut off after %d bytes" % self.source.position)
         return Carried(self.content, self.mdadm)

@@ -19,7 +19,7 @@ class Range:
     """A byte range of one member."""
 
     member: int
-    """Its slot."""
+    """Slot of the member."""
     offset: int
     length: int
 

@@ -1,4 +1,4 @@
-"""What the whole jobs of modules have in common."""
+"""The parts that the jobs of all modules have in common."""
 
 from __future__ import annotations
 

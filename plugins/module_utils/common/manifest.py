@@ -232,7 +232,7 @@ def refuse_newer(path: str = MANIFEST_PATH) -> None:
 
 
 def damage(path: str = MANIFEST_PATH) -> str | None:
-    """What is wrong with a manifest that cannot be used; None where it can be, or where there is none."""
+    """The reason why a manifest cannot be used; None if it can be used, or if there is none."""
     try:
         load(path)
     except FileNotFoundError:
@@ -272,7 +272,7 @@ _TYPES: dict[str, Any] = {
 
 
 def _problems(value: Any, schema: Mapping[str, Any], path: str) -> list[str]:
-    """What breaks the schema. Knows the part of JSON Schema that ``SCHEMA`` uses: nodes have no library for it."""
+    """Violations of the schema. Supports the part of JSON Schema that ``SCHEMA`` uses: nodes have no library for it."""
     allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     if not any(_is(value, name) for name in allowed):
         return ["%s is not of type %s" % (path, " or ".join(allowed))]

@@ -42,5 +42,5 @@ def allows_p2pdma(config: Any, through_raid: bool, libcufile: Optional[str]) -> 
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """For comparing dotted versions."""
+    """A dotted version as numbers, for comparisons."""
     return tuple(int(part) for part in re.findall(r"\d+", version))

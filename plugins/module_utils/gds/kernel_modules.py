@@ -12,7 +12,7 @@ from ..common.files import read_text
 from .installed_cufile import version_key
 
 _HOOKS = re.compile(rb"\bnvme_v\d+_register_nvfs_dma_ops\b")
-"""What nvidia-fs asks the NVMe driver for (gds-nvidia-fs, src/nvfs-dma.c, `modules_list`)."""
+"""Symbols that nvidia-fs looks for in the NVMe driver (gds-nvidia-fs, src/nvfs-dma.c, `modules_list`)."""
 _P2PDMA = re.compile(rb"\bp2pdma_pgmap_ops\b")
 """NVIDIA's own test for P2PDMA in the kernel (GDS troubleshooting guide, 14.1)."""
 _BUILT_FOR = re.compile(r"NVIDIA_SRC_DIR=\S*/nvidia-(?!fs-)(?:[a-z]+-)*(\d+(?:\.\d+)+)")
@@ -85,7 +85,7 @@ class NvidiaFs:
 
     nvfs_loaded: bool = False
     nvfs_version: Optional[str] = None
-    """Of the module that is loaded, else of the one on disk for this kernel."""
+    """Version of the loaded module, else of the one on disk for this kernel."""
     nvfs_installed: bool = False
     """nvidia-fs is on disk for this kernel."""
     nvfs_source: Optional[str] = None

@@ -1,4 +1,4 @@
-"""What each path needs, one rule per requirement, with its source.
+"""The requirements of each path, one rule each, with its source.
 
 Sources: NVIDIA's GPUDirect Storage documents (docs.nvidia.com/gpudirect-storage: TG troubleshooting and installation
 guide, BP best practices, RN release notes), its gds-nvidia-fs repository (NFS), the Linux source, and what was run.

@@ -44,7 +44,7 @@ class Formats:
 
 
 def parse_formats(identity: bytes) -> Formats:
-    """From the Identify Namespace data structure. Raises ``ValueError``."""
+    """Read the formats from the Identify Namespace data structure. Raises ``ValueError``."""
     if len(identity) != IDENTIFY_BYTES:
         raise ValueError("an identity has %d bytes, not %d" % (IDENTIFY_BYTES, len(identity)))
     # Formats of both lists, the plain one and the one that needs a host to enable it.

@@ -1,4 +1,4 @@
-"""How much RAM this process may still take: of the machine, and of every control group around it."""
+"""RAM that this process can still use: of the machine, and of every control group around it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def downgraded(
 
 
 def bandwidth(speed_gts: float | None, width: int | None) -> float | None:
-    """The same from a speed in GT/s and a number of lanes."""
+    """Raw bytes per second of a link with that speed in GT/s and number of lanes; None if one is unknown."""
     if speed_gts is None or width is None:
         return None
     if speed_gts <= 5:

@@ -40,7 +40,7 @@ class State:
     path: str
     changes: dict[str, Change] = field(default_factory=dict)
     text_before: str = ""
-    """As it was read."""
+    """Text of the file as it was read."""
 
     @classmethod
     def load(cls, path: str) -> State:

@@ -21,7 +21,7 @@ DRIVE_SETTINGS = ("scheduler", "nr_requests", "nomerges")
 """Settings of the member drives; md passes requests on and has no queue of its own."""
 CPU_SETTINGS = ("cpu_governor", "cpu_latency_us")
 SETTINGS = (*DRIVE_SETTINGS, "read_ahead", "transparent_hugepages", *CPU_SETTINGS, "dirty_background", "dirty")
-"""Those that live in /sys and /proc, in the order in which they are set: another scheduler resets nr_requests."""
+"""Settings in /sys and /proc, in the order in which they are set: another scheduler resets nr_requests."""
 FSTRIM = "fstrim_timer"
 
 ARGUMENTS: dict[str, Any] = {name: {"type": "str", "default": ""} for name in (*SETTINGS, FSTRIM)}
@@ -125,7 +125,7 @@ class Machine:
     root: str = "/"
 
     def targets(self, setting: str) -> list[str]:
-        """What the setting applies to: serials, UUIDs or CPUs, or one empty name for the machine."""
+        """The devices that the setting applies to: serials, UUIDs or CPUs, or one empty name for the machine."""
         if setting in DRIVE_SETTINGS:
             return list(self.drives)
         if setting == "read_ahead":

@@ -175,7 +175,7 @@ def _beneath(path: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _leave_mounts(path: str) -> None:
-    """In this process alone, unmount what is mounted at ``path``. Raises ``Unsupported`` before touching a shared one.
+    """Unmount what is mounted at ``path``, in this process only. Raises ``Unsupported`` before touching a shared one.
 
     Private first: in a shared tree the unmounting would reach the node itself.
     """
