@@ -1,4 +1,4 @@
-"""Drives, measurements and records for tests that are about something else: say only what the test is about."""
+"""Drives, measurements and records to start from: a test states only the fields that it is about."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def measurement(name: str, value: float, quantity: Quantity = "bandwidth", **fie
 
 
 def sampled(name: str, *values: float, **fields: Any) -> Measurement:
-    """A bandwidth with its samples, one a second: median, interval and trend as they follow from them."""
+    """A bandwidth with one sample per second, and their median, interval and trend."""
     spread = spread_of(values, [float(number) for number in range(len(values))])
     return measurement(name, **{**spread, **fields})
 
 
 def record(*measurements: Measurement, **fields: Any) -> Record:
-    """Of one node, without a verdict; ``fields`` are those that differ."""
+    """A record of one node without a verdict; ``fields`` are those that differ."""
     fixed = {"kind": "verify", "id": "0" * 32, "started": NOW, "finished": NOW, "node": Node(host="n1"), "command": []}
     return Record.model_validate({**fixed, "measurements": list(measurements), **fields})

@@ -1,4 +1,4 @@
-"""Programs that tests run to their end, tunetool above all."""
+"""Runs programs, mostly tunetool, until they end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ finally:
 
 
 def call(*command: object, stdout: int = subprocess.PIPE, **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run ``command`` to its end. ``more``: further arguments of ``subprocess.run``."""
+    """Run ``command`` until it ends. ``more``: further arguments of ``subprocess.run``."""
     return subprocess.run(
         [*map(str, command)],
         stdout=stdout,

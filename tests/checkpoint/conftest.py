@@ -1,4 +1,4 @@
-"""Processes that import torch once and serve all tests here: it takes seconds."""
+"""Processes that import torch once for all tests of this folder, since the import takes seconds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _serving(*command: str, env: dict[str, str] | None = None) -> Iterator[Ask]:
 
 @pytest.fixture(scope="session")
 def only_torch() -> Iterator[Ask]:
-    """torch's own writer and reader, where tunetool cannot be imported. See ``only_torch.py``."""
+    """torch's own writer and reader, in a process that cannot import tunetool. See ``only_torch.py``."""
     without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with _serving("-S", str(HERE / "only_torch.py"), sysconfig.get_paths()["purelib"], env=without) as ask:
         yield ask
@@ -50,14 +50,14 @@ def only_torch() -> Iterator[Ask]:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Ask]:
-    """Ranks that need no second to start. See ``forks.py``."""
+    """Ranks that start in less than a second. See ``forks.py``."""
     with _serving(str(HERE / "forks.py")) as ask:
         yield ask
 
 
 @pytest.fixture
 def drains() -> Iterator[Callable[..., Any]]:
-    """Begins drains, and ends what is left of them."""
+    """Starts drains, and ends those that still run after the test."""
     from tunetool.checkpoint import drain
 
     begun = []

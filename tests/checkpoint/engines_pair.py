@@ -1,4 +1,4 @@
-"""One of two ranks: saves and restores with every engine; its last line tells what came of each, as JSON.
+"""One of two ranks: saves and restores with every engine. Its last line has the results as JSON.
 
 ``engines_pair.py MODEL DIRECTORY``, with torchrun's environment and a free ``MASTER_PORT``.
 """
@@ -19,7 +19,7 @@ from tunetool.bench.checkpoint.states import Layout, Shape, rank_bytes, shape
 
 
 def cycle(name: str, layout: Layout, form: Shape, directory: Path) -> str:
-    """``equal``, or what is wrong."""
+    """``equal``, or a description of the difference."""
     rank, world = dist.get_rank(), dist.get_world_size()
     engine = ENGINES[name]()
     held = rank_bytes(form, rank, world, layout)
@@ -33,14 +33,14 @@ def cycle(name: str, layout: Layout, form: Shape, directory: Path) -> str:
     files = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     restored = engine.load(blank(state), directory)
     engine.close()
-    # Once, whoever writes it; ours pads each part to whole blocks.
+    # The state is written once, by any of the ranks; our engine pads each part to whole blocks.
     if name != "orbax" and not form.bytes <= files < 1.05 * form.bytes + 8192 * world * form.tensors:
         return f"{files} bytes in files for {form.bytes} of state"
     return equal(state, restored) or "equal"
 
 
 def main() -> None:
-    """Shards with every engine, replicas with what decides by itself who writes them."""
+    """Shards with every engine; replicas with the engines that distribute the writing themselves."""
     model, directory = sys.argv[1:]
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")

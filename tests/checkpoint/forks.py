@@ -1,7 +1,7 @@
-"""Children that have torch imported already, forked from a process that has no thread but one. Orders on stdin.
+"""Forks children that have torch imported already, from a process with one thread. Orders come on stdin.
 
 An order ``{"do": NAME, "world": N, "with": {...}, "stop": {...}}`` runs the function of that name in ``ranks.py`` in N
-children, (rank, world, **with). ``stop`` is what ``stops.install`` is given in rank 0. The answer has each child's exit
+children, (rank, world, **with). ``stop``: arguments of ``stops.install`` in rank 0. The answer has each child's exit
 status, what its function returned, its error, and the seconds that all took from the first fork.
 """
 

@@ -1,4 +1,4 @@
-"""Saves and loads with torch's own writer and reader, in a process that cannot import tunetool. Orders on stdin.
+"""Saves and loads with torch's own writer and reader, in a process that cannot import tunetool. Orders come on stdin.
 
 Run with ``-S``, so that no .pth file of the environment leads to tunetool; the first argument is its site-packages.
 """

@@ -1,4 +1,4 @@
-"""What ranks do in children of ``forks.py``. Imported there once, before any of them is forked."""
+"""The functions of ranks in children of ``forks.py``, which imports this module once before it forks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import seeded
 import torch
-import torch._dynamo  # DTensor imports it at its first use, which every child would then do again
+import torch._dynamo  # DTensor imports it at its first use, and every child would repeat that
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
@@ -23,7 +23,7 @@ from tunetool.checkpoint.writer import DirectWriter
 def save_state(
     rank: int, world: int, path: str, meet: str, seed: int, megabytes: float, settings: dict[str, Any]
 ) -> float:
-    """Every rank holds all of the state, and saves its share of it. Seconds that the save took."""
+    """Every rank holds the whole state and saves its share. Returns the seconds of the save."""
     if world > 1:
         _joined(rank, world, meet)
     state = seeded.state(seed, megabytes)
@@ -37,9 +37,9 @@ def save_state(
 
 
 def memory_of_a_load(rank: int, world: int, path: str, seed: int, megabytes: float, settings: dict[str, Any]) -> int:
-    """Bytes by which this process was larger during the load than before, when the tensors were there already."""
+    """Bytes by which a load made this process larger, when the tensors were allocated before it."""
     target = seeded.blank(seeded.state(seed, megabytes))
-    # Cannot be read to where it belongs, so that all of it goes through the buffers.
+    # This tensor cannot be read in place, so that all of its bytes go through the buffers.
     target["model"]["large"] = torch.zeros(*target["model"]["large"].shape, dtype=torch.int16)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
     before = _status("VmRSS")
@@ -101,7 +101,7 @@ def save_shards(rank: int, world: int, path: str, meet: str, seed: int, writer: 
 
 
 def load_shards(rank: int, world: int, path: str, meet: str, seed: int) -> dict[str, Any]:
-    """Which tensors of this rank came back otherwise, and of which only a part was read."""
+    """Names of this rank's tensors that came back changed, and of those that were read only partly."""
     _joined(rank, world, meet)
     whole = _whole(seed)
     state = {"model": _sharded(whole, rank, world, blank=True), "step": None}
@@ -117,7 +117,7 @@ def load_shards(rank: int, world: int, path: str, meet: str, seed: int) -> dict[
 
 
 def save_cached(rank: int, world: int, path: str, meet: str, planner: str) -> None:
-    """Five saves into directories of their own, each followed by one in place, all by planners that cache."""
+    """Save five times into a new directory and then again in place, with planners that cache."""
     _joined(rank, world, meet)
     made: Any = DefaultSavePlanner if planner == "torch" else DirectSavePlanner
     for step in range(5):

@@ -1,6 +1,6 @@
-"""One of two ranks that save together, and what goes wrong. Arguments: what, rank, directory, meeting file, seed.
+"""One of two ranks that save together while a fault happens. Arguments: fault, rank, directory, meeting file, seed.
 
-Each rank holds 24 MiB that no other one has.
+Each rank holds 24 MiB that the other rank does not have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 from tunetool.checkpoint.saver_lock import NAME
 from tunetool.checkpoint.writer import DirectWriter
 
-# A program: pytest's path is not its own.
+# This is a program of its own, without pytest's import path.
 sys.path.append(str(Path(__file__).parents[1]))
 from waiting import until
 
@@ -33,7 +33,7 @@ BYTES = 24 << 20
 
 
 class Meanwhile(DefaultSavePlanner):
-    """Does something when the tensors are about to be taken, after all that can be checked before."""
+    """Calls a function just before the tensors are read, after all checks."""
 
     act: Callable[[], None] | None = None
 
@@ -44,7 +44,7 @@ class Meanwhile(DefaultSavePlanner):
 
 
 def written_by(other: int) -> bool:
-    """Whether the other rank's bytes all have their blocks."""
+    """Whether all bytes of the other rank have blocks on the disk."""
     return sum(path.stat().st_blocks * 512 for path in directory.glob(f"__{other}_*")) >= BYTES
 
 
@@ -84,7 +84,7 @@ try:
 except CheckpointException as error:
     if not what.endswith("and lives on"):
         raise
-    # The exception, and with it torch's frames, and the writer are kept.
+    # The exception, with torch's frames, and the writer are kept alive.
     until(lambda: not (directory / NAME).exists())
     until(lambda: not list(directory.glob("*.distcp")))
     print(f"over: {next(iter(error.failures))}", flush=True)

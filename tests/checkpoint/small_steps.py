@@ -1,4 +1,4 @@
-"""Checkpoints of a few bytes whose values say which save they are of."""
+"""Checkpoints of a few bytes whose values identify the save."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 
 
 def save(step: Path, value: float, *, count: int = 64) -> Path:
-    """Two tensors in two files, all elements ``value``, by torch's own writer: the same names at every save."""
+    """Save two tensors in two files with torch's writer, all elements ``value``. Every save uses the same names."""
     state = {"a": torch.full((count,), value), "b": torch.full((count,), value)}
     writer = dcp.FileSystemWriter(step, single_file_per_rank=True, thread_count=2, sync_files=False)
     dcp.save(state, storage_writer=writer, no_dist=True)
@@ -17,7 +17,7 @@ def save(step: Path, value: float, *, count: int = 64) -> Path:
 
 
 def values(step: Path, *, count: int = 64) -> tuple[float, float]:
-    """What a load finds in ``a`` and ``b``."""
+    """The values of ``a`` and ``b`` after a load."""
     state = {name: torch.zeros(count) for name in ("a", "b")}
     dcp.load(state, storage_reader=dcp.FileSystemReader(step), no_dist=True)
     for each in state.values():
@@ -31,11 +31,11 @@ def data_of(step: Path) -> list[Path]:
 
 
 def overwrite(path: Path, like: Path) -> None:
-    """As torch's writer does it: the same file, emptied and written again."""
+    """Overwrite a file as torch's writer does: truncate it and write it again."""
     with path.open("wb") as stream:
         stream.write(like.read_bytes())
 
 
 def names(tier: Path) -> list[str]:
-    """The steps that are there."""
+    """The steps that exist."""
     return sorted(path.name for path in tier.glob("step*"))

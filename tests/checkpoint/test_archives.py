@@ -1,4 +1,4 @@
-"""torch itself reads the archives that are made without it."""
+"""torch reads the archives that tunetool makes without torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = sorted(
 
 
 def can_be_made(dtype: torch.dtype) -> bool:
-    """Leaves out dtypes that are only names in this version of torch (uint3 ...)."""
+    """The dtypes with tensors: in this version of torch some are only names (uint3 ...)."""
     try:
         torch.save(torch.zeros(2, dtype=torch.uint8).view(dtype), io.BytesIO())
     except (RuntimeError, NotImplementedError, TypeError, AttributeError, KeyError):
@@ -59,7 +59,7 @@ def test_torch_loads_the_same_and_would_have_written_the_same_pickle(
     archive = Archive(str(dtype).removeprefix("torch."), shape, len(raw), checksum)
     content = archive.head + raw + archive.tail("0123456789abcdef" * 2 if checksum else None)
 
-    # As torch's reader has it: in the middle of a file.
+    # The archive is in the middle of a file, as torch's reader gets it.
     loaded = torch.load(io.BytesIO(content), weights_only=True)
     assert (loaded.dtype, tuple(loaded.shape), raw_bytes(loaded)) == (dtype, shape, raw)
 

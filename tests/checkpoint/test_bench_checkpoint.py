@@ -58,7 +58,7 @@ def memory() -> Iterator[Path]:
     path = SHM / f"tunetool-test-{os.getpid()}"
     path.mkdir()
     yield path
-    # Empty, or a test has failed already.
+    # It is empty unless a test has failed.
     path.rmdir()
 
 
@@ -72,7 +72,7 @@ def bench(model: str, runs: Path, *arguments: str) -> subprocess.CompletedProces
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> Record:
-    """The record of a run in which only a neighbour on the disk may have been in the way."""
+    """The record of a run that nothing but other programs on the disk may have disturbed."""
     record = parse(done.stdout, "stdout")
     undisturbed(done.returncode, record)
     return record
@@ -147,7 +147,7 @@ def test_two_ranks_save_their_shards_and_get_them_back(model: str, disk: Path, t
     loops = by_name["checkpoint.training.baseline"].samples or []
     assert len(loops) == 2 * len(names), "a loop without a save before and after each with"
     assert min(loops) > 3 * 0.05, "a step does work"
-    # A rank that gathers the whole state holds it: 29 MB.
+    # A rank that gathers the whole state needs its 29 MB.
     assert by_name["checkpoint.fsdp-consolidated.peak_memory"].value > 25e6
     assert list(disk.iterdir()) == []
 
@@ -199,7 +199,7 @@ def test_the_state_may_change_once_an_async_save_returned(session: RankProcesses
 
 
 class TimeIsUp:
-    """The time is up the moment that the first save begins."""
+    """Let the time limit pass when the first save begins."""
 
     site: Site
 

@@ -1,4 +1,4 @@
-"""What a save leaves in its directory, complete, broken off or refused; and what its metadata may hold."""
+"""The files that a save leaves after success, interruption or refusal, and the objects that its metadata may hold."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def names(directory: Path) -> list[str]:
 
 
 def save(directory: Path) -> str:
-    """One complete save of one file; its name."""
+    """Save one file completely. Returns its name."""
     saving = Saving.open(directory)
     name = saving.data_name(0, 0)
     (directory / name).write_bytes(b"data")
@@ -49,7 +49,7 @@ def save(directory: Path) -> str:
 
 
 OTHER = ("notes.txt", "__0_0.distcp.bak", "model.safetensors", "__0_0.0123.distcp", ".metadata.tmp")
-"""None of our business."""
+"""A file of somebody else."""
 
 
 def test_a_save_replaces_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
@@ -58,26 +58,26 @@ def test_a_save_replaces_a_checkpoint_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     second = save(tmp_path)
     assert first != second
-    # An older checkpoint's file of torch's writer goes with it.
+    # The file of an older checkpoint by torch's writer is removed as well.
     assert names(tmp_path) == sorted([".metadata", second, *OTHER])
 
 
 def killed(directory: Path) -> list[str]:
-    """A save that wrote some files and then was no more; all that it leaves behind."""
+    """Let a save write some files and then die. Returns everything that it leaves behind."""
     saving = Saving.open(directory)
     left = [saving.data_name(0, 0), saving.data_name(1, 0), f".metadata.{saving.token}.tmp"]
     for name in left:
         (directory / name).touch()
     held = (directory / saver_lock.NAME).read_text()
     del saving
-    # Whoever is killed does not remove it.
+    # A killed process does not remove it.
     (directory / saver_lock.NAME).write_text(held)
     return [*left, saver_lock.NAME]
 
 
 def test_what_killed_saves_left_is_swept_before_the_next_one_writes(tmp_path: Path) -> None:
     kept = save(tmp_path)
-    # Data of torch's writer that nothing names may be all there is of a checkpoint: it broke off before its rename.
+    # Data of torch's writer without metadata may be a checkpoint that was interrupted before its rename.
     for name in (*OTHER, "__1_0.distcp"):
         (tmp_path / name).touch()
     before = names(tmp_path)
@@ -100,7 +100,7 @@ def test_the_first_save_was_killed(tmp_path: Path) -> None:
 
 
 def test_what_another_nodes_metadata_may_name_stays_until_the_new_checkpoint_is_complete(tmp_path: Path) -> None:
-    """Node A's scratch has the metadata, node B's a part of the data. Then B's rank is the coordinator."""
+    """Node A's scratch has the metadata, and node B's a part of the data. Then B's rank becomes the coordinator."""
     old = "__7_0.0123456789abcdef.distcp"
     (tmp_path / old).touch()
     Saving.open(tmp_path).abandon()
@@ -218,7 +218,7 @@ def test_nothing_in_metadata_is_run(planted: Any, named: str, tmp_path: Path, mo
 
 
 def test_no_way_around_by_dots(tmp_path: Path) -> None:
-    """Protocol 4 walks attributes: a name that begins with an admitted class leads to what it was made of."""
+    """Protocol 4 follows attributes: a name that begins with an admitted class can lead to other objects."""
     for module, name in (
         ("torch.distributed.checkpoint.metadata", "Metadata.__init__.__globals__"),
         ("torch", "float32.__class__"),

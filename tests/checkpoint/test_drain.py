@@ -1,4 +1,4 @@
-"""Checkpoints that leave the node. Two nodes are two directories; each rank is a process of its own."""
+"""Drains of checkpoints from the node to shared storage. A node is a directory, a rank is a process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from waiting import PATIENCE, stopped, until
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 MIB = 2**20
 COUNT = 3 * MIB // 2
-"""Elements of a tensor: 6 MiB, more than one piece of a copy."""
+"""Number of elements of a tensor: 6 MiB, which a copy moves in several pieces."""
 
 
 def state(rank: int, step: int) -> dict[str, torch.Tensor]:
@@ -64,7 +64,7 @@ def assert_loads(path: Path, step: int, *ranks: int) -> None:
 
 
 def as_job(tmp_path: Path, work: Callable[[int], Any], world: int = 2) -> list[Any]:
-    """What ``work`` returns on each rank of a job; forked, since importing torch takes longer than all of this."""
+    """The results of ``work`` on each rank of a job. Ranks are forked, since an import of torch takes longer than a test."""
     store = tmp_path / f"store-{time.monotonic_ns()}"
     children = []
     for rank in range(world):
@@ -73,7 +73,7 @@ def as_job(tmp_path: Path, work: Callable[[int], Any], world: int = 2) -> list[A
         if pid == 0:
             status = 1
             try:
-                # The parent's pool of threads, if it has one, is missing here.
+                # Here the parent's pool of threads, if there is one, does not exist.
                 torch.set_num_threads(1)
                 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
                 returned = work(rank)
@@ -92,7 +92,7 @@ def as_job(tmp_path: Path, work: Callable[[int], Any], world: int = 2) -> list[A
 
 @pytest.fixture
 def stopping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Has the drains that begin from now on end, or stop, at a change below ``under``; see ``stops.install``."""
+    """Let the drains that begin from now on end, or stop, at a change below ``under``; see ``stops.install``."""
 
     def stop(under: Path, at: str, number: int = signal.SIGKILL) -> None:
         order = {"under": str(under), "log": str(tmp_path / "stops"), "at": at, "number": number}
@@ -130,7 +130,7 @@ def test_a_lost_node_s_shards_come_back_from_shared_storage(tmp_path: Path, writ
     assert as_job(tmp_path, new_job) == [(str(bulk / "step_100"), True)] * 2
     assert_loads(bulk / "step_100", 100, 0, 1)
     assert verify_drained(bulk / "step_100") > 12 * MIB
-    # An undrained step went with the node: the job is told, and goes back.
+    # A step that was not drained was lost with the node: the job gets a message and goes back.
     as_job(tmp_path, lambda rank: save(nodes[rank], 200, rank))
     shutil.rmtree(nodes[1])
     nodes[1].mkdir()
@@ -162,14 +162,14 @@ def test_a_rank_that_does_not_come_is_named_and_may_come_later(tmp_path: Path, d
     both = [drains(step, bulk, rank=rank, world=2) for rank, step in enumerate(steps)]
     assert {each.wait(PATIENCE) for each in both} == {bulk / "step_5"}
     assert_loads(bulk / "step_5", 5, 0, 1)
-    # A rank that comes once all is done sees that its files are there.
+    # A rank that comes after the drain sees that its files exist.
     assert drains(steps[1], bulk, rank=1, world=2).wait(PATIENCE) == bulk / "step_5"
 
 
 def test_a_rank_whose_copy_is_swept_away_copies_again(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     nodes, bulk = [tmp_path / "a", tmp_path / "b"], tmp_path / "bulk"
     as_job(tmp_path, lambda rank: save(nodes[rank], 5, rank))
-    # A drain has made its file when it waits for a save to end.
+    # A drain that waits for a save has created its file already.
     with saving(nodes[1]):
         both = [drains(nodes[rank] / "step_5", bulk, rank=rank, world=2) for rank in (0, 1)]
         (part,) = until(lambda: list(bulk.glob(".draining-*/.part-1-*")), "the copy to begin")
@@ -184,7 +184,7 @@ def test_a_drain_that_was_killed_is_taken_up(
     step, bulk = save(tmp_path / "scratch", 7, threads=2), tmp_path / "bulk"
     names = sorted(path.name for path in step.glob("*.distcp"))
     assert len(names) == 2
-    # Killed when it begins with the second of its two files.
+    # The drain is killed when it begins with the second of its two files.
     stopping(bulk, f"open /.draining-step_7-*/.part-0-{names[1]}")
     with pytest.raises(CannotJudge) as died:
         drains(step, bulk).wait(PATIENCE)
@@ -262,7 +262,7 @@ def test_full_shared_storage_leaves_everything_as_it_was(
     drains(save(scratch, 1), small_disk).wait(PATIENCE)
     step = save(scratch, 2)
     filler = small_disk / "filler"
-    # Room enough when it began; while it waits for a save to end somebody takes it.
+    # There is room when it begins; another program uses it up while the drain waits for a save.
     with saving(scratch):
         work = drains(step, small_disk)
         until(lambda: list(small_disk.glob(".draining-*/.part-0-*")), "the copy to begin")
@@ -290,11 +290,11 @@ def test_each_tier_keeps_its_newest_steps(tmp_path: Path, drains: Callable[..., 
         if number == 1:
             save(scratch, 0)
     assert sorted(path.name for path in bulk.iterdir()) == ["step_3", "step_4"]
-    # Step 0 never was drained: it may be wanted.
+    # Step 0 was never drained: it may still be needed.
     assert sorted(path.name for path in scratch.glob("step_*")) == ["step_0", "step_4"]
     drains(scratch / "step_4", bulk, local_max_to_keep=1, delete_undrained=True).wait(PATIENCE)
     assert sorted(path.name for path in scratch.glob("step_*")) == ["step_4"]
-    # Newer steps that never were drained do not push the drained one out.
+    # Newer steps that were never drained do not displace the drained one.
     for number in (5, 6):
         save(scratch, number)
     drains(scratch / "step_4", bulk, local_max_to_keep=1, delete_undrained=True).wait(PATIENCE)
@@ -320,7 +320,7 @@ def test_a_step_that_was_saved_again_replaces_the_drained_one(tmp_path: Path, dr
 def test_a_step_that_lacks_only_its_name_counts_and_gets_it(tmp_path: Path, drains: Callable[..., Drain]) -> None:
     step, bulk = save(tmp_path / "scratch", 3), tmp_path / "bulk"
     drains(step, bulk).wait(PATIENCE)
-    # As it lies there when the coordinator dies between the marker and the rename.
+    # The state after the coordinator died between the marker and the rename.
     marker = markers.marker_of(bulk / "step_3")
     assert marker is not None
     sealed = (bulk / "step_3").rename(on_bulk.partial_of(bulk, "step_3", marker.digest))
@@ -358,7 +358,7 @@ def test_drains_give_way_to_our_own_writer_on_every_rank(tmp_path: Path) -> None
 
     class Looking(DefaultSavePlanner):
         def resolve_data(self, write_item: Any) -> Any:
-            # The coordinator's lock, which other nodes do not see, does not count here.
+            # The coordinator's lock has no effect here, since other nodes do not see it.
             for lock in tmp_path.glob(f"*/{SAVE_LOCK}"):
                 os.utime(lock, (0, 0))
             seen.append(is_saving(tmp_path))

@@ -1,4 +1,4 @@
-"""A step that is saved to again while it drains: nothing of two saves ever counts as one checkpoint."""
+"""A step is saved again while it drains: a mixture of two saves never counts as a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def held_at_its_first_byte(begin: Callable[[], Drain], scratch: Path, bulk: Path, harm: Callable[[], object]) -> Drain:
-    """A drain that waits, as for any save, after it opened its first file, until ``harm`` is done."""
+    """A drain that has opened its first file and then waits, as it does for a save, until ``harm`` is done."""
     with saving(scratch):
         work = begin()
         until(lambda: list(bulk.glob(".draining-*/.part-0-*")) or not work.running)
@@ -54,13 +54,13 @@ def test_a_shard_that_is_overwritten_while_it_drains_is_named(
     assert [markers.marker_of(path) for path in bulk.iterdir()] == [None]
     with pytest.raises(CannotJudge):
         latest([bulk])
-    # `.metadata` is that of the first save still, and half of the data is the second's: no later drain takes that.
+    # `.metadata` is still that of the first save, half of the data is from the second: no later drain accepts that.
     with pytest.raises(CannotJudge) as again:
         drains(step, bulk).wait(PATIENCE)
     assert f"`{shard}` changed" in again.value.message
     with pytest.raises(CannotJudge):
         latest([bulk])
-    # Saved whole, it is a checkpoint like any other.
+    # After a complete save it is a checkpoint like any other.
     save(step, 3.0)
     assert drains(step, bulk).wait(PATIENCE) == bulk / "step_7"
     assert values(bulk / "step_7") == (3.0, 3.0)
@@ -134,7 +134,7 @@ def test_a_drain_that_was_killed_is_not_completed_with_another_save(
         work = drains(step, bulk)
         until(lambda: list(bulk.glob(".draining-*/.part-0-*")))
         work.stop()
-    # A save dies when it has written one of the two files.
+    # A save dies after the first of its two files.
     overwrite(data_of(step)[1], data_of(other)[1])
     with pytest.raises(CannotJudge) as failed:
         drains(step, bulk).wait(PATIENCE)
@@ -190,7 +190,7 @@ def test_a_step_that_landed_mixed_is_refused(tmp_path: Path, drains: Callable[..
     with pytest.raises(CannotJudge) as none:
         latest([bulk])
     assert "`.metadata` belongs to another save" in none.value.message
-    # It is not there for a new drain either.
+    # A new drain does not accept it either.
     drains(scratch / "step_7", bulk).wait(PATIENCE)
     assert verify_drained(bulk / "step_7") > 0
 

@@ -1,4 +1,4 @@
-"""Which steps are deleted, and which is the latest: by when they were saved, whatever their numbers."""
+"""The time of the save, not the number of a step, decides which steps are deleted and which one is the latest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR = 3600
 
 
 def saved_at(step: Path, seconds: float) -> Path:
-    """As if this host's clock had said ``seconds`` (from now) when the step was saved."""
+    """Set the step's times as if it had been saved when this host's clock showed now + ``seconds``."""
     at = time.time() + seconds
     for path in step.iterdir():
         os.utime(path, (at, at))
@@ -84,7 +84,7 @@ def test_a_step_that_was_saved_anew_is_newer_than_those_before_it(tmp_path: Path
     save(scratch / "step_1", 10)
     assert latest_of(scratch, bulk) == (1, "scratch")
     assert latest_of(bulk) == (3, "bulk")
-    # Whole on shared storage is another save of it: this one stays.
+    # Shared storage has another save of this step completely: this one stays.
     drains(scratch / "step_3", bulk, local_max_to_keep=1).wait(PATIENCE)
     assert values(scratch / "step_1") == (10, 10)
     drains(scratch / "step_1", bulk, max_to_keep=2).wait(PATIENCE)
@@ -164,7 +164,7 @@ def test_a_step_that_a_save_is_written_to_is_not_deleted(tmp_path: Path, drains:
     scratch, bulk = tmp_path / "scratch", tmp_path / "bulk"
     for number in (1, 2):
         drains(save(scratch / f"step_{number}", number), bulk).wait(PATIENCE)
-    # Files of a save by another writer that has only begun.
+    # Files of a save that another writer has just begun.
     (scratch / "step_1" / "__0_0.0123456789abcdef.distcp").write_bytes(b"new")
     drains(save(scratch / "step_3", 3), bulk, local_max_to_keep=1).wait(PATIENCE)
     assert names(scratch) == ["step_1", "step_3"]

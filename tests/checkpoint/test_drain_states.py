@@ -1,4 +1,4 @@
-"""Saves, rollbacks, drains and their retention in any order: what must hold after each of them.
+"""Saves, rollbacks, drains and retention in any order: invariants that hold after each of them.
 
 The drains' own code runs in this process, so that hundreds of them take seconds. A drain is asked for and carried out in
 two steps, as it is when its process is slow: drains end in any order, and steps change before they are read.
@@ -30,12 +30,12 @@ from tunetool.errors import CannotJudge
 SECOND = 10**9
 NAMES = ("__0_0.distcp", "__0_1.distcp")
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Thousands of syncs take minutes on a disk, and nothing here is about power cuts."""
+"""Syncs are left out: thousands take minutes on a disk, and no test here is about power cuts."""
 KEEP = st.none() | st.integers(1, 3)
 
 
 class Clock:
-    """What every save and every drain here takes for the time."""
+    """The clock of every save and every drain."""
 
     now = 0
 
@@ -47,7 +47,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def saves_in(step: Path) -> set[int]:
-    """The saves that its data is of."""
+    """The saves from which its data comes."""
     return {int((step / name).read_bytes()) for name in NAMES}
 
 
@@ -67,11 +67,11 @@ class Drains(RuleBasedStateMachine):
         self.count = 0
         self.asked: list[tuple[Order, int]] = []
         self.drained: set[int] = set()
-        """Saves that have been whole on shared storage."""
+        """Saves that were complete on shared storage at some time."""
         self.mixed: set[str] = set()
-        """Steps on the node that hold half of another save, under the `.metadata` of the one before."""
+        """Steps on the node with half of a newer save under the `.metadata` of the one before."""
         self.unseen = False
-        """Whether one of them was never drained, so that nothing can tell."""
+        """Whether one of them was never drained, so that no drain can notice it."""
 
     def teardown(self) -> None:
         shutil.rmtree(self.root)
@@ -143,7 +143,7 @@ class Drains(RuleBasedStateMachine):
         try:
             final = Worker(order).run()
         except CannotJudge:
-            # Only where the step is not any more what it was when the drain was asked for.
+            # Only if the step has changed after the drain was requested.
             assert here.get(name) != save
             assert self.there() == there, "a drain that fails takes nothing away"
             assert self.here() == here
@@ -180,7 +180,7 @@ class Drains(RuleBasedStateMachine):
         here = self.here()
         name = data.draw(st.sampled_from(sorted(here)))
         if here[name] not in self.drained:
-            # Nothing tells but a drain that was asked for before, and of what it copies nothing becomes complete.
+            # Only a drain that was requested before can notice it, and nothing that it copies becomes complete.
             if not any(save == here[name] for _, save in self.asked):
                 return
             self.unseen = True
@@ -190,7 +190,7 @@ class Drains(RuleBasedStateMachine):
     @precondition(lambda self: not self.asked and not self.mixed and set(self.here().values()) <= self.drained)
     @rule(back=st.integers(2000, 10**6), step=st.integers(1, 5), keep=KEEP, keep_here=KEEP)
     def the_clock_goes_back(self, back: int, step: int, keep: int | None, keep_here: int | None) -> None:
-        """Seen at the next drain, when what was saved before has been drained."""
+        """The next drain notices it if the earlier save was drained."""
         Clock.now -= back * SECOND
         self.save(step, 3)
         self.ask_for(f"step_{step}", keep, keep_here)
@@ -222,7 +222,7 @@ def test_nothing_is_lost_and_nothing_mixed() -> None:
             max_examples=20,
             stateful_step_count=20,
             deadline=None,
-            # What failed is told as it was met: to make it shorter takes minutes.
+            # A failing example is shown as it was generated: shrinking it takes minutes.
             phases=(Phase.explicit, Phase.reuse, Phase.generate),
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),

@@ -1,4 +1,4 @@
-"""Every engine of `bench checkpoint`: what it saves is durable, replaces what was there, and comes back bit by bit."""
+"""Every engine of `bench checkpoint`: a save is durable, replaces the one before, and is restored bit by bit."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ SMALL = {
     "intermediate_size": 256,
     "vocab_size": 501,
 }
-# What the engines of a family need beside torch.
+# Packages that the engines of a family need beside torch.
 NEEDS = {"safetensors": "safetensors", "deepspeed": "deepspeed", "orbax": "orbax"}
-# One of each kind: other numbers of threads go the same way, and torch's process works out of these tests' sight.
+# One of each kind: other numbers of threads use the same code, and the tests cannot observe torch's process.
 KINDS = [name for name in ENGINES if not name.startswith(("dcp-t2-", "dcp-t8-", "dcp-t16-", "dcp-async-process"))]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
@@ -80,7 +80,7 @@ def group() -> Iterator[None]:
 
 
 def excused(engine: Engine, reason: str) -> bool:
-    """Whether what it lacks is really not there."""
+    """Whether the package that it misses is really absent."""
     if engine.family in NEEDS and not find_spec(NEEDS[engine.family]):
         return True
     if engine.family == "direct-gds":
@@ -92,7 +92,7 @@ def excused(engine: Engine, reason: str) -> bool:
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, small: Shape, tmp_path: Path) -> Iterator[Engine]:
-    """One that can run here; skipped, by what it says itself, where its library is not installed."""
+    """An engine that can run here; the test is skipped, with the engine's own reason, if its library is not installed."""
     name = request.param
     made = ENGINES[name]()
     assert made.name == name
@@ -139,7 +139,7 @@ def test_the_process_is_handed_more_tensors_than_a_process_may_open_files(tmp_pa
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """What this process did for durability, in order: ("fsync", inode, bytes then) and ("rename", 0, 0)."""
+    """The operations of this process for durability, in order: ("fsync", inode, bytes then) and ("rename", 0, 0)."""
     seen: list[tuple[str, int, int]] = []
     really = {name: getattr(os, name) for name in ("fsync", "rename", "replace")}
 
@@ -162,7 +162,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
 
 def lost_at_power_loss(directory: Path, seen: list[tuple[str, int, int]]) -> list[str]:
-    """Names below ``directory`` that were not fsynced whole, or whose name was not fsynced after they got it."""
+    """Files below ``directory`` that were not fsynced completely, or whose directory was not fsynced after the rename."""
     lost = []
     for path in [path for path in directory.rglob("*") if path.is_file()]:
         status = path.stat()
@@ -175,7 +175,7 @@ def lost_at_power_loss(directory: Path, seen: list[tuple[str, int, int]]) -> lis
 
 
 def difference(engine: Engine, state: State, directory: Path) -> str:
-    """Between what was saved and what is there now, or why the engine refuses it."""
+    """The difference between the saved and the restored state, or why the engine refuses to restore."""
     try:
         loaded = engine.load(blank(state), directory)
     except Exception as error:
@@ -187,7 +187,7 @@ def difference(engine: Engine, state: State, directory: Path) -> str:
 def test_a_save_is_on_the_medium_with_its_names(
     engine: Engine, states: list[State], tmp_path: Path, synced: list[tuple[str, int, int]]
 ) -> None:
-    # A small one too: what stays in a buffer is not on the medium.
+    # A small state too: bytes that stay in a buffer are not on the medium.
     for name, state in (("step", states[0]), ("small", {"a": torch.ones(3)})):
         engine.save(state, tmp_path / name).wait()
         assert lost_at_power_loss(tmp_path / name, synced) == []

@@ -1,4 +1,4 @@
-"""Storage that fails in the middle of a save: the error says what and where, and the previous checkpoint stays whole."""
+"""Storage fails during a save: the error names cause and file, and the previous checkpoint stays complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system:
 
 
 class Meanwhile(DefaultSavePlanner):
-    """Does something when the save has checked all it can check before, and is about to take the tensors."""
+    """Calls a function just before a save reads the tensors, after all of its checks."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ def mounted(mount_point: Path, *how: str) -> Iterator[Path]:
     try:
         yield mount_point
     finally:
-        # What failed to be written may still be under way.
+        # A write that failed may still be in progress.
         run("umount", "--lazy", str(mount_point))
 
 
 @contextlib.contextmanager
 def loop(image: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A device of 64 MB with a file system, and what takes most of it away from under that."""
+    """A device of 64 MB with a file system, and a function that removes most of the device under it."""
     with image.open("wb") as stream:
         stream.truncate(64 * 2**20)
     need_program("mkfs.ext4", "losetup")
@@ -115,7 +115,7 @@ def fill(folder: Path) -> None:
 
 @needs_root
 def test_a_medium_that_fills_up_while_its_file_system_has_room(tmp_path: Path) -> None:
-    """As behind thin provisioning and quotas: nothing that can be asked before the write tells of it."""
+    """As with thin provisioning and quotas: no question before the write reveals the lack of space."""
     with (
         mounted(tmp_path / "thin", "-t", "tmpfs", "-o", "size=32m", "tmpfs") as thin,
         loop(thin / "image") as (device, _),
@@ -156,7 +156,7 @@ def test_a_disk_that_fails_while_it_is_written(tmp_path: Path) -> None:
         shutil.copytree(path, kept)
         message = refused(path, fail)
         assert "Input/output error" in message
-        # Whatever of it the disk can still give.
+        # As much of it as the disk can still return.
         assert (path / ".metadata").read_bytes() == before
         assert holds(kept, 1)
 

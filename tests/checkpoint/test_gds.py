@@ -1,5 +1,5 @@
-"""The writer's path for GPUDirect Storage. The only thing in place of the real one is cuFile: GPU memory is host memory
-here, and its library writes what it is handed with the kernel's own call."""
+"""The writer's path for GPUDirect Storage. Only cuFile is replaced: GPU memory is host memory
+here, and a stand-in for its library writes with the kernel's call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class Cufile:
-    """What the writer calls of ``cuda.bindings.cufile``."""
+    """The functions of ``cuda.bindings.cufile`` that the writer calls."""
 
     BoolConfigParameter = SimpleNamespace(PROPERTIES_ALLOW_COMPAT_MODE=1)
     FileHandleType = SimpleNamespace(OPAQUE_FD=1)
@@ -119,7 +119,7 @@ def test_large_tensors_go_by_cufile_and_come_back_as_they_were(tmp_path: Path, c
         assert torch.equal(like[key], value) if isinstance(value, torch.Tensor) else like[key] == value
     assert writer.last is not None
     moved = sum(count for _, count in cufile.writes)
-    # All whole blocks of the two that are large and in order; their ends, and the others, go by the host.
+    # The whole blocks of the two large contiguous tensors; their ends and all other tensors go through the host.
     whole = sum(state()[key].nbytes // 4096 * 4096 for key in ("large", "bf16"))
     assert moved == writer.last.gds_bytes == whole
     assert all(offset % 4096 == 0 and count % 4096 == 0 for offset, count in cufile.writes)
@@ -146,7 +146,7 @@ def test_checksums_need_the_host(tmp_path: Path, cufile: Cufile) -> None:
 def test_without_a_gpu_the_real_library_says_what_is_wrong_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # libcufile leaves its log where it stands
+    monkeypatch.chdir(tmp_path)  # libcufile writes its log to the current directory
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a GPU here")
     with pytest.raises(TunetoolError, match="cuFile") as caught:

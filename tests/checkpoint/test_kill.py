@@ -1,4 +1,4 @@
-"""Saves that are killed: whenever it happens, the last complete checkpoint is there and loads."""
+"""Saves that are killed at any point: the last complete checkpoint remains and can be loaded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ state = functools.lru_cache(maxsize=3)(seeded.state)
 
 
 def loaded(path: Path) -> int:
-    """The number of the checkpoint that is there, once all of it was read and compared."""
+    """The number of the checkpoint, after all of it was read and compared."""
     loaded_state = seeded.blank(state(0, MEGABYTES))
     dcp.load(loaded_state, storage_reader=DirectReader(path, threads=2))
     assert seeded.difference(state(loaded_state["step"], MEGABYTES), loaded_state) is None
@@ -47,7 +47,7 @@ def files(path: Path) -> set[str]:
 
 
 def complete(path: Path) -> set[str]:
-    """The files of the checkpoint that is there."""
+    """The files of the checkpoint."""
     return {".metadata", *metadata.files_of(metadata.read(path))}
 
 
@@ -60,7 +60,7 @@ def test_the_last_complete_checkpoint_survives(
     assert save(forks, path, 0, world) == 0
     assert save(forks, path, 1, world, log) == 0
     whole = stops.points(log)
-    # What decides is one rename: before it the old checkpoint is there, from then on the new one.
+    # One rename decides: before it there is the old checkpoint, after it the new one.
     (decides,) = [number for number, line in enumerate(whole) if line.startswith("rename /.metadata")]
     assert [line.split()[0] for line in whole[:decides]].count("pwrite") > 6, "the points are in the middle of a save"
     assert decides < len(whole) - 1, "and after it, where the old files go"
@@ -73,13 +73,13 @@ def test_the_last_complete_checkpoint_survives(
             if over == "a complete save":
                 assert status == -signal.SIGKILL, whole[at]
             else:
-                # With less to remove there may be fewer points: then it came to its end.
+                # With less to remove there may be fewer points: then the save was completed.
                 assert status in (-signal.SIGKILL, 0), whole[at]
             done = stops.points(log)[: -1 if status else None]
             renamed = any(line.startswith("rename /.metadata") for line in done)
             if over == "a complete save":
                 assert renamed == (at > decides), done
-            # What a killed save left and the next one removes shifts the points: the log says what was done.
+            # Removing what a killed save left shifts the points: the log shows what was done.
             last = seed if renamed else last
             assert loaded(path) == last, (over, done)
         last = next(seeds)

@@ -1,4 +1,4 @@
-"""Ranks by torchrun: logs for each, the first to die named, nobody left."""
+"""Ranks under torchrun: each has its logs, the first that dies is named, and no process remains."""
 
 from __future__ import annotations
 

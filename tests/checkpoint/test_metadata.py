@@ -1,4 +1,4 @@
-"""`.metadata` and saved tensors that somebody made up: nothing in this process changes, and reading ends."""
+"""Malicious `.metadata` and tensors: reading them changes nothing in this process, and it ends."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ WATCHED = (
     *vocabulary._NAMES.values(),
     torch.serialization._get_layout, torch.Size, collections.OrderedDict, dict, list, set, frozenset, complex, tuple,
 )  # fmt: skip
-"""What a file could name or reach, and what reads it."""
+"""Objects that a file could name or reach, and those that read it."""
 
 
 def state_of_the_process() -> list[Any]:
-    """Every attribute of what is watched, the defaults of functions too."""
+    """Every attribute of the watched objects, with the defaults of functions."""
     parts = []
     for watched in WATCHED:
         parts.append(dict(vars(watched)) if hasattr(watched, "__dict__") else None)
@@ -71,7 +71,7 @@ def state_of_the_process() -> list[Any]:
             parts.append((watched.of, watched.new, watched.fill))
         if isinstance(watched, pickled.Call):
             parts.append(watched.make)
-    # Python and torch fill these two themselves.
+    # Python and torch change these two themselves.
     for each in parts:
         if isinstance(each, dict):
             for cached in ("__abstractmethods__", "_abc_impl", "__hash_cache__", "cache"):
@@ -115,7 +115,7 @@ def test_every_protocol_gives_what_python_gives(content: bytes) -> None:
     loaded = metadata.loads(content, PLACE)
     free = pickle.loads(content)
     assert loaded == free
-    # As it was, not only equal: fields that comparing leaves out, and the classes.
+    # Identical, not only equal: comparison leaves out some fields, and the classes.
     assert pickle.dumps(loaded) == pickle.dumps(free)
 
 
@@ -168,7 +168,7 @@ def test_no_member_of_an_enumeration_is_changed() -> None:
 
 
 def test_what_was_checked_is_not_changed_afterwards() -> None:
-    """The file's place is set once more, by a second BUILD of the same object."""
+    """Set the file's path again, by a second BUILD of the same object."""
     inside = pickle.dumps(_StorageInfo("a", 0, 1), 4)
     again = (
         b"}("
@@ -230,7 +230,7 @@ def test_planner_data_is_nested_within_reason(opening: str) -> None:
 
 
 def test_a_class_is_no_data() -> None:
-    """What stands for a class here must not get out."""
+    """The object that replaces a class while reading must not be returned."""
     content = pickle.dumps(Metadata({}, "x", {}), 4)
     for name in (named("builtins", "set"), named("pathlib", "PosixPath"), named("torch", "Size")):
         with pytest.raises(UsageProblem, match="planner's data"):
@@ -246,7 +246,7 @@ def test_a_fifo_in_place_of_metadata_does_not_hold_the_reader(tmp_path: Path) ->
 
 
 def judge(content: bytes) -> Metadata | None:
-    """The result, or None where it is refused as it must be."""
+    """The result; None if the content is refused in the right way."""
     before = state_of_the_process()
     refusal: UsageProblem | None = None
     loaded = None
@@ -262,7 +262,7 @@ def judge(content: bytes) -> Metadata | None:
 
 
 def valid(loaded: Metadata) -> None:
-    """What the readers rely on."""
+    """Assert what the readers rely on."""
     for name, entry in loaded.state_dict_metadata.items():
         assert type(name) is str
         assert type(entry) in (TensorStorageMetadata, BytesStorageMetadata)
@@ -290,7 +290,7 @@ PARTS = [
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """Real metadata with a few cuts, changed bytes, and parts put in or moved."""
+    """Real metadata with cuts, changed bytes, and parts that were inserted or moved."""
     content = bytearray(draw(st.sampled_from(REAL)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(content)))
@@ -383,7 +383,7 @@ def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-    # torch caches plans by name for the process; those of another test's writer are none of the next one's.
+    # torch caches plans by name in the process; the next test must not get those of another writer.
     for name, cached in vars(SavePlanner).items():
         if name.startswith("_cached_"):
             cached.clear()

@@ -1,4 +1,4 @@
-"""Tensors that are more, or less, than their memory: each is saved as torch does it, or refused by its name."""
+"""Tensors whose memory is not their whole content: each is saved as torch saves it, or refused by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 class Wrapper(torch.Tensor):
-    """A tensor without memory, of 64 x 64 elements that nobody has."""
+    """A tensor of 64 x 64 elements without memory."""
 
     @staticmethod
     def __new__(cls) -> Any:
@@ -43,7 +43,7 @@ class Wrapper(torch.Tensor):
 
 
 class Eighths(torch.Tensor):
-    """Quantized: eight-bit integers and one scale. Its memory are the integers alone."""
+    """A quantized tensor: eight-bit integers and a scale. Its memory holds only the integers."""
 
     scale: float
 

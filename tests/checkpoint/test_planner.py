@@ -1,4 +1,4 @@
-"""DirectSavePlanner's sharing out, on plans made by hand."""
+"""How DirectSavePlanner distributes the writing, on plans made by hand."""
 
 from __future__ import annotations
 

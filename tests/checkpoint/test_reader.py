@@ -1,4 +1,4 @@
-"""DirectReader: everything that torch's writer and ours wrote, any part of it, and nothing that is damaged."""
+"""DirectReader reads all and any parts of files by torch's writer and by ours, and refuses damaged ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load(path: Path, expected: dict[str, Any], **settings: Any) -> str | None:
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Never changed; what is damaged is a copy."""
+    """A checkpoint that no test changes: tests damage a copy."""
     path = tmp_path_factory.mktemp("ours") / "step-1"
     dcp.save(seeded.state(1, 2), storage_writer=DirectWriter(path, checksums=True))
     return path
@@ -118,7 +118,7 @@ def test_memory_beside_the_state_is_bounded(forks: Ask, ours: Path, tmp_path: Pa
         given = {"path": str(path), "seed": 1, "megabytes": size, "settings": settings}
         (answer,) = forks(do="memory_of_a_load", world=1, **{"with": given})
         peaks[size] = answer["value"]
-    # A load of the small one tells what Python and torch take themselves.
+    # A load of the small one shows the memory that Python and torch need themselves.
     assert peaks[megabytes] - peaks[2] < 3 * 2**20 + 2**20, peaks
 
 
@@ -137,7 +137,7 @@ def test_a_flipped_byte_is_found_and_named(copied: Path) -> None:
     message = refusal(copied, seeded.state(1, 2))
     assert "`model.large` is damaged" in message
     assert file.name in message
-    # It is the checksum that finds it, and nothing else is wrong with the file.
+    # The checksum detects it; nothing else is wrong with the file.
     assert (
         load(copied, seeded.state(1, 2), verify=False)
         == "state.model.large: torch.uint8 [32768, 64] came back otherwise"
@@ -146,7 +146,7 @@ def test_a_flipped_byte_is_found_and_named(copied: Path) -> None:
 
 def test_a_part_is_not_called_verified(ours: Path) -> None:
     class Upper(dcp.DefaultLoadPlanner):
-        """Asks for the first half of one tensor."""
+        """A planner that requests the first half of one tensor."""
 
         def create_local_plan(self) -> dcp.LoadPlan:
             plan = super().create_local_plan()
@@ -182,7 +182,7 @@ def test_a_truncated_file(copied: Path) -> None:
 
 
 def test_a_file_of_another_save(copied: Path, tmp_path: Path) -> None:
-    """The same names and lengths, and another shape inside."""
+    """The same names and lengths with another shape."""
     other = seeded.state(1, 2)
     other["model"]["large"] = other["model"]["large"].reshape(-1, 128)
     dcp.save(other, storage_writer=DirectWriter(tmp_path / "other", checksums=True))
@@ -200,11 +200,11 @@ def test_swapped_data_files_are_found(tmp_path: Path) -> None:
     for path in (first, second):
         dcp.save(state, storage_writer=DirectWriter(path, checksums=True))
     assert load(first, state) is None
-    # Of another save, under this one's name.
+    # A file of another save, under the name of this one.
     (mine,), (theirs,) = first.glob("*.distcp"), second.glob("*.distcp")
     shutil.copy(theirs, mine)
     assert "holds another tensor, or one of another save, where `" in refusal(first, state)
-    # Another tensor of this save: the metadata's places are exchanged.
+    # Another tensor of this save: the metadata's offsets are exchanged.
     described = metadata.read(second)
     at_a, at_b = described.storage_data
     stored = described.storage_data
@@ -221,7 +221,7 @@ def test_a_fifo_in_place_of_a_data_file_is_not_waited_for(copied: Path) -> None:
 
 
 class Planted:
-    """What a stranger would put into a file: it is called when it is unpickled."""
+    """An attacker's object: unpickling it calls a function."""
 
     def __reduce__(self) -> Any:
         return Path.touch, (Path("planted"),)

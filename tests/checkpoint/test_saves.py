@@ -1,4 +1,4 @@
-"""What is left of saves that fail, and of plans that outlive their save: nothing of the first, no harm by the second."""
+"""Failed saves leave nothing behind, and cached plans of earlier saves do no harm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def no_cached_plans() -> Iterator[None]:
-    """torch keeps them in the class, for the life of the process."""
+    """torch keeps the plans in the class as long as the process lives."""
     caches = [value for name, value in vars(SavePlanner).items() if name.startswith("_cached_")]
     assert caches
     for cache in caches:
@@ -113,7 +113,7 @@ def test_a_cached_plan_saves_every_step_s_own_bytes(
 
 @pytest.mark.parametrize("planner", ["torch", "ours"])
 def test_ranks_that_cache_plans(forks: Ask, tmp_path: Path, planner: str) -> None:
-    """In place and beside; from the third save on, one rank's part has another shape."""
+    """Save in place and into new directories; from the third save on, one rank's part has another shape."""
     order = {"path": str(tmp_path), "meet": str(tmp_path / "meet"), "planner": planner}
     answers = forks(do="save_cached", world=3, **{"with": order})
     assert [answer["status"] for answer in answers] == [0, 0, 0], answers
@@ -143,7 +143,7 @@ def test_a_planner_that_caches_goes_on_after_a_save_that_was_refused(
 
 
 class Keeper(DefaultSavePlanner):
-    """Writes by the first plan that it ever saw, whatever torch says: a copy of it, or the very object."""
+    """A writer that keeps using its first plan, as a copy or as the same object."""
 
     first: SavePlan | None = None
     copies = False
@@ -178,7 +178,7 @@ def test_a_copied_ticket_of_another_save_is_refused_by_name(tmp_path: Path) -> N
 
 
 def test_a_file_that_was_there_before_stays_where_a_save_fails(tmp_path: Path) -> None:
-    """Under the very name that the save wants to use."""
+    """Create a file under the name that the save is about to use."""
     path = tmp_path / "__0_0.distcp"
     path.write_bytes(b"somebody else's")
     items = [Item(None, b"ours")]  # type: ignore[arg-type]  # what it is of is not looked at before the end
@@ -189,7 +189,7 @@ def test_a_file_that_was_there_before_stays_where_a_save_fails(tmp_path: Path) -
 
 
 def ranks(what: str, directories: list[Path], meet: Path, seed: int, check: bool = False) -> list[str]:
-    """What each of two ranks said on stdout, once both have ended."""
+    """The output of two ranks after both have ended."""
     begun = [
         subprocess.Popen(
             [sys.executable, PROGRAM, what, str(rank), str(directory), str(meet), str(seed)],
@@ -252,7 +252,7 @@ def test_ranks_that_exit_leave_no_data_of_a_save_that_failed(tmp_path: Path, wha
 @needs_root
 @pytest.mark.slow
 def test_what_killed_ranks_left_goes_before_space_is_asked_for(tmp_path: Path) -> None:
-    """60 MiB hold one save of 48, and not what the killed one left besides."""
+    """60 MiB have room for one save of 48 MiB, but not for the rest of a killed save beside it."""
     with small_tmpfs(tmp_path / "scratch", 60) as scratch:
         step = scratch / "step_1"
         ranks("all are killed", [step, step], tmp_path / "meet-1", 1)
@@ -264,7 +264,7 @@ def test_what_killed_ranks_left_goes_before_space_is_asked_for(tmp_path: Path) -
 
 @needs_root
 def test_nodes_with_storage_of_their_own_learn_from_the_next_save_what_failed(tmp_path: Path) -> None:
-    """Node B has no lock and no metadata: whether its files count, its rank cannot know."""
+    """Node B has no lock and no metadata: its rank cannot know whether its files count."""
     with small_tmpfs(tmp_path / "a", 40) as a, small_tmpfs(tmp_path / "b", 40) as b:
         steps = [a / "step_1", b / "step_1"]
         ranks("rank 0 fails", steps, tmp_path / "meet-1", 1)
@@ -282,7 +282,7 @@ def test_nodes_with_storage_of_their_own_learn_from_the_next_save_what_failed(tm
 
 
 def test_the_lock_ends_with_a_save_that_another_rank_failed(tmp_path: Path) -> None:
-    """While the coordinator lives on and keeps the exception, the writer and the planner."""
+    """The coordinator stays alive and keeps the exception, the writer and the planner."""
     step = tmp_path / "step_1"
     said = ranks("rank 1 fails and lives on", [step, step], tmp_path / "meet", 3, check=True)
     assert said == ["over: 1\nsaved\n"] * 2
@@ -309,7 +309,7 @@ dcp.save({"w": torch.ones(9)}, storage_writer=DirectWriter(sys.argv[1]), planner
 
 
 def test_a_process_that_is_ended_in_a_save_leaves_nothing(tmp_path: Path) -> None:
-    """SIGTERM, handled as a scheduler's warning often is."""
+    """SIGTERM with a handler, as scripts often treat a scheduler's warning."""
     script = """
 import signal, sys, time, warnings, torch, torch.distributed.checkpoint as dcp
 from tunetool.checkpoint import DirectWriter

@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 def loaded(directory: Path) -> dict[str, Any]:
-    """The whole checkpoint as torch's reader has it, nested as it was saved."""
+    """The whole checkpoint by torch's reader, nested as it was saved."""
     state: dict[str, Any] = {}
     _load_state_dict(
         state, storage_reader=dcp.FileSystemReader(directory), planner=_EmptyStateDictLoadPlanner(), no_dist=True
@@ -64,7 +64,7 @@ def same(expected: Any, actual: Any, where: str = "") -> None:
 
 
 def everything() -> dict[str, Any]:
-    """Some of each kind of tensor that a state can hold, and what is no tensor; 30 MB."""
+    """A state of 30 MB with each kind of tensor that a state can hold, and with other objects."""
     generator = torch.Generator().manual_seed(7)
     weight = torch.randn(1500, 1000, generator=generator)
     tied = torch.randn(1000, 300, generator=generator)
@@ -130,7 +130,7 @@ def items_in_files(directory: Path) -> Iterator[tuple[str, bytes, int]]:
 def test_raw_bytes_begin_at_whole_blocks_and_carry_their_checksum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several threads write the blocks of one tensor, and those that come first take the longest to fill."""
+    """Several threads write the blocks of one tensor, and the first blocks take longest to fill."""
     xxhash = pytest.importorskip("xxhash")
     state = {"a": torch.randn(3_000_001), "b": torch.randn(2000, 1000).t(), "c": torch.randn(7)}
     copy = host_buffers.Source.copy
@@ -154,7 +154,7 @@ def test_raw_bytes_begin_at_whole_blocks_and_carry_their_checksum(
 
 
 def watch_data(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, memoryview, int], int]) -> None:
-    """``act`` instead of ``os.pwrite`` for what goes into data files; the lock's few bytes go their own way."""
+    """Call ``act`` instead of ``os.pwrite`` for data files, but not for the lock."""
     write = os.pwrite
     monkeypatch.setattr(
         os, "pwrite", lambda handle, view, at: act(handle, view, at) if len(view) >= 4096 else write(handle, view, at)
@@ -165,7 +165,7 @@ def watch_data(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, memoryview, 
 def test_memory_that_the_drive_takes_is_written_without_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alignment: int
 ) -> None:
-    """``alignment`` is what the file system asks of memory; torch gives 64."""
+    """``alignment`` is the file system's requirement on memory; torch aligns to 64 bytes."""
     target = direct.Target(tmp_path)
     if alignment < target.memory_alignment:
         monkeypatch.setattr(direct.Target, "_probe_once", lambda self, directory: (False, 1))
@@ -216,7 +216,7 @@ def test_thousands_of_small_tensors_take_no_more_room_than_torchs(tmp_path: Path
 
 
 def test_host_memory_of_a_synchronous_save_is_bounded_by_its_settings(tmp_path: Path) -> None:
-    """No aligned memory here: everything goes through the buffers, a transposed tensor piece by piece."""
+    """Without aligned memory everything goes through the buffers, a transposed tensor piece by piece."""
     release_buffers()
     state = {"t": torch.randn(3000, 8001).t(), "u": torch.randn(4_000_001)[1:]}
     writer = DirectWriter(tmp_path, threads=2, buffer_bytes=MIB)
@@ -243,7 +243,7 @@ def test_a_checkpoint_is_replaced_and_its_files_are_gone(tmp_path: Path) -> None
 
 
 def save_failing(state: dict[str, Any], writer: DirectWriter) -> None:
-    """Raises what the writer raised, out of torch's wrapper."""
+    """Raise the writer's own exception, without torch's wrapper."""
     try:
         dcp.save(state, storage_writer=writer)
     except dcp.api.CheckpointException as error:
@@ -271,7 +271,7 @@ def test_a_failed_save_names_file_and_cause_and_leaves_the_old_checkpoint(tmp_pa
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert names(tmp_path) == before
     same(old, loaded(tmp_path))
-    # The same process, and another writer, go on.
+    # The same process continues with another writer.
     dcp.save({"x": torch.zeros(5)}, storage_writer=DirectWriter(tmp_path))
     same({"x": torch.zeros(5)}, loaded(tmp_path))
 
@@ -334,7 +334,7 @@ def test_a_file_system_without_direct_io_is_written_through_the_page_cache(
 def test_the_loop_goes_on_once_its_tensors_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: dict[str, Any], memory: int | None
 ) -> None:
-    """The first file is synced only after the loop has changed every tensor; without memory that cannot be."""
+    """The first file is synced only after the loop has changed every tensor: the writer must have copied them."""
     release_buffers()
     mine = {"a": torch.randn(3 * MIB), "b": {"c": torch.randn(2000, 1000).t()}, "n": 1}
     expected = {"a": mine["a"].clone(), "b": {"c": mine["b"]["c"].clone()}, "n": 1}  # type: ignore[index]

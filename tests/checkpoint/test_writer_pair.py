@@ -41,10 +41,10 @@ def test_a_rank_that_fails_fails_the_save_and_the_next_one_goes_on(tmp_path: Pat
     for lines in outputs:
         assert lines[1].startswith("failed on [1]: `"), lines[1]
         assert "File too large" in lines[1]
-    # The rank that failed removed its own; the checkpoint's own are there.
+    # The rank that failed removed its files; those of the checkpoint are there.
     assert outputs[1][2].count(".distcp") == 1
     assert all(8e6 < int(lines[4].split()[1]) < 40e6 for lines in outputs)
-    # Nothing is left of the first save and of the failed one.
+    # The first save and the failed one left nothing.
     assert outputs[0][5].count(".distcp") == 2
     assert outputs[0][5].count("'") == 2 * 3
 

@@ -55,7 +55,7 @@ print("left:", sorted(path.name for path in directory.iterdir() if f"__{rank}_" 
 print("old:", float(dcp.FileSystemReader(directory).read_metadata() is not None), flush=True)
 dist.barrier()
 limit(unlimited)
-# Into memory first: rank 0's loop goes on though rank 1 takes part only now.
+# Rank 0 copies to memory first: its loop continues although rank 1 takes part only now.
 writer = DirectWriter(directory, threads=2)
 mine = state(300)
 saving = dcp.async_save(mine, storage_writer=writer, planner=DirectSavePlanner(), async_stager=writer.stager())
