@@ -29,7 +29,7 @@ from waiting import PATIENCE
 ROOT = Path(__file__).resolve().parents[1]
 NODES = ("node1", "node2")
 CONTROL = "control"
-"""Where Slurm's controller runs, and a user would log in. It is in no inventory."""
+"""The node of Slurm's controller, where users would log in. It is in no inventory."""
 _PROGRAM = str(Path(__file__).with_name("cluster_node.py"))
 _ADDRESSES = {CONTROL: 10, **{name: 11 + index for index, name in enumerate(NODES)}}
 _THIS_MACHINE = 1
@@ -92,7 +92,7 @@ class Cluster:
         check: bool = True,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program on a node to its end, in ``/``. With ``check`` a status other than 0 fails the test."""
+        """Run a program on a node in ``/`` until it ends. With ``check`` a status other than 0 fails the test."""
         done = subprocess.run(
             self._argv(node, argv),
             env=self._environment(env),
@@ -110,7 +110,7 @@ class Cluster:
     def start(
         self, node: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, log: Path | None = None
     ) -> subprocess.Popen[str]:
-        """A program on a node, running. SIGINT and SIGTERM sent to this process reach it; its status is this one's.
+        """Start a program on a node. The process passes SIGINT and SIGTERM on to it, and ends with its exit status.
 
         ``log`` takes what it prints; without one it is a pipe.
         """
@@ -128,7 +128,7 @@ class Cluster:
             )
 
     def commands(self, node: str, names: Sequence[str]) -> Path:
-        """A directory for PATH: programs of a node that this machine calls as if they were here."""
+        """A directory for PATH with programs of a node, which this machine can call like its own."""
         folder = self.folder / f"bin-{node}"
         folder.mkdir()
         for name in names:
@@ -138,21 +138,21 @@ class Cluster:
         return folder
 
     def processes(self, node: str, needle: str) -> list[str]:
-        """The command lines on a node that contain ``needle``: what a run left there."""
+        """The command lines of processes on a node that contain ``needle``."""
         listed = self.run(node, ["ps", "-e", "-o", "args="]).stdout.splitlines()
         return [line for line in listed if needle in line and not line.startswith("ps -e")]
 
     def limit_network(self, rate: str | None) -> None:
-        """Each node sends at ``rate`` (tc(8): ``1gbit``) at most; None: as fast as it can."""
+        """Limit what each node sends to ``rate`` (tc(8): ``1gbit``); None: no limit."""
         for name in self._names:
             self.run(name, ["tc", "qdisc", "del", "dev", "eth0", "root"], check=False)
             if rate is not None:
-                # The bucket holds what a timer tick lets through, and a segment that the veth hands over whole.
+                # The bucket has room for the bytes of a timer tick, and for a segment that the veth passes on as a whole.
                 shape = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
                 self.run(name, ["tc", "qdisc", "add", "dev", "eth0", "root", *shape])
 
     def throttle(self, path: Path, bytes_per_second: int | None) -> None:
-        """Every node reads and writes the disk under ``path`` at so many bytes/s at most, each; None: without limit."""
+        """Limit each node's reads and writes of the disk under ``path`` to that number of bytes per second; None: no limit."""
         disk = whole_disk(path)
         for name in self._names:
             for group in self.nodes[name].groups:
@@ -169,15 +169,15 @@ class Cluster:
                 pytest.skip("no cgroup of this machine limits the disk: neither blkio (v1) nor io (v2)")
 
     def kill_node(self, name: str) -> None:
-        """As if its power failed: its link falls silent first, so that no peer is told, then all of it is gone."""
+        """Simulate a power failure: the link falls silent first, so that no peer gets a message; then the node is gone."""
         node = self.nodes.pop(name)
         _ip(node.pid, ["link set eth0 down"])
         self._end(node)
-        # Its link goes with it, but only after a while.
+        # The kernel removes its link too, but only after a while.
         self.run(CONTROL, ["ip", "link", "del", name], check=False)
 
     def start_node(self, name: str) -> None:
-        """A node as it was first: also after ``kill_node``. What the old one had written in memory is lost."""
+        """Start a node in its first state, also after ``kill_node``. Files that the old node had in memory are lost."""
         work = self.folder / name
         work.mkdir(exist_ok=True)
         groups = _groups(name)
@@ -234,7 +234,7 @@ class Cluster:
         return {"HOME": "/root", "USER": "root", "PATH": path, **passed, **(more or {})}
 
     def _connect(self, node: Node) -> None:
-        """Its network: the control node is the bridge, to which this machine is a neighbour like the others."""
+        """Make the network: the control node is the bridge, and this machine is a neighbour like the nodes."""
         bits = f"{node.address}/24"
         inside = ["link set lo up"]
         if node.name == CONTROL:
@@ -246,7 +246,7 @@ class Cluster:
             bridge = self.nodes[CONTROL].pid
             _ip(bridge, [f"link add {node.name} type veth peer name eth0 netns {node.pid}"])
             _ip(bridge, [f"link set {node.name} master eth0", f"link set {node.name} up"])
-        # The same after a restart: neighbours remember it.
+        # It is the same after a restart, since neighbours remember it.
         inside.append(f"link set eth0 address 02:00:{self._third:02x}:00:00:{_ADDRESSES[node.name]:02x}")
         _ip(node.pid, [*inside, f"addr add {bits} dev eth0", "link set eth0 up"])
 
@@ -272,7 +272,7 @@ class Cluster:
         common = {
             "ansible_user": "root",
             "ansible_ssh_private_key_file": str(self.key),
-            # Nothing of the user's own settings: they could lead elsewhere.
+            # The user's own settings are left out: they could lead elsewhere.
             "ansible_ssh_common_args": f"-F none -o UserKnownHostsFile={self.known_hosts}",
             "ansible_python_interpreter": sys.executable,
         }
@@ -286,7 +286,7 @@ class NoCluster(Exception):
 
 @contextlib.contextmanager
 def cluster_of_two(folder: Path, nodes: Sequence[str] = NODES) -> Iterator[Cluster]:
-    """A cluster whose files lie in ``folder``; everything is gone afterwards. Skips the test where it cannot be."""
+    """A cluster with its files in ``folder``; everything is removed afterwards. Skips the test if it cannot be made."""
     if os.geteuid() != 0:
         pytest.skip("the two-node cluster needs root: namespaces, veth and sshd")
     need_program(*_PROGRAMS)
@@ -320,11 +320,11 @@ def whole_disk(path: Path) -> str:
 
 @contextlib.contextmanager
 def _subnet() -> Iterator[int]:
-    """The third number of a /24 that nobody here uses, kept from other tests of this machine meanwhile."""
+    """The third number of a /24 network that is free, and reserved against other tests on this machine."""
     taken = _run(["ip", "-4", "route", "show", "table", "all"])
     start = os.getpid() % 200
     for third in (*range(start, 200), *range(start)):
-        # A name in the abstract namespace of sockets is gone with its process.
+        # A name in the abstract namespace of sockets ends with its process.
         with socket.socket(socket.AF_UNIX) as lock:
             try:
                 lock.bind(f"\0tunetool-tests-{_INVENTED}.{third}")
@@ -337,7 +337,7 @@ def _subnet() -> Iterator[int]:
 
 
 def _apart() -> list[Path]:
-    """What a node must see, and would not: paths under its own memory, or on another file system than the root's."""
+    """Paths that a node needs and would not see: below its own memory, or on another file system than the root."""
     wanted = {ROOT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent}
     wanted.add(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
     hidden = ("/tmp/", "/run/", "/dev/")
@@ -348,7 +348,7 @@ def _apart() -> list[Path]:
 
 
 def _groups(name: str) -> list[Path]:
-    """Control groups of its own for a node, where the disk can be limited: of either version."""
+    """Control groups of a node, in which the disk can be limited, of either version."""
     groups = []
     for parent in (Path("/sys/fs/cgroup/blkio"), Path("/sys/fs/cgroup")):
         group = parent / f"tunetool-{os.getpid()}-{name}"

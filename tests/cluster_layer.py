@@ -1,4 +1,4 @@
-"""What tests' cluster needs and this machine lacks, unpacked beside it: nothing is installed, so no service starts here.
+"""Packages that the tests' cluster needs and this machine lacks. They are unpacked, not installed: no service starts.
 
 ``python tests/cluster_layer.py`` fetches it ahead of time (tools/dev/setup.sh --cluster).
 """
@@ -22,18 +22,18 @@ from programs import packages
 PACKAGES = packages("cluster")
 _INSTALLED = Path("/var/lib/dpkg/status")
 _MERGED = ("bin", "sbin", "lib", "lib64")
-"""Links into usr/ on a system of today. A folder of that name in a layer would hide all that is behind the link."""
+"""Links into usr/ on current systems. A folder with such a name in a layer would hide everything behind the link."""
 _ALTERNATIVES = ("slurmctld", "slurmd", "slurmstepd")
 """Debian unpacks them as NAME-wlm, and a script at installation makes the link."""
 _FETCH_SECONDS = 300
 
 
 class NoLayer(Exception):
-    """The packages cannot be had here; the message says why."""
+    """The packages are not available here; the message has the reason."""
 
 
 def layer() -> Path:
-    """The folder with the packages' files, laid out as a root. Fetched once for what is installed here."""
+    """The folder with the packages' files, laid out as a root. It is fetched once for each set of installed packages."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         raise NoLayer("no apt-get: the cluster's programs are taken from Debian's packages")
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tunetool/cluster"
@@ -61,7 +61,7 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _fetch(folder: Path) -> list[Path]:
-    """The packages with all that they need beyond what is installed."""
+    """The packages with their dependencies that are not installed."""
     # Lists may be missing (a fresh container) or older than the archive, which then has other versions.
     for refresh in (False, True):
         if refresh:

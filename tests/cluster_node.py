@@ -1,4 +1,4 @@
-"""A node of tests' cluster, from the inside: ``cluster_node.py node`` is it, ``enter PID GROUPS -- ARGV`` gets in.
+"""A node of the tests' cluster: ``cluster_node.py node`` becomes one, ``enter PID GROUPS -- ARGV`` enters one.
 
 Run by path, with the standard library alone. A node is namespaces of its own (mounts, network, host name, processes,
 IPC) whose root is the machine's, with the cluster's programs over it and its own writes in memory.
@@ -22,7 +22,7 @@ _NEW = {"mnt": 0x00020000, "uts": 0x04000000, "ipc": 0x08000000, "net": 0x400000
 """CLONE_NEW*, by the namespace's name under /proc/PID/ns."""
 _PR_SET_PDEATHSIG = 1
 _OWN = ("/dev/shm", "/tmp", "/run")
-"""Memory that no other node and not the machine sees."""
+"""Directories in the node's own memory, which neither other nodes nor the machine see."""
 
 
 def _call(done: int, what: str) -> None:
@@ -70,7 +70,7 @@ def node(spec: dict[str, object]) -> int:
     print(json.dumps({"pid": child} if said == b"+" else {"error": said.decode()}), flush=True)
     if said == b"+":
         signal.sigwait({signal.SIGTERM})
-    # The kernel ends all that is in a PID namespace with its first process, before that one can be waited for.
+    # When the first process of a PID namespace ends, the kernel ends all others before that one can be waited for.
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     for group in groups:
@@ -83,7 +83,7 @@ def _remove(group: Path) -> None:
         try:
             group.rmdir()
             return
-        except OSError:  # those who had entered from outside are just ending
+        except OSError:  # processes that had entered from outside are just ending
             time.sleep(0.02)
 
 
@@ -131,7 +131,7 @@ def _lay_out(spec: dict[str, object]) -> None:
 
 
 def _reap() -> None:
-    """The first process of a PID namespace: it adopts, and it must not let the dead lie about as zombies."""
+    """The first process of a PID namespace: it adopts orphans, and must reap them so that no zombies remain."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
@@ -146,12 +146,12 @@ def _reap() -> None:
 
 
 def enter(pid: int, groups: list[str], argv: list[str]) -> int:
-    """Run ``argv`` in the node; signals are handed on, and its end is this one's."""
+    """Run ``argv`` in the node, pass signals on to it, and end as it ends."""
     _die_with_parent()
     for group in groups:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     spaces = [(os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY), flag) for name, flag in _NEW.items()]
-    # The mount namespace first would hide the others' files, which are open already.
+    # The mount namespace comes last: it hides the files of the others, which are open already.
     for descriptor, flag in spaces:
         _call(_LIBC.setns(descriptor, flag), "setns")
         os.close(descriptor)

@@ -10,7 +10,7 @@ from cluster import CONTROL, NODES, Cluster
 from waiting import PATIENCE
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sacct")
-"""What a login node has on PATH."""
+"""The commands that a login node has on PATH."""
 _CONFIG = """
 ClusterName=tests
 SlurmctldHost=control({control})
@@ -42,7 +42,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def start_slurm(cluster: Cluster) -> None:
-    """Start it, and wait until every node is idle."""
+    """Start Slurm, and wait until every node is idle."""
     key = base64.b64encode(secrets.token_bytes(96)).decode()
     config = _CONFIG.format(control=cluster.address(CONTROL), nodes=",".join(NODES))
     for name in (CONTROL, *NODES):

@@ -15,7 +15,7 @@ from tunetool.node.machine.block_stack import read_stack
 
 @pytest.fixture(scope="session")
 def ready() -> Probe:
-    """DeepSpeed with its op built; left out where torch would come with CUDA, which `make setup` said then."""
+    """DeepSpeed with its op built; the test is skipped where torch would bring CUDA, as `make setup` reported."""
     try:
         probed = probe(Path(sys.executable), os.environ)
         need(probed, "async_io")
@@ -35,7 +35,7 @@ def disk(tmp_path: Path) -> Path:
 
 
 def has_deepspeed() -> bool:
-    """Whether this Python has DeepSpeed with its op built; `make setup` sees to it where torch comes without CUDA."""
+    """Whether this Python has DeepSpeed with its op built, which `make setup` does if torch comes without CUDA."""
     try:
         need(probe(Path(sys.executable), os.environ), "async_io")
     except Missing:

@@ -1,4 +1,4 @@
-"""Initramfs images as mkinitramfs and dracut make them: cpio archives one after the other, the last one packed."""
+"""Initramfs images as mkinitramfs and dracut make them: several cpio archives, the last one compressed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def archive(files: Mapping[str, bytes]) -> bytes:
 
 
 def packed(data: bytes, form: str) -> bytes:
-    """Packed as ``COMPRESS=form`` does it."""
+    """Compressed as by ``COMPRESS=form``."""
     library = {
         "none": bytes,
         "gzip": gzip.compress,
@@ -45,7 +45,7 @@ MICROCODE = archive({"kernel/x86/microcode/GenuineIntel.bin": bytes(range(256)) 
 
 
 def image(conf: str | None, form: str = "gzip", early: bytes = MICROCODE, program: bool = True) -> bytes:
-    """An image with this mdadm.conf (none: without the file), and with mdadm itself if ``program``."""
+    """An image with this mdadm.conf (None: without the file), and with mdadm if ``program``."""
     files = {"conf/arch.conf": b"DPKG_ARCH=amd64\n", "init": b"#!/bin/sh\n", "usr/lib/x.ko": b"\x7fELF" * 5000}
     if conf is not None:
         files["etc/mdadm/mdadm.conf"] = conf.encode("utf-8", "surrogateescape")

@@ -1,6 +1,6 @@
-"""What a test may claim of a measurement on this machine's disk, which others may use at the same time.
+"""Assertions about measurements on this machine's disk, which other programs may use at the same time.
 
-That a verdict is PASS on a quiet disk is shown where the disk is the test's own: on a virtual node (tests/lab).
+Tests on a virtual node (tests/lab), which have a disk of their own, show that a quiet disk gets the verdict PASS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OTHERS = (
 
 
 def undisturbed(code: int, record: Record) -> bool:
-    """Whether it passed. If not, that must be for what others did with the disk, and for nothing else."""
+    """Whether the measurement passed. Otherwise the use of the disk by others must be the only reason."""
     assert record.verdict is not None
     if record.verdict.status == "pass":
         assert code == 0, record.verdict.reasons
@@ -51,7 +51,7 @@ def lied(answer: Answer, code: int, *fragments: str) -> None:
 
 
 def interrupted(runs: Path) -> Record:
-    """The one record that a measurement keeps which Ctrl-C or SIGTERM ended."""
+    """The only record, which a measurement keeps when Ctrl-C or SIGTERM ends it."""
     (kept,) = (path.parent for path in runs.glob("*/record.json"))
     record = read(kept)
     assert record.verdict is not None
@@ -60,7 +60,7 @@ def interrupted(runs: Path) -> Record:
 
 
 def proven(measurement: Measurement, alone: bool = False) -> None:
-    """Every byte that it claims came from the disk or reached it; what others moved comes on top, unless ``alone``."""
+    """Assert that the drives moved every claimed byte; bytes of others may be added to them, unless ``alone``."""
     assert measurement.evidence is not None, measurement.name
     assert measurement.evidence.kind == "block", measurement.name
     assert (measurement.evidence.ratio or 0) >= 0.98, measurement.name

@@ -1,4 +1,4 @@
-"""Recorded machines: documents of tunetool.node.recording laid out as trees that the readers take as root."""
+"""Recorded machines: documents of tunetool.node.recording, laid out as trees that readers can use as root."""
 
 from __future__ import annotations
 

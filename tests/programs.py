@@ -24,7 +24,7 @@ class Program:
 
 
 def read(path: Path = LIST) -> list[Program]:
-    """The whole list, in its order."""
+    """The whole list, in order."""
     lines = (line.split() for line in path.read_text().splitlines() if line.strip() and not line.startswith("#"))
     return [Program(name, package, tuple(groups.split(","))) for name, package, groups in lines]
 
@@ -35,7 +35,7 @@ def packages(group: str) -> tuple[str, ...]:
 
 
 def need_program(*names: str) -> None:
-    """Fail the test where a program is missing: `make check` and `make test` install it, so this is no skip."""
+    """Fail the test if a program is missing: `make check` and `make test` install it, so it is no reason for a skip."""
     known = {program.name: program for program in read()}
     missing = [known[name] for name in names if shutil.which(name, path=_PATH) is None]
     if missing:

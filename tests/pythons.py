@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def bare_python(folder: Path) -> Path:
-    """This Python without anything that was installed into it: the rung is left out, as where there is no DeepSpeed."""
+    """This Python without its installed packages: the rung is left out, as on machines without DeepSpeed."""
     return python_that(folder, "", "-S", name="bare-python")
 
 

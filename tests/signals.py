@@ -1,6 +1,6 @@
-"""How tests end: at Ctrl-C also where a shell started them in the background, and by a time box as by Ctrl-C.
+"""How tests end: at Ctrl-C, even if a shell started them in the background, and at a time box in the same way.
 
-And apart from other runs of tunetool on this machine: with locks of their own.
+Tests also have their own locks, apart from other runs of tunetool on this machine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import tempfile
 
 
 def pytest_configure() -> None:
-    # Such a shell has them ignore Ctrl-C, and so would every program that they start.
+    # Such a shell makes them ignore Ctrl-C, and every program that they start would ignore it too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # What a time box stops says which test it was in, and what failed before.
+    # At a time box the run says in which test it was, and which tests failed before.
     if "PYTEST_XDIST_WORKER" not in os.environ:
         signal.signal(signal.SIGTERM, _ended)
-        # Else a run that somebody else has on the same disk would be in the way.
+        # Otherwise another user's run on the same disk would be in the way.
         os.environ["TUNETOOL_LOCK_DIR"] = tempfile.mkdtemp(prefix="tunetool-tests-locks-")
 
 

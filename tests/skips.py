@@ -1,7 +1,7 @@
 """The reasons for which a test may be skipped. A skip for any other reason fails the run, by the test's name.
 
-What a test needs and a package can bring is no reason: `programs.need_program` fails the test, and setup.sh installs it.
-The conftest.py of the checkout takes the two hooks from here, for every group and every Python.
+A missing package is no reason: `programs.need_program` fails the test, and setup.sh installs it.
+The conftest.py of the checkout imports the two hooks, for every group and every Python.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def left_out() -> bool:
 
 
 def without_deepspeed() -> bool:
-    """`make test` sets it up, where there is a torch for it; `make check` alone does not."""
+    """`make test` sets DeepSpeed up if there is a torch for it; `make check` does not."""
     return left_out() or not DEEPSPEED.exists()
 
 
@@ -79,13 +79,13 @@ def no_wheel() -> bool:
 
 
 def always() -> bool:
-    """Only the test itself can know."""
+    """For conditions that only the test itself can check."""
     return True
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """A pattern of reasons, why that is no fault, and whether this machine is one where it holds."""
+    """A pattern of reasons, why it is not a fault, and whether it applies to this machine."""
 
     pattern: str
     why: str
@@ -149,7 +149,7 @@ ALLOWED = (
 
 
 def allowed(reason: str) -> bool:
-    """Whether this reason is in the list and holds on this machine."""
+    """Whether this reason is in the list and applies to this machine."""
     return any(re.search(row.pattern, reason) and row.holds() for row in ALLOWED)
 
 
@@ -166,7 +166,7 @@ def _judge(report: pytest.TestReport | pytest.CollectReport) -> None:
             "hint: let setup.sh install what it needs (tests/programs.txt), or add the reason with why it is no fault"
         )
     elif SKIPPED_LIST in os.environ:
-        # One write a line: several processes add to it.
+        # One write per line: several processes append to the file.
         with Path(os.environ[SKIPPED_LIST]).open("a") as listed:
             listed.write(f"{report.nodeid}\n")
 

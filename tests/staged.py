@@ -1,4 +1,4 @@
-"""Trees to stage, and what a program sees of one."""
+"""Trees to stage, and a program's view of a tree."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tunetool.stage.run import Request, run
 
 
 class Quiet:
-    """Progress that keeps what it was told; ``on_copy`` is called when everything is decided and the copy begins."""
+    """Progress that keeps its lines; ``on_copy`` is called when the copy begins."""
 
     def __init__(self, on_copy: Callable[[], None] = lambda: None) -> None:
         self.lines: list[str] = []
         self.done: list[int] = []
-        """Of what moves."""
+        """Bytes that the copy reported."""
         self.on_copy = on_copy
 
     def say(self, line: str) -> None:
@@ -47,7 +47,7 @@ def evict(destination: Path, runs: Path) -> Result:
 
 
 def failed(result: Result) -> str:
-    """Why it could not be done, by its record."""
+    """The reason of the failure in the record."""
     assert result.code == ExitCode.NOT_JUDGED
     assert result.record is not None
     assert result.record.verdict is not None
@@ -57,7 +57,7 @@ def failed(result: Result) -> str:
 
 
 def view(root: Path, depth: int = 6) -> dict[str, object]:
-    """What a program finds under ``root`` that opens whatever it sees: links followed, to a depth since they may loop."""
+    """Everything that a program finds under ``root`` if it follows links, to a limited depth since links may loop."""
     entries: dict[str, object] = {}
     waiting = [("", depth)]
     while waiting:

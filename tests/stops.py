@@ -1,7 +1,7 @@
-"""Kills or stops this process at a point of its work that a test chooses: before the n-th change of a file system.
+"""Kills or stops this process at a chosen point of its work: before the n-th change of a file system.
 
 A test lets the work run once to learn its points, then once for each point of interest. What is on the disk at that
-moment follows from the point alone, and never from how fast anything was.
+moment depends on the point only, never on speed.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def install(
 
 
 def points(log: Path) -> list[str]:
-    """What a run noted: ``CALL PATH``, the path below where it looked and without what is random in it."""
+    """The log of a run: ``CALL PATH``, with the path relative to ``under`` and without its random parts."""
     return log.read_text().splitlines() if log.exists() else []
 
 
 def telling(noted: list[str]) -> list[int]:
-    """Points that differ in what they leave: of changes of one kind the first, the middle and the last.
+    """Points that differ in what they leave: the first, the middle and the last change of each kind.
 
-    What is opened or written without a name leaves nothing.
+    Files without a name leave nothing.
     """
     kinds: dict[str, list[int]] = {}
     for number, line in enumerate(noted):

@@ -124,7 +124,7 @@ LOCK = "".join(f"{name}=={VERSIONS.get(name, '1.0')}\n" for name in ("torch", "d
 def wheel(
     directory: Path, name: str, files: dict[str, str | bytes], version: str = "1.0", tag: str = "py3-none-any"
 ) -> Path:
-    """One wheel with these files."""
+    """A wheel with these files."""
     information = f"{name}-{version}.dist-info"
     named: dict[str, bytes] = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
     named[f"{information}/METADATA"] = (
@@ -142,13 +142,13 @@ def wheel(
     path = directory / f"{name}-{version}-{tag}.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for inside, data in named.items():
-            # One time for all: the same content has the same hash.
+            # All files get the same time, so that the same content has the same hash.
             archive.writestr(zipfile.ZipInfo(inside, (2020, 1, 1, 0, 0, 0)), data)
     return path
 
 
 def extras(name: str) -> str:
-    """What tunetool's wheel needs, as its own metadata say it."""
+    """The requirements of tunetool's wheel, from its metadata."""
     if name != "tunetool":
         return ""
     by_extra = {"deepspeed": ["torch", "deepspeed"], "checkpoint": ["numpy"], "engines": ["safetensors"], "node": []}
@@ -161,7 +161,7 @@ def extras(name: str) -> str:
 
 
 def libraries(directory: Path, behaviour: str = "", more: dict[str, str] | None = None) -> list[Path]:
-    """All but tunetool and pip. ``behaviour`` of DeepSpeed's step: idle, hang, wait."""
+    """All wheels but tunetool and pip. ``behaviour`` of DeepSpeed's step: idle, hang, wait."""
     paths = [
         wheel(directory, "torch", {"torch/__init__.py": TORCH}, VERSIONS["torch"]),
         wheel(directory, "deepspeed", {"deepspeed/__init__.py": DEEPSPEED % behaviour}, VERSIONS["deepspeed"]),
@@ -173,14 +173,14 @@ def libraries(directory: Path, behaviour: str = "", more: dict[str, str] | None 
 
 
 def tool(directory: Path) -> list[Path]:
-    """tunetool's wheel, and pip's own: that of this Python, as a wheel again."""
+    """The wheels of tunetool and of pip; pip is that of this Python, packed as a wheel again."""
     files: dict[str, str | bytes] = {"tunetool/__init__.py": "", "tunetool/__main__.py": TUNETOOL}
     files.update({f"tunetool/{name}/__init__.py": "" for name in ("checkpoint", "training")})
     return [wheel(directory, "tunetool", files, VERSIONS["tunetool"]), pip(directory)]
 
 
 def pip(directory: Path) -> Path:
-    """The pip that runs here."""
+    """A wheel of the pip that runs here."""
     distribution = importlib.metadata.distribution("pip")
     files: dict[str, str | bytes] = {}
     for path in distribution.files or []:
@@ -190,7 +190,7 @@ def pip(directory: Path) -> Path:
 
 
 def entry(path: Path, unpacked: int | None = None) -> dict[str, Any]:
-    """A wheel as a wheelhouse's manifest has it, with its name."""
+    """The entry of a wheel in a wheelhouse's manifest, with its name."""
     with zipfile.ZipFile(path) as archive:
         size = sum(each.file_size for each in archive.infolist())
     return {
@@ -202,7 +202,7 @@ def entry(path: Path, unpacked: int | None = None) -> dict[str, Any]:
 
 
 def control_machine(base: Path, pythons: Sequence[str]) -> None:
-    """What a control machine has: base/house, a wheelhouse; base/tool.tar; base/source, a collection's lock."""
+    """The files of a control machine: base/house, a wheelhouse; base/tool.tar; base/source, a collection's lock."""
     (base / "source").mkdir(parents=True)
     (base / "source/constraints.txt").write_text(LOCK)
     with tarfile.open(base / "tool.tar", "w") as archive:

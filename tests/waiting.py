@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 def until(
     holds: Callable[[], Answer], what: str = "the condition", process: subprocess.Popen[Any] | None = None
 ) -> Answer:
-    """What ``holds`` returns, once that is true. Fails at once when ``process``, which is to make it so, has ended."""
+    """Wait until ``holds`` returns something true, and return it. Fails at once if ``process``, which causes it, has ended."""
     deadline = time.monotonic() + PATIENCE
     while True:
         ended = process is not None and process.poll() is not None
@@ -33,7 +33,7 @@ def until(
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs: a zombie, which without an init that reaps stays for ever, does not."""
+    """Whether a process runs. A zombie does not count: without an init that reaps, it stays for ever."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -46,5 +46,5 @@ def stopped(pid: int) -> bool:
 
 
 def gone(*pids: int) -> bool:
-    """True, once none of these processes runs."""
+    """Whether none of these processes runs."""
     return until(lambda: not any(map(alive, pids)), f"the end of {pids}")

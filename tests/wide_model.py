@@ -1,4 +1,4 @@
-"""A Qwen2.5-VL that a CPU trains in a fraction of a second and 1 Gbit/s gathers in as long again."""
+"""A Qwen2.5-VL whose step takes a CPU a fraction of a second, as does a gather over 1 Gbit/s."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARD = 64 << 20
 
 
 def write(directory: Path) -> Path:
-    """24 million parameters, 94 MB in fp32, whole or not at all."""
+    """Write a model of 24 million parameters, 94 MB in fp32, completely or not at all."""
     tiny = CONFIGURATIONS["tiny"]
     sizes = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 16, "num_key_value_heads": 4}
     vision = {**tiny["vision_config"], "out_hidden_size": HIDDEN}

@@ -1,4 +1,4 @@
-"""Fixtures of the fine-tune and of what starts it on many nodes."""
+"""Fixtures for the fine-tune and for the launchers that start it on many nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def slurm(cluster: Cluster) -> Iterator[Cluster]:
-    """The same under a slurmctld and a slurmd on each node, whose commands are on PATH."""
+    """The same cluster with a slurmctld and a slurmd on each node; Slurm's commands are on PATH."""
     start_slurm(cluster)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{cluster.commands(CONTROL, COMMANDS)}{os.pathsep}{os.environ['PATH']}")

@@ -1,6 +1,6 @@
-"""What ranks of test_launch.py run, and ``control``: a launch in a process of its own, to be interrupted or killed.
+"""The program of ranks in test_launch.py, and ``control``: a launch in its own process, to be interrupted or killed.
 
-Needs nothing but Python for what does not meet others.
+It needs only Python, unless ranks communicate.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def tell(**more: object) -> None:
 
 
 def leave() -> dict[str, str]:
-    """A child in a session of its own, and a file as torch shares tensors by."""
+    """Start a child in its own session, and make a file like those with which torch shares tensors."""
     child = f"7{os.getpid()}"
     subprocess.Popen(["sleep", child], start_new_session=True)
     left = Path(f"/dev/shm/torch_{os.getpid()}_{RANK}_0")
@@ -65,7 +65,7 @@ def leave() -> dict[str, str]:
 
 @contextlib.contextmanager
 def beating() -> Iterator[None]:
-    """Beats, while something takes as long as the machine makes it take: how many times is no matter."""
+    """Send heartbeats while something runs that takes its time; the number of heartbeats does not matter."""
     ended = threading.Event()
 
     def beat() -> None:
@@ -89,7 +89,7 @@ def gather(*then: str) -> None:
         dist.all_reduce(total)
         tell(sum=str(total.item()))
     if RANK == "0":
-        for _ in range(10_000):  # more than the other in any time that a test takes
+        for _ in range(10_000):  # longer than the other rank in any test
             rank.beat()
     if RANK == "1" and then == ("away",):
         away()

@@ -1,6 +1,6 @@
-"""One rank of the fine-tune by Lightning on a CPU, which Lightning itself refuses: only that refusal is taken out.
+"""One rank of the fine-tune with Lightning on a CPU. Lightning refuses CPUs: only that refusal is removed.
 
-Lightning, DeepSpeed, the module, its hooks and what they note are the real ones. `argv`: the workload, a directory.
+Lightning, DeepSpeed, the module, its hooks and their records are the real ones. `argv`: the workload, a directory.
 """
 
 from __future__ import annotations

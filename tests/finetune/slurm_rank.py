@@ -1,4 +1,4 @@
-"""What a rank of the tests' jobs does: ``slurm_rank.py reduce|fail|wait``."""
+"""The program of a rank in the tests' jobs: ``slurm_rank.py reduce|fail|wait``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(what: str) -> int:
         report["sum"] = mine.sum().item()
         dist.destroy_process_group()
     if what == "wait":
-        # As DeepSpeed's, which it never removes.
+        # A file like DeepSpeed's, which DeepSpeed never removes.
         where = f"{os.environ['MASTER_ADDR']}_{os.environ['MASTER_PORT']}_{number}"
         Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{where}").write_bytes(bytes(4096))
     (rank.out() / "result.json").write_text(json.dumps(report))

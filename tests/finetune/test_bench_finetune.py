@@ -1,4 +1,4 @@
-"""`tunetool bench finetune` end to end with the model `tiny`: real ranks, a real disk, and what goes wrong with them."""
+"""`tunetool bench finetune` end to end with the model `tiny`: real ranks, a real disk, and their faults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def of_rank(record: Record, rank: int) -> dict[str, Measurement]:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model and pictures, made once by the command itself."""
+    """Model and pictures, which the command makes once."""
     path = tmp_path_factory.mktemp("bulk")
     done = bench(path, path / "runs", "--prepare")
     assert done.returncode == 0, done.stderr
@@ -52,9 +52,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path, set[Path]]:
-    """Two ranks with everything on; the record, where it lies, and what it left in /dev/shm.
+    """A run of two ranks with all features; its record, its directory, and what it left in /dev/shm.
 
-    DeepSpeed's extensions are where a build died: whoever loads one of its ops there waits for ever.
+    The directory of DeepSpeed's extensions has the locks of a dead build: loading an op from it waits for ever.
     """
     directory = tmp_path_factory.mktemp("whole")
     for name in ("deepspeed_shm_comm", "cpu_adam", "utils"):
@@ -104,7 +104,7 @@ def test_each_rank_reads_the_whole_model_and_the_kernel_says_from_where(
         assert float(load.parameters["logical_read_bytes"]) >= float(load.parameters["model_bytes"])
         assert load.evidence is not None
         assert load.evidence.kind == "block", "the cache was dropped before"
-        # How often a drive is asked depends on what else needs memory; that ranks share it is in test_model_and_data.py.
+        # The number of reads from a drive depends on other users of memory; test_model_and_data.py shows that ranks share.
         assert load.evidence.counted_bytes == fetched, "one rank may read for both"
 
 
@@ -165,7 +165,7 @@ def test_a_picture_that_cannot_be_read_is_named(target: Path, tmp_path: Path) ->
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.slow  # ranks that die, and what is left of them, are in test_launch.py
+@pytest.mark.slow  # ranks that die, and what they leave, are in test_launch.py
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGILL])
 def test_a_rank_that_dies_is_named_and_nothing_of_the_run_stays(
     target: Path, tmp_path: Path, number: signal.Signals

@@ -1,4 +1,4 @@
-"""The cluster of tests is what it says: nodes that are apart, joined by a network, and gone afterwards."""
+"""The tests' cluster: its nodes are isolated, joined by a network, and removed afterwards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(time.monotonic() - started)
 
 
 def _sent(cluster: Cluster, size: int) -> float:
-    """Bytes/s from node1 to node2, at most: the time begins before the first of them is sent."""
+    """Upper bound of the bytes per second from node1 to node2: the time begins before the first byte is sent."""
     with cluster.start("node2", [sys.executable, "-c", _RECEIVE]) as receiver:
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == "ready\n"
@@ -79,7 +79,7 @@ def test_the_inventory_leads_to_both_and_nodes_reach_each_other_by_name(cluster:
 @pytest.mark.slow  # only slow tests limit the network
 def test_the_limit_between_nodes_binds_and_is_lifted(cluster: Cluster) -> None:
     cluster.limit_network("100mbit")
-    # No faster than the limit, however slow; that it is lifted is in the kernel's own words.
+    # It is no faster than the limit, however slow; that the limit is lifted is read from the kernel.
     assert _sent(cluster, 6_000_000) < 14e6
     assert "tbf" in _shaping(cluster, "node2")
     cluster.limit_network(None)
@@ -92,7 +92,7 @@ def _shaping(cluster: Cluster, node: str) -> str:
 
 
 def _limits(cluster: Cluster) -> list[str]:
-    """What the control groups of the nodes say of the disk."""
+    """The limits of the disk in the nodes' control groups."""
     groups = [group for name in NODES for group in cluster.nodes[name].groups]
     files = [path for group in groups for path in (group / "io.max", *group.glob("blkio.throttle.*_bps_device"))]
     return [path.read_text().strip() for path in files if path.exists() and path.read_text().strip()]

@@ -29,7 +29,7 @@ def curve(directory: Path, name: str) -> Curve:
 
 
 def sampled_again(curves: Curves, times: int = 2) -> None:
-    """Until so many more samples were taken: the second one began after this was called."""
+    """Wait for more samples, by default two: the second one began after this call."""
     before = curves.samples
     until(lambda: curves.samples >= before + times, "samples")
 
@@ -42,7 +42,7 @@ def busy(seconds: float) -> None:
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This process at work for half a second, then holding 200 MB: each while samples are taken, however late they come."""
+    """Let this process compute, then hold 200 MB, each until samples were taken, however late they come."""
     directory = tmp_path_factory.mktemp("out") / "rank-0"
     with Curves(directory, INTERVAL, rank=0, local_rank=0, device="cpu", started=time.time() - 100) as curves:
         for step in range(5):
@@ -61,7 +61,7 @@ def test_what_the_process_did_is_in_its_curves(sampled: Path) -> None:
     assert (cpu.unit, memory.unit) == ("%", "B")
     assert len(cpu.values) == read_about(sampled)["samples"] >= 12
     assert min(cpu.values) >= 0, cpu.values
-    # However long the machine let it wait: the area under the curve is the CPU time it took.
+    # However long the machine makes it wait, the area under the curve is the CPU time that it used.
     spent = sum(
         share / 100 * (now - before)
         for share, now, before in zip(cpu.values[1:], cpu.seconds[1:], cpu.seconds, strict=False)
@@ -115,7 +115,7 @@ print(len(opened) / curves.samples)
 
 
 def test_a_sample_looks_at_little(sampled: Path, tmp_path: Path) -> None:
-    """At some files of the kernel for each device, and none for each process or thread."""
+    """Assert that it reads some files of the kernel per device, and none per process or thread."""
     assert read_about(sampled)["cpu_seconds"] > 0
     done = subprocess.run(
         [sys.executable, "-c", OPENED, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -156,7 +156,7 @@ def test_an_exception_ends_the_thread_and_keeps_the_curves(tmp_path: Path) -> No
         run()
     assert not [thread for thread in threading.enumerate() if thread.name == "curves"]
     assert list(curve(tmp_path / "rank-0", "loss").values) == [1.0]
-    # What comes afterwards reaches no file handle that somebody else may have by then.
+    # Later figures reach no file descriptor that may belong to another file by then.
     curves.scalar("loss", 2.0, 1)
     assert list(curve(tmp_path / "rank-0", "loss").values) == [1.0]
 
@@ -215,7 +215,7 @@ def test_a_disk_that_fills_up_ends_the_curves_and_not_the_run(tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (0, "the run went on 1999\n"), done.stderr
     assert "rank 0: curve `loss` ends, the run continues: No space left on device\n" in done.stderr
-    # What was written before is whole, in both forms, and the reason is kept beside it.
+    # The points before are complete in both forms, and the reason is kept beside them.
     assert (tmp_path / "rank-0/series/loss.csv").read_bytes().endswith(b"\n")
     loss = curve(tmp_path / "rank-0", "loss")
     assert loss.values == loss.steps == list(range(len(loss.values)))

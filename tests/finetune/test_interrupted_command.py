@@ -1,4 +1,4 @@
-"""A tunetool command on the hosts of an inventory, whose play over ssh is stopped: it ends on the hosts as well."""
+"""A tunetool command on the hosts of an inventory, whose play over ssh is interrupted: it ends on the hosts as well."""
 
 from __future__ import annotations
 

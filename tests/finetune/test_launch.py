@@ -1,4 +1,4 @@
-"""Ranks on this machine and on two nodes: brought home, named when they die or hang, and gone whatever happens."""
+"""Ranks on this machine and on two nodes: outputs are fetched, dead and hanging ranks are named, nothing remains."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def directory(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
 def test_ranks_of_two_nodes_meet_over_ssh_and_the_one_that_dies_is_named_with_its_host(
     cluster: Cluster, directory: Path
 ) -> None:
-    # As Debian has it, which leads gloo and every server on the first node astray.
+    # Debian's entry, by which gloo and every server on the first node would use the wrong address.
     edited = cluster.run("node1", ["sed", "-i.bak", r"s/^\S* node1$/127.0.1.1 node1/", "/etc/hosts"])
     assert "127.0.1.1 node1" in cluster.run("node1", ["cat", "/etc/hosts"]).stdout, edited
     hosts = [Host(name, name if name == "node1" else cluster.address(name)) for name in NODES]
@@ -157,7 +157,7 @@ def test_ranks_of_two_nodes_meet_over_ssh_and_the_one_that_dies_is_named_with_it
         (node, local) for node in NODES for local in ("0", "1")
     ]
     assert {(each["MASTER_ADDR"], each["WORLD_SIZE"]) for each in ranks} == {("node1", "4")}
-    # Every rank added its number, so that they did meet.
+    # Every rank added its number, so they did communicate.
     assert {each["sum"] for each in ranks} == {"6.0"}
     assert {each["OF_TESTS"] for each in ranks} == {"$x 'y' {{ z }}"}
     assert [_left(cluster, node) for node in NODES] == ["", ""]
@@ -176,7 +176,7 @@ def test_of_two_runs_on_the_same_nodes_one_is_interrupted_and_the_other_ends_wit
             until(lambda: all(len(_marks(cluster, name)) == 2 for name in NODES), "the ranks of both runs", first)
             first.send_signal(signal.SIGINT)
             assert first.wait(PATIENCE) == 130
-            # The other run goes on.
+            # The other run continues.
             assert [len(_marks(cluster, name)) for name in NODES] == [1, 1]
             cluster.kill_node("node2")
             assert second.wait(PATIENCE) == 3, _logs(directory)
@@ -211,12 +211,12 @@ def _logs(directory: Path) -> list[str]:
 
 
 def _marks(cluster: Cluster, node: str) -> list[str]:
-    """The ranks on a node that started: each has a child that sleeps."""
+    """The ranks that started on a node: each has a child that sleeps."""
     return cluster.processes(node, "sleep 7")
 
 
 def _from_control(cluster: Cluster, directory: Path, *what: str) -> subprocess.CompletedProcess[str]:
-    """DeepSpeed's launcher, where pdsh is."""
+    """DeepSpeed's launcher; the test is skipped without pdsh."""
     directory.mkdir()
     hosts: Mapping[str, object] = {name: {"ansible_host": cluster.address(name)} for name in NODES}
     inventory = directory / "inventory.yml"

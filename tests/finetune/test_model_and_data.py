@@ -1,4 +1,4 @@
-"""The reference model and its data with torch and transformers: loaded either way, and learned from."""
+"""The reference model and its data with torch and transformers: both loaders, and training on the data."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_both_loaders_give_the_same_model(made: Made, samples: Samples, dtype: s
     assert plain.bytes == parallel.bytes == reference_model.describe("tiny").bytes
     assert min(plain.seconds, parallel.seconds) > 0
     assert "threads" in parallel.how
-    if dtype == "float32":  # what a CPU does in bfloat16 may be an illegal instruction under emulation
+    if dtype == "float32":  # bfloat16 on a CPU may be an illegal instruction under emulation
         assert torch.equal(_logits(plain.model, samples), _logits(parallel.model, samples))
 
 
@@ -129,7 +129,7 @@ def test_tied_weights_are_one_tensor(samples: Samples, tmp_path: Path) -> None:
 
 
 def test_a_model_that_transformers_saved_is_loaded_as_well(made: Made, tmp_path: Path) -> None:
-    """In one file, in float32 and by other names, as a fine-tuned model may lie."""
+    """Save the model as fine-tuned models may be: in one file, in float32, with other names."""
     model = load(made.model, "cpu", "transformers", "float32").model
     model.save_pretrained(tmp_path)
     shutil.copy(made.model / "tokenizer.json", tmp_path)

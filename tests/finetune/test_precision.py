@@ -1,4 +1,4 @@
-"""Training in fp16 with loss scaling, forced on a GPU that has bf16; what loss scaling does where gradients overflow."""
+"""Training in fp16 with loss scaling, forced on a GPU that has bf16; loss scaling when gradients overflow."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def trained(directory: Path, *options: str) -> Record:
     assert done.returncode in (0, 3), done.stderr + done.stdout
     record = parse(done.stdout, "stdout")
     checks = {check.id: check for check in record.checks}
-    # 3 where the loss does not fall in 20 steps: what is asked here is that it trains.
+    # 3 if the loss does not fall in 20 steps: this test only needs a training.
     assert checks["finetune.steps"].status == "pass", record.verdict
     assert checks["finetune.loss"].status in ("pass", "unknown"), checks["finetune.loss"].found
     return record
@@ -85,6 +85,6 @@ def _said(record: Record) -> None:
         check.found for check in record.checks if check.id == "finetune.note" and "loss scaling skipped" in check.found
     ]
     skipped = parameters.get("skipped_steps", 0)
-    # Whether gradients overflow is the GPU's business: that it is said is ours.
+    # Whether gradients overflow depends on the GPU; the report must say it.
     assert len(notes) == (1 if skipped else 0)
     assert all(note.startswith(f"loss scaling skipped the update of {skipped} of 20 steps") for note in notes)

@@ -1,4 +1,4 @@
-"""`tunetool bench reference` on this machine: the parts for real, and what a FAIL of the first does to the others."""
+"""`tunetool bench reference` on this machine: its real parts, and how a FAIL of the first affects the others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_part_has_its_record_and_one_is_over_all(tmp_path: Path) -> None:
     status = {name: part.status for name, part in parts.items()}
     assert status.keys() == {"verify", "checkpoint", "staging", "strategies"}
     assert status.pop("strategies") == "skip"
-    # Others may use the disk meanwhile: then a part proves nothing, and the whole says so.
+    # Other programs may use the disk: then a part proves nothing, and the whole record says so.
     assert set(status.values()) <= {"pass", "unproven", "unstable"}, done.stdout + done.stderr
     assert done.returncode == (0 if set(status.values()) == {"pass"} else 3)
     for part in parts.values():

@@ -47,7 +47,7 @@ def _run(
 
 
 def _once(condition: Callable[[], object], call: Callable[[], None]) -> Callable[[], None]:
-    """A tick that calls once, when the condition holds."""
+    """A tick that calls a function once, when the condition holds."""
     pending = [call]
 
     def tick() -> None:
@@ -58,7 +58,7 @@ def _once(condition: Callable[[], object], call: Callable[[], None]) -> Callable
 
 
 def _up(cluster: Cluster, rank: int) -> Callable[[], object]:
-    """Whether that rank is at work."""
+    """Whether that rank is working."""
     return lambda: list(cluster.shared.glob(f".tunetool-*/rank-{rank}/result.json"))
 
 

@@ -1,4 +1,4 @@
-"""`tunetool bench staging` as it is called: both paths for real, a slow disk, and what interrupts it."""
+"""`tunetool bench staging` as a process: both real paths, a slow disk, and interruptions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SLOW = 50 * 10**6
 
 
 def call(*arguments: object, group: Path | None = None) -> subprocess.Popen[str]:
-    """`tunetool bench staging` as a process of its own; in the control group ``group`` with all that it starts."""
+    """`tunetool bench staging` as a process, in the control group ``group`` with all of its children."""
 
     def enter() -> None:
-        # A shell that runs the tests in the background has them ignore Ctrl-C.
+        # A shell that runs the tests in the background makes them ignore Ctrl-C.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if group is not None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -54,7 +54,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A place in memory that no other run uses; empty afterwards, or the run has left something."""
+    """A directory in memory that no other run uses. It must be empty after the test."""
     path = Path(tempfile.mkdtemp(prefix="tunetool-test-", dir=SHM))
     yield path
     left = [each.name for each in path.iterdir()]
@@ -109,7 +109,7 @@ def test_from_a_slow_disk_the_bulk_path_reads_all_and_the_staged_path_nothing(
         process = call(
             *("--memory-target", memory),
             *("--model", "tiny", "--dataset", photos, "--target", photos.parent, "--scenarios", "single,nodes"),
-            # With this seed path B goes first: it finds the files in the cache of who wrote them, and path A in its own.
+            # With this seed path B is first: it would find the files in the writer's cache, and path A in its own.
             *(
                 "--micro-batch",
                 12,
@@ -136,7 +136,7 @@ def test_from_a_slow_disk_the_bulk_path_reads_all_and_the_staged_path_nothing(
     assert first["bulk"] >= 0.9 * size / SLOW
     assert value["staging.single.memory.stage"] >= 0.9 * size / SLOW
     assert value["staging.single.speedup.first_epoch"] == pytest.approx(first["bulk"] / first["memory"])
-    # Staging counts.
+    # The time of staging is included.
     assert value["staging.single.memory.end_to_end"] > value["staging.single.memory.stage"]
     status = {check.id: check.status for check in record.checks}
     assert status["staging.single.losses"] == status["staging.single.cold"] == "pass"
@@ -148,9 +148,9 @@ def test_from_a_slow_disk_the_bulk_path_reads_all_and_the_staged_path_nothing(
 
 
 def checks_of_memory(record: Record, size: int) -> None:
-    """Path A read from memory what path B read from the disk."""
+    """Assert that path A read from memory the bytes that path B read from the disk."""
     by_path = {each.name.split(".")[2]: each for each in record.measurements if each.name.endswith("rank_model_load")}
-    # Not 0: a rank that loads a library in that moment reads it from the disk.
+    # Not 0: a rank may load a library from the disk at that moment.
     assert float(by_path["memory"].parameters["data_storage_bytes"]) <= 0.05 * size
     assert float(by_path["bulk"].parameters["data_storage_bytes"]) >= 0.95 * size
     end = {each.name.split(".")[2]: each for each in record.measurements if each.name.endswith("end_to_end")}
@@ -167,7 +167,7 @@ def test_ctrl_c_gives_the_memory_back(photos: Path, memory: Path, tmp_path: Path
         *("--device", "cpu", "--allow-busy", "--seed", 0, "--rounds", 9, "--runs-dir", tmp_path),
     )
     try:
-        # Path A is first in one of the rounds: a whole copy lies in memory.
+        # Path A is first in one of the rounds: there is a complete copy in memory.
         until(lambda: list(memory.glob(".tunetool-*/staged/dataset")), "a copy", process)
         process.send_signal(signal.SIGINT)
     finally:

@@ -1,4 +1,4 @@
-"""`tunetool bench staging -i INVENTORY`: staged into the memory of two nodes, and gone from both afterwards."""
+"""`tunetool bench staging -i INVENTORY`: files are staged into the memory of two nodes and removed from both afterwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call(cluster: Cluster, runs: Path, *arguments: str) -> subprocess.Popen[str]
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell that runs the tests in the background has them ignore Ctrl-C.
+        # A shell that runs the tests in the background makes them ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  (tests run no threads)
     )
 

@@ -1,4 +1,4 @@
-"""`tunetool bench strategies` on this machine, and what DeepSpeed was predicted to send against what it sends."""
+"""`tunetool bench strategies` on this machine, and predicted against real traffic of DeepSpeed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASES = (
     "2:lora:0:0:0",
     "2:full:0:0:0",
     "3:lora:50000000:1000000000:1000000000",
-    # So little is kept that the backward must gather again.
+    # So few parameters are kept that the backward pass must gather again.
     "3:lora:300000:600000:0",
     "3:full:100000:1000000:500000",
 )
@@ -90,7 +90,7 @@ def test_every_cell_that_fits_is_predicted_run_and_told(
         "1x2.z2",
         "1x2.z3",
     ]
-    # Said before the cell ran.
+    # The prediction was printed before the cell ran.
     log = done.stderr
     assert log.index("1x2:z3: predicted") < log.index("1x2:z3: a step takes")
     third = by_name["strategies.step.1x2.z3"].parameters
@@ -98,7 +98,7 @@ def test_every_cell_that_fits_is_predicted_run_and_told(
     assert float(third["predicted_seconds"]) > 0
     assert by_name["strategies.network.1x2.all_gather.bus_bandwidth"].value > 0
     assert by_name["strategies.start.imports.1x2.z3"].value > 0
-    # What stage 3 costs by itself was probed where it runs, and is in its first prediction.
+    # The cost of stage 3's hooks was probed in the same layout, and is part of its first prediction.
     assert by_name["strategies.network.1x2.hooks_per_use"].value >= 0
     assert "strategies.network.1x1.hooks_per_use" not in by_name
     assert "hooks by a probe" in str(third["prediction_basis"])

@@ -1,4 +1,4 @@
-"""ZeRO-2 against ZeRO-3 over two nodes and a network of 1 Gbit/s: measured, and predicted before."""
+"""ZeRO-2 against ZeRO-3 over two nodes and a network of 1 Gbit/s: predicted, then measured."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_over_one_gigabit_zero_3_sends_more_and_is_predicted_to_wait(cluster: Cl
     )
     assert waiting > 0
     assert step == pytest.approx(compute + waiting)
-    # What two ranks send each other is half of what they gather, and 1 Gbit/s carries no more than 125 MB.
+    # Two ranks send each other half of what they gather, and 1 Gbit/s carries at most 125 MB per second.
     bus = measurements["strategies.network.2x1.all_gather.bus_bandwidth"].value
     assert 0 < bus < 130e6
-    # So long a step takes at least.
+    # The least duration of a step.
     assert third.value >= 0.9 * float(third.parameters["sent_bytes"]) / 125e6
     assert float(third.parameters["sent_bytes"]) > 20 * float(second.parameters["sent_bytes"])
     for name in NODES:

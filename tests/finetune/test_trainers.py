@@ -1,4 +1,4 @@
-"""The fine-tune by trainers of others: what they do where they can run, and what is said where they cannot."""
+"""The fine-tune with other trainers: results where they can run, messages where they cannot."""
 
 from __future__ import annotations
 
@@ -186,13 +186,13 @@ def test_two_ranks_wait_for_llamafactory_and_have_its_figures(material: Path, tm
         assert each.losses == [1.0, 1 / 2, 1 / 3, 1 / 4]
         assert each.learning_rates == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4])
         assert all(took > 0.19 for took in each.step_seconds), each.step_seconds
-        # Nobody says how long it waited for data, so nobody is told that it did not.
+        # LLaMA-Factory does not report its waits for data, so the record must not claim that there were none.
         assert (each.data_seconds, each.load_seconds) == ([], [])
         assert (each.tokens, each.images) == (300, 8)
         assert (each.parameters, each.trainable) == (1000, 10)
         assert each.seconds["llamafactory"] > 0.8
         assert each.versions.items() >= {"torch": __import__("torch").__version__}.items()
-    # Its settings and results come to the control machine, what it trained does not.
+    # Its settings and results are copied to the control machine; the trained weights are not.
     left = {path.name for path in (tmp_path / "rank-0/llamafactory").rglob("*") if path.is_file()}
     assert {"llamafactory.yaml", "llamafactory.sh", "all_results.json"} <= left
     assert "adapter_model.safetensors" not in left
@@ -208,5 +208,5 @@ def test_llamafactory_s_own_error_is_what_is_said(material: Path, tmp_path: Path
     with pytest.raises(RankFailed):
         run_ranks([*WORKER, asked.to_json()], 2, environment, tmp_path / "logs", PATIENCE)
     said = [json.loads(path.read_text())["message"] for path in sorted(tmp_path.glob("rank-*/error.json"))]
-    # Whichever died first, what is said is the reason and not that another rank is gone.
+    # Whichever rank died first, the message has the reason and not that another rank is gone.
     assert said == ["LLaMA-Factory ended with status 1: ValueError: what it does not like"] * 2

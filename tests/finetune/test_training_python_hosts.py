@@ -1,4 +1,4 @@
-"""The Python of each node's own manifest, on two nodes: launched ranks, and the whole chain with a node lost in it."""
+"""The Python in each node's manifest, on two nodes: launched ranks, and the whole chain while a node is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUILT: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text(
 
 @pytest.fixture
 def built(cluster: Cluster) -> Iterator[Path]:
-    """Both nodes as the role leaves them: each manifest names a Python of the node's own. Its calls are in the file."""
+    """Two nodes as the role leaves them: each manifest names the node's own Python, whose calls are in the file."""
     folder = cluster.shared / "training"
     folder.mkdir(exist_ok=True)
     calls = folder / "calls"
@@ -39,7 +39,7 @@ def built(cluster: Cluster) -> Iterator[Path]:
     for name in NODES:
         bin_ = folder / name / "bin"
         bin_.mkdir(parents=True, exist_ok=True)
-        # Its tunetool is this one's, wherever that of the test's own environment comes from.
+        # It uses the tunetool of this checkout, wherever the test's environment has its own from.
         export = f"export PYTHONPATH={Path(tunetool.__file__).parents[1]}"
         python_that(bin_, f'{export}; echo "$(hostname) $TUNETOOL_TEST_OF $*" >> {calls}')
         part = {
@@ -81,7 +81,7 @@ def bench(cluster: Cluster, runs: Path, *arguments: str) -> tuple[int, str, str]
 
 SMALL = ["--images", "8", "--steps", "3", "--rounds", "1"]
 CHAIN = ["reference", *SMALL, "--matrix", "2x1:z2", "--skip", "verify", "--skip", "checkpoint"]
-"""What is chosen without the first line's options would be small enough too; they save minutes. The nodes have no array
+"""Without the options of the first line the chosen sizes would be small too; they save minutes. The nodes have no array
 to verify."""
 
 
@@ -93,7 +93,7 @@ def test_ranks_run_under_the_python_of_each_nodes_manifest(cluster: Cluster, bui
     called = built.read_text().splitlines()
     for name in NODES:
         assert any(line.startswith(f"{name} ") and "tunetool.launch.node" in line for line in called)
-        # The second word is the variable that the manifest wants to be set.
+        # The second word is the variable that the manifest sets.
         assert any(line.startswith(f"{name} {name} ") and "agent.py" in line for line in called), called
 
 
@@ -129,7 +129,7 @@ def test_a_node_that_is_lost_in_a_part_is_named_and_the_next_goes_on(
 ) -> None:
     process = start(cluster, tmp_path, *CHAIN, "--matrix", "1x1:z2,2x1:z2")
     try:
-        # A rank of node2 has started, with the variable that its manifest wants to be set.
+        # A rank of node2 has started, with the variable that its manifest sets.
         until(lambda: built.exists() and "node2 node2 " in built.read_text(), "a rank on node2", process)
         cluster.kill_node("node2")
         stdout, stderr = process.communicate(timeout=PATIENCE)

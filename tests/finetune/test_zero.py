@@ -1,4 +1,4 @@
-"""The configuration that DeepSpeed gets, read by DeepSpeed: it takes much in silence that it does not heed."""
+"""The configuration for DeepSpeed, read by DeepSpeed, which silently ignores many keys."""
 
 from __future__ import annotations
 

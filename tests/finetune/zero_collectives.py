@@ -1,4 +1,4 @@
-"""One rank that counts what DeepSpeed really asks of the communicator: JSON of rank 0 for each case, one a line.
+"""One rank that counts DeepSpeed's real collectives. Rank 0 prints a line of JSON for each case.
 
 Arguments: a directory with config.json, then cases: ``STAGE:lora|full:PREFETCH:LIVE:REUSE``.
 """
@@ -24,7 +24,7 @@ from tunetool.training.workload import Workload
 
 _NAMES = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 _STEPS = 4
-"""Stage 3 learns the order of modules in the first two."""
+"""Number of steps: stage 3 learns the order of modules in the first two."""
 
 
 def count(calls: list[tuple[str, int]]) -> None:

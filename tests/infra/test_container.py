@@ -1,4 +1,4 @@
-"""What the roles left in a container, looked at from outside by testinfra (molecule/default runs this)."""
+"""The state of a container after the roles, checked from outside by testinfra (molecule/default runs this)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What site.yml left on a virtual node, after a reboot, looked at from outside by testinfra (molecule/node runs this)."""
+"""The state of a virtual node after site.yml and a reboot, checked from outside by testinfra (run by molecule/node)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_io_settings_hold_after_a_reboot(host: Host, manifest: dict[str, Any]) -
     words = text.split()
     requests = dict(zip(words[::2], words[1::2], strict=True))
     assert {requests.pop(f"LAB1NV{number}") for number in range(1, 9)} == {"128"}
-    # Of the drive that is no member nobody asked anything.
+    # The drive that is not a member keeps its settings.
     assert list(requests) == ["LAB1SYS"]
     assert requests["LAB1SYS"] != "128"
     schedulers = host.check_output("cd /sys/block; for drive in nvme?n1; do cat $drive/queue/scheduler; done")
@@ -104,13 +104,13 @@ def test_io_settings_hold_after_a_reboot(host: Host, manifest: dict[str, Any]) -
         "sysctl -n vm.dirty_background_bytes vm.dirty_background_ratio vm.dirty_bytes vm.dirty_ratio"
     )
     assert limits.split() == [str(64 * MIB), "0", "0", "25"]
-    # Asked for as well: there is none in a virtual node.
+    # The inventory sets this too, but a virtual node has none.
     assert "cpu_governor" not in manifest["tuning"]
 
 
 def test_the_weekly_trim_reaches_the_volume(host: Host) -> None:
     assert host.check_output("systemctl is-enabled fstrim.timer; systemctl is-active fstrim.timer") == "enabled\nactive"
-    # What the timer starts goes by /etc/fstab.
+    # The service of the timer reads /etc/fstab.
     host.check_output("systemctl start fstrim.service")
     log = host.check_output("journalctl --unit=fstrim.service --output=cat --no-pager")
     assert f"{POINT}: " in log

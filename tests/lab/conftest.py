@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """What a command said; ``text`` is both streams, for messages that may be on either."""
+    """The result of a command; ``text`` has both streams, for messages that may be on either."""
 
     code: int
     stdout: str
@@ -98,11 +98,11 @@ class Lab:
         self.refresh()
 
     def refresh(self) -> None:
-        """The port stays unless something else took it."""
+        """Write the inventory again: a node keeps its port unless another program took it."""
         self.lab("inventory", "--output", str(self.inventory / "hosts.yml"))
 
     def build_output(self) -> str:
-        """What `site.yml` printed when it built the node that `built` restores."""
+        """The output of the `site.yml` that built the node which `built` restores."""
         return (self.state / "build-output.txt").read_text()
 
     def record(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Lab:
 
 @contextlib.contextmanager
 def started(tmp_path_factory: pytest.TempPathFactory, *options: str) -> Iterator[Lab]:
-    """Nodes that `lab up` starts with ``options``, gone afterwards whatever happened."""
+    """Nodes that `lab up` starts with ``options``; they are always removed afterwards."""
     inventory = tmp_path_factory.mktemp("inventory")
     (inventory / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
     lab = Lab(tmp_path_factory.mktemp("lab"), inventory)
@@ -128,14 +128,14 @@ def started(tmp_path_factory: pytest.TempPathFactory, *options: str) -> Iterator
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One node, up for the whole session, gone after it whatever happened."""
+    """One node that runs during the whole session and is always removed after it."""
     with started(tmp_path_factory, "--nodes", "1", "--os", os.environ.get("TUNETOOL_LAB_OS", "debian12")) as lab:
         yield lab
 
 
 @pytest.fixture
 def marker(lab: Lab) -> Iterator[None]:
-    """The ninth drive is mounted and its marker is as it was, after whatever the test did."""
+    """Assert that after the test the ninth drive is mounted and its marker unchanged."""
     yield
     expected = hashlib.sha256(marker_bytes("LAB1SYS")).hexdigest()
     text = lab.ssh("node1", "sha256sum < /srv/system/MARKER; findmnt -no SOURCE /srv/system")
@@ -162,13 +162,13 @@ def built_once(lab: Lab) -> Lab:
 
 @pytest.fixture
 def built(built_once: Lab) -> Lab:
-    """A node as `site.yml` builds it, drives and all, without faults."""
+    """A node as `site.yml` builds it, with its drives and without faults."""
     built_once.reset("node1", "--to", "built")
     return built_once
 
 
 def checksums(lab: Lab) -> str:
-    """First and last MiB of every data drive, where every label lives; ordered by serial."""
+    """Checksums of the first and last MiB of every data drive, where all labels are, ordered by serial."""
     return lab.ssh(
         "node1",
         "lsblk -dno SERIAL,NAME | grep LAB.N | sort | while read s n; do echo $s $( (head -c 1M /dev/$n; "

@@ -1,4 +1,4 @@
-"""Reading the table at the end of a run."""
+"""Reads the table at the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A built node that somebody changed: named thing by thing, mended where no data is at risk, never made anew."""
+"""A built node that somebody changed: each difference is named, mended if no data is at risk, and never rebuilt."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ MENDED = {
 
 @pytest.fixture
 def node(built: Lab) -> Lab:
-    """A built node with a file that must outlive everything below."""
+    """A built node with a file that every test must leave intact."""
     built.ssh("node1", f"head -c 3M /dev/urandom > {DATA} && sync")
     return built
 
 
 def checksum(lab: Lab) -> str:
-    """Of the file, read from the drives."""
+    """Checksum of the file, read from the drives."""
     return lab.ssh("node1", f"echo 3 > /proc/sys/vm/drop_caches; sha256sum {DATA}")
 
 
@@ -60,7 +60,7 @@ def verbose(lab: Lab, *arguments: str) -> Done:
 
 
 def differences(output: str) -> dict[str, dict[str, object]]:
-    """By name, from the results that ``-v`` prints as JSON."""
+    """Differences by name, from the results that ``-v`` prints as JSON."""
     by_name: dict[str, dict[str, object]] = {}
     for line in output.splitlines():
         if "=> {" in line and '"differences"' in line:
@@ -130,7 +130,7 @@ def test_what_cannot_be_mended_stops_the_run_with_everything_named(node: Lab) ->
 
 
 def refused(node: Lab, *differing: str) -> str:
-    """The run stops at what differs and changes nothing; the checksum of what lies on the volume."""
+    """Assert that the run stops at these differences and changes nothing. Returns the checksum of the file on the volume."""
     before = checksum(node)
     done = node.site(*ASKED)
     assert done.code != 0

@@ -1,4 +1,4 @@
-"""Ephemeral mode: local drives come back blank after a stop and start, or not quite blank, or as they were."""
+"""Ephemeral mode: after a stop and start local drives are blank, nearly blank, or unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cloud(built_once: Lab) -> Iterator[Lab]:
 
 
 def identity(lab: Lab) -> str:
-    """What fstab, mdadm.conf and the initramfs know the volume by."""
+    """The identifiers of the volume in fstab, mdadm.conf and the initramfs."""
     return lab.ssh(
         "node1",
         f"mdadm --detail /dev/md/nvme_raid0 | grep -E 'UUID|Chunk|Raid Devices'; findmnt -no UUID,OPTIONS {POINT}; "
@@ -57,7 +57,7 @@ def identity(lab: Lab) -> str:
 
 
 def journal(lab: Lab) -> str:
-    """What the unit said in this boot, one line a message."""
+    """The unit's messages in this boot, one per line."""
     return lab.ssh("node1", f"journalctl -b --no-pager --no-hostname -o short-monotonic -u {UNIT}")
 
 
@@ -99,7 +99,7 @@ def test_a_plain_reboot_changes_nothing(cloud: Lab) -> None:
     assert "nothing to do" in journal(cloud)
     assert cloud.ssh("node1", f"cat {POINT}/kept") == "kept"
     assert cloud.ssh("node1", "md5sum /etc/tunetool/* /etc/fstab /etc/mdadm/mdadm.conf") == before
-    # What cannot be understood is no reason to build.
+    # A configuration that cannot be read is no reason to build.
     broken = "cd /etc/tunetool; cp ephemeral.json kept; echo '{}' > ephemeral.json; tunetool ephemeral-rebuild 2>&1; echo $?; mv kept ephemeral.json"
     lines = cloud.ssh("node1", broken).splitlines()
     assert (lines[0], lines[-1]) == (
@@ -115,7 +115,7 @@ def test_a_plain_reboot_changes_nothing(cloud: Lab) -> None:
 @pytest.mark.slow
 def test_a_rebuild_that_was_cut_off_is_finished_by_the_next_boot(cloud: Lab) -> None:
     before = identity(cloud)
-    # As a cut within mkfs.xfs leaves it: the superblock is there and says that it is not through.
+    # The state after a power cut during mkfs.xfs: the superblock says that the file system is incomplete.
     cut = f"""set -e; systemctl stop {SERVICE}; umount {POINT}
     printf '\\1' | dd of=/dev/md/nvme_raid0 bs=1 seek=126 conv=notrunc status=none
     python3 -c 'import json; print(json.load(open("/etc/tunetool/node.json"))["array"]["uuid"])' \
@@ -142,15 +142,15 @@ def test_one_drive_that_holds_data_stops_it_and_the_boot_goes_on(cloud: Lab) -> 
     (line,) = [line for line in journal(cloud).splitlines() if "nothing was written" in line]
     assert re.search(r"7 usable; `LAB1N.3` \(nvme\dn1\) holds ext4 .*hint: run `site.yml`", line)
     assert "LAB1SYS" not in line
-    # systemctl shows it to whoever looks at what failed.
+    # systemctl shows it with the failed units.
     assert "holds ext4" in cloud.ssh("node1", f"systemctl status --no-pager -l {UNIT} || true")
     assert checksums(cloud) == before
-    # Asked again, it is run again and says so; it is never taken for well.
+    # Started again, it runs again and reports it; it never counts as successful.
     again = cloud.site("-e", WANTED, "--tags", "always,ephemeral")
     assert again.code != 0
     assert f"hint: see `systemctl status {UNIT}`" in again.stdout
     assert checksums(cloud) == before
-    # Off again: nothing of it stays, whatever state the volume is in.
+    # Switched off again: nothing of it remains, whatever state the volume is in.
     off = cloud.site("-e", '{"ephemeral_enabled": false}', "--tags", "always,ephemeral")
     assert off.code == 0, off.text
     left = cloud.ssh("node1", "ls /etc/tunetool; find /etc/systemd -name '*tunetool-ephemeral*'; systemctl --failed")

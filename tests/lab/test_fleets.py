@@ -1,4 +1,4 @@
-"""Two nodes of one inventory: a bad one stops nobody, and both are built by the tasks of one run."""
+"""Two nodes of one inventory: a bad node does not stop the other, and one run builds both."""
 
 from __future__ import annotations
 

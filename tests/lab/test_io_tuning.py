@@ -9,7 +9,7 @@ from conftest import POINT, Lab
 
 pytestmark = [pytest.mark.usefixtures("marker"), pytest.mark.slow]
 
-# The program's installation is shown elsewhere; here it would only take time.
+# Other tests show the installation of the program; here it would only take time.
 QUICK = {"tunetool_install": False}
 LOOK = """cd /sys/block
 for drive in nvme?n1; do printf '%s %s %s\\n' $(cat $drive/device/serial) $(cat $drive/queue/nr_requests) \
@@ -76,7 +76,7 @@ def test_settings_hold_are_watched_and_are_given_back(built: Lab) -> None:
     assert back.code == 0, back.text
     settings = look(built)
     assert {tuple(settings[serial]) for serial in (*members, "LAB1SYS")} == {tuple(stranger)}
-    # The kernel's own read-ahead over such an array is two stripes; what somebody else has set since stays.
+    # The kernel's own read-ahead for such an array is two stripes; a value that somebody else set later stays.
     assert (settings["read-ahead"], settings["thp"]) == (["16384"], ["always"])
     assert settings["dirty"] == ["0", "10", "0", "40"]
     left = built.ssh("node1", "find /etc -name '*tunetool-io*' -o -name 'io-tuning.json'")

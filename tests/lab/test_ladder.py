@@ -1,4 +1,4 @@
-"""Level full on a built node: the slow drive is named by its serial, and raw rungs read what they should and write nothing."""
+"""Level full on a built node: the slow drive is named by its serial, and raw rungs read the right bytes and write none."""
 
 from __future__ import annotations
 
@@ -130,14 +130,14 @@ def test_a_throttled_drive_is_named_by_its_serial(built: Lab) -> None:
     record = built.record()
     loss = record["ladder"]["loss"]
     assert (loss["rung"], loss["cause"]) == ("drives alone, their sum", "slow-drive")
-    # The slowest first: an emulator may well hold up another one for a second.
+    # The slowest drive is first: an emulator may delay another one for a second.
     assert loss["found"].startswith("drive `LAB1NV5` reads")
     drives = {m["parameters"]["serial"]: m for m in record["measurements"] if m["name"] == "drive.read"}
     assert len(drives) == 8
     for measurement in drives.values():
         assert 0.98 <= measurement["evidence"]["ratio"] <= 1.02
     slow = drives.pop("LAB1NV5")
-    # The lab holds it back to a rate that it cannot exceed; what else the others wait for is no matter of this test.
+    # The lab limits its rate; delays of the other drives do not matter in this test.
     assert slow["value"] == min(slow["value"], *(other["value"] for other in drives.values()))
     names = {measurement["name"]: measurement["layer"] for measurement in record["measurements"]}
     for name, layer in (

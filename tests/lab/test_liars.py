@@ -1,6 +1,6 @@
-"""The liar's bench, on a node: whatever happens to drives, array and mount, verify does not say PASS, and says why.
+"""Fakes and faults on a node: whatever happens to drives, array and mount, verify does not print PASS, but a reason.
 
-What can be shown on any disk is in tests/liars; a throttled drive is in test_main_job.py.
+Cases for any disk are in tests/liars; a throttled drive is in test_main_job.py.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ pytestmark = pytest.mark.usefixtures("marker")
 
 VERIFY = "/opt/tunetool/bin/tunetool verify --duration 1s --runs-dir /root/runs"
 EASY = "--expect read=1MBps,write=1MBps"
-"""What any honest node of the lab reaches: what falls short here does so for what it is."""
+"""An expectation that every honest node of the lab reaches, so that only the fault can be the reason of a refusal."""
 LONGEST = 900.0
 """Seconds after which a run that lost a drive counts as one that hangs."""
 
 
 def ask(lab: Lab, arguments: str = EASY) -> Done:
-    """verify on the node itself."""
+    """Run verify on the node itself."""
     return lab.tool("lab", "ssh", "node1", "--", f"{VERIFY} {arguments}")
 
 
 def left(lab: Lab) -> str:
-    """What verify left: of its files, of its processes."""
+    """Files and processes that verify left behind."""
     return lab.ssh("node1", f"ls -A {POINT} | grep -F .tunetool; pgrep -a fio; true")
 
 
@@ -39,7 +39,7 @@ def test_sectors_that_cannot_be_written(built: Lab) -> None:
     built.lab("fault", "node1", "io-errors", "--drive", "LAB1NV6")
     lied(ask(built), 1, "`LAB1NV6`: ", "medium error, dev nvme6n1, sector", "fio: io_u error on file", "FAIL")
     assert left(built) == ""
-    # They cannot be read either, and go with the drive.
+    # They cannot be read either, and disappear with the drive.
     read = "dd if=$(lsblk -dno PATH,SERIAL | awk '/LAB1NV6/ {print $1}') of=/dev/null bs=1M count=64 2>&1 || true"
     assert "Input/output error" in built.ssh("node1", read)
     built.lab("fault", "node1", "mixed-size", "--drive", "LAB1NV6")
@@ -69,7 +69,7 @@ def test_a_drive_that_is_pulled_while_it_is_measured(built: Lab) -> None:
     print(*said, rest, f"ended {time.monotonic() - began:.0f} s after the drive was gone")
     lied(Done(running.returncode, rest, "".join(said) + rest), 1, "`LAB1NV3` (`nvme3n1`) is gone", "FAIL")
     assert left(built) == ""
-    # And again, on what is left of it.
+    # Again, on the rest of it.
     lied(ask(built), 1, "LAB1NV3", "FAIL")
     assert built.ssh("node1", f"mountpoint -q {POINT} || ls -A {POINT}") == ""
 
@@ -121,7 +121,7 @@ def test_another_file_system_where_the_manifest_s_was(built: Lab) -> None:
     built.ssh("node1", f"mount --bind /srv/system {POINT}")
     lied(ask(built), 1, "filesystem.mounted: ext4 from `/dev/nvme0n1`, another file system", "FAIL")
     built.ssh("node1", f"{nothing_written}; umount {POINT}")
-    # One of the same kind, made anew on the same array.
+    # A file system of the same kind, made again on the same array.
     made = "mkfs.xfs -q -f -d su=1m,sw=8 -l su=256k /dev/md/nvme_raid0 && udevadm settle"
     built.ssh("node1", f"{made} && mount -o noatime,logbufs=8,logbsize=256k /dev/md/nvme_raid0 {POINT}")
     lied(ask(built), 1, "filesystem.mounted: xfs from `/dev/md127`, another file system", "FAIL")
@@ -132,7 +132,7 @@ def test_another_file_system_where_the_manifest_s_was(built: Lab) -> None:
 def test_a_drive_that_does_not_count(built: Lab) -> None:
     built.ssh("node1", "echo 0 > /sys/block/nvme4n1/queue/iostats; echo 0 > /sys/block/md127/queue/iostats")
     lied(ask(built), 3, "`nvme4n1` counts nothing: run `echo 1 > /sys/block/nvme4n1/queue/iostats`", "UNPROVEN")
-    # The members prove the bytes: what the array itself counts has no say.
+    # The members' counters prove the bytes; those of the array do not count.
     built.ssh("node1", "echo 1 > /sys/block/nvme4n1/queue/iostats")
     honest = ask(built)
     assert honest.code == 0, honest.text
@@ -149,6 +149,6 @@ def test_a_clock_that_jumps(built: Lab) -> None:
     built.ssh("node1", "pkill -F /run/jump.pid")
     lied(answer, 1, "is below 1000 GB/s", "FAIL")
     record = json.loads(built.ssh("node1", "cat /root/runs/*/record.json"))
-    # The jumps are in no figure: the slower direction is judged as ever.
+    # The jumps change no figure: the slower direction is judged as usual.
     assert {each["name"]: each["status"] for each in record["expectations"]}["sequential.write"] == "pass"
     assert {figure["value"] < 50e9 for figure in record["measurements"]} == {True}

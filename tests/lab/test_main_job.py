@@ -1,6 +1,6 @@
-"""A node is built, verified and rebooted, and what breaks is found.
+"""A node is built, verified and rebooted, and faults are found.
 
-`make test` has this of it; molecule/node (test_scenario.py) looks at all that a build leaves, from outside.
+`make test` runs this; molecule/node (test_scenario.py) checks everything that a build leaves, from outside.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_a_drive_that_is_gone_is_named_nothing_is_rebuilt_and_the_node_boots_wit
     assert done.code != 0
     assert "8 drives asked for, 7 usable" in done.stdout
     assert built.ssh("node1", "cat /sys/block/md*/md/raid_disks") == "8"
-    # Fails by itself where ssh does not answer in time: a boot that waits for the array would hang here.
+    # This fails if ssh does not answer in time: a boot that waits for the array would hang here.
     built.reboot("node1")
     text = built.ssh("node1", f"mountpoint -q {POINT} && echo mounted; touch {POINT}/x 2>&1 || true")
     assert text == f"touch: cannot touch '{POINT}/x': Operation not permitted"

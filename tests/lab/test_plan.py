@@ -1,4 +1,4 @@
-"""Drives that hold data: given up only by a plan that is still true; an array that fits is adopted with its data."""
+"""Drives with data: only a plan that still fits allows to wipe them; a matching array is adopted with its data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEV = "dev() { lsblk -dno NAME,SERIAL | awk -v s=$1 '$2 == s {print \"/dev/\" $1
 
 @pytest.fixture
 def without_program(blank: Lab) -> Iterator[None]:
-    """The program's installation is shown elsewhere; here it would only take time."""
+    """Other tests show the installation of the program; here it would only take time."""
     folder = blank.inventory / "host_vars"
     folder.mkdir()
     (folder / "node1.yml").write_text("tunetool_install: false\n")

@@ -1,4 +1,4 @@
-"""The power fails while a node is being built: it boots, and `site.yml` goes on or says what to plan. No hand work."""
+"""The power fails while a node is being built: it boots, and `site.yml` continues or says what to plan."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ OLD_IMAGE = "[ /etc/mdadm/mdadm.conf -nt $(readlink -f /initrd.img) ]"
 
 @dataclass(frozen=True)
 class Cut:
-    """A moment. ``when`` is true on the node from then on, ``shows`` after the boot if it came no later."""
+    """A moment of the build. ``when`` is true on the node from then on; ``shows`` is true after the boot if it was not missed."""
 
     what: str
     when: str
     shows: str
     seconds: float = 0
-    """How long nothing goes on before the power fails: what is in memory only partly reaches the disk meanwhile."""
+    """Seconds without work before the power fails, in which a part of what is in memory reaches the disk."""
 
 
 CUTS = [
     Cut("the array runs, mdadm.conf does not know it", "grep -q raid0 /proc/mdstat", f"! {CONF}"),
     Cut("the initramfs is being rebuilt", "pgrep -x mkinitramfs", f"{CONF} && {OLD_IMAGE}"),
-    # Nothing of it, half of it or all of it may be on the disk: each must do.
+    # None, half or all of it may be on the disk: every case must work.
     Cut("the file system is being made", "pgrep -x mkfs.xfs", f"! {OLD_IMAGE} && ! {FSTAB}"),
     Cut("fstab has the volume, nothing is mounted", FSTAB, f"{FSTAB} && ! [ -e {POINT}/deepspeed_offload ]"),
 ]
@@ -58,7 +58,7 @@ def few_requests(lab: Lab, serial: str) -> None:
 
 
 def lose_power(lab: Lab, cut: Cut, *arguments: str) -> None:
-    """Run `site.yml`, take the power away at the moment, and boot what the disk holds."""
+    """Run `site.yml`, cut the power at the moment, and boot from the disk."""
     # To a file: Ansible's workers have sessions of their own, and would keep a pipe open until their node is gone.
     with (lab.state / "cut.log").open("w+") as log:
         running = subprocess.Popen(
@@ -71,11 +71,11 @@ def lose_power(lab: Lab, cut: Cut, *arguments: str) -> None:
             start_new_session=True,
         )
         try:
-            # What works for Ansible stands still from the moment on; the kernel goes on until it is stopped.
+            # Ansible's processes stop at the moment; the kernel runs until it is stopped.
             lab.ssh(
                 "node1",
                 f"n=0; until {{ {cut.when}; }} >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 90000 ] || exit 1; sleep 0.02; done;"
-                # Again and again: the next module may have begun since.
+                # Repeatedly: the next module may have begun in the meantime.
                 f" for n in $(seq {1 + int(cut.seconds * 10)}); do pkill -STOP -x 'mkfs.xfs|mkinitramfs|python3'; sleep 0.1;"
                 " done; true",
             )
@@ -92,7 +92,7 @@ def lose_power(lab: Lab, cut: Cut, *arguments: str) -> None:
 
 
 def converges(lab: Lab, *arguments: str) -> None:
-    """A run ends well, the program works, and another run has nothing to do."""
+    """Assert that a run succeeds, the program works, and another run has nothing to do."""
     done = lab.site(*arguments)
     assert done.code == 0, done.text
     judged = lab.ssh("node1", "tunetool verify --level config --runs-dir /tmp/runs 2>&1 || true")

@@ -15,13 +15,13 @@ LINUX = "grep /vmlinuz /boot/grub/grub.cfg"
 WORDS = "hugepagesz=1G hugepages=1:1"
 # A node of 4 GiB: one page is more than half of what NUMA node 1 has.
 ASKED = {"host_memory_hugepages": [{"size": "1GiB", "count": 1, "numa_node": 1}], "host_memory_hugepages_max_share": 60}
-# So much is taken that no kernel can put 1 GiB together, wherever it moves the rest; gone with the boot.
+# So much memory is taken that the kernel cannot form a page of 1 GiB; the boot frees it.
 FILL = "mkdir -p /run/fill && mount -t tmpfs -o size=3g tmpfs /run/fill && fallocate -l 2900M /run/fill/all"
 
 
 @pytest.fixture
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A lab of its own with one node of 4 GiB: those of the other tests are too small for a page."""
+    """A separate lab with a node of 4 GiB: nodes of other tests are too small for a page."""
     with started(tmp_path_factory, "--memory", "4GiB", "--os", os.environ.get("TUNETOOL_LAB_OS", "debian12")) as lab:
         yield lab
 
@@ -45,7 +45,7 @@ def test_pages_of_one_gib_come_with_the_reboot_and_go_when_nobody_asks(roomy: La
     lab.ssh("node1", FILL)
     first = boot_id(lab)
 
-    # Nobody allowed a reboot: built, told, and not in force.
+    # No reboot is allowed: the node is built, the run reports it, and the pages are missing.
     done = lab.site(*asked())
     assert done.code == 0, done.text
     assert "reboot required: huge pages: 1 of 1 GiB on NUMA node 1 are asked for" in done.stdout
@@ -58,7 +58,7 @@ def test_pages_of_one_gib_come_with_the_reboot_and_go_when_nobody_asks(roomy: La
     assert set(failed) == {"node.reboot", "memory.hugepages"}
     assert "host_memory_reboot_ok" in failed["node.reboot"]["remedy"]
 
-    # Allowed, but somebody works on the volume.
+    # A reboot is allowed, but somebody uses the volume.
     lab.ssh("node1", f"cd {POINT}; nohup sleep 3600 > /dev/null 2>&1 & cd /; sleep 1")
     done = lab.site(*asked(host_memory_reboot_ok=True))
     assert done.code != 0

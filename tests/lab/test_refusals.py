@@ -1,4 +1,4 @@
-"""Drives that are not blank, not alike or not there: refused, by serial, with nothing changed anywhere.
+"""Drives that are not blank, not alike or missing: they are refused by serial, and nothing is changed.
 
 A refused run costs ten seconds and a reset three, so every run carries as many faults as it can.
 """
@@ -23,7 +23,7 @@ BLOCK = 2**20
 
 
 def fingerprints(lab: Lab) -> dict[str, str]:
-    """Every byte of every data drive, by serial: read from the files behind them, after the node wrote all it has."""
+    """Checksum of every data drive by serial, from the files behind the drives, after the node's sync."""
     lab.ssh("node1", "sync")
     digests = {}
     for path in sorted((lab.state / "node1/drives").glob("LAB1NV*.img")):
@@ -40,7 +40,7 @@ def fingerprints(lab: Lab) -> dict[str, str]:
 
 
 def data_blocks(path: Path) -> list[int]:
-    """Where a sparse file has anything, in whole blocks."""
+    """Offsets of the blocks of a sparse file that have data."""
     blocks, end = set(), path.stat().st_size
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -122,7 +122,7 @@ def test_whatever_a_drive_is_is_refused_by_name(blank: Lab) -> None:
     assert "mounted at `/mnt/in-use`" in row(output, "LAB1NV4")
     assert "size 2 GiB is not 4 GiB" in row(output, "LAB1NV5")
     assert "is formatted with 8 metadata bytes per block" in row(output, "LAB1NV6")
-    # Neither can be told from the other.
+    # The two cannot be distinguished.
     assert output.count("serial `LAB1NV1` is on 2 drives") == 2 * output.count("has no serial number") > 0
 
 
@@ -187,7 +187,7 @@ def test_drives_of_4096_are_built_over_what_a_node_s_files_already_said(blank: L
         f"echo '{OLD_FSTAB}' >> /etc/fstab; echo '{FOREIGN_ARRAY}' >> /etc/mdadm/mdadm.conf; systemctl daemon-reload;"
         " mkdir -p /etc/tunetool; printf '\\377{\"schema\": ' > /etc/tunetool/node.json",
     )
-    # Somebody's line for the mount point is not ours to replace, and told before a drive is touched.
+    # A line of somebody else for the mount point is not replaced, and is reported before a drive is touched.
     refused = blank.site()
     assert refused.code != 0
     assert "/etc/fstab line" in refused.text
@@ -229,7 +229,7 @@ def test_the_manifest_is_written_without_the_program(blank: Lab) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_was_cut_is_simply_run_again(blank: Lab) -> None:
-    # In the rebuild of the initramfs, the longest step: its module goes on by itself on the node.
+    # During the rebuild of the initramfs, the longest step: its module continues on the node.
     with subprocess.Popen(
         ["ansible-playbook", "site.yml", "-i", str(blank.inventory)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""A drive dies and another takes its place; then the node gives its drives back. Nothing without a plan that is true."""
+"""A drive dies and is replaced; then the node gives its drives back. Each needs a plan that still fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("marker")
 
 DEV = "dev() { lsblk -dno NAME,SERIAL | awk -v s=$1 '$2 == s {print \"/dev/\" $1}'; }; "
 SWAP = ("-e", "replace_drive_old_serial=LAB1NV3", "-e", "replace_drive_new_serial=LAB1NV3R")
-# Lines of somebody else's.
+# Lines of somebody else.
 THEIRS = """echo '# theirs' >> /etc/fstab
 echo 'ARRAY /dev/md/theirs metadata=1.2 UUID=00000000:11111111:22222222:33333333' >> /etc/mdadm/mdadm.conf"""
 LEFT = f"""for n in 1 2 3 3R 4 5 6 7 8; do d=$(dev LAB1NV$n); [ -z "$d" ] || wipefs -n $d; done
@@ -139,7 +139,7 @@ def test_a_wrong_drive_is_refused_and_a_power_cut_before_the_build_is_survived(b
     wiped = play(built, "replace_drive", *SWAP, "-e", f"apply_plan={plan}", "--tags", "replace")
     assert wiped.code == 0, wiped.text
     built.reboot("node1", "--power-loss")
-    # Nothing is left to lose, so that no plan is needed any more.
+    # Nothing can be lost any more, so no plan is needed.
     done = play(built, "replace_drive", *SWAP)
     assert done.code == 0, done.text
     assert built.verify("--level", "config").code == 0

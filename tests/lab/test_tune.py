@@ -1,4 +1,4 @@
-"""On a node where torch cannot start: tuned by fio, stored, rendered by `site.yml`, and noticed when it no longer fits."""
+"""A node on which torch cannot start: fio tunes it, `site.yml` renders the result, and a change of hardware is noticed."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_eight_settings_by_fio_and_their_way_through_the_inventory(built: Lab, v
     assert changed_tasks(node.site().stdout) == []
     assert "deepspeed.tuned" not in node.verify("--level", "config").stdout
 
-    # What the speed depends on has changed since.
+    # A property that the speed depends on has changed.
     node.ssh("node1", f"mount -o remount,lazytime {POINT}")
     done = node.verify("--level", "config")
     assert "deepspeed.tuned" in done.text
     assert "tuned on other hardware: mount was " in " ".join(done.text.split())
     node.ssh("node1", f"mount -o remount,nolazytime {POINT}")
 
-    # A result of other hardware is no result for this node.
+    # A result of other hardware does not count for this node.
     stored = json.loads(variables.read_text())["tunetool_tuned"]
     variables.write_text(json.dumps({"tunetool_tuned": {"0" * 64: next(iter(stored.values()))}}))
     done = node.site()

@@ -1,4 +1,4 @@
-"""A drive says that it is ill, then the volume is absent: nothing is written in its place, nothing that needs it starts."""
+"""A drive reports a fault, then the volume is absent: nothing is written below it, and no service that needs it starts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def built(built_once: Lab) -> Iterator[Lab]:
 
 
 def service(lab: Lab, command: str = "true") -> str:
-    """What systemd says of the service after ``command``."""
+    """The service's state according to systemd, after ``command``."""
     return lab.ssh("node1", f"{command} >&2; systemctl is-active {UNIT} || true")
 
 
@@ -70,14 +70,14 @@ def test_an_unmounted_volume_cannot_be_written_and_comes_back_with_its_service(b
     assert built.ssh("node1", f"umount {POINT}; touch {POINT}/x 2>&1 || true") == REFUSED
     assert service(built, f"systemctl stop {UNIT}") == "inactive"
     assert "it is immutable" in checks(built)["filesystem.mounted"][1]
-    # Whoever starts the service mounts the volume with it.
+    # A start of the service mounts the volume too.
     assert service(built, f"systemctl start {UNIT}") == "active"
     built.ssh("node1", f"mountpoint {POINT}")
 
 
 def test_without_its_array_the_node_boots_and_nothing_starts_or_is_written(built: Lab) -> None:
     built.lab("fault", "node1", "remove-drive", "--drive", "LAB1NV3")
-    # Fails by itself where ssh does not answer in time: a boot that waits for the array would hang here.
+    # This fails if ssh does not answer in time: a boot that waits for the array would hang here.
     built.reboot("node1")
     assert service(built, f"timeout 100 systemctl start {UNIT} || true") == "inactive"
     text = built.ssh("node1", f"mountpoint -q {POINT} && echo mounted; touch {POINT}/x 2>&1 || true")

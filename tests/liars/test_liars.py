@@ -1,4 +1,4 @@
-"""The liar's bench: every case is a way to make storage look faster than it is. None may end in PASS.
+"""Fakes of storage: every case is a way to make storage look faster than it is. None may end with PASS.
 
 Real processes, real fio, file systems on loop devices of this machine. What needs a node of its own (a drive that is
 slow, dies or returns errors) is in tests/lab; what needs a fio that lies about itself is in tests/unit/test_verify.py.
@@ -28,14 +28,14 @@ from tunetool.record import parse
 from waiting import PATIENCE, until
 
 EASY = "read=1MBps,write=1MBps"
-"""An expectation that any honest disk meets: whatever falls short of PASS here falls short for what it is."""
+"""An expectation that every honest disk meets, so that only the fake can be the reason of a refusal."""
 
 GB = 10**9
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run said."""
+    """The result of a run."""
 
     code: int
     text: str
@@ -76,7 +76,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    """Needs root, loop devices and fio; without them nothing here could lie, and nothing would be shown."""
+    """It needs root, loop devices and fio; without them no fake can be made, and the test would show nothing."""
     if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
         pytest.skip("needs root and loop devices")
     need_program("fio")
@@ -92,7 +92,7 @@ IMAGE = "truncate -s {size} $P/image; mkfs.ext4 -q -F {options} $P/image; mount 
 
 @pytest.mark.slow  # an honest disk is in tests/measurement
 def test_an_honest_disk_passes_though_the_clock_jumps(bench: Bench, tmp_path: Path) -> None:
-    # Else everything below could be refused for a reason of the bench itself.
+    # Otherwise everything below could be refused for a reason of the test bench itself.
     (tmp_path / "sitecustomize.py").write_text(
         "import itertools, time\n_real, _calls = time.time, itertools.count()\n"
         "time.time = lambda: _real() + 3600 * (next(_calls) % 2)\n"
@@ -148,7 +148,7 @@ def test_a_quota_that_ends_in_the_middle(bench: Bench) -> None:
 
 
 def moved(pid: int) -> int:
-    """Bytes that a process had the disk move."""
+    """Bytes that the disk moved for a process."""
     lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(lines["read_bytes"]) + int(lines["write_bytes"])
 
@@ -175,7 +175,7 @@ def test_somebody_else_hammers_the_disk(hammered: Bench) -> None:
     assert list(hammered.target.iterdir()) == []
 
 
-@pytest.mark.slow  # how bytes of others are told is in tests/unit/test_measure_parts.py
+@pytest.mark.slow  # how bytes of others are recognised is in tests/unit/test_measure_parts.py
 def test_a_measurement_beside_somebody_who_hammers_the_disk(hammered: Bench) -> None:
     lied(hammered.mounted("true", "--allow-busy"), 3, "more than fio's", "something else uses the drives")
 
@@ -212,7 +212,7 @@ def test_a_scheduler_runs_a_job_that_computes(bench: Bench) -> None:
 
 
 def in_front_of_fio(folder: Path, script: str) -> str:
-    """A program that is found before the real fio, which is ``$REAL``; how to find both."""
+    """A PATH on which a fake fio comes before the real one, which its script can call as ``$REAL``."""
     program = folder / "fio"
     program.write_text(f"#!/bin/bash\nREAL={shutil.which('fio')}\n{script}\n")
     program.chmod(0o755)
@@ -225,7 +225,7 @@ def in_front_of_fio(folder: Path, script: str) -> str:
         ("echo fio-3.12", "is fio-3.12, too old; install fio 3.20 or newer"),
         ("exit 0", "is not a fio that can be used"),
         ("case $1 in --version) exec $REAL $1;; esac; echo done", "did not print a result: done"),
-        # What a broken wrapper does: the real thing fails, and nobody hears of it.
+        # A broken wrapper: the real program fails, and nobody notices it.
         (
             "trap '' XFSZ; case $1 in --version) ;; *) ulimit -f 20000;; esac; $REAL \"$@\"; exit 0",
             "reports an error: fio: io_u error on file",
@@ -244,7 +244,7 @@ def test_no_fio(bench: Bench) -> None:
 
 @pytest.mark.slow  # bytes that no drive counted are in test_the_page_cache_answers_for_the_drive
 def test_files_that_became_sparse(bench: Bench, tmp_path: Path) -> None:
-    # What is read from a hole comes from no drive.
+    # Reads of a hole come from no drive.
     script = '$REAL "$@" || exit; for f in data.*; do [ ! -e "$f" ] || { truncate -r "$f" new; mv new "$f"; }; done'
     answer = bench.mounted("true", "--allow-busy", PATH=in_front_of_fio(tmp_path, script))
     lied(
@@ -289,7 +289,7 @@ def test_seven_per_cent_are_not_forgiven(bench: Bench, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fio_whose_clock_is_slow(bench: Bench, tmp_path: Path) -> None:
-    # Four times as long as it was asked for, a quarter admitted: four times the bandwidth, and every byte is there.
+    # It runs four times as long as requested and admits a quarter: four times the bandwidth, with every byte moved.
     script = f"""[ "$1" = --version ] && exec $REAL "$@"
 exec {sys.executable} - "$REAL" "${{@/--runtime=1000ms/--runtime=4000ms}}" <<'END'
 import json, subprocess, sys
@@ -322,7 +322,7 @@ def test_a_fio_that_claims_more_than_it_moves(bench: Bench, tmp_path: Path) -> N
 def test_the_process_that_runs_deepspeed_is_killed(bench: Bench) -> None:
     if not has_deepspeed():
         pytest.skip("needs DeepSpeed: `make setup`")
-    # In the middle of its work: once its file is there. The probe before it makes none and ends by itself.
+    # During its work, as soon as its file exists. The probe before it makes none and ends by itself.
     data = f"{bench.target}/.tunetool-*/aio.data"
     watch = f"(while kill -0 $$ && ! [ -e {data} ]; do sleep 0.02; done; sleep 0.3; kill -KILL $$) 2>/dev/null &"
     liar = python_that(bench.directory, watch)

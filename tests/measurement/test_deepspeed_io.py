@@ -107,7 +107,7 @@ def test_a_user_who_may_lock_little(disk: Path, tmp_path: Path, ready: Probe) ->
         done = call(
             *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *LITTLE, python, *arguments),
             env={**os.environ, **environment, "TORCH_EXTENSIONS_DIR": str(extensions), "HOME": "/nonexistent"}
-            | {"TUNETOOL_LOCK_DIR": ""},  # that of the tests is root's
+            | {"TUNETOOL_LOCK_DIR": ""},  # the Python of the tests belongs to root
         )
     assert done.returncode == 3, done.stdout + done.stderr
     said = " ".join((done.stdout + done.stderr).split())
@@ -116,7 +116,7 @@ def test_a_user_who_may_lock_little(disk: Path, tmp_path: Path, ready: Probe) ->
 
 
 def python_of_nobody(ready: Probe) -> tuple[str, dict[str, str]]:
-    """A Python that everybody may start, with what this one has; pyenv's lies in root's home."""
+    """A Python that every user can start, with the packages of this one; pyenv's is in root's home."""
     if all(parent.stat().st_mode & 0o005 == 0o005 for parent in Path(sys.executable).resolve().parents):
         return sys.executable, {}
     system = shutil.which(f"python{ready.python_version}", path="/usr/bin")
@@ -144,7 +144,7 @@ def test_the_op_aborts_where_it_cannot_lock(disk: Path, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def copied_ops(ready: Probe) -> Iterator[Path]:
-    """The compiled ops where everybody may read them."""
+    """The compiled ops in a directory that every user can read."""
     directory = Path(tempfile.mkdtemp(prefix="tunetool-ops-", dir="/var/tmp"))
     try:
         directory.chmod(0o755)

@@ -1,4 +1,4 @@
-"""perf/io_tuning.py on the disk at hand: what it measures is proven, and what it touches comes back however it ends."""
+"""perf/io_tuning.py on this disk: its figures are proven, and settings are restored however it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACE = Path(os.environ.get("TUNETOOL_TEST_DISK", "/var/tmp"))
 
 @pytest.fixture
 def nomerges() -> Iterator[Path]:
-    """A setting of the disk that costs nobody anything for a few seconds."""
+    """A setting of the disk whose change for a few seconds is harmless."""
     leaves = read_stack(str(PLACE)).leaves
     path = Path(f"/sys/block/{leaves[0].name}/queue/nomerges") if leaves else Path("/nowhere")
     if os.geteuid() != 0 or not os.access(path, os.W_OK):
@@ -43,7 +43,7 @@ def candidate(path: Path) -> str:
 
 
 def started(path: Path, value: str) -> subprocess.Popen[str]:
-    """A run that is at work with its candidate in force."""
+    """A run that measures while its candidate is set."""
     process = subprocess.Popen(command("--set", f"nomerges={value}"), stderr=subprocess.PIPE, text=True)
     until(lambda: path.read_text().strip() == value, "the candidate to be in force", process)
     return process

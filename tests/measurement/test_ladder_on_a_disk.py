@@ -1,4 +1,4 @@
-"""Level full on a plain disk, with the real fio: the file system's rungs are climbed, the raw ones say why not."""
+"""Level full on a plain disk with the real fio: rungs of the file system are measured, raw rungs have a reason why not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_ladder_of_a_plain_disk(
         expect={"read": 1e6, "randread-4k": 10.0},
         target=disk,
         level="full",
-        # Shorter than a call may ask for: what is shown here is that every rung is there, never a speed.
+        # Shorter than a call may request: this shows that every rung exists, never a speed.
         duration=0.3,
         python=bare_python(tmp_path),
         run=Run(tmp_path / "runs", allow_busy=True),
@@ -97,7 +97,7 @@ def test_a_dry_run_says_what_the_ladder_takes(disk: Path, tmp_path: Path) -> Non
 
 
 def test_raw_reads_open_read_only_and_make_no_file(disk: Path) -> None:  # noqa: F811
-    """What fio does with the ladder's own command line, on a file in a drive's place."""
+    """The system calls of fio with the ladder's command line, on a file in place of a drive."""
     fio = find_fio(dict(os.environ))
     data = disk / "drive"
     data.write_bytes(os.urandom(4 * 2**20))
@@ -146,7 +146,7 @@ def test_a_torch_checkpoint_is_saved_durably_and_comes_back_equal(disk: Path, wi
     for measurement in figures.values():
         assert measurement.layer == "checkpoint"
         assert measurement.evidence is not None
-        # Whatever else this disk does meanwhile comes on top; less would be the page cache.
+        # Other I/O of this disk is added; fewer bytes would come from the page cache.
         assert (measurement.evidence.ratio or 0) >= 0.98
         assert measurement.evidence.claimed_bytes is not None
         assert measurement.evidence.claimed_bytes >= 3 * 64 * 2**20
@@ -166,7 +166,7 @@ def test_a_checkpoint_s_process_that_dies_is_told(disk: Path, with_torch: Path, 
 
 
 def open_flags(pid: int, path: Path) -> set[int]:
-    """With which flags a process has ``path`` open."""
+    """The flags with which a process has ``path`` open."""
     flags = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:

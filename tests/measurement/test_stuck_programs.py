@@ -1,4 +1,4 @@
-"""Programs that the kernel does not let go of: nothing ends them, and nothing may wait for them without a limit."""
+"""Programs stuck in the kernel: no signal ends them, and no code may wait for them without a limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunetool.measure.fio import FioFailed, Job, find_fio, run
 from waiting import until
 
 _LONGEST = 120.0
-"""After so many seconds the file system thaws by itself, so that code that waits for ever fails instead of hanging."""
+"""Seconds after which the file system thaws, so that code that waits for ever fails instead of hanging."""
 
 
 @dataclass
@@ -66,12 +66,12 @@ def stuck() -> bool:
 
 
 def wait_until_stuck() -> None:
-    """Called while a program is waited for: its time is up only once it is stuck."""
+    """Let the program's time limit pass only after it is stuck; called while the code waits for it."""
     until(stuck)
 
 
 def reaped(pid: int) -> bool:
-    """What tunetool left behind is reaped when it starts its next program."""
+    """tunetool reaps what it left behind when it starts its next program."""
     worker.end(worker.start(["true"], os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     return not Path(f"/proc/{pid}").exists()
 

@@ -29,7 +29,7 @@ VERIFY = [*TUNETOOL, "verify"]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
-    """A directory on a disk that counts. ``tmp_path`` may lie in memory: then the checkout's own file system."""
+    """A directory on a disk with counters; on the checkout's file system if ``tmp_path`` is in memory."""
     need_program("fio")
     if not obstacles(read_stack(str(tmp_path))):
         path = tmp_path / "target"
@@ -47,7 +47,7 @@ def memory() -> Iterator[Path]:
 
 
 def verify(target: Path, runs: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    # The DeepSpeed rung is shown once; elsewhere its seconds would add nothing.
+    # One test shows the DeepSpeed rung; in others it would only take time.
     without = [] if {"-i", "--require"} & set(arguments) else ["--python", str(bare_python(runs.parent))]
     common = ("--target", target, "--runs-dir", runs, "--allow-busy")
     return call(*VERIFY, *common, *without, *arguments, env={**os.environ, **environment})
@@ -117,7 +117,7 @@ def test_interrupted_in_the_middle(disk: Path, tmp_path: Path, number: signal.Si
 
 
 def janitors_of(folder: Path) -> list[int]:
-    """Processes that tidy up below ``folder`` when their run was killed."""
+    """Processes that clean up below ``folder`` after their run was killed."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ def test_a_limit_on_file_size_is_named(disk: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Path:
-    """One host that is this machine, one that nobody is: 192.0.2.0/24 is reserved for documentation."""
+    """One host that is this machine, and one that does not exist: 192.0.2.0/24 is reserved for documentation."""
     pytest.importorskip("ansible_runner")
     prefix = tmp_path / "prefix/bin"
     prefix.mkdir(parents=True)
@@ -212,7 +212,7 @@ def test_an_interrupted_fleet_leaves_nothing(disk: Path, tmp_path: Path, invento
     assert process.returncode == 130, errors
     assert not list(temporary.glob("tunetool-fleet-*"))
     assert list((tmp_path / "runs").iterdir()) == []
-    # The node ends its own run by itself and removes its files.
+    # The node ends its run and removes its files.
     until(lambda: not list(disk.iterdir()), "the end of the node's own run")
 
 

@@ -1,6 +1,6 @@
-"""On PYTHONPATH: a Python that is started with TUNETOOL_TESTS_STOP, what ``stops.install`` is given, ends or stops there.
+"""For PYTHONPATH: a Python with TUNETOOL_TESTS_STOP, the arguments of ``stops.install``, ends or stops at that point.
 
-For programs that start another one by themselves. Of those that this one starts none heeds it.
+It is for programs that start another one. Programs that this one starts ignore the variable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole ds_configs: DeepSpeed understands what was meant, nothing is written otherwise, and they train."""
+"""Complete ds_configs: DeepSpeed reads them as intended, none is written otherwise, and they train."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_deepspeed_understands_every_kind_as_it_is_written(ready: Probe, tmp_pat
             path = tmp_path / f"{kind}.json"
             path.write_text(json.dumps(document))
             assert differences(document, classes.parse(path, 8)) == [], kind
-        # What DeepSpeed's classes refuse or leave out must not pass for understood.
+        # Keys that DeepSpeed's classes refuse or leave out must not count as understood.
         document["aio"]["thread_count"] = 8
         document["zero_optimization"]["offload_param"]["buffer_count"] = "5"
         path.write_text(json.dumps(document))
@@ -107,7 +107,7 @@ def test_what_is_written_trains_with_states_and_parameters_on_disk(ready: Probe,
     assert document["aio"] == BLOCK
     assert f"`{document['zero_optimization']['offload_param']['buffer_size']}` | elements" in explained
 
-    # CPUAdam, which every offload takes: seconds where it is built, a minute where it is not.
+    # CPUAdam, which every offload uses: seconds if it is built, otherwise a minute.
     subprocess.run([*TUNETOOL, "build-ops", "--op", "cpu_adam"], check=True, capture_output=True, timeout=PATIENCE)
     result = train(config, "--reference")
     losses = result["losses"]

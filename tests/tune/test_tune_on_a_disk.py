@@ -1,4 +1,4 @@
-"""`tunetool tune` by DeepSpeed's own handle, and by fio, on the disk under the temporary directory."""
+"""`tunetool tune` with DeepSpeed's own handle and with fio, on the disk under the temporary directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FEW = {"queue_depth": [8, 64], "intra_op_parallelism": [1, 2]}
 
 @pytest.fixture
 def disk(disk: Path, ready: Probe) -> Iterator[Path]:
-    """Whatever a test did, nothing of it is left there."""
+    """A directory in which no test may leave anything."""
     (disk / "theirs").write_text("keep")
     yield disk
     assert [entry.name for entry in disk.iterdir()] == ["theirs"]
