@@ -1,4 +1,4 @@
-"""`tunetool advise checkpoint`: how often to save, by arithmetic that was published."""
+"""`tunetool advise checkpoint`: how often to save, by published formulas."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_shares_of_lost_time_are_shares(interval_: float, write: float, mtbf: fl
     lost = loss(interval_, write, Failures(mtbf, restart))
     assert min(lost.write, lost.rework, lost.restart) >= -1e-6
     assert 0 <= lost.total <= 1 + 1e-6
-    # What rare failures cost vanishes.
+    # The cost of rare failures vanishes.
     rare = loss(interval_, write, Failures(1e15, restart))
     assert rare.total == pytest.approx(loss(interval_, write, None).total, abs=1e-3)
 
@@ -128,7 +128,7 @@ def test_a_job_fails_as_often_as_its_nodes_together() -> None:
     assert interval(more, YOUNG) == pytest.approx(interval(weights, YOUNG) / 2)
 
 
-# What the sentence of advice says of the weights, then of the full state.
+# The advice for the weights, then for the full state.
 @pytest.mark.parametrize(
     ("changes", "said", "of_the_full_state"),
     [

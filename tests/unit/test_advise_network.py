@@ -1,4 +1,4 @@
-"""`tunetool advise network`: what a link between nodes costs a step. Bits are read here, and nowhere else."""
+"""`tunetool advise network`: the cost of a link between nodes per step. Only this command reads rates in bits."""
 
 from __future__ import annotations
 

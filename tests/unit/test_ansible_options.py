@@ -1,4 +1,4 @@
-"""What follows `--` on a command line: it reaches Ansible in every command, and what nobody could answer is asked for once."""
+"""Options after `--`: they reach Ansible in every command, and passwords are asked for once, before the play."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where passwords are kept: a directory of this test alone."""
+    """A directory of this test for the passwords."""
     path = tmp_path_factory.mktemp("memory")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
     return path
@@ -141,7 +141,7 @@ def test_a_vault_and_a_file_reach_the_hosts(tmp_path: Path, monkeypatch: pytest.
     variables = tmp_path / "inventory/group_vars/all"
     variables.mkdir(parents=True)
     (tmp_path / "inventory/hosts.yml").write_text("all: {hosts: {n1: {}}}\n")
-    # Without the vault nobody knows how to reach the host; without the file, where its program is.
+    # The vault says how to reach the host, the file where its program is.
     vault = variables / "vault.yml"
     vault.write_text(f"ansible_connection: local\nansible_python_interpreter: {sys.executable}\n")
     (tmp_path / "password").write_text("right")
@@ -149,7 +149,7 @@ def test_a_vault_and_a_file_reach_the_hosts(tmp_path: Path, monkeypatch: pytest.
     subprocess.run([*ansible_vault, str(vault)], check=True, capture_output=True, timeout=PATIENCE)
     (tmp_path / "prefix.yml").write_text(f"tunetool_prefix: {PREFIX}\n")
     monkeypatch.chdir(tmp_path)
-    # Ansible would ask, where nobody can answer: the play would never end.
+    # Ansible would ask where nobody can answer, and the play would never end.
     monkeypatch.setenv("ANSIBLE_BECOME_ASK_PASS", "True")
     options = ("-i", "inventory", "--no-become", "--runs-dir", runs, "--", "-e", "@prefix.yml")
     done = call("stage", "copy", source, tmp_path / "copy", *options, "--ask-vault-pass", answer="right\n")
@@ -167,7 +167,7 @@ def test_they_reach_the_play_that_starts_ranks(tmp_path: Path) -> None:
     inventory.write_text("all: {hosts: {n1: {}}}\n")
     local = f"ansible_connection=local ansible_python_interpreter={sys.executable}"
     options = ["-i", inventory, "--runs-dir", tmp_path / "runs", "--allow-busy"]
-    # Without them the host is unreachable; by them its Python is one that is not there.
+    # Without them the host is unreachable; with them its Python is one that does not exist.
     words = ["--", "-e", local, "-e", "launch_python=/nowhere/bin/python"]
     done = call("bench", "finetune", *COMMANDS[("bench", "finetune")], *options, *words)
     assert code_of(done) == 3, done.output

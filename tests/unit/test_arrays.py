@@ -1,4 +1,4 @@
-"""What is done about an array, and how it is remembered."""
+"""Decisions about an array, and its entries in configuration files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASSEMBLED = Array("md127", UUID, "nvme_raid0", "raid0", 2**20, 8, "clean", NAMES
 def test_a_device_that_mdadm_cannot_open_is_none_without_a_superblock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank: str
 ) -> None:
-    """As mdadm 4.2 answers: it ends with 1 over a blank device, and over one that it cannot open."""
+    """Answers of mdadm 4.2: its exit status is 1 for a blank device, and for one that it cannot open."""
     program = tmp_path / "mdadm"
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 

@@ -1,4 +1,4 @@
-"""provision.yml's batches, run by Ansible itself: its plays as they are, with harmless tasks in the roles' place."""
+"""The batches of provision.yml, run by Ansible: the real plays with harmless tasks instead of the roles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Done:
 
     @property
     def built(self) -> list[str]:
-        """Hosts in the order in which they came to their last task."""
+        """Hosts in the order in which they reached their last task."""
         return re.findall(r"last word of (\w+)", self.output)
 
 
@@ -112,7 +112,7 @@ def test_one_bad_and_one_dead_host_stop_nobody(fleet: Fleet) -> None:
     }
     assert {host["tasks"] for host in done.hosts.values() if host["status"] == "changed"} == {2}
     assert done.hosts["d"]["tasks"] == 0
-    # Not pipelined, so each task is several trips: every one that the log names, whoever reads it, and no other.
+    # Without pipelining each task is several round trips: exactly those in the log.
     log = fleet.log.read_text()
     for name in "abcef":
         assert done.hosts[name]["trips"] == len(re.findall(rf"\| <{name}> (EXEC|PUT|FETCH) ", log)) > 2
@@ -128,7 +128,7 @@ def test_a_dead_host_is_out_before_a_batch_of_one_counts_it(fleet: Fleet) -> Non
 def test_batches_follow_each_other_and_a_bad_host_in_each_ends_nothing(fleet: Fleet, where: str) -> None:
     sizes = {"provision_serial": [1, "50%"]}  # a; b c d; e f
     done = fleet.run(bad="ce", **({"inventory": sizes} if where == "inventory" else sizes))
-    # Within a batch they end as they come.
+    # Within a batch the order is random.
     assert [done.built[0], set(done.built[1:3]), done.built[3:]] == ["a", {"b", "d"}, ["f"]], done.output
     assert done.output.count("TASK [End]") == 3
 
@@ -142,7 +142,7 @@ def test_the_share_that_may_fail_ends_the_run(fleet: Fleet) -> None:
 
 @pytest.mark.slow
 def test_a_batch_that_failed_whole_ends_the_run(fleet: Fleet) -> None:
-    # Ansible's own rule, which docs/guides/provision.md tells.
+    # This is Ansible's own rule, as docs/guides/provision.md says.
     done = fleet.run(bad="ab", provision_serial=2)
     assert done.built == [], done.output
 

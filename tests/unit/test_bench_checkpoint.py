@@ -1,4 +1,4 @@
-"""The pure parts of `bench checkpoint`: what is judged, what decides, what is shown."""
+"""The pure parts of `bench checkpoint`: checks, verdict and report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure parts of `bench finetune`: what ranks are told, what is judged of what they tell, what is shown."""
+"""The pure parts of `bench finetune`: the ranks' workload, the verdict on their results, and the report."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_a_skipped_step_is_said_and_breaks_nothing(tmp_path: Path) -> None:
     short_run = run(back)
     assert judged(short_run).status == "pass"
     measured = {each.name: each for each in figures.measurements(short_run)}
-    # A step without an update is shorter: it is none of the step's samples.
+    # A step without an update is shorter, so it is not a sample of the step's time.
     assert set(measured["finetune.step"].samples or []) == {2.0}
     assert measured["finetune.step"].parameters["precision"] == "fp16"
     assert measured["finetune.step"].parameters["skipped_steps"] == 3
@@ -431,7 +431,7 @@ def test_calls_that_mean_nothing_are_refused(arguments: tuple[str, ...], said: s
 def test_the_preset_is_the_published_experiment(tmp_path: Path) -> None:
     done = bench("--preset", "qwen2.5-vl-7b-lora", "--target", str(tmp_path), "--dry-run", "--prepare")
     assert "fine-tunes `7b` (LoRA of rank 8, ZeRO-2) on 2000 synthetic images: 10 epoch(s)" in done.stderr
-    # Where there is no room for 16 GB and 2,000 images, that is said, and nothing else.
+    # Without room for 16 GB and 2,000 images there is one message, about that.
     assert done.exception is None or isinstance(done.exception, CannotJudge)
     assert list(tmp_path.iterdir()) == []
 

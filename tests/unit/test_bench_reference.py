@@ -1,4 +1,4 @@
-"""`bench reference`: what stops the chain and what does not, one record over its parts, and the ways in."""
+"""`bench reference`: errors that stop the chain or only a part, the record over all parts, and the command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BIN = Path(sys.executable).parent
 
 
 def made(runs: Path, name: str, status: Status, *figures: Measurement) -> Callable[[], Outcome]:
-    """A part that leaves a real record."""
+    """A part that writes a real record."""
 
     def run() -> Outcome:
         left = record(
@@ -117,7 +117,7 @@ def test_after_a_fail_of_verify_nothing_is_measured(tmp_path: Path) -> None:
     assert "--anyway" in (result.record.parts or [])[1].reasons[0]
     result = follow(request(tmp_path, anyway=True), wanted, Quiet())
     assert called == ["checkpoint"]
-    # What fell short still does.
+    # A part that fell short still does.
     assert result.code == ExitCode.FALLS_SHORT
 
 

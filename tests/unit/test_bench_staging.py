@@ -1,4 +1,4 @@
-"""`bench staging`: the published table, the advice, who read how much, the chain from samples to the report."""
+"""`bench staging`: the published table, the advice, the bytes that were read, and the way from samples to the report."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_the_published_ratios_are_held_against_their_own_table() -> None:
         (TIMES, 1),
         (replace(TIMES, stage=200.0), 2),
         (replace(TIMES, stage=600.0), 8),
-        # 145 s of 600 come back at once; 455 are left, at 70 s for each later epoch.
+        # 145 s of 600 are gained at once; the other 455 at 70 s for each later epoch.
         (replace(TIMES, stage=600.0, later=Pair(100, 100)), None),
-        # Less than 5 % of an epoch is no gain that anybody can tell from noise.
+        # A gain of less than 5 % of an epoch cannot be distinguished from noise.
         (replace(TIMES, stage=600.0, later=Pair(100, 104)), None),
     ],
     ids=["in the first", "in the second", "in the eighth", "page cache", "noise"],

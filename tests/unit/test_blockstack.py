@@ -1,4 +1,4 @@
-"""The stack under a directory, on trees as sysfs lays them out."""
+"""The stack of devices under a directory, on trees laid out like sysfs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds of DeepSpeed's ops that are stopped, or that meet another's: by real processes, with a compiler that hangs."""
+"""Builds of DeepSpeed's ops that are interrupted or run at the same time: real processes, and a compiler that hangs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COMMAND = "build-ops"
 
 @pytest.fixture
 def build(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A build of an op, once its compilers run."""
+    """A build of an op whose compilers are running."""
     compiler, compilers = tmp_path / "c++", tmp_path / "compilers"
     compiler.write_text(_COMPILER)
     compiler.chmod(0o755)

@@ -1,4 +1,4 @@
-"""`tunetool build-wheelhouse` by its command line: real pip over an index of tiny wheels in a directory."""
+"""`tunetool build-wheelhouse` from its command line: real pip over an index of tiny wheels in a directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-p
 
 
 class House:
-    """An index, a copy of the collection as far as the command reads it, and the directory that is filled."""
+    """An index, a copy of those parts of the collection that the command reads, and the directory to fill."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -36,7 +36,7 @@ class House:
         self.publish(tiny_wheels.libraries(base / "published"))
 
     def publish(self, wheels: list[Path], wrong: str = "") -> None:
-        """Put wheels into the index with their hashes; that of ``wrong`` is another file's."""
+        """Put wheels into the index with their hashes; ``wrong`` gets the hash of another file."""
         for path in wheels:
             name = path.name.split("-", maxsplit=1)[0]
             folder = self.index / name
@@ -74,7 +74,7 @@ def test_it_is_filled_once_and_the_second_call_fetches_nothing(house: House) -> 
     done = house.call("--trainer", "lightning")
     assert done.returncode == 0, done.stderr
     assert "10 files" in done.stdout
-    # The tenth, DeepSpeed's, is built: its index has sources alone.
+    # The tenth, DeepSpeed's, is built: the index has only its sources.
     assert "9 fetched" in done.stdout
     files = house.manifest["files"]
     assert isinstance(files, dict)

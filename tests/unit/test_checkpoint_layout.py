@@ -33,7 +33,7 @@ def test_an_archive_is_a_zip_whose_records_any_unzip_finds(shape: tuple[int, ...
     with zipfile.ZipFile(io.BytesIO(content)) as unzipped:
         assert unzipped.read("archive/version") == b"3\n"
         assert unzipped.read("archive/byteorder") == sys.byteorder.encode()
-        # Its CRC-32 stays 0, which for zeros of no length is right.
+        # Its CRC-32 stays 0, which is right for no bytes.
         assert unzipped.getinfo("archive/data/0").file_size == len(raw)
         if checksum:
             assert unzipped.read(f"archive/{CHECKSUM_RECORD}") == b"00112233aabbccdd44556677eeff8899"
@@ -106,7 +106,7 @@ def test_items_lie_one_after_another_with_their_raw_bytes_at_whole_blocks(conten
             assert at.data % (BLOCK if content.data_bytes >= SMALL else ALIGNMENT) == 0
             assert at.data - at.offset == len(content.head)
             assert at.length == content.length
-            # What must be written as one, from head to tail, is in no block of a neighbour.
+            # Bytes that must be written together, from head to tail, share no block with a neighbour.
             if content.data_bytes >= LARGE:
                 assert all(other is at or other.offset // BLOCK > (end - 1) // BLOCK or
                            (other.offset + other.length - 1) // BLOCK < at.offset // BLOCK

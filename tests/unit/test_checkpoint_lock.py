@@ -1,4 +1,4 @@
-"""One saver per directory, and nobody kept out by a dead one."""
+"""One saver per directory; a dead saver does not lock out others."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_dead_saver_keeps_nobody_out(tmp_path: Path) -> None:
 
 
 def test_nor_does_a_child_that_outlives_it(tmp_path: Path) -> None:
-    """A loader of data, forked during the save, has the parent's open files."""
+    """A data loader that is forked during the save inherits the parent's open files."""
     with saver(tmp_path, "and a child") as first:
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
@@ -95,7 +95,7 @@ def holder_elsewhere() -> Holder:
 
 
 def test_another_hosts_saver_shows_that_it_lives(tmp_path: Path) -> None:
-    """On a shared file system whose kernel locks end at each host."""
+    """On a shared file system whose kernel locks hold on one host only."""
     path = tmp_path / NAME
     path.write_text(holder_elsewhere().text())
     with pytest.raises(CannotJudge) as caught:
@@ -108,7 +108,7 @@ def test_another_hosts_saver_shows_that_it_lives(tmp_path: Path) -> None:
 
 
 def test_another_hosts_lock_from_the_future_counts_from_now(tmp_path: Path) -> None:
-    """Its clock was set back: a dead holder would else keep everybody out until that time comes."""
+    """The clock was set back: otherwise a dead holder would lock out everybody until that time."""
     path = tmp_path / NAME
     path.write_text(holder_elsewhere().text())
     future = time.time() + 365 * 86400
@@ -126,14 +126,14 @@ def test_the_rule() -> None:
     gone, elsewhere = replace(now, start=now.start - 1), holder_elsewhere()
     rebooted = replace(elsewhere, host=now.host)
     long = DEAD_AFTER + 1
-    # This host: the kernel knows; where the file system has no locks, the process's start time tells.
+    # This host: the kernel knows; on a file system without locks the process's start time decides.
     assert dead_by_rule(now, now, 0, kernel_gave=True)
     assert not dead_by_rule(now, now, long, kernel_gave=False)
     assert dead_by_rule(gone, now, 0, kernel_gave=False)
     assert dead_by_rule(rebooted, now, 0, kernel_gave=False)
-    # Another host: the kernel's word is not enough.
+    # Another host: the kernel's answer is not enough.
     assert not dead_by_rule(elsewhere, now, 0, kernel_gave=True)
     assert dead_by_rule(elsewhere, now, long, kernel_gave=True)
-    # A file that was not written to its end.
+    # A file that was not written completely.
     assert dead_by_rule(None, now, 0, kernel_gave=True)
     assert not dead_by_rule(None, now, 0, kernel_gave=False)

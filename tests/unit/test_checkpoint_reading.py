@@ -1,4 +1,4 @@
-"""Which bytes a part of a saved tensor needs, where they lie in an item, and how much room there is."""
+"""The bytes that a part of a saved tensor needs, their position in an item, and the memory for buffers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_blocks_are_the_box_and_no_larger_than_asked(
             slice(offset, offset + length) for offset, length in zip(block.offsets, block.lengths, strict=True)
         )
         seen[part] += 1
-        # What lies in these bytes, taken apart with the saved strides, is the block.
+        # These bytes, indexed with the saved strides, are the block.
         raw = np.frombuffer(saved.tobytes()[block.start : block.stop], saved.dtype)
         steps = items.strides(shape, item)
         assert np.array_equal(np.lib.stride_tricks.as_strided(raw, block.lengths, steps), saved[part])
@@ -110,7 +110,7 @@ def test_our_archives() -> None:
     digest, seal = "0123456789abcdef", "fedcba9876543210"
     archived = look(made.head + bytes(30) + made.tail(digest + seal))
     assert archived == archive.Plain(len(made.head), 30, "bfloat16", (3, 5), digest, seal)
-    # As they were before checksums had seals.
+    # The form before checksums had seals.
     assert look(made.head + bytes(30) + made.tail(digest)) == archive.Plain(
         len(made.head), 30, "bfloat16", (3, 5), digest, None
     )
@@ -188,7 +188,7 @@ def test_memory_left_in_the_tightest_group_around(tmp_path: Path) -> None:
             "proc/self/cgroup": "0::/slurm/job1/step0\n",
             "sys/fs/cgroup/slurm/job1/memory.max": "300000\n",
             "sys/fs/cgroup/slurm/job1/memory.current": "250000\n",
-            # What is cached can be dropped, what lies in a tmpfs cannot.
+            # The page cache can be dropped; files in a tmpfs cannot.
             "sys/fs/cgroup/slurm/job1/memory.stat": "anon 1\nfile 90000\nshmem 20000\ninactive_file 30000\nactive_file 40000\n",
             "sys/fs/cgroup/slurm/job1/step0/memory.max": "max\n",
             "sys/fs/cgroup/slurm/job1/step0/memory.current": "250000\n",
@@ -203,7 +203,7 @@ def test_memory_left_in_a_group_of_version_1(tmp_path: Path) -> None:
         tmp_path,
         {
             "proc/self/cgroup": "5:cpu,cpuacct:/a\n4:memory:/docker/abc\n",
-            # In a container the group's own name is not there, and the top is the container's.
+            # In a container the group's name does not exist, and the top directory is the container's group.
             f"{base}/memory.limit_in_bytes": "400000\n",
             f"{base}/memory.usage_in_bytes": "100000\n",
             f"{base}/memory.stat": "inactive_file 5\ntotal_inactive_file 1000\ntotal_active_file 2000\n",

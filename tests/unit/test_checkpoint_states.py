@@ -18,7 +18,7 @@ from tunetool.bench.checkpoint.states import BYTES_PER_PARAMETER, named, rank_by
 from tunetool.errors import UsageProblem
 
 
-# What the model cards and `sum(p.numel() for p in model.parameters())` say.
+# Numbers of the model cards and of `sum(p.numel() for p in model.parameters())`.
 @pytest.mark.parametrize(
     ("model", "parameters"),
     [("llama2-7b", 6_738_415_616), ("13b", 13_015_864_320), ("phi3-mini", 3_821_079_552), ("70b", 70_553_706_496)],

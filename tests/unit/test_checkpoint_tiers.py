@@ -1,4 +1,4 @@
-"""Steps that leave the node: which may be deleted, which a new job can read, and how fast they may go. Without torch."""
+"""Steps that leave the node: which can be deleted, which a new job can read, and the limit of speed. Without torch."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_what_is_deleted_was_saved_before_what_stays(
     assert set(going) <= steps.keys() & deletable - spared
     left = steps.keys() - set(going)
     assert len(left) >= min(keep, len(steps))
-    # What stays though it was saved before something that went has a reason.
+    # A step that stays although a later one was deleted has a reason.
     reasons = spared | (steps.keys() - deletable)
     assert all(steps[gone] <= steps[stays] for gone in going for stays in left - reasons)
-    # Where nothing else holds them all go but those that were saved last.
+    # If nothing else keeps them, all are deleted but those that were saved last.
     last = sorted(steps, key=lambda step: (steps[step], step))[-keep:]
     assert steps.keys() - set(surplus(steps, steps, (), keep)) == set(last)
 
@@ -118,7 +118,7 @@ def test_a_clock_that_only_goes_on_orders_by_time(saves: list[tuple[int, bool]])
 def test_a_clock_that_goes_back_turns_nothing_round(
     before: list[tuple[int, bool]], back: int, after: list[int]
 ) -> None:
-    """As long as it is seen: drained are the last save before it, and those after it."""
+    """It holds if the change is noticed: the last save before it and those after it were drained."""
     saver, clock = Saver(), 10**7
     for later, drained in [*before, (5, True)]:
         clock += later
@@ -135,7 +135,7 @@ def test_a_step_saved_before_the_clock_went_back_and_drained_after_is_no_newer()
     known = [Stamp(0, 1000 * SECOND), Stamp(1, 500 * SECOND)]
     assert stamp(1001 * SECOND, known, (), 510 * SECOND) == Stamp(0, 1001 * SECOND)
     assert stamp(505 * SECOND, known, (), 510 * SECOND) == Stamp(1, 505 * SECOND)
-    # A file server's clock that is ahead by less is no clock that went back.
+    # A file server whose clock is ahead by less does not count as a clock that went back.
     assert stamp(511 * SECOND, [Stamp(0, 510 * SECOND)], (), 510 * SECOND) == Stamp(0, 511 * SECOND)
 
 
@@ -165,7 +165,7 @@ def test_a_deletion_that_was_interrupted_leaves_no_half_step(tmp_path: Path, mon
 
 
 class Clock:
-    """Time that passes only while somebody sleeps."""
+    """A clock that advances only while somebody sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -239,7 +239,7 @@ def test_a_save_that_dies_is_over(tmp_path: Path) -> None:
 
 
 def test_a_save_that_dies_is_over_though_a_child_of_it_lives(tmp_path: Path) -> None:
-    """A loader of data, forked during the save, has the parent's open files."""
+    """A data loader that is forked during the save inherits the parent's open files."""
     script = """
 import os, sys, time
 from pathlib import Path
@@ -387,7 +387,7 @@ def test_the_last_saved_step_is_taken_whatever_its_number() -> None:
     agreed = agree([Survey(0, "a", copies, 100)])
     assert agreed is not None
     assert (agreed.step, agreed.skipped) == (1500, ())
-    # One that no drain has seen is ordered by its own time, and the time of a copy is later.
+    # A step that no drain has seen is ordered by its own time, and the time of a copy is later.
     agreed = agree([Survey(0, "a", (*copies, saved(700, "local", None, 61), saved(700, "bulk", None, 90)), 100)])
     assert agreed is not None
     assert agreed.step == 700

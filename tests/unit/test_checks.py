@@ -1,4 +1,4 @@
-"""The configuration checks on recorded machines: one as built, one with a drive pulled out under its mount."""
+"""The configuration checks on recorded machines: one as built, and one whose drive was pulled under its mount."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_our_validator_agrees_with_the_standards(keys: tuple[Any, ...], value: A
         parent = parent[key]
     parent[keys[-1]] = value
     standard = list(jsonschema.Draft202012Validator(manifests.SCHEMA).iter_errors(document))
-    # JSON Schema counts 1.0 as an integer; what we write never has such a value, and we need not read one.
+    # JSON Schema counts 1.0 as an integer; tunetool never writes such a value and need not read one.
     if not (isinstance(value, float) and value.is_integer()):
         assert bool(manifests.validate(document)) == bool(standard)
 

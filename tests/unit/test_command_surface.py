@@ -1,4 +1,4 @@
-"""The whole command tree: help, misspelt names, pipes that nobody reads, the old words, and how quick `--help` is."""
+"""The whole command tree: help, misspelt names, closed pipes, renamed commands, and how fast `--help` is."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def call(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Completed
 
 
 def closed(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Called with a standard output that its reader has closed."""
+    """Run with a standard output whose reader has closed it."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -99,7 +99,7 @@ def test_what_was_judged_before_the_pipe_was_found_closed_holds(tmp_path: Path) 
     source.mkdir()
     (source / "data").write_bytes(b"a" * 1000)
     assert call("stage", str(source), str(copy), *runs).returncode == 0
-    # A good copy is not known to be good where nobody got the verdict; a bad one stays bad.
+    # If nobody got the verdict, a good copy is not known to be good; a bad one stays bad.
     assert closed("stage", "verify", str(copy), *runs).returncode == 3
     (copy / "data").write_bytes(b"b" * 1000)
     assert closed("stage", "verify", str(copy), *runs).returncode == 1

@@ -1,4 +1,4 @@
-"""What ZeRO moves: against the papers' counts, and against what DeepSpeed was seen to do."""
+"""The traffic of ZeRO, compared with the papers' counts and with observations of DeepSpeed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_stage_3_gathers_all_that_stage_2_leaves_where_it_is(
     assert third.sizes["reduce_scatter"] >= 2 * trained
     second = traffic(model, Zero(2), world, 2, "gloo")
     assert second.sizes["all_reduce"] - 4 == second.sizes["all_gather"] == 2 * trained or trained == 0
-    # On gloo a reduce-scatter is an all-reduce, so that stage 3 is never the cheaper one.
+    # On gloo a reduce-scatter is an all-reduce, so stage 3 is never cheaper.
     assert traffic(model, zero, world, 2, "gloo").sent >= second.sent
 
 
@@ -95,11 +95,11 @@ def test_nothing_is_waited_for_that_was_not_asked_for_and_all_of_it_is(
 
 @given(models(), three)
 def test_every_parameter_is_there_when_its_module_runs(model: list[Module], zero: Zero) -> None:
-    """As many elements are gathered as the replay says are needed: with no reuse and no looking ahead, each use pays."""
+    """The number of gathered elements equals that of the replay: without reuse and prefetch, each use is a gather."""
     strict = Zero(3, prefetch_bucket=0, persistence=0, reuse=0, recompute=zero.recompute)
     needed = traffic(model, strict, 2, 2, "nccl")
     wanted = sum(each.numel + each.numel % 2 for use in uses(model, zero.recompute) for each in use.module.parameters)
-    # The last module forward is the first one backward: it is kept in between.
+    # The last module of the forward pass is the first one of the backward pass: it is kept in between.
     kept = sum(each.numel + each.numel % 2 for each in model[-1].parameters)
     assert 2 * (wanted - kept) <= needed.sizes["all_gather"] <= 2 * wanted
 
@@ -146,7 +146,7 @@ def test_buckets_go_out_before_the_gradient_that_overfills_them() -> None:
 
 
 def test_lora_sends_adapters_under_stage_2_and_the_model_twice_under_stage_3() -> None:
-    """Qwen2.5-VL-7B on 16 ranks over 1 Gb/s: what made the same job three times slower than one GPU."""
+    """Qwen2.5-VL-7B on 16 ranks over 1 Gb/s, where the published job was three times slower than on one GPU."""
     model = qwen("7b")
     second, third = (traffic(model, Zero(stage), 16, 2, "nccl") for stage in (2, 3))
     adapters = sum(each.numel for module in model for each in module.parameters if each.trained)
@@ -155,7 +155,7 @@ def test_lora_sends_adapters_under_stage_2_and_the_model_twice_under_stage_3() -
     # The decoder forward and backward; the vision tower and the embedding forward alone, since nothing before is trained.
     whole, tower, embedding = 8_292_166_656, 676_550_144, 152064 * 3584
     most = 2 * 15 / 16 * (2 * whole - tower - embedding)
-    # DeepSpeed keeps what it used less than a billion elements ago.
+    # DeepSpeed keeps parameters that were used less than a billion elements ago.
     assert most - 2 * 2 * GB < third.sent < most * 1.01
     assert third.sent / 125e6 > 150, "seconds of each step"
 

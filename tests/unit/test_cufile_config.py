@@ -1,4 +1,4 @@
-"""What cufile.json says, against what libcufile would make of it: each problem named with its cure."""
+"""Problems of a cufile.json, compared with what libcufile does: each has a name and a remedy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_file_like_the_shipped_one_has_no_problem() -> None:
     assert check_config(LIKE_SHIPPED) == []
     values = flatten(read_config(LIKE_SHIPPED))
     assert values["properties.max_device_cache_size_kb"] == 131072
-    assert values["denylist.mounts"] == ["/mnt//a"]  # two slashes in a string begin no comment
+    assert values["denylist.mounts"] == ["/mnt//a"]  # two slashes in a string do not begin a comment
     assert "logging.dir" not in values
 
 
@@ -198,7 +198,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {"true or false": st.booleans(), "a
 
 @given(st.data(), st.sets(st.sampled_from(sorted(BY_PATH)), min_size=1, max_size=6))
 def test_moving_one_key_away_names_that_key_alone(data: st.DataObject, paths: set[str]) -> None:
-    """Whatever else the file says: no problem before, and exactly the moved key, with its old place, after."""
+    """Whatever else the file has: there is no problem before, and afterwards exactly that of the moved key."""
     chosen = sorted(path for path in paths if BY_PATH[path].kind in _VALUES)
     config: dict[str, Any] = {}
     for path in chosen:

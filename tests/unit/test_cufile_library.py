@@ -23,7 +23,7 @@ WRONG: dict[str, Any] = {BOOL: "x", COUNT: "x", INTEGER: "x", TEXT: 5, HEX: 5, T
 RIGHT: dict[str, Any] = {BOOL: True, COUNT: 8, INTEGER: 8, TEXT: "x", HEX: "0x1f", TEXTS: [], COUNTS: [], TABLE: {}}
 # These two open cuFile's compatible mode, which needs CUDA.
 OPENS = ("properties.allow_compat_mode", "properties.force_compat_mode")
-# Read by hand of the library, which looks neither at the type nor at the range.
+# Keys for which the library checks neither type nor range.
 UNTYPED = ("denylist.fsids", "properties.gpu_bounce_buffer_slab_config.")
 
 # A process for each file, since libcufile reads its settings once; forked, since Python takes longer to start than that.
@@ -64,7 +64,7 @@ def library() -> tuple[str, tuple[int, int]]:
 
 
 def text(*settings: tuple[str, Any]) -> str:
-    """A file with compatible mode off: with it libcufile looks for CUDA for ever."""
+    """A file with compatible mode off: with it on, libcufile looks for CUDA for ever."""
     config: dict[str, Any] = {}
     for path, value in (("properties.allow_compat_mode", False), *settings):
         section = config
@@ -76,7 +76,7 @@ def text(*settings: tuple[str, Any]) -> str:
 
 
 def all_effects(library: str, texts: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """What libcufile makes of each file: taken, refused, or the end of the process."""
+    """The effect of each file on libcufile: taken, refused, or the end of the process."""
     directories = {name: tmp_path / str(number) for number, name in enumerate(texts)}
     for name, directory in directories.items():
         directory.mkdir()
@@ -109,7 +109,7 @@ def test_every_place_in_the_table_is_read_by_exactly_the_versions_that_it_names(
 def test_the_right_type_is_taken(library: tuple[str, tuple[int, int]], tmp_path: Path) -> None:
     path, _ = library
     sized = {COUNT, INTEGER, COUNTS}
-    # The directory must exist; the names of transports stand in no document.
+    # The directory must exist; the names of transports are not documented.
     out = (*OPENS, "logging.dir", "properties.rdma_transport_type")
     right = {key.path: (*key.choices, RIGHT[key.kind])[0] for key in KEYS if key.kind not in sized}
     right["properties.rdma_dynamic_routing_order"] = ["P2P"]
@@ -159,5 +159,5 @@ def test_what_the_checker_says_of_a_file_is_what_libcufile_does(
     for content, expected in files.items():
         said = {each.effect for each in check_config(content)} or {TAKEN}
         assert said == {expected}, content
-        # What is ignored goes by without a word.
+        # libcufile ignores keys silently.
         assert effects[content] == (TAKEN if expected == IGNORED else expected), content

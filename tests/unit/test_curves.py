@@ -1,4 +1,4 @@
-"""Curves: what the kernel's counters say, which GPU is watched, and what is kept of a run. The machine is recorded."""
+"""Curves on a recorded machine: the kernel's counters, the choice of the GPU, and the files of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DeepSpeed rung without DeepSpeed: what is checked beforehand, builds' locks, children that misbehave."""
+"""The DeepSpeed rung without DeepSpeed: checks before it, locks of builds, child processes that fail or hang."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_child_that_hangs_is_ended_with_all_that_it_started() -> None:
     code += "import sys\nprint('stuck with', p.pid, file=sys.stderr, flush=True)\nsys.stdin.readline()\n"
     code += "print('{}', flush=True)\ntime.sleep(6000)"
     with child(code) as process:
-        # By its answer it has begun to hang.
+        # When it has answered, it hangs.
         process.ask({"do": "open"}, PATIENCE)
         with pytest.raises(Failed, match="said nothing for 1 s") as caught:
             process.ask({"do": "move"}, 1)
@@ -202,7 +202,7 @@ def test_the_rung_is_left_out_without_deepspeed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def built(tmp_path: Path) -> Probe:
-    """A cache in which `async_io` and what it needs are built, and stamped."""
+    """A cache with `async_io` and its dependencies, built and stamped."""
     probed = Probe(
         sys.executable,
         "3.11",
@@ -244,7 +244,7 @@ def test_an_op_that_deepspeed_built_itself_is_known_by_its_recipe(built: Probe, 
         os.utime(self_built.folder(op) / f"{op}.so", (later, later))
     assert self_built.has("async_io")
     assert not replace(self_built, torch_path="/elsewhere/torch").has("async_io")
-    os.utime(self_built.folder("async_io") / "async_io.so", (1, 1))  # torch was upgraded since
+    os.utime(self_built.folder("async_io") / "async_io.so", (1, 1))  # torch was upgraded in the meantime
     assert not self_built.has("async_io")
 
 

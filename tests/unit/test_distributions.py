@@ -1,6 +1,6 @@
-"""Distributions told apart by their files alone: paths, commands and packages that come out of them.
+"""Distributions, recognised by their files, and the paths, commands and packages that follow.
 
-The trees under tests/data/distributions are made by hand: they hold what each distribution documents, and say so.
+The trees under tests/data/distributions are made by hand: they have the files that each distribution documents, with the source.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Documents: links and paths lead to files that are there, and every command line names a command and its options."""
+"""Documents: links and paths lead to existing files, and every command line has a real command and options."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tunetool.cli.main import cli
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ROOT / "docs/reference/commands.md"
-"""Written from the commands themselves by tools/dev/docs.py."""
+"""Pages that tools/dev/docs.py generates from the commands."""
 FOLDERS = "docs|inventory|molecule|perf|playbooks|plugins|roles|templates|tests|tools"
 MADE_BY_READERS = ("inventory/mycluster", "inventory/lab/hosts.yml")
-"""A copy that a reader makes, and what `tunetool lab` writes: neither is in the repository."""
+"""Paths of a copy that a reader makes, and of files that `tunetool lab` writes: they are not in the repository."""
 FENCE = re.compile(r"^ *(`{3,})(\w*)\s*\n(.*?)^ *\1\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*/]")
@@ -29,7 +29,7 @@ SHELL = ("", "console", "sh")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, and what is in it."""
+    """A fenced block: its language and its lines."""
 
     language: str
     text: str
@@ -45,7 +45,7 @@ def prose(page: Path) -> str:
 
 
 def command_lines(block: Block) -> Iterator[str]:
-    """What a reader is to type: after `$ `, or whole lines of a shell block without any `$ `; continued lines joined."""
+    """The lines that a reader types: after `$ `, or whole lines of a shell block without any `$ `; continued lines joined."""
     lines = re.sub(r" *\\\n\s*", " ", block.text).splitlines()
     typed = [line.strip()[2:] for line in lines if line.strip().startswith("$ ")]
     if not typed and block.language in SHELL:
@@ -83,7 +83,7 @@ def no_option(path: list[str], word: str, known: set[str]) -> str | None:
 
 
 def problem(words: list[str]) -> str | None:
-    """What is wrong with a call of tunetool, by the commands themselves."""
+    """The problem of a call of tunetool, by the real commands; None if there is none."""
     command: click.Command = cli
     path = ["tunetool"]
     known = options_of(command)
@@ -125,7 +125,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_of_the_repository_that_a_page_names_is_there(page: Path) -> None:
-    # What is between brackets of a link is checked above, from the page's own folder.
+    # Links are checked above, relative to the page's folder.
     text = re.sub(r"\]\([^)]*\)", "]", page.read_text())
     named = {path for path in PATH.findall(text) if not path.startswith(MADE_BY_READERS)}
     missing = sorted(path for path in named if not any(ROOT.glob(path.rstrip("/"))))

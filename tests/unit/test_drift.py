@@ -1,4 +1,4 @@
-"""Drift on a recorded node: each difference by name, what is mended, what is left, and that nothing is made anew."""
+"""Drift on a recorded node: each difference has a name and is mended or left; nothing is built again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ NO_MDADM = CommandError("`mdadm` is not installed")
 
 
 def wishes(**changes: Any) -> dict[str, Any]:
-    """What the roles ask for on the recorded node; a change may be to the file system's or to the memory's."""
+    """The roles' settings on the recorded node; changes are to those of the file system or of the memory."""
     filesystem = {
         "mount_point": POINT,
         "mount_options": OPTIONS,
@@ -102,7 +102,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 class Node:
-    """The recorded node, and what its programs would say."""
+    """The recorded node, with the answers of its programs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -220,7 +220,7 @@ def test_each_thing_that_can_be_mended_is_named(
 ) -> None:
     node.edit(path, old, new)
     by_name = {difference.name: difference for difference in node.look()}
-    # An array line that is gone makes the images old too.
+    # A missing array line makes the images outdated too.
     assert set(by_name) == ({name, "initramfs"} if name == "mdadm.conf" else {name})
     assert by_name[name].mended
     assert expected in by_name[name].expected
@@ -420,7 +420,7 @@ def test_what_cannot_be_asked_is_told_and_hides_nothing(node: Node) -> None:
 
 
 def mend_memory(node: Node, **changes: Any) -> tuple[list[Difference], list[Difference]]:
-    """The differences mended, and those found by a second run."""
+    """The differences that a run mended, and those of a second run."""
     pages = node.root / "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
     manifest = json.loads((node.root / "etc/tunetool/node.json").read_text())
     rounds = []
@@ -458,7 +458,7 @@ def test_given_back_is_what_nobody_asks_for(before: list[HugePages], asked: list
     assert not {pool.path for pool in left} & {pool.path for pool in asked}
     for size in {pool.size_kib for pool in before} - {pool.size_kib for pool in asked}:
         assert {pool.path for pool in before if pool.size_kib == size} <= {pool.path for pool in left}
-    # The pool over all nodes is never emptied under one that is asked for, nor the other way round.
+    # The pool over all nodes is not emptied for a requested pool of a node, nor the other way round.
     for size in {pool.size_kib for pool in asked}:
         whole = {pool.numa_node for pool in asked if pool.size_kib == size}
         emptied = {pool.numa_node for pool in left if pool.size_kib == size}
@@ -478,7 +478,7 @@ def test_a_remount_never_carries_what_xfs_would_ignore(asked: list[str]) -> None
 
 @pytest.fixture
 def real_xfs(tmp_path: Path) -> Iterator[tuple[Array, Path]]:
-    """A real XFS on a loop device, mounted with other options and another label than are asked for."""
+    """A real XFS on a loop device, mounted with other options and another label than requested."""
     need_program("mkfs.xfs", "losetup", "mount")
     image, point = tmp_path / "image", tmp_path / "point"
     point.mkdir()
@@ -530,7 +530,7 @@ def test_a_real_mount_takes_its_options_and_label_and_keeps_its_data(real_xfs: t
     assert (point / "file").read_text() == "precious"
 
 
-# From here on: a built node is never made anew.
+# From here on: a built node is never built again.
 
 
 @pytest.mark.parametrize("acting", [False, True])
@@ -558,7 +558,7 @@ def raid_array() -> Any:
 
 
 class Ended(Exception):
-    """fail_json."""
+    """The module's fail_json."""
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=30)
@@ -616,7 +616,7 @@ MAKERS = {"create": {"modules/raid_array.py"}, "make_xfs": {"volume/apply.py"}}
 
 
 def test_only_two_places_make_anything_and_each_is_guarded() -> None:
-    """Whoever adds a third must think of built nodes, and add it here with a test like those above."""
+    """A third module of this kind must consider built nodes, and needs an entry here and a test like those above."""
     for maker, callers in MAKERS.items():
         makers = set()
         for path in [*ROOT.glob("plugins/**/*.py"), *ROOT.glob("roles/**/*.py")]:

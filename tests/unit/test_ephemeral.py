@@ -1,4 +1,4 @@
-"""Ephemeral mode: when a boot builds and when it leaves everything alone; its configuration and its unit."""
+"""Ephemeral mode: when a boot builds and when it changes nothing; the configuration and the unit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SYSTEM = {"nvme0n1": [Signature("nvme0n1", "ext4", "labsystem", "1")]}
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """A recorded node whose array is mounted, and whose ninth drive is somebody else's."""
+    """A recorded node whose array is mounted, and whose ninth drive belongs to somebody else."""
     root = str(lay_out("built", tmp_path_factory.mktemp("built")))
     drives = read_drives(root)
     contents = {drive.name: [own_label(drive.name)] for drive in drives if drive.arrays}
@@ -117,7 +117,7 @@ def test_one_drive_that_holds_anything_leaves_all(blank: Scene, kind: str) -> No
     assert f"`LAB1NEW3` (nvme3n1) holds {kind} UUID abc" in finding.line
     assert "\n" not in finding.line
     assert "hint: " in finding.line
-    # The drive that was never ours is no news.
+    # The drive that was never ours is not a change.
     assert "LAB1SYS" not in finding.line
 
 
@@ -254,7 +254,7 @@ def test_the_unit_comes_before_mount_and_services() -> None:
     assert "Before=mnt-nvme_raid0.mount slurmd.service" in lines
     assert f"ExecStart=/opt/tunetool/bin/tunetool ephemeral-rebuild --unless {MANIFEST['filesystem']['uuid']}" in lines
     assert "DefaultDependencies=no" in lines
-    # Nothing of a boot waits for it but the volume, and it waits for no drive that may be dead.
+    # Only the volume waits for it during a boot, and it does not wait for a drive that may be dead.
     assert not [line for line in lines if line.startswith(("Requires=", "WantedBy=", "Before=local-fs"))]
     assert not [line for line in lines if "settle" in line and not line.startswith("#")]
 
@@ -273,7 +273,7 @@ def test_systemd_accepts_the_files(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    # Other units of this machine may have faults of their own.
+    # Other units of this machine may have other faults.
     ours = [line for line in done.stderr.splitlines() if "tunetool" in line or "nvme" in line or "cycle" in line]
     assert not ours, done.stderr
 
@@ -333,7 +333,7 @@ def test_a_file_system_that_mkfs_did_not_finish_is_known(tmp_path: Path) -> None
         stream.seek(126)  # sb_inprogress
         stream.write(b"\x01")
     assert half_made(str(image), "made")
-    # The tools of XFS read that byte as we do.
+    # The tools of XFS read that byte in the same way.
     done = subprocess.run(
         ["xfs_db", "-r", "-c", "sb 0", "-c", "p inprogress", str(image)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Where a file lies on its device: flags that refuse, holes, and a real file where the file system answers."""
+"""Extents of a file on its device: flags that are refused, holes, and a real file if the file system supports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From samples to a figure: what its samples decide, and what is said of it."""
+"""From samples to a figure: the values that follow from samples, and its description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference model as a directory: its true sizes, what is wrong with a broken one, and what `prepare` reuses."""
+"""The reference model as a directory: its sizes, faults of a broken one, and what `prepare` uses again."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_what_is_wrong_with_a_model_is_named(copy: Path, spoil: Callable[[Path],
 
 
 def test_a_directory_as_transformers_5_writes_it_is_understood(copy: Path) -> None:
-    """The language model's sizes in a block of their own, and tensors by the names that they have in memory."""
+    """The language model's sizes in a separate block, and tensors with the names that they have in memory."""
     flat = reference_model.describe(copy)
 
     def nest(config: dict[str, object]) -> None:
@@ -265,7 +265,7 @@ def test_what_was_prepared_is_used_again_and_only_for_what_it_is(tmp_path: Path)
     assert not (tmp_path / "not").exists()
     assert "makes the model `tiny`" in progress.lines[0]
 
-    # What a killed run leaves: a hidden sibling, half of it.
+    # A killed run leaves an incomplete hidden directory beside it.
     target.mkdir(parents=True)
     shutil.copytree(data, target / f".{planned.model.name}.tunetool-stage-0123456789ab")
     material = prepare(asked, progress)

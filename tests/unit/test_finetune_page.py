@@ -1,4 +1,4 @@
-"""The page of a fine-tune: what is drawn, and where it stands."""
+"""The page of a fine-tune: its plots and its layout."""
 
 from __future__ import annotations
 

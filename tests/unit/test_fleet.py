@@ -1,4 +1,4 @@
-"""A fleet without its nodes: what Ansible says about a host becomes that host's place in the verdict."""
+"""A fleet without nodes: Ansible's events about a host become its entry in the record and the verdict."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_host_that_falls_short_outranks_one_that_is_gone() -> None:
 
 
 def params(request: FleetRequest) -> dict[str, Any]:
-    """What `tunetool verify` on the host reads from the arguments."""
+    """The options that `tunetool verify` on the host reads from the arguments."""
     return verify_command.make_context("verify", list(host_command(request).arguments)).params
 
 

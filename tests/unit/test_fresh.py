@@ -1,4 +1,4 @@
-"""What a machine that is made here for `make fresh` is told of package clients: pip, apt, certificates, proxies."""
+"""Settings of package clients that `make fresh` gives to a new machine: pip, apt, certificates, proxies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_settings_of_pip_and_the_folders_that_they_name(tmp_path: Path) -> N
         "global.index-url='https://a/simple'\n"
     )
     assert values["timeout"] == "60"
-    # An index's files lie beside its pages.
+    # The files of an index are beside its pages.
     assert set(settings.folders(values)) == {tmp_path / name for name in ("wheels", "index", "more")}
     text = fresh_node.pip_conf(values, 8080)
     assert text.splitlines()[1:] == [

@@ -1,4 +1,4 @@
-"""The files of others that we edit: read as their own programs read them, every byte that is not ours kept."""
+"""Files of others that tunetool edits: they are read as their programs read them, and all other bytes are kept."""
 
 from __future__ import annotations
 

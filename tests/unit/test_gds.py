@@ -1,4 +1,4 @@
-"""GPUDirect Storage: one row for each fact that changes the decision, and the reader on trees made by hand."""
+"""GPUDirect Storage: a row for each fact that changes the decision, and the reader on trees made by hand."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ PEER: dict[str, Any] = {
     "config_valid": True,
     "config_p2pdma": True,
 }
-"""What makes it one on which only the kernel's P2PDMA works."""
+"""Changes that make it a node on which only the kernel's P2PDMA works."""
 
 COLD: dict[str, Any] = {"nvfs_loaded": False, "nvfs_devices": False, "nvme_registered": None}
 """nvidia-fs is not loaded."""
@@ -587,7 +587,7 @@ def test_a_configuration_that_serves_bounce_buffers_is_left_alone(machine: Machi
 def test_nvidia_fs_is_built_anew_for_another_driver(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, in_use: bool
 ) -> None:
-    """dkms and modprobe are stand-ins that note their calls; the first also leaves the log that the real one does."""
+    """Stand-ins for dkms and modprobe that log their calls; dkms also writes the log of the real one."""
     machine.nvidia_fs()
     machine.put("usr/src/nvidia-fs-2.28.4/dkms.conf", "")
     machine.put(LOG, SOURCES % "570.86.15")
@@ -609,7 +609,7 @@ def test_nvidia_fs_is_built_anew_for_another_driver(
     assert calls.read_text().splitlines() == built + loaded
     assert [reason for reason in first.reboot_reasons if "former build" in reason] == first.reboot_reasons
     assert len(first.reboot_reasons) == int(in_use)
-    # A second run builds nothing, and a reason stays until the reboot that ends it.
+    # A second run builds nothing, and a reason remains until the reboot that removes it.
     calls.unlink()
     again = job(machine, "auto")
     again.all()
@@ -618,7 +618,7 @@ def test_nvidia_fs_is_built_anew_for_another_driver(
 
 
 def test_packages_come_first_and_only_then_the_rest(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is installed is what a stand-in for dpkg-query says; apt is the role's (molecule/default/gds.yml)."""
+    """A stand-in for dpkg-query lists the installed packages; the role calls apt (molecule/default/gds.yml)."""
     machine.nvidia_fs(registered="")
     machine.put("proc/kallsyms", "0000000000000000 T nvme_probe\n")
     (machine.root / "usr/local/cuda-13.0/targets/x86_64-linux/lib/libcufile.so.1.15.1").unlink()

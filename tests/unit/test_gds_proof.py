@@ -1,6 +1,6 @@
-"""GPUDirect Storage judged: cuFile's counters, its settings, and every way in which nothing can be judged.
+"""The verdict on GPUDirect Storage: cuFile's counters, its settings, and every case that cannot be judged.
 
-The recorded answers of libcufile are from a machine with an H200 (tests/data/gds). What needs a GPU is not run here.
+The recorded answers of libcufile are from a machine with an H200 (tests/data/gds). Nothing here needs a GPU.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_counters_as_libcufile_wrote_them_down() -> None:
 
 
 def test_libcufile_1_19_counts_from_another_place() -> None:
-    # cufile.h: twelve counters of vector I/O, 112 bytes, stand after those of level 1.
+    # cufile.h: twelve counters of vector I/O, 112 bytes, follow those of level 1.
     moved = recorded(4)[:512] + bytes(112) + recorded(4)[512:]
     for direction in ("read", "write"):
         assert parse(moved, (1, 19), direction) == parse(recorded(4), (1, 18), direction)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def test_what_the_counters_prove(moved: Moved, status: str, said: str) -> None:
     proof = proven("require", {"read": moved}, None)
     assert proof.status == status
     assert said in proof.found
-    # Nobody asked for it in mode auto: only a proof counts.
+    # In mode auto nobody requested it: only a proof counts.
     assert proven("auto", {"read": moved}, None).status == ("pass" if status == "pass" else "skip")
 
 
@@ -126,7 +126,7 @@ def test_a_failed_proof_names_what_stands_in_the_way() -> None:
 
 
 def test_figures_are_called_what_they_are() -> None:
-    """The recorded figures of a machine whose cuFile took everything through the host's memory."""
+    """The recorded figures of a machine whose cuFile moved everything through the host's memory."""
     figures = [Measurement.model_validate(each) for each in json.loads((DATA / "figures-compat.json").read_text())]
     check = judge.answer("auto", "fail", "read 8.12 GB by bounce buffers", "load nvidia-fs")
     made = record(*figures, checks=[check], verdict=Verdict(status="pass", reasons=[]))
@@ -214,8 +214,8 @@ def test_with_a_gpu_and_no_kvikio(stack: BlockStack, tmp_path: Path, monkeypatch
 
 
 def test_a_config_that_libcufile_refuses_ends_in_a_refusal(tmp_path: Path) -> None:
-    """The real libcufile, which says so before it looks for CUDA; the bindings answer as if it had started."""
-    # Not imported here: only the child is to hold CUDA.
+    """The real libcufile, which reports it before it looks for CUDA; the bindings answer as if it had started."""
+    # It is not imported here: only the child process may hold CUDA.
     if not list(importlib.metadata.distributions(name="cuda-bindings")):
         pytest.skip("cuda-bindings is not installed: there is no wheel for this machine")
     (tmp_path / "cufile.json").write_text('{"properties": {"use_pci_p2pdma": "true"}}')

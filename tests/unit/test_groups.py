@@ -1,4 +1,4 @@
-"""What a group of tests runs: after a clone of the same files passed elsewhere, only what that run could not show."""
+"""The commands of a group of tests: after a clone of the same files has passed, only the tests that it skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file system that mkfs did not finish is told from one that somebody may have used."""
+"""A file system that mkfs did not finish is distinguished from one that somebody may have used."""
 
 from __future__ import annotations
 

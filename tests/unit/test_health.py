@@ -1,4 +1,4 @@
-"""Drives' health: what the log says, who may ask, and what each answer is judged to be.
+"""Drives' health: the log, the permission to read it, and the judgement of each answer.
 
 The recorded log is an emulated drive's; sick drives are made from it by hand, after the specification's offsets. The
 ports above the drives in the recorded machines have the speed and width that the virtual node shows, added by hand.
@@ -59,7 +59,7 @@ def test_the_command_is_the_kernel_s() -> None:
     assert struct.unpack_from("=I", command, 4)[0] == 0xFFFFFFFF
     assert struct.unpack_from("=Q", command, 24)[0] == 0x1122334455667788
     assert struct.unpack_from("=II", command, 36) == (512, 0x007F0002)
-    # No time-out of ours: the kernel would reset the controller when it passes.
+    # Without a time-out: the kernel would reset the controller after it.
     assert struct.unpack_from("=I", command, 64)[0] == 0
 
 

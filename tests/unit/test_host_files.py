@@ -1,4 +1,4 @@
-"""Geometry, fstab, memory files and mounts: what is computed, parsed and rendered."""
+"""Geometry, fstab, memory files and mounts: computing, parsing and rendering."""
 
 from __future__ import annotations
 

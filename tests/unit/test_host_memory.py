@@ -1,4 +1,4 @@
-"""Huge pages of 1 GiB through the boot loader, shares per NUMA node, /dev/shm, and locked memory really locked."""
+"""Huge pages of 1 GiB through the boot loader, shares per NUMA node, /dev/shm, and real locking of memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BOOTED = "root=/dev/vda ro console=ttyS0"
 
 
 class Kernel:
-    """A machine under a root: its pools as sysfs has them, and its boot loader as Debian's grub-mkconfig works."""
+    """A machine below a root: pools as in sysfs, and a boot loader like Debian's grub-mkconfig."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -80,7 +80,7 @@ class Kernel:
         return self.root / HugePages(size, 0, node).path.lstrip("/")
 
     def grub_mkconfig(self, argv: list[str], **_: object) -> Result:
-        """Sources what Debian's does, with a real shell."""
+        """Sources the same files as Debian's, with a real shell."""
         assert argv[:2] == ["grub-mkconfig", "-o"]
         if self.broken == "fails":
             raise CommandError("`grub-mkconfig` failed with exit status 1: syntax error")
@@ -95,7 +95,7 @@ class Kernel:
         return Result(0, "", "")
 
     def boot(self) -> None:
-        """What the boot loader has goes to the kernel, which finds the pages it is asked for."""
+        """Boot: the kernel gets the boot loader's words and reserves the requested pages."""
         (words,) = linux_lines((self.root / "boot/grub/grub.cfg").read_text())
         self.write("proc/cmdline", " ".join(words) + "\n")
         for size in (2048, GIB):
@@ -192,7 +192,7 @@ def test_pages_that_the_running_kernel_lacks_wait_for_a_reboot(kernel: Kernel) -
         "/etc/tmpfiles.d/60-tunetool-hugepages.conf",
         HugePages(GIB, 2, 1).path,
     ]
-    # Until it reboots, a second run changes nothing, moves nobody's memory, and says the same.
+    # Until the reboot, a second run changes nothing, moves no memory, and reports the same.
     kernel.can_find = 2
     again, done = kernel.run([{"count": 2, "numa_node": 1}])
     assert (done.diff, again.reboot_reasons) == ([], job.reboot_reasons)
@@ -327,7 +327,7 @@ def test_shm_beyond_the_ram_or_below_what_is_used_is_refused(kernel: Kernel, mon
     with pytest.raises(Refusal, match="cannot be made 4 GiB: 5 GiB are in use there"):
         kernel.run([], shm_size="4GiB")
     assert not (kernel.root / "etc/fstab").exists()
-    # On a built node it is a difference like any other, told beside the rest.
+    # On a built node it is a difference like any other, reported with the rest.
     ledger = Ledger({"memory": {"hugepages": []}}, acting=False)
     wanted = {"hugepages": [], "hugepages_max_share": 50, "shm_size": "4GiB", "memlock": ""}
     MemoryJob(wanted, ledger, str(kernel.root)).all()

@@ -1,4 +1,4 @@
-"""What the next boot knows of the array: judged by the mdadm.conf in each image, whatever the clock said."""
+"""The next boot's knowledge of the array: judged by the mdadm.conf in each image, not by times of files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORMS = ["none", "gzip", "bzip2", "xz", "lzma", "zstd", "lz4", "lzop"]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A Debian node whose one image has the array list of before."""
+    """A Debian node whose only image has an earlier list of arrays."""
     (tmp_path / "boot").mkdir()
     (tmp_path / "lib/modules" / KERNEL).mkdir(parents=True)
     (tmp_path / "etc/mdadm").mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_a_run_cut_between_the_two_writes_is_found_by_the_next(root: Path) -> No
     after = conf_with_array(before, NAME, UUID)
     assert problems(root, changed=after != before) == [f"built before `{PATH}` was changed"]
     replace_file(str(root / PATH[1:]), after)
-    # Here the run is cut. The next one has nothing to change in mdadm.conf.
+    # The run is interrupted here. The next one has nothing to change in mdadm.conf.
     assert conf_with_array(content(str(root / PATH[1:])), NAME, UUID) == after
     assert problems(root) == [f"it lacks `{line_for(NAME, UUID)}`"]
 
@@ -85,7 +85,7 @@ def test_an_image_that_still_knows_a_removed_array_is_rebuilt(root: Path) -> Non
     put(root, image(CONF))
     (root / PATH[1:]).write_text(conf_without_array(CONF, UUID))
     assert problems(root, gone=UUID) == [f"it still has `{line_for(NAME, UUID)}`"]
-    # Without any ARRAY line in the file, initramfs-tools puts in what it finds on the drives.
+    # Without an ARRAY line in the file, initramfs-tools adds the arrays on the drives.
     put(root, image(HEAD + line_for("theirs", OLD) + "\n"))
     assert problems(root, gone=UUID) == [""]
 
@@ -206,7 +206,7 @@ def test_an_image_is_rebuilt_once_and_never_in_check_mode(root: Path, monkeypatc
     assert rebuilt(root) == 1
     assert renew(PATH, changed=False, acting=True, root=str(root), ours=UUID) == Renewal(())
     assert rebuilt(root) == 1
-    # This run has changed the file: rebuilt, whatever the image seems to say.
+    # This run has changed the file: the image is rebuilt, whatever it has.
     assert renew(PATH, changed=True, acting=True, root=str(root), ours=UUID).left == ()
     assert rebuilt(root) == 2
 
@@ -333,7 +333,7 @@ def test_mdadm_conf_edited_and_put_back_is_the_same_to_the_byte(before: list[str
     assert str(next(line for line in array_lines(changed) if line.names(UUID))) == line_for(NAME, UUID)
     assert changed.replace(line_for(NAME, UUID) + "\n", "", 1).startswith(text)
     back = conf_without_array(changed, UUID)
-    # A file of nothing but indented lines, without a last line end, keeps the line end that ours needed.
+    # A file with only indented lines and no final line end keeps the line end that our lines needed.
     assert back == text or (not begun and back == text + "\n")
     assert conf_without_array(text, UUID) == text
 

@@ -1,4 +1,4 @@
-"""`tunetool inspect` on recorded, made and broken machines: the screen, its JSON, recordings, findings."""
+"""`tunetool inspect` on recorded, synthetic and broken machines: the screen, the JSON, recordings, findings."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_cloud_node_before_it_is_built() -> None:
     assert [drive["data"] for drive in shown["drives"]] == [False] + [True] * 8
     assert shown["host"]["virtual"]
     assert shown["gds"]["mode"] == "compat"
-    # No link is visible: no ceiling is invented, and none is said to bind.
+    # No link is visible: no ceiling is invented, and none is named as the limit.
     assert "value" not in shown["ceilings"][0]
     assert not any(ceiling["binds"] for ceiling in shown["ceilings"])
     assert "8 free drives of 3.84 TB" in findings_of(H200)["volume"]["found"]
@@ -395,7 +395,7 @@ def test_a_container_is_told_what_it_was_not_given(tmp_path: Path) -> None:
         assert "Kubernetes: " in findings[identity]["remedy"]
     assert "emptyDir" in findings["container.shm"]["remedy"]
     assert "in a container: docker (/.dockerenv)" in run("--root", root)
-    # The host's own advice is no use in here.
+    # Advice for hosts does not apply in a container.
     assert not {"memory.memlock", "memory.shm", "array.mount"} & set(findings)
     shutil.rmtree(root / "sys/block")
     assert "container.sys" not in findings_of(root)
@@ -439,7 +439,7 @@ def test_containers_are_told_by_what_their_runtime_left(files: dict[str, str], r
 
 
 def test_a_machine_made_from_an_image_is_no_container(tmp_path: Path) -> None:
-    """Its root is a whole disk, though /.dockerenv came along."""
+    """Its root is a whole disk, although there is a /.dockerenv."""
     put(tmp_path, "proc/self/mountinfo", "27 1 254:0 / / rw - ext4 /dev/vda rw\n")
     put(tmp_path, ".dockerenv", "")
     put(tmp_path, "run/systemd/container", "docker\n")

@@ -1,4 +1,4 @@
-"""`tunetool inspect -i`: what differs between nodes that should be equal. Made machines with one thing changed, and runs
+"""`tunetool inspect -i`: differences between nodes that should be equal. Machines with one change, and runs
 through Ansible's real way on hosts that are this machine."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def changed(shown: Inspection, **parts: Any) -> Inspection:
 
 
 def edited(path: str, value: Any) -> Callable[[Inspection], Inspection]:
-    """An edit of one place of the document, such as `drives.4.firmware`."""
+    """An edit of one value of the document, such as `drives/4/firmware`."""
 
     def edit(shown: Inspection) -> Inspection:
         document = shown.model_dump(by_alias=True)
@@ -110,7 +110,7 @@ EDITS = {
     "mounts./mnt/nvme_raid0|free": edited(f"filesystems/{VOLUME}/free_bytes", 1_000_000_000_000),
     "tool_version": edited("tool_version", "9.9.9"),
 }
-"""An edit by the one fact that it changes."""
+"""Edits by the fact that they change."""
 GONE = {
     "drives.count": lambda shown: changed(shown, drives=_without(shown.drives, DRIVE)),
     "gpus.count": lambda shown: changed(shown, gpus=_without(shown.gpus, 7)),
@@ -118,7 +118,7 @@ GONE = {
     "arrays.nvme_raid0": lambda shown: changed(shown, arrays=_without(shown.arrays, ARRAY)),
     "driver.version": lambda shown: changed(shown, driver=None),
 }
-"""The same for something that is lost: what hangs on it is not named as well."""
+"""The same for lost devices: facts that depend on them are not named as well."""
 
 
 def _without(parts: Any, index: int) -> list[Any]:
@@ -283,7 +283,7 @@ def command(*arguments: object) -> list[str]:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """Three hosts whose tunetool looks at recordings; the third has another kernel, and a fourth cannot be reached."""
+    """Three hosts whose tunetool inspects recordings; the third has another kernel, and a fourth is unreachable."""
     pytest.importorskip("ansible_runner", reason="Ansible's control side needs Python 3.11")
     document = json.loads(H100.read_text())
     (tmp_path / "same.json").write_text(json.dumps(document))

@@ -1,4 +1,4 @@
-"""I/O settings: what is asked for, refused, rendered, set and given back, who overrules it, and whether it holds."""
+"""I/O settings: requested, refused, rendered, set and restored values, other files that override them, and checks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def asked(**values: str) -> dict[str, str]:
 
 
 class Node:
-    """The recorded node with the files that hold the settings, and what of the kernel's behaviour files lack."""
+    """The recorded node with the files of the settings, and the kernel's behaviour that plain files lack."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -81,7 +81,7 @@ class Node:
         return self.get(path).partition("]")[0].lstrip("[")
 
     def written(self, machine: Machine, setting: str, file: str, value: str) -> None:
-        """As the kernel takes it: one of a pair of limits is 0, and another scheduler has its own nr_requests."""
+        """Write like the kernel: one of a pair of limits becomes 0, and another scheduler has its own nr_requests."""
         path = machine.file(setting, file) or ""
         if setting.startswith("dirty"):
             share = value.endswith("%")
@@ -251,7 +251,7 @@ def test_it_sets_everything_once_and_keeps_the_way_back(node: Node) -> None:
     for number in range(1, 9):
         values = [node.active(f"sys/block/nvme{number}n1/queue/{name}") for name in DRIVE_SETTINGS]
         assert values == ["mq-deadline", "128", "2"]
-    # The drive that is no member is nobody's business.
+    # A drive that is not a member is left alone.
     assert node.get("sys/block/nvme0n1/queue/nr_requests") == "1023"
     assert node.get("sys/block/md127/queue/read_ahead_kb") == "4096"
     assert (node.get("proc/sys/vm/dirty_background_bytes"), node.get("proc/sys/vm/dirty_ratio")) == ("67108864", "25")

@@ -1,4 +1,4 @@
-"""`tunetool lab` as it is called: what is refused before any work, and what is said without a lab."""
+"""`tunetool lab` from its command line: refusals before any work, and messages without a lab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A restored node that is not as it should be is restored again; one that never is says so."""
+"""A restored node that is incomplete is restored again; after some tries there is an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEMPLATE = NodeState("node0", 0, "debian12", Path("/cache/image"), 2**31, "tcg",
 
 
 class Script:
-    """Stands for the ssh command that waits in the guest."""
+    """Replaces the ssh command that waits in the guest."""
 
     def kill(self) -> None:
         pass

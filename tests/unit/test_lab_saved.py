@@ -1,4 +1,4 @@
-"""Saved states and drives that change while a node is off: what is read, refused, listed and renamed."""
+"""Saved states, and drives that change while a node is off: reading, refusing, listing and renaming."""
 
 from __future__ import annotations
 

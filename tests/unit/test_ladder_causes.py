@@ -1,4 +1,4 @@
-"""Why a rung loses: one row for each cause, and what must not be blamed."""
+"""Causes of a rung's loss: a row for each cause, and facts that must not be named as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way up: what is said beforehand, rungs that are left out or fail, and fio's command lines and logs."""
+"""Measuring the ladder: the announcement, rungs that are left out or fail, and fio's command lines and logs."""
 
 from __future__ import annotations
 

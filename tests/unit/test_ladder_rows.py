@@ -1,4 +1,4 @@
-"""The ladder as rows: what stands on what, which rung is named, and the page that shows it."""
+"""The ladder as rows: the order of rungs, the rung that is named, and the page."""
 
 from __future__ import annotations
 

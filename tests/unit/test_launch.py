@@ -1,4 +1,4 @@
-"""Launching ranks: what becomes of a run, who is to blame, what is rendered for ssh and DeepSpeed, what is swept away."""
+"""Launching ranks: outcomes of a run, the rank to blame, files for ssh and DeepSpeed, cleaning up."""
 
 from __future__ import annotations
 

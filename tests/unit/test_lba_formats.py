@@ -1,4 +1,4 @@
-"""LBA formats: the drive's table as the specification lays it out, which format is wanted, and the line to type."""
+"""LBA formats: the drive's table as in the specification, the format to choose, and the command to type."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def identity(rows: list[tuple[int, int, int]], chosen: int, blocks: int = 8, hid
 
 
 def test_a_drive_s_table_is_read() -> None:
-    # What QEMU's drive shows, with performance values of a real one.
+    # The table of QEMU's drive, with performance values of a real one.
     formats = parse_formats(identity([(0, 9, 2), (8, 9, 2), (0, 12, 0), (64, 12, 1)], 1, 2**30))
     assert formats.offered == (
         LbaFormat(0, 512, 0, 2),

@@ -1,4 +1,4 @@
-"""Driving fio: its arguments, its JSON as recorded from 3.33, and programs that only pretend to be fio."""
+"""Driving fio: its arguments, its JSON as recorded from 3.33, and programs that pretend to be fio."""
 
 from __future__ import annotations
 

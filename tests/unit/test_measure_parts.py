@@ -310,7 +310,7 @@ def test_drives_that_fail_meanwhile_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("said", "believed"), [(1.0, True), (2.0, True), (0.9, False)])
 def test_a_program_s_clock_is_held_against_the_time_that_its_bytes_took(said: float, believed: bool) -> None:
-    # However long the drives were busy: with others, before and after, or hardly at all.
+    # It does not matter how long the drives were busy: with other work, before and after, or hardly at all.
     busy = {"nvme0n1": Counters(0, 0, 0, 0, 0, 0, 9000), "nvme1n1": Counters(0, 0, 0, 0, 0, 0, 5)}
     counted = Counted(1, 1, busy, moving_seconds=1.45)
     assert (wrong_clock([(None, 0.1), (counted, said)]) is None) is believed

@@ -1,4 +1,4 @@
-"""What a module says: UTF-8 whatever lay on the node, since ansible-core takes nothing else."""
+"""A module's output: UTF-8 whatever the node's files contain, since ansible-core accepts nothing else."""
 
 from __future__ import annotations
 

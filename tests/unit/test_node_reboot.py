@@ -46,7 +46,7 @@ PLAY = """\
 
 @pytest.fixture
 def somebody() -> Iterator[None]:
-    """Works on what stands for the volume."""
+    """A process that uses the directory in place of the volume."""
     path = SHM / f"tunetool-test-{os.getpid()}"
     with path.open("w"):
         yield
@@ -83,7 +83,7 @@ def test_who_is_rebooted(tmp_path: Path) -> None:
         assert "would reboot the control node" in said[name]
     assert said["busy"].startswith(f"busy: a reboot would end somebody's work: `{SHM}`: ")
     assert "node_reboot_even_if_busy" in said["busy"]
-    # Nobody for whom there is nothing to do was asked about jobs.
+    # Hosts without anything to do were not asked about jobs.
     looked = [part for part in done.stdout.split("TASK [") if part.partition("]")[0].endswith("somebody's work")]
     asked = re.findall(r"^(?:ok|fatal): \[(\w+)\]", "".join(looked), re.M)
     assert sorted(asked) == ["allowed", "busy", "ended", "one_of_two"]

@@ -1,4 +1,4 @@
-"""Slow nodes among their like."""
+"""Slow nodes among equal ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: what may be wiped and what never, adopting, and the file that carries a plan."""
+"""Plans: which drives can be wiped and which never, adopting, and the plan file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic behind a ds_config: what DeepSpeed makes of a model, and what is written for it."""
+"""The arithmetic of a ds_config: DeepSpeed's partitioning of a model, and the values that are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ansible-doc` shows of a module is what the module takes, with the parts that modules share."""
+"""The documentation by `ansible-doc` equals the options that a module takes, with the parts that modules share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def documented() -> dict[str, Any]:
 
 
 class Taken(Exception):
-    """Holds what the module said it takes."""
+    """Carries the options that the module declares."""
 
 
 def taken(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], bool]:

@@ -1,4 +1,4 @@
-"""bf16 or fp16: the choice by the GPUs, and what each trainer and each file is told."""
+"""bf16 or fp16: the choice by the GPUs, and the settings of each trainer and file."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_lightning_and_llamafactory_are_told_the_same() -> None:
     texts = render(WORKLOAD, FILES)
     settings = yaml.safe_load(texts[SETTINGS])
     assert (settings["fp16"], "bf16" in settings) == (True, False)
-    # transformers fills in what the YAML says, and leaves the loss scaling.
+    # transformers fills in the values of the YAML, and leaves the loss scaling unchanged.
     assert json.loads(texts[DEEPSPEED])["fp16"] == {**FP16, "enabled": "auto"}
     plain = render(WORKLOAD, replace(FILES, precision="bf16"))
     assert yaml.safe_load(plain[SETTINGS])["bf16"] is True

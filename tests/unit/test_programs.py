@@ -1,4 +1,4 @@
-"""The one list of programs that tests need, and setup.sh that installs from it."""
+"""The list of programs that tests need, and setup.sh, which installs from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import programs
 
 ROOT = Path(__file__).parents[2]
 NO_GROUPS = {"setup", "deepspeed", "cluster"}
-"""What needs programs and is no group of tests with a time box."""
+"""Names in the list that are not groups of tests with a time box."""
 
 
 def test_every_line_has_three_columns_and_groups_that_exist() -> None:
@@ -92,7 +92,7 @@ def test_set_up_installs_what_is_missing_for_the_groups_asked_for(
         text=True,
         check=False,
     )
-    # The stand-in refuses to install, and nothing comes after that.
+    # The stand-in refuses to install, and setup.sh stops there.
     assert done.returncode != 0
     assert done.stdout == f"installing {wanted}\n", done.stderr
     assert (checkout / "asked").read_text().splitlines()[-1].endswith(f"--no-install-recommends {wanted}")

@@ -1,4 +1,4 @@
-"""``tunetool provision`` without its nodes: the call, Ansible's events, and the exit code."""
+"""``tunetool provision`` without nodes: the call, Ansible's events, and the exit code."""
 
 from __future__ import annotations
 

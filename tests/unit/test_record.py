@@ -1,4 +1,4 @@
-"""The record: what is written is what is read, and damage is found."""
+"""The record: reading returns what was written, and detects damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings: what is in one, what is not, that it cannot reach out of its folder, and that a made one is as written."""
+"""Recordings: their contents, their limits, and that laying one out writes only below its folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOUNTS = f"""\
 
 
 def machine(root: Path) -> Path:
-    """A built node, with things that nobody should carry away."""
+    """A built node with secrets that a recording must not contain."""
     lay_out("built", root)
     for path, text in {
         "proc/sys/kernel/hostname": "node1\n",
@@ -59,7 +59,7 @@ def test_a_recording_holds_no_secret(tmp_path: Path) -> None:
     text = json.dumps(document)
     for word in (SECRET, "anna", "filer", "10.0.0.9", "52:54:00"):
         assert word not in text
-    # What the readers need of the same files is there.
+    # The recording has the parts of the same files that the readers need.
     files = document["files"]
     assert (
         "/dev/shm rw,nosuid,nodev shared:4 - tmpfs tmpfs rw,size=524288k,inode64"
@@ -89,7 +89,7 @@ def test_what_was_laid_out_is_recorded_the_same(tmp_path: Path) -> None:
 
 
 def test_it_runs_alone_as_a_script() -> None:
-    """So that a node without tunetool can be recorded through a pipe."""
+    """With it, a node without tunetool can be recorded through a pipe."""
     done = subprocess.run(
         [sys.executable, "-"],
         input=(ROOT / "plugins/module_utils/machine/recording.py").read_text(),

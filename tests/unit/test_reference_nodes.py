@@ -1,4 +1,4 @@
-"""`bench reference`: what the nodes decide, what is said before anything is written, and nodes that are left out."""
+"""`bench reference`: choices by the nodes' capacities, the announcement, and nodes that are left out."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_least_of_the_nodes_decides_on_the_model(change: dict[str, int], mod
 def test_small_nodes_without_gpus_get_what_fits() -> None:
     request, _ = complete(Asked(), {"node1": VIRTUAL, "node2": VIRTUAL})
     assert (request.material.model, request.material.images) == ("tiny", 32)
-    # Phi-3's first layer alone would not fit six times into the memory.
+    # Six copies of Phi-3's first layer alone do not fit into the memory.
     assert (request.checkpoint_model, request.state_bytes) == ("tiny", None)
     assert request.matrix == "1x1:z2,2x1:z2,2x1:z3,1x1:z3"
     assert request.cluster.device == "cpu"
@@ -218,7 +218,7 @@ class Site:
         return [" ".join(line.split()[:2]) for line in path.read_text().splitlines()] if path.exists() else []
 
     def run(self, **more: object) -> tuple[Result, Quiet]:
-        """The chain without what needs ranks."""
+        """Run the chain without the parts that need ranks."""
         progress = Quiet()
         dry = bool(more.pop("dry_run", False))
         asked = Asked(
@@ -254,7 +254,7 @@ def test_the_chain_goes_on_with_the_nodes_that_can(site: Site) -> None:
     result, progress = site.run()
     assert site.calls("node1") == ["verify --json", "bench checkpoint"]
     assert site.calls("node2") == ["verify --json"]
-    # What fell short still does.
+    # A node that fell short still does.
     assert result.code == ExitCode.FALLS_SHORT
     assert statuses(result) == {"verify": "fail", "checkpoint": "pass", "staging": "skip", "strategies": "skip"}
     reasons = left_out(result)

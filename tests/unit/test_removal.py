@@ -1,4 +1,4 @@
-"""Giving the volume up: what belongs to it, what bars it, what a plan allows, and who is at work on it."""
+"""Removing the volume: its parts, the obstacles, the permission by a plan, and processes that use it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def built(tmp_path: Path) -> Machine:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """The same, for many examples: it is never changed, only copied."""
+    """The same for many examples: tests copy it and never change it."""
     return machine(tmp_path_factory.mktemp("built"))
 
 
@@ -111,7 +111,7 @@ def verdicts(removal: Removal) -> dict[str, str]:
 
 
 def consent(removal: Removal) -> tuple[dict[str, str], dict[str, object]]:
-    """What a plan made now would allow, as it comes out of the file."""
+    """The permission of a plan that is made now, as read from its file."""
     plan = parse(dump(document({"n": removal_part(removal, "")}, "0", job=TEARDOWN)), "p.json", TEARDOWN)
     return {entry["serial"]: entry["hash"] for entry in wipes(plan, "n")}, volume(plan, "n")
 
@@ -151,7 +151,7 @@ def test_a_run_that_was_cut_goes_on_with_the_same_plan(built: Machine) -> None:
         assert consent_problem(remove(cut), *allowed) is None
         cut = without(cut, serial)
         assert verdicts(remove(cut))[serial] == IGNORE
-    # All blank: nothing to lose, and still something to tidy away.
+    # All drives are blank: nothing can be lost, but there are files to remove.
     assert (consent_problem(remove(cut), {}, None), remove(cut).done) == (None, False)
 
 
@@ -363,7 +363,7 @@ def test_a_replacement_that_was_cut_before_the_manifest_goes_on(built: Machine) 
     replacement = plan_replacement(replace(node, superblocks=blocks), NAME, POINT, SWAP)
     assert (replacement.done, replacement.problems) == (True, ())
     assert "NEW" in replacement.serials
-    # One member that is not of the new array, and nobody can say what these drives are.
+    # With one member of another array it is unknown what these drives are.
     blocks["nvme3n2"] = replace(blocks["nvme3n2"], uuid="55555555:0:0:0")
     assert plan_replacement(replace(node, superblocks=blocks), NAME, POINT, SWAP).problems
 

@@ -1,4 +1,4 @@
-"""The pages that people read: fixed width, words instead of colours, remedies beside what failed."""
+"""Printed pages: fixed width, words instead of colours, remedies beside failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tunetool report`: records shown again in every form, listed, and compared."""
+"""`tunetool report` shows records in every form, lists and compares them."""
 
 from __future__ import annotations
 

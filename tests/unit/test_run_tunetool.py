@@ -1,4 +1,4 @@
-"""The command line that runs on a node: from an inventory's variables and a caller's arguments, through Ansible."""
+"""The command line on a node: from an inventory's variables and a caller's arguments, through Ansible."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_is_empty_is_left_out_and_lists_repeat() -> None:
 @pytest.mark.parametrize("given", [["--runs-dir", "/b"], ["--runs-dir=/b"]])
 def test_arguments_come_before_options(given: list[str]) -> None:
     assert command_line(["verify"], {"runs_dir": "/a"}, given) == ["verify", "--json", "-", *given]
-    # Behind `--` it is no option any more.
+    # After `--` it is not an option.
     behind = ["--", "/source", "--runs-dir"]
     assert "/a" in command_line(["stage"], {"runs_dir": "/a"}, behind)
 

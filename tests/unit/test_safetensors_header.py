@@ -1,4 +1,4 @@
-"""A header of .safetensors: taken and refused as the safetensors library does it."""
+"""Headers of .safetensors files: the same are accepted and refused as by the safetensors library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunetool.safetensors_header import Entry, Invalid
 
 
 def verdict(text: bytes, data: int) -> str | None:
-    """Why it is refused with so many bytes of data behind it, or None."""
+    """Why a header with that number of bytes of data is refused; None if it is accepted."""
     content = struct.pack("<Q", len(text)) + text
     try:
         count = header.length(content[:8])
@@ -129,7 +129,7 @@ PIECES = ["{", "}", "[", "]", ",", ":", '"', "\\", " ", "\n", "\0", "\x7f", "é"
 
 
 def made(source: random.Random) -> tuple[bytes, int]:  # noqa: C901  a list of ways to spoil a header
-    """A header, right or nearly so, and the bytes behind it."""
+    """A correct or nearly correct header, and the number of bytes after it."""
     at, parts = 0, []
     for number in range(source.choice([0, 1, 1, 2, 2, 3, 5])):
         dtype = source.choice(list(header.BITS))
@@ -192,7 +192,7 @@ def made(source: random.Random) -> tuple[bytes, int]:  # noqa: C901  a list of w
 
 
 def agree(seed: int, count: int) -> tuple[int, int]:
-    """How many of ``count`` headers the library took, and how many it took that list a name twice."""
+    """The number of ``count`` headers that the library accepted, and of those among them with a duplicate name."""
     source = random.Random(seed)
     taken = stricter = 0
     for _ in range(count):

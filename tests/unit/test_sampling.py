@@ -1,4 +1,4 @@
-"""One way to take a sample: again where something else used the drives, said aloud; no further where bytes are missing.
+"""One way to take a sample: it is repeated, with a message, if others used the drives, and stops if bytes are missing.
 
 Every measurement that holds a program against the drives' counters is a row of one table. The programs are fakes, and
 so are the counters; everything between is real.
@@ -42,7 +42,7 @@ from tunetool.tune.settings import DEFAULTS, AioSettings
 
 MIB = 2**20
 OTHERS, MISSING = 1.5, 0.5
-"""Counted bytes for each that a program claims."""
+"""Ratio of counted to claimed bytes, for each program."""
 SAID = "something else used the drives meanwhile: repeated"
 
 _COUNT = '''
@@ -108,7 +108,7 @@ while len(looks.read_text()) < seen + 5:
 side = {{"io_bytes": claimed, "runtime": milliseconds, "total_ios": 256 * {parts}}}
 print(json.dumps({{"jobs": [{{"jobname": options["--name"], "error": 0, "read": side, "write": side}}]}}))
 """
-"""Moves a part after each look at the counters, and nothing for a while before and after."""
+"""A program that moves a part after each look at the counters, and nothing for a while before and after."""
 
 _WORKER = """
 import hashlib, json, sys
@@ -139,7 +139,7 @@ for line in sys.stdin:
 
 @dataclass
 class Told:
-    """A progress that keeps what it is told."""
+    """A progress that keeps its lines."""
 
     lines: list[str] = field(default_factory=list)
 
@@ -157,7 +157,7 @@ class Bench:
     directory: Path
     progress: Told = field(default_factory=Told)
     busy: bool = False
-    """Whether the drive is busy all the time, with what others do as well."""
+    """Whether the drive is busy all the time, also with the work of others."""
 
     @property
     def target(self) -> Path:
@@ -179,7 +179,7 @@ class Bench:
         return path
 
     def fio(self, timed: bool) -> Fio:
-        """``timed``: only what runs for a time is a sample; the rest lays files out."""
+        """``timed``: only runs with a duration are samples; the others lay out files."""
         return Fio(str(self.program("fio", _FIO, timed=timed)), "3.33")
 
     def python(self) -> Path:
@@ -289,7 +289,7 @@ class _Ranks:
 
 
 class _Searched(FioBest):
-    """fio, of which the best number of files is known."""
+    """fio with a known best number of files."""
 
     def search(self) -> None:
         self.searched = {"write": {1: 1.0}, "read": {1: 1.0}}
@@ -387,7 +387,7 @@ def test_a_drive_that_goes_away_ends_it_with_a_message(
 
 
 def _random_reads(bench: Bench, faster: int) -> dict[str, str]:
-    """What makes a doubt of random reads, by a fio that says that it took ``faster`` times less than it did."""
+    """The doubts about random reads with a fio that claims to be ``faster`` times as fast as it was."""
     fio = Fio(str(bench.program("fio", _PACED_FIO, parts=6, faster=faster)), "3.33")
     bench.script([])
     shape = Plan(str(bench.target), "nvme disk", 1, MIB, 1.0, None)

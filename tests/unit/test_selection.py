@@ -1,4 +1,4 @@
-"""Which drives are taken, and what the table says of each."""
+"""The choice of drives, and the table's entry for each drive."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ QEMU = (LbaFormat(0, 512, 0), LbaFormat(1, 512, 8), LbaFormat(4, 4096, 0), LbaFo
 
 
 def odd(changes: dict[str, object], formats: dict[str, Formats], others: int = 512) -> str:
-    """What is said of the third of eight drives; the run is refused."""
+    """The reason for the third of eight drives in a run that is refused."""
     drives = [replace(row, lba_bytes=others) for row in EIGHT]
     drives[2] = replace(drives[2], **changes)  # type: ignore[arg-type]
     selection = select(drives, {}, CRITERIA, NAME, formats=formats)
@@ -185,10 +185,10 @@ def odd(changes: dict[str, object], formats: dict[str, Formats], others: int = 5
         ({"lba_bytes": 4096}, 512, "logical block of 4096 bytes, the others' have 512: ", 0),
         ({"lba_bytes": 512}, 4096, "logical block of 512 bytes, the others' have 4096: ", 4),
         ({"metadata_bytes": 8}, 512, "is formatted with 8 metadata bytes per block: ", 0),
-        # Its own blocks would be odd again.
+        # Its blocks would differ again.
         ({"lba_bytes": 4096, "metadata_bytes": 8}, 512, "is formatted with 8 metadata bytes per block: ", 0),
         ({"lba_bytes": 512, "metadata_bytes": 8}, 4096, "is formatted with 8 metadata bytes per block: ", 4),
-        # What metadata takes of the capacity makes it no other drive.
+        # The space of metadata does not make it a drive of another size.
         ({"metadata_bytes": 8, "size_bytes": SIZE * 512 // 520}, 512, "is formatted with 8 metadata bytes", 0),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_drive_whose_metadata_the_kernel_cannot_use_is_no_drive_of_another_siz
         REFUSE,
         "is formatted with 8 metadata bytes per block: `nvme format /dev/nvme3n1 --lbaf=0` mends it and erases the drive",
     )
-    # What sysfs says stands.
+    # The value in sysfs counts.
     assert with_capacity(EIGHT[0], formats) == EIGHT[0]
     assert with_capacity(blank, None) == blank
 

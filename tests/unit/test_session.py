@@ -1,6 +1,6 @@
-"""Whatever goes wrong in the middle of a measurement: a record is kept, it names what went wrong, nothing is left.
+"""Faults during a measurement: a record is kept that names the fault, and no file remains.
 
-One table over every kind of record. Each row runs the benchmark's own door; what is replaced is its lowest real call
+One table over every kind of record. Each row runs the benchmark's entry point; only its lowest real call is replaced
 (fio, a child process, a launcher of ranks), which works a few times and then fails.
 """
 
@@ -70,14 +70,14 @@ from tunetool.verify import request as verification
 from tunetool.verify import run as verify_run
 
 FIO = Fio("/nowhere/fio", "3.33")
-"""No fio is needed: what runs it is replaced."""
+"""No fio is needed: the function that runs it is replaced."""
 GB = 10**9
 MIB = 2**20
 
 
 @dataclass
 class Seam:
-    """The call that is replaced: it does ``well`` so often, and then fails."""
+    """A replaced call: it calls ``well`` a number of times, and then fails."""
 
     fault: BaseException
     well: int = 0
@@ -92,7 +92,7 @@ class Seam:
 
 @dataclass
 class Scene:
-    """Where a row of the table works."""
+    """The directories and helpers of a row of the table."""
 
     folder: Path
     patch: pytest.MonkeyPatch
@@ -225,7 +225,7 @@ def bench_checkpoint(scene: Scene) -> Any:
 
 
 def launching(scene: Scene, well: int) -> None:
-    """The launcher of this machine: ranks that did what was asked of them, so often."""
+    """Replace the launcher of this machine: its ranks succeed a number of times, then it fails."""
     seam = scene.seam(well)
 
     def launch(launcher: LocalLauncher, job: Job, tick: Callable[[], None]) -> None:
@@ -330,11 +330,11 @@ KINDS: Mapping[str, tuple[Callable[[Scene], Any], Callable[[Record], bool]]] = {
     "tune": (tune, has("tune.")),
     "bench.ds-io": (deepspeed_io, has("ds_io.write")),
     "bench.checkpoint": (bench_checkpoint, has("checkpoint.")),
-    # A fine-tune is one launch: what there is of it are the curves that its ranks wrote.
+    # A fine-tune is one launch: only the curves that its ranks wrote remain of it.
     "bench.finetune": (bench_finetune, lambda record: [each.name for each in record.series] == ["loss"]),
     "bench.staging": (bench_staging, has("staging.")),
     "bench.strategies": (bench_strategies, has("strategies.step.")),
-    # A copy is there as a whole or not at all.
+    # A copy is either complete or absent.
     "stage": (stage, lambda record: record.measurements == [] and Path(record.target or "").name == "copy"),
     "bench.reference": (
         bench_reference,
@@ -372,7 +372,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, material: Material) -
 
 
 def uncounted(path: str) -> BlockStack:
-    """No drive whose counters would have to move."""
+    """A target without a drive whose counters would have to change."""
     return BlockStack(path, None, "overlay", None, None, "overlay", (), redundant=False, in_memory=False)
 
 
@@ -386,7 +386,7 @@ def test_a_fault_in_the_middle_is_a_record(kind: str, fault: str, scene: Scene) 
     result = None
     try:
         result = door(scene)
-    except BaseException as error:  # what it ends with is judged below
+    except BaseException as error:  # its exit code is checked below
         raised = error
     assert any(seam.failed for seam in scene.seams), raised
     kept = list(scene.runs.glob(f"*-{kind}-*"))

@@ -1,4 +1,4 @@
-"""A skip whose reason is not in the list fails the run: shown by pytest itself, alone and over two processes."""
+"""A skip whose reason is not in the list fails the run: with a real pytest, in one and in two processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_passes(): ...
 def pytest_on(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
     (folder / "conftest.py").write_text((TESTS.parent / "conftest.py").read_text())
-    # These skips are no test's of ours: a list that is being made is not to have them.
+    # These skips are not of real tests: a list that is being written must not have them.
     inherited = {name: value for name, value in os.environ.items() if name != skips.SKIPPED_LIST}
     environment = {**inherited, "PYTHONPATH": str(TESTS), **variables}
     command = [sys.executable, "-m", "pytest", "-q", *arguments, str(folder)]
@@ -117,7 +117,7 @@ def test_every_reason_says_why() -> None:
 
 
 def reasons(path: Path) -> list[tuple[int, str]]:
-    """What a module of tests says when it skips, by line; what only the machine can say is left out."""
+    """The reasons of skips in a module of tests, by line, without those that depend on the machine."""
     texts = []
     # Hypothesis hooks into the collector, and CPython 3.11 refuses a tree during which a hook ran at the wrong depth.
     gc.disable()

@@ -1,4 +1,4 @@
-"""Slices of the slow tests: which are run when, that none is forgotten, and that time is kept."""
+"""Slices of the slow tests: their order, completeness, and time limit."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_nothing_is_started_that_might_end_too_late(
         waiting.remove(row)
         elapsed += data.draw(st.floats(0, slices.SLOWER * row.seconds))
         assert elapsed <= limit
-    # What was left would not have fitted, or nobody knows how long it takes.
+    # The others would not have fitted, or have an unknown duration.
     assert all(row.seconds is None or elapsed + slices.SLOWER * row.seconds > limit for row in waiting)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with four slices, one of them never timed, whose `make test` only says that it ran."""
+    """A checkout with four slices, one of them without a time, whose `make test` only reports that it ran."""
     (tmp_path / "tools/dev").mkdir(parents=True)
     (tmp_path / "tests").mkdir()
     (tmp_path / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""What is asked of Slurm and what it answers: outputs recorded from slurm-wlm 22.05."""
+"""Commands for Slurm and its answers: outputs recorded from slurm-wlm 22.05."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staging: what becomes of DST, whatever is there and whatever SRC is."""
+"""Staging: the result at DST for everything that may be there, and for every kind of SRC."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from waiting import PATIENCE, until
 
 MB = 2**20
 ODD = os.fsdecode(b"\xff\n name")
-"""A name that is no UTF-8 and has a line break."""
+"""A name that is not UTF-8 and has a line break."""
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_second_time_nothing_is_copied(source: Path, tmp_path: Path, runs: Pat
     result = stage(source, destination, runs)
     assert (result.code, result.record.measurements) == (ExitCode.OK, [])
     assert destination.stat().st_ino == before
-    # A directory's time is no reason: a program that made and removed a file there changes it.
+    # A directory's time is not a reason: a program that makes and removes a file changes it.
     (source / "images/t").touch()
     (source / "images/t").unlink()
     assert stage(source, destination, runs).record.measurements == []
@@ -160,7 +160,7 @@ def test_verify_names_what_is_not_as_it_was_staged(source: Path, tmp_path: Path,
     assert result.code == ExitCode.FALLS_SHORT
     assert any(reason.startswith(said) for reason in result.record.verdict.reasons)
     assert result.record.checks[0].remedy
-    # What was changed is somebody's work: neither taken for the copy nor thrown away unasked.
+    # A changed file is somebody's work: it neither counts as the copy nor is it removed without a request.
     for call in (lambda: evict(destination, runs), lambda: stage(source, destination, runs)):
         with pytest.raises(UsageProblem) as caught:
             call()

@@ -1,4 +1,4 @@
-"""Staging when something goes wrong: a copy is whole or not there, and the error names what it was."""
+"""Faults during staging: a copy is either complete or absent, and the error names the fault."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def turn(source: Path) -> str:
 
 
 def turn_unseen(source: Path) -> str:
-    """Other bytes of the same length, under the time of the old ones."""
+    """Write other bytes of the same length, with the time of the old ones."""
     was = (source / "sub/7").stat()
     with (source / "sub/7").open("r+b") as stream:
         stream.write(b"z" * 20007)
@@ -66,7 +66,7 @@ def turn_unseen(source: Path) -> str:
 
 
 def swap_unseen(source: Path) -> str:
-    """Another file under its name, of the same length and time."""
+    """Replace the file with another one of the same name, length and time."""
     was, new = (source / "sub/7").stat(), source.parent / "new"
     new.write_bytes(b"z" * 20007)
     os.utime(new, ns=(was.st_atime_ns, was.st_mtime_ns))
@@ -93,7 +93,7 @@ def test_a_source_at_work_is_no_copy(source: Path, tmp_path: Path, harm: Callabl
     assert destination.exists() == before
     assert beside(destination) == ([".copy.tunetool-stage.json"] if before else [])
     if before:
-        # The tree that was to be replaced is whole, and still known as what it is.
+        # The tree that was to be replaced is complete and still recognised.
         assert view(destination) == old
         assert evict(destination, tmp_path / "runs").code == ExitCode.OK
 
@@ -102,7 +102,7 @@ def test_a_source_at_work_is_no_copy(source: Path, tmp_path: Path, harm: Callabl
 def test_a_file_that_changes_in_the_middle_of_its_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: str
 ) -> None:
-    """After its first block was read, and before its last: half of each would be a copy of neither."""
+    """Change the file after its first block was read: half of each version would be a copy of neither."""
     source, destination = tmp_path / "source", tmp_path / "copy"
     source.mkdir()
     large = source / "large"
@@ -118,7 +118,7 @@ def test_a_file_that_changes_in_the_middle_of_its_copy(
                 os.utime(large, ns=(was.st_atime_ns, was.st_mtime_ns))
         return fill(self, buffer, offset, count)
 
-    # Nothing from outside can stop a copy between two blocks.
+    # A copy cannot be stopped between two blocks from outside.
     monkeypatch.setattr(Source, "fill", between_blocks)
     assert "` changed while it was " in failed(stage(source, destination, tmp_path / "runs", threads=1))
     assert len(reads) == 3
@@ -310,7 +310,7 @@ def test_killed_at_any_point_there_is_no_half_copy(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        # It was killed before, at and after what decides.
+        # It was killed before, at and after the deciding rename.
         assert json.loads(done.stdout).keys() == {"None", "old", "new"}, done.stdout
     finally:
         shutil.rmtree(folder)
@@ -324,7 +324,7 @@ def test_a_killed_rename_is_carried_out(source: Path, tmp_path: Path) -> None:
     (tmp_path / ".copy.tunetool-gone-0123456789ab").mkdir()
     assert stage(source, destination, tmp_path / "runs").record.measurements == []
     assert beside(destination) == [".copy.tunetool-stage.json"]
-    # But never over what somebody else put there since.
+    # But never over files that somebody else put there in the meantime.
     destination.rename(tmp_path / ".copy.tunetool-stage-0123456789ab")
     destination.mkdir()
     (destination / "mine").touch()

@@ -44,7 +44,7 @@ def test_every_host_has_the_copy(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert "`sub/data` does not have the xxh3_64 of the manifest" in " ".join(shown.split())
     assert shown.rstrip().endswith("FAIL")
-    # A call that is wrong on the host could not be carried out there.
+    # An invalid call on the host counts as one that could not be carried out there.
     assert call(source, tmp_path / "copy", *common) == 3
     assert "`--replace`" in " ".join(capsys.readouterr().out.split())
 

@@ -1,4 +1,4 @@
-"""Any tree with links: what a program finds in the copy is what it finds in the source."""
+"""Any tree with links: a program sees the same in the copy as in the source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS = st.lists(
 
 
 def grow(root: Path, outside: Path, steps: list[tuple[str, str, object]]) -> None:
-    """Carry out what can be: a path whose parent is a file or a link is left out."""
+    """Make the tree as far as possible: a path whose parent is a file or a link is left out."""
     for kind, path, what in steps:
         for base in (root, outside):
             full = base / path
@@ -53,7 +53,7 @@ def target(root: Path, outside: Path, base: Path, kind: str, climb: str, path: s
         return f"{root}/{path}"
     if kind == "outside":
         return f"{outside}/{path}"
-    # Out of the tree and in again.
+    # A link that leaves the tree and comes back.
     return f"{climb}../{root.name}/{path}"
 
 
@@ -78,7 +78,7 @@ def test_a_copy_looks_as_its_source(steps: list[tuple[str, str, object]]) -> Non
         event("copied")
         expected = view(root)
         assert view(copy) == expected
-        # The copy stands alone: it is the same where it is moved, and without its source.
+        # The copy is independent: it is the same after a move, and without its source.
         moved = base / "elsewhere/deeper/copy"
         moved.parent.mkdir(parents=True)
         copy.rename(moved)
@@ -103,5 +103,5 @@ def test_every_byte_is_in_one_piece(sizes: list[int], piece_bytes: int | None) -
             assert piece.offset % 4096 == 0
             end += piece.length
         assert end == size
-    # No batch of small files is more than a big piece, and big ones come before them.
+    # A batch of small files is no larger than a big piece, and big pieces come first.
     assert all(len(job) == 1 or sum(piece.length for piece in job) <= PIECE_BYTES for job in jobs)

@@ -1,4 +1,4 @@
-"""The figures' statistics: what the intervals promise is counted, not believed."""
+"""The figures' statistics: the coverage of the intervals is counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that hold less than was written to them."""
+"""Files that have fewer bytes stored than were written to them."""
 
 from __future__ import annotations
 

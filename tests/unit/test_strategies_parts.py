@@ -1,4 +1,4 @@
-"""The strategies' experiment without ranks: cells, fits, predictions, figures and what is said of them."""
+"""The strategies' experiment without ranks: cells, fits, predictions, figures and reports."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_what_a_stage_costs_by_itself_and_what_shared_cores_cost_are_told_apart(
     assert pair.basis == "1x2:z2 less its communication, times 1x1:z3 / 1x1:z2"
 
 
-# What stage 3 costs by itself
+# The cost of stage 3's hooks
 
 
 def small() -> Job:
@@ -196,7 +196,7 @@ def small() -> Job:
 
 
 def probed_steps(hooks: Hooks, layout: Layout, network: Network | None, compute: float) -> dict[str, float]:
-    """The steps of a probe whose hooks take just that."""
+    """The steps of a probe whose hooks take exactly that time."""
     steps = {}
     for case, fields in CASES.items():
         job = small()
@@ -243,7 +243,7 @@ def test_the_probe_gathers_more_in_one_case_than_in_the_other() -> None:
 
 
 def hooked(job: Job, hooks: Hooks, second: float = 1.0, bandwidth: float = 1e11) -> tuple[Layouts, dict[Cell, float]]:
-    """One rank and two, whose steps are as the model of predictions has them, with hooks that take just that."""
+    """One rank and two ranks with the steps of the prediction's model, and hooks that take exactly that time."""
     pair = Layout(1, 2)
     layouts_ = Layouts({pair: net(bandwidth, 1e-5)}, {ALONE: 1.0, pair: 1.2}, {ALONE: hooks, pair: hooks})
     steps = {}

@@ -1,4 +1,4 @@
-"""A byte of an array on its members: against a RAID0 that is really laid out, byte by byte, in memory."""
+"""A byte of an array on its members, compared with a RAID0 that is laid out byte by byte in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of each host: from results as Ansible gives them, and round trips from its log as it really writes it."""
+"""The line of each host: from Ansible's results, and round trips from its real log."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_build_is_done_when_its_manifest_is_written() -> None:
         "other": CHANGED,
         "cut": NOT_REACHED,
     }
-    # What runs on the control machine is no task of the host.
+    # A task on the control machine is not one of the host.
     assert (heard.hosts["new"].tasks, heard.hosts["new"].changed, heard.hosts["new"].seconds) == (2, 1, 3.0)
 
 
@@ -111,7 +111,7 @@ def test_drift_stands_beneath_its_host_and_costs_nothing_when_absent() -> None:
         "  drift: chunk expected 1 MiB found 512 KiB (left)",
     ]
     assert shown[5].startswith("node2  REFUSED      2        0      -      0.0  not as asked. hint: move the data")
-    # A long reason goes on beneath itself, inside the page.
+    # A long reason continues below, within the width of the page.
     assert shown[6].strip().startswith("the data")
     assert max(map(len, shown)) <= 100
     assert lines([Host("a")])[0].split() == ["host", "result", "tasks", "changed", "trips", "seconds", "reason"]
@@ -131,6 +131,6 @@ def test_what_huge_pages_take_and_what_waits_for_a_reboot_stand_below_the_host()
     ]
     assert shown[6].startswith("node2")
     assert len(shown) == 7
-    # The reboot came, and one of them looked again.
+    # After the reboot, a task of one host looked again.
     heard.ok("node1", "tunetool.node.host_memory", dict(memory, reboot_reasons=[]))
     assert heard.hosts["node1"].reboot_reasons == ["nvidia-fs"]

@@ -1,4 +1,4 @@
-"""What other trainers are told, and what is read from what they leave. No torch, no Lightning, no LLaMA-Factory."""
+"""Settings for other trainers, and results from their files. Without torch, Lightning and LLaMA-Factory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_lightning_trains_by_our_own_configuration(stage: int) -> None:
     asked = workload(zero_stage=stage, batch_size=3)
     made = configuration(asked, world=16, local_world=8, steps=40)
     ours = ds_config(asked, 16, cuda=True)
-    # The one key that Lightning refuses, and sets from what its Trainer is told.
+    # Lightning refuses this key, and sets it from its Trainer's arguments.
     assert made.strategy["config"] == {
         key: value for key, value in ours.items() if key != "gradient_accumulation_steps"
     }
@@ -51,7 +51,7 @@ def test_lightning_trains_by_our_own_configuration(stage: int) -> None:
     assert made.strategy["config"]["zero_optimization"]["stage"] == stage
     assert (made.trainer["devices"], made.trainer["num_nodes"]) == (8, 2)
     assert (made.trainer["accelerator"], made.trainer["precision"]) == ("cuda", "bf16-mixed")
-    # Our plan is dealt out already, and is all there is.
+    # The plan has all batches of this rank already.
     assert (made.trainer["max_steps"], made.trainer["use_distributed_sampler"]) == (40, False)
 
 
@@ -111,7 +111,7 @@ def test_deepspeed_partitions_as_in_our_own_loop(stage: int) -> None:
     document = json.loads(render(asked, run_files())[DEEPSPEED])
     ours = ds_config(asked, 8, cuda=True)
     assert document["zero_optimization"] == ours["zero_optimization"]
-    # What the YAML says as well is left to it: transformers refuses what contradicts it.
+    # Values that are in the YAML too are left to it: transformers refuses contradictions.
     assert {key for key in ours if document[key] == "auto" or document[key] == {"enabled": "auto"}} == {
         "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping", "bf16",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The training environment of a node, by its module: real venvs of tiny wheels, real processes, no network."""
+"""The module for the training environment of a node: real venvs of tiny wheels, real processes, no network."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ module.only_one = functools.partial(module.only_one, order["lock_file"])
 with patch_module_args(order["arguments"]):
     module.main()
 """
-"""The module as Ansible runs it; the node's lock is the test's own."""
+"""The module as Ansible runs it, with a lock of the test instead of the node's."""
 
 
 class Node:
-    """A directory that stands for a node's /opt/tunetool-training, and wheels that were sent to it."""
+    """A directory in place of a node's /opt/tunetool-training, and wheels that were sent to it."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -67,7 +67,7 @@ class Node:
         }
 
     def document(self, lock: str) -> dict[str, Any]:
-        """The manifest of a wheelhouse with the libraries as they are now."""
+        """The manifest of a wheelhouse with the present libraries."""
         entries = [tiny_wheels.entry(path) for path in self.libraries]
         return {
             "schema": "tunetool.wheelhouse/1",
@@ -117,7 +117,7 @@ class Node:
         return sorted(path.name for path in base.iterdir()) if base.exists() else []
 
     def state(self) -> dict[str, bytes | str]:
-        """Every file and link, for what must not change."""
+        """Every file and link with its content, to show that nothing changed."""
         content: dict[str, bytes | str] = {}
         for path in sorted(self.directory.rglob("*")):
             if path.is_symlink():
@@ -259,7 +259,7 @@ def test_an_environment_whose_proof_fails_is_not_used(node: Node, behaviour: str
     assert "\n" not in result["msg"]
     assert node.current.readlink() == target
     assert manifests.load(str(node.manifest)) == {**document, "training": part}
-    # It is not taken for proven later.
+    # Later runs do not count it as proven.
     assert message in node.call(proof_timeout=20)["msg"]
 
 
@@ -322,7 +322,7 @@ def test_a_disk_that_fills_up_leaves_nothing(node: Node) -> None:
     if mounted.returncode:
         pytest.skip("needs root and mount(2)")
     try:
-        # Random, so that the file system takes all of it; the manifest does not know.
+        # Random bytes, which need space on every file system; the manifest does not list them.
         name = "numpy"
         path = tiny_wheels.wheel(node.wheels, name, {"numpy/__init__.py": "", "numpy/data.bin": os.urandom(16 * 2**20)})
         arguments = node.arguments()
@@ -362,7 +362,7 @@ def test_an_environment_of_the_owners_is_checked_and_left_as_it_is(node: Node) -
 
 
 def test_ops_of_an_equal_node_are_taken_and_not_compiled(node: Node) -> None:
-    # Another op than `utils`, which cannot be compiled: an incomplete set is not for others.
+    # An op other than `utils` cannot be compiled: an incomplete set is not shared.
     ops = {"ops": ["async_io", "gds"]}
     first = node.made(**ops)
     archive = node.base / "ops.tar"

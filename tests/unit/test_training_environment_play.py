@@ -1,4 +1,4 @@
-"""The training environment by Ansible: what is sent to a node, and ops that one node compiled for its equals."""
+"""The training environment through Ansible: files that are sent to a node, and ops that one node compiled for others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("ansible", reason="ansible-core is for control machines, wit
 import tiny_wheels
 from programs import need_program
 
-# Each run of Ansible takes seconds, and an environment is made anew in most of them.
+# Each run of Ansible takes seconds, and most of them build an environment.
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,7 @@ def test_a_node_is_sent_what_it_lacks_and_its_equal_gets_its_ops(fleet: Fleet, p
     done = fleet.play(*way)
     assert done.returncode == 0, done.stdout
     assert fleet.builds() == 1
-    # An archive that was damaged on the control machine is no reason to stop.
+    # An archive that was damaged on the control machine does not stop the run.
     kept.write_bytes(b"no tar")
     shutil.rmtree(fleet.directory)
     done = fleet.play(*way)
@@ -131,13 +131,13 @@ def test_a_large_transfer_that_was_cut_off_goes_on_where_it_was(fleet: Fleet) ->
     (fleet.house / "wheelhouse.json").write_text(json.dumps(document))
     part = fleet.directory / "wheels" / f"{path.name}.part"
     part.parent.mkdir(parents=True)
-    # Not the first bytes of the file: what was there is seen in the result, which the node then refuses.
+    # These are not the first bytes of the file: they end up in the result, which the node then refuses.
     part.write_bytes(b"x" * 100)
     way = ("-e", "ansible_pipelining=true")
     done = fleet.play(*way)
     assert done.returncode == 2
     assert f"`{part.with_suffix('')}` has the hash" in done.stdout
-    # Refused and removed: the next run sends the whole file.
+    # The node refused and removed it: the next run sends the whole file.
     done = fleet.play(*way)
     assert done.returncode == 0, done.stdout
 

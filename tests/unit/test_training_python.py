@@ -1,4 +1,4 @@
-"""Which Python trains: the order of the choice, the manifest's part, and what every command makes of it."""
+"""The Python that trains: the order of the choice, the manifest's part, and its effect in every command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BUILT: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text(
 
 
 def environment_in(folder: Path, name: str = "env-1", before: str = "") -> Path:
-    """A training environment: its directory, with ``current`` beside it; its Python is a program of its own."""
+    """A training environment: its directory, with ``current`` beside it, and a script as its Python."""
     program = folder / name / "bin"
     program.mkdir(parents=True)
     python_that(program, before)
@@ -141,7 +141,7 @@ def test_a_damaged_manifest_is_the_reason(tmp_path: Path) -> None:
     damaged.write_text("{")
     with pytest.raises(CannotJudge, match="cannot be read"):
         choose(None, damaged, needs=("nonexistent_torch",)).need()
-    # What tunetool has itself does not hang on it.
+    # tunetool's own packages do not depend on it.
     assert choose(None, damaged, needs=("json",)).problem is None
 
 
@@ -209,7 +209,7 @@ for line in sys.stdin:
 def test_an_op_for_another_processor_is_one_line_with_a_hint(
     monkeypatch: pytest.MonkeyPatch, manifest: Path, tmp_path: Path
 ) -> None:
-    # A container may lock less than a transfer needs, which would be found first.
+    # A container may lock less memory than a transfer needs, which would be reported first.
     monkeypatch.setattr(driver, "memlock", lambda: None)
     program = manifest.parent / "env-1/bin/python"
     program.write_text(f"#!{sys.executable}\n{_ILLEGAL_OP}")
@@ -218,7 +218,7 @@ def test_an_op_for_another_processor_is_one_line_with_a_hint(
     target = tmp_path / "target"
     target.mkdir()
     result = measure(rung, read_stack(str(target)), target, 1e9, dict(os.environ), PlainProgress())
-    # The manifest promised it: that it cannot be judged is no pass.
+    # The manifest promised it: without a judgement there is no pass.
     assert result.check.status == "unknown"
     assert "SIGILL" in result.check.found
     assert "\n" not in result.check.found

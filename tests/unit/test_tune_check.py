@@ -1,4 +1,4 @@
-"""What counts as understood: a key that DeepSpeed leaves out or changes must not."""
+"""Keys that count as understood by DeepSpeed: not those that it leaves out or changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITTEN = {
 
 
 def parsed(**changes: Any) -> dict[str, Any]:
-    """As DeepSpeed answers: with more than was written."""
+    """DeepSpeed's answer, which has more keys than were written."""
     return {
         "train_batch_size": 16,
         "gradient_clipping": 1.0,

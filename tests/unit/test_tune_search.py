@@ -1,4 +1,4 @@
-"""The search, on simulated drives that are slower, noisier and flatter than real ones."""
+"""The search on simulated drives, which are slower, noisier and flatter than real ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRANSFER = 128 * 2**20
 
 @dataclass
 class Drive:
-    """Speeds by parameter values, noise on each sample, now and then a sample at half speed, and a clock."""
+    """Speeds by parameter values, with noise on each sample, sometimes a sample at half speed, and a clock."""
 
     seed: int
     noise: float
@@ -61,7 +61,7 @@ class Drive:
         return Search(plan, self.take, lambda: self.now).run()
 
     def share(self, settings: AioSettings, mix: Mix) -> float:
-        """Of the best that the space has."""
+        """Share of the best speed in the space."""
 
         def speed(each: AioSettings) -> float:
             return mix.speed(self.true(each, "read"), self.true(each, "write"))
@@ -245,6 +245,6 @@ def test_slow_samples_are_still_spent_on_others_than_the_default() -> None:
 
     result = Search(Plan(space, Mix(), 40.0), slow, lambda: drive.now).run()
     assert result.choices["mix"].settings.intra_op_parallelism == 2
-    # Where nothing but the default could be measured, that it is as good as the others is no result.
+    # If only the default could be measured, nothing can be said about the others.
     with pytest.raises(CannotJudge, match="the time was too short"):
         Search(Plan(SPACE, Mix(), 2.0), slow, lambda: drive.now).run()

@@ -1,4 +1,4 @@
-"""Sizes and bandwidths, read and printed."""
+"""Parsing and formatting of sizes and bandwidths."""
 
 from __future__ import annotations
 

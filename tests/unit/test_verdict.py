@@ -1,4 +1,4 @@
-"""The verdict: no way to a pass but through a judgement, and contract 3's precedence."""
+"""The verdict: only a judgement leads to a pass, and statuses have the precedence of contract 3."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHECK_STATUSES = st.sampled_from(["pass", "fail", "skip", "unknown"])
 
 
 def figure(*given_samples: float, name: str = "sequential.read", kind: str = "block", change: float = 0) -> Measurement:
-    """One sample stands for as many equal ones as a judgement needs."""
+    """Repeat a single sample as often as a judgement needs."""
     samples = given_samples * LOOKS[0][0] if len(given_samples) == 1 else given_samples
     return sampled(
         name,
@@ -70,7 +70,7 @@ def test_too_few_samples_decide_nothing(samples: list[float], limit: float) -> N
 
 
 def test_a_gibibyte_is_not_a_gigabyte() -> None:
-    # 50 GiB/s are 53.7 GB/s: a node that reads 51 GB/s holds the one and not the other.
+    # 50 GiB/s are 53.7 GB/s: a node that reads 51 GB/s reaches 50 GB/s but not 50 GiB/s.
     assert judge(Case(measurements=[figure(51e9)], expectations=[wanted(50e9)])).status == "pass"
     assert judge(Case(measurements=[figure(51e9)], expectations=[wanted(50 * 2**30)])).status == "fail"
 
@@ -152,7 +152,7 @@ HOLDS: Mapping[Judged, Case] = {
     "parts": Case(parts=[("verify", Verdict(status="pass", reasons=[]))], judged="parts"),
     "work": Case(judged="work"),
 }
-"""One case of each kind of record that is a pass."""
+"""One passing case of each kind of record."""
 AGAINST: Mapping[str, tuple[Status, Callable[[Case], Case]]] = {
     "a failed check": ("fail", lambda case: replace(case, checks=[*case.checks, check("fail", "bad")])),
     "an error": ("error", lambda case: replace(case, errors=["the disk went away"])),
@@ -171,7 +171,7 @@ AGAINST: Mapping[str, tuple[Status, Callable[[Case], Case]]] = {
         lambda case: replace(case, parts=[*case.parts, ("b", Verdict(status="unstable", reasons=[]))]),
     ),
 }
-"""What stands against a pass, and the status that it makes."""
+"""Obstacles to a pass, and the status that each leads to."""
 
 
 @pytest.mark.parametrize("kind", get_args(Judged))

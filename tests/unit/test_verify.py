@@ -1,4 +1,4 @@
-"""One node from call to record: bad calls, fake fio programs, manifests. No real I/O: that is tests/measurement."""
+"""One node from call to record: bad calls, fake fio programs, manifests. Real I/O is in tests/measurement."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def stack_on(directory: str, mount_point: str = "/mnt/scratch") -> BlockStack:
 
 
 def fake_fio(folder: Path, body: str) -> dict[str, str]:
-    """A program called fio; the environment that finds it."""
+    """Make a program called fio. Returns the environment in which it is found."""
     folder.mkdir(exist_ok=True)
     program = folder / "fio"
     program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo fio-3.33 && exit\necho >> "$0.runs"\n{body}\n')
@@ -178,7 +178,7 @@ def fake_fio(folder: Path, body: str) -> dict[str, str]:
 
 
 def claims(read: float = 4.0, write: float = 2.0) -> str:
-    """Body of a fake fio that claims so many GB in one second."""
+    """Body of a fake fio that claims that number of GB in one second."""
     sides = {
         name: {"io_bytes": int(amount * GB), "runtime": 1000, "clat_ns": {"percentile": {"50.000000": 5000}}}
         for name, amount in (("read", read), ("write", write))
@@ -188,7 +188,7 @@ def claims(read: float = 4.0, write: float = 2.0) -> str:
 
 
 class Drives:
-    """Counters that answer as if the bytes of each fio had arrived, ``factor`` times over."""
+    """Counters that show ``factor`` times the bytes that each fio claims."""
 
     def __init__(self, folder: Path, factor: list[float], slow: str | None = None) -> None:
         self.started, self.factor, self.slow = folder / "fio.runs", factor, slow
@@ -206,7 +206,7 @@ class Drives:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path) -> Any:
-    """Run ``verify`` on a target with four drives; what they count and what fio says is the test's choice."""
+    """Run ``verify`` on a target with four drives; the test chooses their counts and fio's output."""
 
     def run(
         body: str | None = None,

@@ -1,4 +1,4 @@
-"""The ways in: site.yml and the playbooks in a clone, and the built collection in an empty path."""
+"""The entry points: site.yml and the playbooks in a clone, and the built collection in an empty path."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_plan_runs_no_role_that_builds() -> None:
 
 
 def modules_start(collections: Path, directory: Path) -> None:
-    """Ansible packs a module with all that it imports. One that lacks a part of it ends before it looks at its options.
+    """Ansible packs a module with everything that it imports. A module without a part of it ends before it reads its options.
 
     These use every room of module_utils between them; without their options they change nothing.
     """
@@ -167,7 +167,7 @@ def the_whole_site_runs_alone(collections: Path, directory: Path) -> None:
         assert clone == installed != []
     hosts = directory / "hosts.yml"
     variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
-    # More drives than any machine has: what runs these tests is refused, whatever it is.
+    # More drives than any machine has, so that every machine is refused.
     hosts.write_text(yaml.safe_dump({"all": {"hosts": {"n1": {**variables, "nvme_drives_count": 999}}}}))
     done = ansible("ansible-playbook", site, "-i", str(hosts), "--check", **alone)
     assert done.returncode == 2, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The key of a wheelhouse archive: a node installs anew when, and only when, what the package holds is another."""
+"""The key of a wheelhouse archive: a node installs again exactly when the contents of the package have changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wheelhouse(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A copy of what the package is built from; its links into other directories stay links."""
+    """A copy of the package's sources, in which links into other directories stay links."""
     for name in ("tools/tunetool", "plugins/module_utils", "templates"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignored)

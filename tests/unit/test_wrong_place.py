@@ -1,4 +1,4 @@
-"""The bare mount point's flag and the services' drop-ins: what is encoded, found out and written."""
+"""The bare mount point's flag and the services' drop-ins: encoding, detection and writing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_has_no_such_flag_says_so() -> None:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A directory under a mount of its own, in which the flag works."""
+    """A directory on its own mount, on which the flag works."""
     point = tmp_path / "point"
     point.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
