@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from tunetool.checkpoint.commit import UNFINISHED, Saving
 from tunetool.checkpoint.job import Item, Job, Settings
 from tunetool.checkpoint.pace import FLAG, is_saving
 from tunetool.errors import CannotJudge
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 PROGRAM = str(Path(__file__).with_name("save_ranks.py"))
@@ -289,6 +290,55 @@ def test_the_lock_ends_with_a_save_that_another_rank_failed(tmp_path: Path) -> N
     assert only_the_checkpoint(step)
     assert whole(step, 3)
     assert UNFINISHED not in names(step)
+
+
+def test_a_save_that_fails_before_it_writes_ends_while_its_exception_is_kept(tmp_path: Path) -> None:
+    """And nobody looks at the stack of a thread that runs: with Python 3.11 that damages memory."""
+    script = """
+import sys, time, warnings
+from pathlib import Path
+import torch, torch.distributed.checkpoint as dcp
+from tunetool.checkpoint import DirectWriter, saver_lock
+warnings.simplefilter("ignore")
+looks = []
+sys.addaudithook(lambda event, _: looks.append(event) if event == "sys._current_frames" else None)
+lock = Path(sys.argv[1], saver_lock.NAME)
+class Failing(dcp.DefaultSavePlanner):
+    def finish_plan(self, plan):
+        assert lock.exists()
+        raise OSError("a planner's fault")
+try:
+    dcp.save({"w": torch.ones(9)}, storage_writer=DirectWriter(sys.argv[1]), planner=Failing())
+except dcp.CheckpointException as error:
+    kept = error
+while lock.exists():
+    time.sleep(0.02)
+print(len(looks))
+"""
+    run = [sys.executable, "-c", script, str(tmp_path)]
+    assert subprocess.run(run, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout == "0\n"
+
+
+def test_a_save_that_something_else_than_torch_calls_ends_with_its_thread(tmp_path: Path) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def call() -> None:
+        writer = DirectWriter(tmp_path)
+        writer.set_up_storage_writer(is_coordinator=True)
+        writer.prepare_local_plan(SavePlan([]))
+        begun.set()
+        end.wait(PATIENCE)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert begun.wait(PATIENCE)
+    # A save that is whole, elsewhere and in the meantime, ends no other.
+    plainly(torch_s(), DirectWriter(tmp_path / "other"), 1)
+    time.sleep(1)
+    assert (tmp_path / saver_lock.NAME).exists()
+    end.set()
+    thread.join()
+    until(lambda: not (tmp_path / saver_lock.NAME).exists())
 
 
 def test_a_child_of_a_fork_that_exits_ends_no_save_of_its_parent(tmp_path: Path) -> None:

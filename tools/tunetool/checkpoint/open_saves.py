@@ -73,7 +73,7 @@ def begin(directory: Path, *, alone: bool) -> commit.Saving:
     Raises ``CannotJudge`` if another process saves there or the directory cannot be written.
     """
     end_overdue()
-    entry = _Coordinated(commit.Saving.open(directory, alone=alone), TorchCall(), threading.Event())
+    entry = _Coordinated(commit.Saving.open(directory, alone=alone), TorchCall.current(), threading.Event())
     with _guard:
         _open[directory] = entry
         # After the lock's own exit function, so that this runs before it: last in, first out.
@@ -123,7 +123,7 @@ def hand_over(directory: Path, token: str, files: Sequence[Created], shared: boo
     with _guard:
         coordinated_here = any(entry.saving.token == token for entry in _open.values())
         if not coordinated_here:
-            _handed.append(_HandedOver(directory, token, files, TorchCall(), shared))
+            _handed.append(_HandedOver(directory, token, files, TorchCall.current(), shared))
             _register()
 
 
@@ -159,14 +159,10 @@ def _abandon(directory: Path, entry: _Coordinated) -> None:
 
 
 def _watch(directory: Path, entry: _Coordinated) -> None:
-    seen_over = False
     while not entry.ended.wait(_POLL_SECONDS):
-        over = entry.call.is_over
-        # Two checks in a row, since one look at a running stack can be wrong.
-        if over and seen_over:
+        if entry.call.is_over:
             abandon(directory, entry.saving.token)
             return
-        seen_over = over
 
 
 def _abandon_at_exit() -> None:

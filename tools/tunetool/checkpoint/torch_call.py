@@ -1,30 +1,44 @@
-"""Detects whether a call of ``dcp.save`` is still running.
+"""Knows whether a call of ``dcp.save`` is still running.
 
 torch calls ``StorageWriter.finish`` when every rank's files are written. If another rank failed, torch raises without
-calling the writer: the coordinator can only notice that the call has ended.
+calling the writer: the coordinator can only notice that the call has ended. So each call records its own end.
+
+Another thread must not look for the call on this thread's stack (``sys._current_frames``, ``f_back``): Python 3.11
+makes a frame object on demand, which can start a garbage collection, and whatever Python code runs in that lets the
+other thread return from the frame. The object then describes memory that is already in use for something else, and
+the process crashes later, anywhere.
 """
 
 from __future__ import annotations
 
-import sys
+import functools
 import threading
-from types import FrameType
+from collections.abc import Callable
+from typing import Any
 
-_MODULE, _FUNCTION = "torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"
+from torch.distributed.checkpoint import state_dict_saver
+
+_FUNCTION = "_save_state_dict"
 """The function that ``dcp.save`` always runs, also in the thread or process of ``dcp.async_save`` (torch 2.5 to
 2.13)."""
 
 
 class TorchCall:
-    """The call of ``dcp.save`` in which the current thread creates this object."""
+    """A call of ``dcp.save`` by the thread that creates this object.
 
-    def __init__(self) -> None:
+    ``recorded``: its end is reported by ``end``; otherwise it is over when the thread has ended.
+    """
+
+    def __init__(self, *, recorded: bool) -> None:
         self._thread = threading.current_thread()
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not _is_save(frame):
-            frame = frame.f_back
-        # Its id and code, not the frame itself, which would keep the whole state in memory.
-        self._frame = None if frame is None else (id(frame), frame.f_code)
+        self._recorded = recorded
+        self._ended = threading.Event()
+
+    @classmethod
+    def current(cls) -> TorchCall:
+        """The innermost call that the current thread is in. If something else than ``dcp.save`` calls the writer, only
+        the end of the thread counts."""
+        return _this_thread.call or cls(recorded=False)
 
     @property
     def is_here(self) -> bool:
@@ -33,21 +47,41 @@ class TorchCall:
 
     @property
     def is_over(self) -> bool:
-        """Whether the call has returned or raised.
+        """Whether the call has returned or raised."""
+        return self._ended.is_set() if self._recorded else not self._thread.is_alive()
 
-        If ``dcp.save`` was not among the callers, only the end of the thread counts.
-        """
-        if not self._thread.is_alive():
-            return True
-        if self._frame is None:
-            return False
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        while frame is not None:
-            if (id(frame), frame.f_code) == self._frame:
-                return False
-            frame = frame.f_back
-        return True
+    def end(self) -> None:
+        self._ended.set()
+
+    def wait(self) -> None:
+        """Wait until the call is over."""
+        if self._recorded:
+            self._ended.wait()
+        else:
+            self._thread.join()
 
 
-def _is_save(frame: FrameType) -> bool:
-    return frame.f_code.co_name == _FUNCTION and frame.f_globals.get("__name__") == _MODULE
+class _ThisThread(threading.local):
+    call: TorchCall | None = None
+
+
+_this_thread = _ThisThread()
+
+
+def _record_end(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        outer, call = _this_thread.call, TorchCall(recorded=True)
+        _this_thread.call = call
+        try:
+            return save(*args, **kwargs)
+        finally:
+            call.end()
+            _this_thread.call = outer
+
+    return recorded
+
+
+# torch offers no hook for a save that fails. Its own `save` looks this function up in its module at each call.
+if hasattr(state_dict_saver, _FUNCTION):
+    setattr(state_dict_saver, _FUNCTION, _record_end(getattr(state_dict_saver, _FUNCTION)))
