@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
@@ -19,6 +20,7 @@ from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat
 from tunetool.checkpoint.items import BLOCK, strides
 from tunetool.checkpoint.regions import GAP, Block, Read, blocks, in_one_run, merge, pieces, span
 from tunetool.checkpoint.source import Files, truncated
+from tunetool.checkpoint.workers import Workers
 
 BUFFERS = 2
 """Host buffers per thread for a GPU: one is read into while the other is copied from."""
@@ -148,19 +150,19 @@ class Fetch:
         queue = iter(reads)
         # Earlier GPU work on the tensors must be complete before they are filled.
         ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
-        workers = [
-            threading.Thread(target=self._work, args=(queue, ready), name=f"tunetool-read-{number}", daemon=True)
-            for number in range(min(self._threads, len(reads)))
-        ]
-        for worker in workers:
-            worker.start()
+        works = [functools.partial(self._work, queue, ready)] * min(self._threads, len(reads))
+        workers = Workers(works, "tunetool-read", daemon=True)
         try:
-            for worker in workers:
-                worker.join()
+            workers.start()
+            workers.wait()
         except BaseException:
             self._stopped.set()
-            for worker in workers:
-                worker.join()
+            try:
+                workers.wait()
+            finally:
+                # A second interruption ends the wait for threads that still read.
+                if workers.are_running:
+                    self._files.leave_open()
             raise
         if self._errors:
             raise self._errors[0]

@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -83,14 +83,19 @@ class Pool:
             idle = self._idle.setdefault((size, pinned), [])
             buffers = [idle.pop() for _ in range(min(count, len(idle)))]
         missing = count - len(buffers)
-        if missing:
-            with ThreadPoolExecutor(min(8, missing), "tunetool-pin", use_gpu, (gpu,)) as workers:
-                futures = [workers.submit(Buffer, size, pinned) for _ in range(missing)]
-            buffers += [future.result() for future in futures if not future.exception()]
-            if len(buffers) < count:
-                self.give_back(buffers)
-                raise next(filter(None, (future.exception() for future in futures)))
-        return buffers
+        futures: list[Future[Buffer]] = []
+        try:
+            if missing:
+                with ThreadPoolExecutor(min(8, missing), "tunetool-pin", use_gpu, (gpu,)) as workers:
+                    futures += [workers.submit(Buffer, size, pinned) for _ in range(missing)]
+                    # Not in the executor's exit, which an interruption ends too early.
+                    wait(futures)
+            return [*buffers, *(future.result() for future in futures)]
+        except BaseException:
+            # Pinned memory that nobody holds any more would be unmapped while the driver still knows it.
+            made = [future for future in futures if future.done() and not future.exception()]
+            self.give_back([*buffers, *(future.result() for future in made)])
+            raise
 
     def give_back(self, buffers: list[Buffer]) -> None:
         with self._lock:

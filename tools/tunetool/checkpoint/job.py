@@ -196,7 +196,6 @@ class Job:
         count = number_of_buffers(
             self.layout.buffers, threads, self.buffer_bytes, pinned=self.gpu is not None, copy_first=self.copy_first
         )
-        buffers = POOL.take(count, self.buffer_bytes, self.gpu)
         files: list[DataFile] = []
 
         def open_files() -> list[DataFile]:
@@ -205,16 +204,19 @@ class Job:
                 self.created.append(files[-1].created)
             return files
 
+        buffers = POOL.take(count, self.buffer_bytes, self.gpu)
+        pipeline = Pipeline(open_files, self.layout.blocks, buffers, self.layout.digests, after, on_copied)
         try:
-            pipeline = Pipeline(open_files, self.layout.blocks, buffers, self.layout.digests, after, on_copied)
             pipeline.run(threads, self.gpu)
         except BaseException:
             self.remove()
             raise
         finally:
-            for file in files:
-                file.close()
-            POOL.give_back(buffers)
+            # Otherwise the next save would use buffers, and numbers of files, that a thread of this one still uses.
+            if pipeline.uses_nothing:
+                for file in files:
+                    file.close()
+                POOL.give_back(buffers)
         return Outcome(
             results=self._results(),
             bytes=sum(self.layout.sizes),

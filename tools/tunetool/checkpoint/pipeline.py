@@ -8,6 +8,7 @@ block rarely needs the interpreter's lock.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ import torch
 from tunetool.checkpoint.direct import DataFile, memory_at
 from tunetool.checkpoint.host_buffers import Buffer, Source, use_gpu
 from tunetool.checkpoint.layout import Block, Piece
+from tunetool.checkpoint.workers import Workers
 
 
 class Stopped(Exception):
@@ -99,39 +101,39 @@ class Pipeline:
         self._counting = threading.Lock()
         self._error: BaseException | None = None
         self._streams: list[Any] = []
+        self._workers = Workers([], "")
         self.copy_seconds = 0.0
 
     def run(self, threads: int, gpu: torch.device | None = None) -> None:
         """Write all blocks with ``threads`` threads. Raises the first error of any thread after all threads have
         ended."""
         self._began = time.monotonic()
-        workers = [
-            threading.Thread(
-                target=self._work, args=(number, self._buffers[number::threads], gpu), name=f"tunetool-write-{number}"
-            )
-            for number in range(threads)
-        ]
+        shares = [self._buffers[number::threads] for number in range(threads)]
+        works = [functools.partial(self._work, number, share, gpu) for number, share in enumerate(shares)]
+        self._workers = Workers(works, "tunetool-write")
         try:
             if not self._unfilled:
                 self._copied()
-            for worker in workers:
-                worker.start()
+            self._workers.start()
             # Creating and preallocating files takes a while; the first buffers are filled meanwhile.
             self._files = self._open_files()
             self._opened.set()
-            for worker in workers:
-                worker.join()
+            self._workers.wait()
         except BaseException as error:
             self._fail(error)
-            for worker in workers:
-                if worker.ident is not None:
-                    worker.join()
+            self._workers.wait()
         finally:
             # A copy in progress still writes to buffers that the next save will use.
             for stream in self._streams:
                 stream.synchronize()
         if self._error is not None:
             raise self._error
+
+    @property
+    def uses_nothing(self) -> bool:
+        """Whether no thread uses the buffers and files any more. A second interruption (Ctrl-C, or a handler of SIGTERM
+        that raises) ends the wait for threads that still copy or write."""
+        return not self._workers.are_running
 
     def _fail(self, error: BaseException) -> None:
         with self._counting:

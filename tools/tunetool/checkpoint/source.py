@@ -80,6 +80,11 @@ class Files:
         for handle in handles:
             os.close(handle)
 
+    def leave_open(self) -> None:
+        """Leave the open files to threads that still read them: another file could get the number of a closed one."""
+        with self._lock:
+            self._handles = {}
+
     def size(self, name: str, tensor: str) -> int:
         try:
             return (self.directory / name).stat().st_size
