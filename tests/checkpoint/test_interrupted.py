@@ -16,7 +16,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 
-from tunetool.checkpoint import DirectReader, DirectWriter, host_buffers, release_buffers
+from tunetool.checkpoint import DirectReader, DirectWriter, host_buffers, release_buffers, stager
+from tunetool.errors import CannotJudge
 from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -185,3 +186,26 @@ def test_a_thread_that_still_reads_reads_from_its_file(
     for other in others:
         other.close()
     assert set(names) == {str(file)}
+
+
+def test_a_save_that_begins_when_nobody_waits_for_it_any_more_is_refused(
+    tmp_path: Path, stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training has gone on: the tensors are of several steps, or freed."""
+
+    class Late(DirectWriter):
+        def storage_meta(self) -> Any:
+            stuck.here()
+            return super().storage_meta()
+
+    monkeypatch.setattr(stager, "BEGIN_WITHIN", 0.1)
+    writer, state = Late(tmp_path), {"w": torch.zeros(10)}
+    with pytest.raises(CannotJudge, match="did not begin within"):
+        dcp.async_save(state, storage_writer=writer, async_stager=writer.stager())
+    state["w"].fill_(1)
+    stuck.end()
+    assert list(tmp_path.iterdir()) == []
+    dcp.save(state, storage_writer=writer)
+    loaded = {"w": torch.zeros(10)}
+    dcp.load(loaded, storage_reader=dcp.FileSystemReader(tmp_path))
+    assert torch.equal(loaded["w"], torch.ones(10))

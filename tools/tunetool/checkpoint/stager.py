@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
+from tunetool.checkpoint.torch_call import TorchCall
 from tunetool.errors import CannotJudge, UsageProblem
 
 BEGIN_WITHIN = 120.0
@@ -24,15 +25,23 @@ class Hold:
         self.stall_seconds = 0.0
         self.after = after
         self._released = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._entering = threading.Lock()
+        self._call: TorchCall | None = None
+        self._gave_up: threading.Thread | None = None
+        """The thread of the training loop, once it no longer waits for the save to begin."""
 
     def entered(self) -> None:
-        """The saving thread must call this first."""
-        self._thread = self._thread or threading.current_thread()
+        """The saving thread must call this first. Raises ``CannotJudge`` if the training loop no longer waits for it
+        and may change, or free, the tensors."""
+        with self._entering:
+            if self._gave_up is None:
+                self._call = self._call or TorchCall.current()
+            elif self._gave_up is not threading.current_thread():
+                raise CannotJudge("the save began too late: the training loop no longer waits for it", "save again")
 
     def is_mine(self) -> bool:
         """Whether the calling thread is the saving thread of this hold."""
-        return self._thread is threading.current_thread()
+        return self._call is not None and self._call.is_here
 
     def release(self) -> None:
         if not self._released.is_set():
@@ -40,17 +49,21 @@ class Hold:
             self._released.set()
 
     def wait(self) -> None:
-        """Wait until ``release`` is called or the saving thread has ended (its future then has the error). Raises
+        """Wait until ``release`` is called or the save is over (its future then has the error). Raises
         ``CannotJudge`` if the thread does not begin within ``BEGIN_WITHIN`` seconds."""
         while not self._released.wait(0.1):
-            if self._thread is not None and not self._thread.is_alive():
+            if self._call is not None and self._call.is_over:
                 return
-            if self._thread is None and time.monotonic() - self.began > BEGIN_WITHIN:
-                raise CannotJudge(f"the save did not begin within {BEGIN_WITHIN:g} s", "see the future of `async_save`")
+            with self._entering:
+                if self._call is None and time.monotonic() - self.began > BEGIN_WITHIN:
+                    self._gave_up = threading.current_thread()
+                    raise CannotJudge(
+                        f"the save did not begin within {BEGIN_WITHIN:g} s", "see the future of `async_save`"
+                    )
 
     def join(self) -> None:
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._call is not None and not self._call.is_here:
+            self._call.wait()
 
 
 def gpus(value: Any) -> set[torch.device]:
