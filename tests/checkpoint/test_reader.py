@@ -237,6 +237,17 @@ def test_objects_are_not_unpickled_freely(tmp_path: Path, monkeypatch: pytest.Mo
     assert Path("planted").exists()
 
 
+@pytest.mark.parametrize("left", [0, 1000])
+def test_a_target_whose_memory_was_freed_is_refused_by_name(tmp_path: Path, left: int) -> None:
+    """A large one is read in place, which would write past its end."""
+    dcp.save({"w": torch.ones(1024, 1024)}, storage_writer=DirectWriter(tmp_path))
+    target = torch.zeros(1024, 1024)
+    target.untyped_storage().resize_(left)
+    refused = f"`w` cannot be filled: its elements take 4194304 bytes, and its memory holds {left}"
+    with pytest.raises(CheckpointException, match=refused):
+        dcp.load({"w": target}, storage_reader=DirectReader(tmp_path))
+
+
 def test_no_checkpoint_here(tmp_path: Path) -> None:
     with pytest.raises(CheckpointException, match=r"\.metadata` cannot be read: No such file"):
         load(tmp_path, {"a": torch.zeros(1)})

@@ -17,6 +17,7 @@ from torch.futures import Future
 from tunetool.checkpoint import archive, index, metadata
 from tunetool.checkpoint.checksums import Chain, seal
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
+from tunetool.checkpoint.host_buffers import is_plain
 from tunetool.checkpoint.items import BLOCK
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.writer import BUFFER_BYTES, default_threads
@@ -185,7 +186,8 @@ class DirectReader(StorageReader):
         )
 
     def _check_shapes(self, item: ReadItem, target: Any, plain: archive.Plain | None) -> None:
-        """Raises ``CannotJudge`` if the shapes of the metadata, of the file and of the target tensor differ."""
+        """Raises ``CannotJudge`` if the shapes of the metadata, of the file and of the target tensor differ, or if the
+        target has too little memory."""
         name, file = item.storage_index.fqn, self.path / self._location(item).relative_path
         described = self._metadata.state_dict_metadata.get(name)
         offset = tuple(item.storage_index.offset or ())
@@ -201,6 +203,12 @@ class DirectReader(StorageReader):
                 f" from `{file}`",
                 "the planner's resolve_tensor() must return the part that its read item names",
             )
+        try:
+            is_plain(target)
+        except ValueError as error:
+            raise CannotJudge(
+                f"`{name}` cannot be filled: {error}", "load into tensors whose memory was not freed (FSDP frees it)"
+            ) from None
 
     def _check_seal(self, item: ReadItem, plain: archive.Plain) -> None:
         index, save = item.storage_index, getattr(self._metadata.storage_meta, "save_id", None)
