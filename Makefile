@@ -33,11 +33,12 @@ test-all: ## the same and what exceeds its time box
 	@tools/dev/setup.sh --timed --for $(GROUPS_COMMA) --deepspeed --cluster
 	@.venv/bin/python tools/dev/groups.py --setup-timed --pythons --slow $(GROUPS)
 
-bench:  ## what tunetool itself costs: aggregating records, a fleet, verify against bare fio, ds-io against ds_io, tune against ds_nvme_tune, strategies against their prediction
+bench:  ## what tunetool itself costs: aggregating records, a fleet, huge pages in /dev/shm, verify against bare fio, ds-io against ds_io, tune against ds_nvme_tune, strategies against their prediction
 	@tools/dev/setup.sh --deepspeed --cluster
 	@.venv/bin/python perf/aggregate.py
 	@.venv/bin/python perf/inspect_fleet.py
 	@.venv/bin/python perf/fleet.py
+	@.venv/bin/python perf/host_memory.py
 	@.venv/bin/python perf/against_fio.py --target $${TARGET:-/var/tmp}
 	@.venv/bin/python perf/against_ds_io.py --target $${TARGET:-/var/tmp}
 	@.venv/bin/python perf/tune.py --target $${TARGET:-/var/tmp}

@@ -49,6 +49,13 @@ def no_xfs() -> bool:
     return no_loops() or "xfs" not in Path("/proc/filesystems").read_text()
 
 
+def no_huge_tmpfs() -> bool:
+    """The kernel or the processor has no huge pages for a tmpfs, denies them, or has others than of 2 MiB."""
+    path = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    size = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+    return not path.exists() or "[deny]" in path.read_text() or size.read_text().strip() != str(2**21)
+
+
 def a_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
 
@@ -102,6 +109,7 @@ ALLOWED = (
     Allowed(r"no file system can be mounted here", "rights: a container mounts none", no_loops),
     Allowed(r"no nodes can be made here", "rights: a container has no network of its own", no_mounts),
     Allowed(r"needs XFS", "kernel: this one has no XFS, and loads no module for it", no_xfs),
+    Allowed(r"this kernel has no huge pages for a tmpfs", "kernel, or processor", no_huge_tmpfs),
     Allowed(r"no cgroup of this machine limits the disk", "kernel: neither blkio nor io", always),
     Allowed(
         r"settings of a disk can be changed by root alone", "hardware: /sys is read-only, or there is no disk", always

@@ -8,10 +8,10 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: host_memory
-short_description: Huge pages, the size of /dev/shm and the limit on locked memory
+short_description: Huge pages, /dev/shm and the limit on locked memory
 version_added: "0.1.0"
 description:
-  - Sets each of the three now and makes it last. Leaves alone what was never asked for, and frees a pool of huge
+  - Sets each of them now and makes it last. Leaves alone what was never asked for, and frees a pool of huge
     pages that is no longer asked for.
 options:
   hugepages:
@@ -42,6 +42,13 @@ options:
     description: Size of /dev/shm, such as V(512GiB) or V(50%); empty leaves it alone.
     type: str
     default: ""
+  shm_huge:
+    description:
+      - When files in /dev/shm get huge pages, the mount option C(huge=); empty leaves it alone.
+      - A kernel that does not offer the value keeps V(never), with a warning.
+    type: str
+    choices: ["", always, within_size, advise, never]
+    default: ""
   memlock:
     description: Limit on locked memory, V(unlimited) or a size; empty leaves it alone.
     type: str
@@ -57,6 +64,7 @@ EXAMPLES = r"""
     hugepages:
       - {size: 2MiB, count: 4096}
     shm_size: 50%
+    shm_huge: within_size
     memlock: unlimited
 """
 

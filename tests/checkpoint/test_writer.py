@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.format_utils import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+from huge_pages import huge_bytes, whole_huge_pages
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, direct, host_buffers, release_buffers, space
 from tunetool.errors import CannotJudge, UsageProblem
 from waiting import PATIENCE
@@ -28,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
 ]
 MIB = 1 << 20
+pytest_plugins = ["huge_tmpfs"]
 
 
 def loaded(directory: Path) -> dict[str, Any]:
@@ -391,3 +393,12 @@ def test_what_is_not_strided_is_saved_as_torch_does(tmp_path: Path) -> None:
 def test_impossible_settings_are_refused(setting: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageProblem):
         DirectWriter(tmp_path, **setting)
+
+
+def test_a_save_to_memory_lies_on_huge_pages(huge_tmpfs: Path) -> None:
+    """Blocks of half a huge page: the kernel goes by the file's size, which is set before."""
+    writer = DirectWriter(huge_tmpfs / "step", threads=2, files_per_rank=2, buffer_bytes=MIB)
+    dcp.save({"a": torch.randn(3 * MIB), "b": torch.randn(2 * MIB + 5)}, storage_writer=writer, no_dist=True)
+    files = sorted((huge_tmpfs / "step").glob("*.distcp"))
+    assert {path.name: huge_bytes(path) for path in files} == {path.name: whole_huge_pages(path) for path in files}
+    assert sum(whole_huge_pages(path) for path in files) >= 16 * MIB

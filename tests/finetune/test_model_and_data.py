@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
+from huge_pages import HUGE, huge_bytes
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS, published_name
 from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.loading import safetensors_files
@@ -25,6 +26,8 @@ from tunetool.training.data.pictures import COLOURS
 from tunetool.training.model import reference_model
 from tunetool.training.model.load import load
 from tunetool.training.model.tokenizer import Tokenizer
+
+pytest_plugins = ["huge_tmpfs"]
 
 IMAGES = 136
 
@@ -327,3 +330,9 @@ def test_the_answer_is_learned_from_the_picture(made: Made, samples: Samples) ->
     # Guessing the most frequent of them gets 2 or 3.
     assert len(COLOURS) == 8
     assert int(right.sum()) >= 12
+
+
+def test_made_pictures_lie_on_huge_pages(huge_tmpfs: Path) -> None:
+    dataset.make(huge_tmpfs / "data", 2, 1928, 1208)
+    pictures = sorted((huge_tmpfs / "data/images").iterdir())
+    assert [huge_bytes(path) for path in pictures] == [HUGE] * 2

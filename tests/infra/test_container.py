@@ -38,18 +38,28 @@ def test_systemd_took_the_limit(host: Host) -> None:
     assert host.check_output("systemctl show --property=DefaultLimitMEMLOCK") == "DefaultLimitMEMLOCK=infinity"
 
 
+SHMEM_ENABLED = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+
+def shm_options(host: Host) -> str:
+    """In fstab; the containers have the kernel of the machine that runs the tests."""
+    huge = ",huge=within_size" if host.file(SHMEM_ENABLED).exists else ""
+    return f"nosuid,nodev,size={48 * MIB}{huge}"
+
+
 def test_dev_shm_now_and_at_the_next_boot(host: Host) -> None:
     mount = host.mount_point("/dev/shm")
     assert mount.filesystem == "tmpfs"
     assert f"size={48 * 1024}k" in mount.options
+    assert ("huge=within_size" in mount.options) == host.file(SHMEM_ENABLED).exists
     lines = [line.split() for line in host.file("/etc/fstab").content_string.splitlines() if "/dev/shm" in line]
-    assert lines == [["tmpfs", "/dev/shm", "tmpfs", f"nosuid,nodev,size={48 * MIB}", "0", "0"]]
+    assert lines == [["tmpfs", "/dev/shm", "tmpfs", shm_options(host), "0", "0"]]
 
 
 def test_fstab_still_parses_and_keeps_what_others_wrote(host: Host) -> None:
     assert "/dev/disk/by-label/other /mnt/taken ext4 noauto,nofail 0 0" in host.file("/etc/fstab").content_string
     listed = host.check_output("findmnt --fstab --raw --noheadings --output FSTYPE,OPTIONS --target /dev/shm")
-    assert listed == f"tmpfs nosuid,nodev,size={48 * MIB}"
+    assert listed == f"tmpfs {shm_options(host)}"
 
 
 def test_no_huge_pages_were_asked_for(host: Host) -> None:
@@ -96,4 +106,5 @@ def test_inspect_knows_that_it_is_a_container(host: Host) -> None:
     seen = json.loads(done.stdout)
     assert seen["host"]["container"]
     assert seen["memory"]["shm"] == 48 * MIB
+    assert seen["memory"].get("shm_huge") == ("within_size" if host.file(SHMEM_ENABLED).exists else None)
     assert "--shm-size=" in {finding["id"]: finding["remedy"] for finding in seen["findings"]}["container.shm"]

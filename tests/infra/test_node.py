@@ -82,6 +82,7 @@ def test_memory(host: Host) -> None:
     pools = "/sys/devices/system/node/node{}/hugepages/hugepages-2048kB/nr_hugepages"
     assert [host.file(pools.format(node)).content_string for node in (0, 1)] == ["48\n", "16\n"]
     assert host.check_output("findmnt -bno SIZE /dev/shm") == str(512 * MIB)
+    assert "huge=within_size" in host.mount_point("/dev/shm").options
     assert host.check_output("ulimit -l") == "unlimited"
     assert host.check_output("systemctl show --property=DefaultLimitMEMLOCK") == "DefaultLimitMEMLOCK=infinity"
 

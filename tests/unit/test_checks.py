@@ -98,6 +98,38 @@ def test_a_node_as_built_passes_every_check(built: Path) -> None:
     }
 
 
+SHMEM_ENABLED = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "live", "enabled", "status", "found"),
+    [
+        ("within_size", "within_size", "never", "pass", "huge=within_size"),
+        ("within_size", "never", "never", "fail", "huge=never"),
+        ("never", "never", "deny", "pass", "huge=never"),
+        ("never", "always", "never", "fail", "huge=always"),
+        ("within_size", "within_size", "deny", "fail", "huge=within_size, and the kernel denies it"),
+        ("within_size", None, "never", "fail", "no tmpfs at /dev/shm"),
+    ],
+)
+def test_the_huge_pages_of_dev_shm_are_as_they_were_set(
+    built: Path, wanted: str, live: str | None, enabled: str, status: str, found: str
+) -> None:
+    words = " ".join(f"[{word}]" if word == enabled else word for word in ("within_size", "never", "deny", "force"))
+    (built / SHMEM_ENABLED).parent.mkdir(parents=True, exist_ok=True)
+    (built / SHMEM_ENABLED).write_text(words + "\n")
+    if live is None:
+        edit(built, "proc/self/mountinfo", without_line("/dev/shm"))
+    elif live != "never":
+        edit(built, "proc/self/mountinfo", lambda text: text.replace("size=524288k", f"size=524288k,huge={live}"))
+    manifest = dict(MANIFEST, memory=dict(MANIFEST["memory"], shm_huge=wanted))
+    checks = {check.id: check for check in run_checks(manifest, str(built))}
+    assert (checks["memory.shm_huge"].status, checks["memory.shm_huge"].found) == (status, found)
+    assert bool(checks["memory.shm_huge"].remedy) == (status == "fail")
+    # Manifests of earlier versions say nothing of it.
+    assert "memory.shm_huge" not in {check.id for check in run_checks(MANIFEST, str(built))}
+
+
 def test_a_lost_drive_is_named_although_md_still_says_clean(tmp_path: Path) -> None:
     root = lay_out("lost-drive", tmp_path)
     (array,) = read_arrays(str(root))

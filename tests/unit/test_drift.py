@@ -89,6 +89,7 @@ def wishes(**changes: Any) -> dict[str, Any]:
         "hugepages": [{"size": "2MiB", "count": 64, "numa_node": None}],
         "hugepages_max_share": 50,
         "shm_size": "512MiB",
+        "shm_huge": "",
         "memlock": "unlimited",
     }
     for key, value in changes.items():

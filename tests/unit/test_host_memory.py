@@ -17,6 +17,7 @@ from tunetool.node.common.commands import CommandError, Result
 from tunetool.node.common.drift import Difference, Ledger, settle
 from tunetool.node.common.refusal import Refusal
 from tunetool.node.machine import busy
+from tunetool.node.machine.fstab import FstabConflict
 from tunetool.node.machine.memory import HugePages
 from tunetool.node.memory import apply as memory_apply
 from tunetool.node.memory import boot_loader
@@ -43,6 +44,7 @@ from tunetool.node.memory.memlock_checks import (
     lock_checks,
     parse_attempt,
 )
+from tunetool.node.memory.shm_mount import with_shm
 
 GIB = 2**20
 """In KiB, as page sizes are."""
@@ -108,6 +110,7 @@ class Kernel:
             "hugepages": [{"size": "1GiB", "numa_node": None, **entry} for entry in pages],
             "hugepages_max_share": 50,
             "shm_size": "",
+            "shm_huge": "",
             "memlock": "",
             **wishes,
         }
@@ -329,7 +332,7 @@ def test_shm_beyond_the_ram_or_below_what_is_used_is_refused(kernel: Kernel, mon
     assert not (kernel.root / "etc/fstab").exists()
     # On a built node it is a difference like any other, reported with the rest.
     ledger = Ledger({"memory": {"hugepages": []}}, acting=False)
-    wanted = {"hugepages": [], "hugepages_max_share": 50, "shm_size": "4GiB", "memlock": ""}
+    wanted = {"hugepages": [], "hugepages_max_share": 50, "shm_size": "4GiB", "shm_huge": "", "memlock": ""}
     MemoryJob(wanted, ledger, str(kernel.root)).all()
     assert (
         Difference(
@@ -341,6 +344,166 @@ def test_shm_beyond_the_ram_or_below_what_is_used_is_refused(kernel: Kernel, mon
         )
         in ledger.left
     )
+
+
+OFFERED = "always within_size advise [never] deny force\n"
+
+
+class Tmpfs:
+    """The kernel's side of /dev/shm: `mount -o remount` changes mountinfo, or is refused."""
+
+    def __init__(self, kernel: Kernel, offered: str | None = OFFERED, options: str = "size=33554432k") -> None:
+        self.kernel, self.options, self.refuses = kernel, options.split(","), False
+        self.ran: list[str] = []
+        if offered is not None:
+            kernel.write("sys/kernel/mm/transparent_hugepage/shmem_enabled", offered)
+        self.show()
+
+    def show(self) -> None:
+        line = f"30 22 0:25 / /dev/shm rw,nosuid,nodev - tmpfs tmpfs rw,{','.join(self.options)}\n"
+        self.kernel.write("proc/self/mountinfo", line)
+
+    def run(self, argv: list[str], **_: object) -> Result:
+        if argv[0] == "systemctl":
+            return Result(0, "", "")
+        assert argv[:2] == ["mount", "-o"]
+        assert argv[3:] == ["/dev/shm"]
+        remount, _, option = argv[2].partition(",")
+        assert remount == "remount"
+        self.ran.append(option)
+        name, _, value = option.partition("=")
+        if self.refuses and name == "huge":
+            raise CommandError("`mount` failed with exit status 32: /dev/shm: bad option")
+        if name == "size":
+            value = f"{int(value) // 1024}k"
+        self.options = [each for each in self.options if not each.startswith(f"{name}=")]
+        # tmpfs does not show `huge=never`.
+        self.options += [f"{name}={value}"] if value != "never" else []
+        self.show()
+        return Result(0, "", "")
+
+    @property
+    def fstab(self) -> str:
+        path = self.kernel.root / "etc/fstab"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def tmpfs(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> Tmpfs:
+    made = Tmpfs(kernel)
+    monkeypatch.setattr(memory_apply, "run", made.run)
+    monkeypatch.setattr(memory_apply, "shm_used", lambda root: 0)
+    return made
+
+
+def test_shm_gets_huge_pages_now_and_at_boot_and_a_second_run_changes_nothing(kernel: Kernel, tmpfs: Tmpfs) -> None:
+    _, checked = kernel.run([], shm_huge="within_size", check=True)
+    assert (tmpfs.ran, tmpfs.fstab) == ([], "")
+    _, done = kernel.run([], shm_huge="within_size")
+    assert tmpfs.ran == ["huge=within_size"]
+    assert tmpfs.fstab == "tmpfs /dev/shm tmpfs nosuid,nodev,huge=within_size 0 0\n"
+    assert done.diff == checked.diff
+    assert [(change["before_header"], change["before"], change["after"]) for change in done.diff] == [
+        ("/dev/shm", "huge pages never\n", "huge pages within_size\n"),
+        ("/etc/fstab", "", tmpfs.fstab),
+    ]
+    _, again = kernel.run([], shm_huge="within_size")
+    assert (again.diff, again.warnings) == ([], [])
+    # Left alone, it stays; asked for `never`, it goes, and the entry says so, whatever the kernel's default is.
+    _, left = kernel.run([])
+    assert left.diff == []
+    kernel.run([], shm_huge="never")
+    assert tmpfs.options == ["size=33554432k"]
+    assert tmpfs.fstab == "tmpfs /dev/shm tmpfs nosuid,nodev,huge=never 0 0\n"
+
+
+def test_the_manifest_has_what_is_in_force(kernel: Kernel, tmpfs: Tmpfs) -> None:
+    wanted = {"hugepages": [], "hugepages_max_share": 50, "shm_size": "", "shm_huge": "within_size", "memlock": ""}
+    assert MemoryJob(wanted, Ledger(None, acting=True), str(kernel.root)).all() == {
+        "hugepages": [],
+        "shm_bytes": None,
+        "shm_huge": "within_size",
+        "memlock": None,
+    }
+    none = MemoryJob({**wanted, "shm_huge": ""}, Ledger(None, acting=True), str(kernel.root)).all()
+    assert "shm_huge" not in none
+
+
+def test_on_a_built_node_a_lost_option_is_a_difference_that_is_mended(kernel: Kernel, tmpfs: Tmpfs) -> None:
+    ledger = Ledger({"memory": {"hugepages": []}}, acting=True)
+    wanted = {"hugepages": [], "hugepages_max_share": 50, "shm_size": "", "shm_huge": "within_size", "memlock": ""}
+    MemoryJob(wanted, ledger, str(kernel.root)).all()
+    assert ledger.differences[0] == Difference("memory.shm_huge", "within_size", "never")
+    assert ledger.left == []
+
+
+@pytest.mark.parametrize("offered", [None, "always advise [never] deny force\n"])
+def test_a_kernel_without_it_gets_never_and_that_is_said(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, offered: str | None
+) -> None:
+    tmpfs = Tmpfs(kernel, offered)
+    monkeypatch.setattr(memory_apply, "run", tmpfs.run)
+    # Written under another kernel: this one would refuse the whole entry.
+    kernel.write("etc/fstab", "tmpfs /dev/shm tmpfs nosuid,nodev,noexec,huge=within_size 0 0\n")
+    job, done = kernel.run([], shm_huge="within_size")
+    assert tmpfs.ran == []
+    assert "huge=within_size" not in tmpfs.fstab
+    assert "noexec" in tmpfs.fstab
+    assert len(done.warnings) == 1
+    assert "this kernel does not offer `huge=within_size`" in done.warnings[0]
+    assert job.all()["shm_huge"] == "never"
+    assert kernel.run([], shm_huge="within_size")[1].diff == []
+
+
+def test_what_the_kernel_refuses_does_not_come_with_the_next_boot(kernel: Kernel, tmpfs: Tmpfs) -> None:
+    tmpfs.refuses = True
+    _, done = kernel.run([], shm_huge="within_size")
+    assert "`/dev/shm` stays at `huge=never`" in done.warnings[0]
+    assert "bad option" in done.warnings[0]
+    assert "within_size" not in tmpfs.fstab
+
+
+def test_a_kernel_that_denies_all_of_it_is_named(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmpfs = Tmpfs(kernel, OFFERED.replace("[never] deny", "never [deny]"))
+    monkeypatch.setattr(memory_apply, "run", tmpfs.run)
+    _, done = kernel.run([], shm_huge="within_size")
+    assert tmpfs.ran == ["huge=within_size"]
+    assert "has no effect while" in done.warnings[0]
+
+
+def test_a_dev_shm_that_is_no_tmpfs_is_left_alone(kernel: Kernel, tmpfs: Tmpfs) -> None:
+    line = "30 22 0:25 /shm /dev/shm rw - xfs /dev/sda1 rw\n"
+    for mountinfo in (line, ""):
+        kernel.write("proc/self/mountinfo", mountinfo)
+        _, done = kernel.run([], shm_huge="within_size")
+        assert (tmpfs.ran, tmpfs.fstab, done.diff) == ([], "", [])
+        assert "no tmpfs" in done.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "size", "huge", "after"),
+    [
+        ("", None, "within_size", "tmpfs /dev/shm tmpfs nosuid,nodev,huge=within_size 0 0\n"),
+        ("", 4096, "within_size", "tmpfs /dev/shm tmpfs nosuid,nodev,size=4096,huge=within_size 0 0\n"),
+        ("", 4096, "", "tmpfs /dev/shm tmpfs nosuid,nodev,size=4096 0 0\n"),
+        ("", None, "", ""),
+        ("", None, None, ""),
+        # What the owner wrote beside it stays where only the huge pages are ours.
+        ("shm /dev/shm tmpfs noexec,size=9g 0 0\n", None, "always", "tmpfs /dev/shm tmpfs noexec,size=9g,huge=always 0 0\n"),
+        ("shm /dev/shm tmpfs noexec,huge=advise 0 0\n", None, "advise", "shm /dev/shm tmpfs noexec,huge=advise 0 0\n"),
+        ("shm /dev/shm tmpfs huge=advise 0 0\n", 4096, None, "tmpfs /dev/shm tmpfs nosuid,nodev,size=4096,huge=advise 0 0\n"),
+        ("tmpfs /dev/shm tmpfs huge=advise 0 0\n", None, "", "tmpfs /dev/shm tmpfs nosuid,nodev 0 0\n"),
+        ("/a /dev/shm none bind 0 0\n", None, "", "/a /dev/shm none bind 0 0\n"),
+    ],
+)  # fmt: skip
+def test_the_entry_of_shm_has_what_was_asked_for(before: str, size: int | None, huge: str | None, after: str) -> None:
+    assert with_shm(before, size, huge) == after
+    assert with_shm(after, size, huge) == after
+
+
+def test_an_entry_that_mounts_something_else_is_not_made_a_tmpfs_for_huge_pages() -> None:
+    with pytest.raises(FstabConflict, match="line 1 mounts no tmpfs at `/dev/shm`"):
+        with_shm("/a /dev/shm none bind 0 0\n", None, "within_size")
 
 
 # As grubby of Fedora prints it (grubby-bls, display_info_values).

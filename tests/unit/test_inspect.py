@@ -421,6 +421,31 @@ def test_a_container_that_was_given_everything_has_nothing_to_say(tmp_path: Path
     assert "/data: xfs on md RAID0 (8 x nvme)" in run("--root", root)
 
 
+def test_pages_of_dev_shm_are_shown_and_4_kib_are_a_finding(tmp_path: Path) -> None:
+    root = laid_out(H100, tmp_path / "node")
+    # A kernel without huge pages for a tmpfs: nothing to say, and nothing to do.
+    assert "shm_huge" not in seen(root)["memory"]
+    assert "memory.shm_huge" not in findings_of(root)
+    put(root, "sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size advise [never] deny force\n")
+    assert "/dev/shm 1 TiB (huge pages: never);" in run("--root", root)
+    assert "host_memory" in findings_of(root)["memory.shm_huge"]["remedy"]
+    mountinfo = (root / "proc/self/mountinfo").read_text()
+    put(root, "proc/self/mountinfo", mountinfo.replace("tmpfs tmpfs rw,size=", "tmpfs tmpfs rw,huge=within_size,size="))
+    assert "/dev/shm 1 TiB (huge pages: within_size);" in run("--root", root)
+    assert "memory.shm_huge" not in findings_of(root)
+
+
+def test_a_container_has_the_huge_pages_of_its_own_mount(tmp_path: Path) -> None:
+    root = container(tmp_path)
+    put(root, "sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size advise [never] deny force\n")
+    finding = findings_of(root)["container.shm_huge"]
+    assert "--ipc=host" in finding["remedy"]
+    assert "emptyDir" in finding["remedy"]
+    assert "memory.shm_huge" not in findings_of(root)
+    put(root, "proc/self/mountinfo", CONTAINER.replace("rw,size", "rw,huge=within_size,size"))
+    assert "container.shm_huge" not in findings_of(root)
+
+
 @pytest.mark.parametrize(
     ("files", "runtime"),
     [

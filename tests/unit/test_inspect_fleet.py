@@ -98,6 +98,7 @@ EDITS = {
     "memory.total": edited("memory/total", 2**40),
     "memory.memlock": edited("memory/memlock", "65536"),
     "memory.hugepages": edited("memory/hugepages", []),
+    "memory.shm_huge": edited("memory/shm_huge", "never"),
     "ceilings.drives": edited("ceilings/0/value", 110e9),
     "settings.scheduler": edited("settings/0/values", {"mq-deadline": 1, "none": 7}),
     "settings.smt": edited("settings/1/values", {"off": 1}),

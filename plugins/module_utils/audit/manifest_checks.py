@@ -18,7 +18,15 @@ from ..gds.md_udev_override import outdated
 from ..gds.path_choice import MODES, OFF, current
 from ..machine.drive_health import Reader, judge_health, judge_links, read_health
 from ..machine.drives import Drive, read_drives
-from ..machine.memory import HugePages, memlock_limit, read_hugepages, shm_bytes
+from ..machine.memory import (
+    SHMEM_ENABLED,
+    HugePages,
+    memlock_limit,
+    read_hugepages,
+    shm_bytes,
+    shm_huge,
+    tmpfs_policies,
+)
 from ..machine.mounts import Mount, mount_at, read_mounts
 from ..memory.memlock_checks import Locker, kinds, lock_checks, lock_memory
 from ..tuning.checks import tuning_checks
@@ -233,9 +241,24 @@ def _memory_checks(wanted: Mapping[str, Any], root: str) -> list[Check]:
                 "run `mount -o remount /dev/shm`",
             )
         )
+    if "shm_huge" in wanted:
+        checks.append(_shm_huge_check(wanted["shm_huge"], root))
     if wanted["memlock"] is not None:
         checks.append(_memlock_check(wanted["memlock"], root))
     return checks
+
+
+def _shm_huge_check(wanted: str, root: str) -> Check:
+    live, (_, override) = shm_huge(root), tmpfs_policies(root)
+    denied = override == "deny" and wanted != "never"
+    found = "no tmpfs at /dev/shm" if live is None else "huge=%s" % live
+    return _check(
+        "memory.shm_huge",
+        live == wanted and not denied,
+        "huge=%s" % wanted,
+        found + (", and the kernel denies it" if denied else ""),
+        "write `never` to `/%s`" % SHMEM_ENABLED if denied else "run `mount -o remount /dev/shm`",
+    )
 
 
 def _memlock_check(wanted: str, root: str) -> Check:

@@ -117,8 +117,14 @@ SCHEMA: dict[str, Any] = {
                         "items": _object({"size_kib": _COUNT, "numa_node": _COUNT_OR_NULL, "count": _COUNT}),
                     },
                     "shm_bytes": dict(_COUNT_OR_NULL, description="null: left as the distribution has it"),
+                    "shm_huge": {
+                        "type": "string",
+                        "enum": ["always", "within_size", "advise", "never"],
+                        "description": "huge= of /dev/shm; absent: left as it was",
+                    },
                     "memlock": dict(_TEXT_OR_NULL, description="unlimited, or KiB; null: left as it was"),
-                }
+                },
+                optional=("shm_huge",),
             ),
             "tuning": dict(
                 _object(_TUNING, optional=tuple(_TUNING)),

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from ..common.files import read_int, read_text
 from .container import read_memory_limit
 from .distribution import parse_os_release
-from .memory import HugePages, hugepage_sizes, memlock_limit, memory_total, numa_nodes, read_hugepages, shm_bytes
+from .memory import (
+    HugePages,
+    hugepage_sizes,
+    memlock_limit,
+    memory_total,
+    numa_nodes,
+    read_hugepages,
+    shm_bytes,
+    shm_huge,
+    tmpfs_policies,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class Memory:
     available: int | None
     cgroup_limit: int | None
     shm: int | None
+    shm_huge: str | None
+    """``huge=`` of /dev/shm; None also where the kernel has no huge pages for it."""
     memlock: str | None
     """``unlimited`` or bytes."""
     pools: tuple[Pool, ...]
@@ -94,6 +106,7 @@ def read_memory(root: str = "/") -> Memory:
         available=int(available.group(1)) * 1024 if available else None,
         cgroup_limit=read_memory_limit(root),
         shm=shm_bytes(root),
+        shm_huge=shm_huge(root) if tmpfs_policies(root)[0] else None,
         memlock=memlock_limit(root),
         pools=tuple(pools),
     )

@@ -99,6 +99,32 @@ def shm_bytes(root: str = "/") -> int | None:
     return memory_total(root) // 2
 
 
+def shm_huge(root: str = "/") -> str | None:
+    """When the tmpfs at /dev/shm uses huge pages (mount option ``huge=``); None if none is mounted there.
+
+    tmpfs leaves the option out where it is ``never``.
+    """
+    mount = mount_at("/dev/shm", read_mounts(root))
+    if mount is None or mount.fs_type != "tmpfs":
+        return None
+    return next((option[len("huge=") :] for option in mount.options if option.startswith("huge=")), "never")
+
+
+SHMEM_ENABLED = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+"""Kernel: Documentation/admin-guide/mm/transhuge.rst. The file exists where tmpfs can have huge pages (Linux 4.8)."""
+
+
+def tmpfs_policies(root: str = "/") -> tuple[list[str], str | None]:
+    """The values that ``huge=`` of a tmpfs can have on this kernel, and ``deny`` or ``force`` where that overrides it.
+
+    No values where the kernel or the processor has no huge pages for a tmpfs.
+    """
+    words = (read_text(os.path.join(root, SHMEM_ENABLED)) or "").split()
+    selected = next((word[1:-1] for word in words if word.startswith("[")), None)
+    policies = [word for word in (word.strip("[]") for word in words) if word not in ("deny", "force")]
+    return policies, selected if selected in ("deny", "force") else None
+
+
 def shm_used(root: str = "/") -> int:
     """Bytes of /dev/shm in use; it cannot be made smaller than that."""
     usage = os.statvfs(os.path.join(root, "dev/shm"))

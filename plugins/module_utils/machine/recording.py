@@ -108,6 +108,7 @@ FILES = (
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
     "/sys/kernel/mm/hugepages/*/[nf]r*_hugepages",
     "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
     "/sys/module/nvme/parameters/poll_queues",
     "/sys/module/nvme_core/parameters/multipath",
     "/sys/module/pcie_aspm/parameters/policy",

@@ -6,13 +6,23 @@ import os
 import re
 from typing import Any, Mapping
 
-from ..common.commands import run
+from ..common.commands import CommandError, run
 from ..common.drift import Ledger
 from ..common.files import content, replace_file
 from ..common.job import Job
 from ..common.refusal import Refusal
-from ..machine.fstab import FSTAB, FstabConflict, with_entry
-from ..machine.memory import HugePages, memory_total, numa_nodes, read_hugepages, shm_bytes, shm_used
+from ..machine.fstab import FSTAB, FstabConflict
+from ..machine.memory import (
+    SHMEM_ENABLED,
+    HugePages,
+    memory_total,
+    numa_nodes,
+    read_hugepages,
+    shm_bytes,
+    shm_huge,
+    shm_used,
+    tmpfs_policies,
+)
 from ..machine.mounts import mount_at, read_mounts
 from ..units import format_size_binary, parse_size
 from .apply_kernel_parameters import CommandLine
@@ -27,6 +37,7 @@ from .persistent_files import (
     render_systemd,
     render_tmpfiles,
 )
+from .shm_mount import POINT, POLICIES, with_shm
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -43,6 +54,7 @@ ARGUMENTS: dict[str, Any] = {
     },
     "hugepages_max_share": {"type": "int", "default": 50},
     "shm_size": {"type": "str", "default": ""},
+    "shm_huge": {"type": "str", "default": "", "choices": ["", *POLICIES]},
     "memlock": {"type": "str", "default": ""},
 }
 """Arguments of M(tunetool.node.host_memory)."""
@@ -64,7 +76,7 @@ class MemoryJob(Job):
             "hugepages": [
                 {"size_kib": pool.size_kib, "numa_node": pool.numa_node, "count": pool.count} for pool in pools
             ],
-            "shm_bytes": self.shm(),
+            **self.shm(),
             "memlock": self.memlock(),
         }
 
@@ -152,36 +164,72 @@ class MemoryJob(Job):
             stream.write("%d" % pool.count)
         return read_hugepages(pool, self.root)
 
-    def shm(self) -> int | None:
-        """An fstab line for later boots, a remount for now. Returns the size in bytes."""
+    def shm(self) -> dict[str, Any]:
+        """An fstab line for later boots, a remount for now. Returns the size and the huge pages, for the manifest."""
         text = self.wanted["shm_size"]
-        if not text:
+        size = shm_size_bytes(text, self.root) if text else None
+        if size is not None:
+            if mount_at(POINT, read_mounts(self.root)) is None:
+                raise Refusal("`/dev/shm` is not mounted. hint: look at the node first")
+            self._refuse_shm(size)
+        # Before fstab has it: what the kernel refuses must not be there at the next boot.
+        huge = self._shm_huge_now() if self.wanted["shm_huge"] else None
+        # A kernel without huge pages for a tmpfs refuses the whole entry for such an option.
+        self._shm_at_boot(size, "" if huge == "never" and not tmpfs_policies(self.root)[0] else huge)
+        if size is not None:
+            self._shm_size_now(size)
+        return {"shm_bytes": size, **({} if huge is None else {"shm_huge": huge})}
+
+    def _shm_huge_now(self) -> str | None:
+        """Returns the policy that is in force: ``never`` where the kernel has no huge pages for a tmpfs, None where
+        /dev/shm is no tmpfs."""
+        asked: str = self.wanted["shm_huge"]
+        live = shm_huge(self.root)
+        if live is None:
+            self.ledger.warnings.append("`/dev/shm` is no tmpfs, so `host_memory_shm_huge` changes nothing")
             return None
-        size = shm_size_bytes(text, self.root)
-        if mount_at("/dev/shm", read_mounts(self.root)) is None:
-            raise Refusal("`/dev/shm` is not mounted. hint: look at the node first")
-        self._refuse_shm(size)
+        policies, override = tmpfs_policies(self.root)
+        policy = asked
+        if asked != "never" and asked not in policies:
+            self.ledger.warnings.append(
+                "`/dev/shm` keeps pages of 4 KiB (`huge=never`): this kernel does not offer `huge=%s` (`/%s`)"
+                % (asked, SHMEM_ENABLED)
+            )
+            policy = "never"
+        elif override == "deny" and asked != "never":
+            self.ledger.warnings.append("`huge=%s` has no effect while `/%s` is `deny`" % (asked, SHMEM_ENABLED))
+        if self.ledger.differs(
+            "memory.shm_huge", policy, live, "/dev/shm", "huge pages %s\n" % live, "huge pages %s\n" % policy
+        ):
+            try:
+                run(["mount", "-o", "remount,huge=%s" % policy, POINT])
+            except CommandError as error:
+                self.ledger.later("memory.shm_huge", live, "the kernel refused it; all else works without")
+                self.ledger.warnings.append("`/dev/shm` stays at `huge=%s`: %s" % (live, error))
+                return live
+        return policy
+
+    def _shm_at_boot(self, size: int | None, huge: str | None) -> None:
         before = content(self._path(FSTAB))
         try:
-            after = with_entry(
-                before, "tmpfs", "/dev/shm", "tmpfs", "nosuid,nodev,size=%d" % size, replace_any_spec=True
-            )
+            after = with_shm(before, size, huge)
         except FstabConflict as error:
             self.ledger.cannot("fstab[/dev/shm]", "one line", str(error), "leave one of them", str(error))
-            after = before
+            return
         if self.ledger.file_differs("fstab[/dev/shm]", FSTAB, before, after):
             replace_file(self._path(FSTAB), after)
             if os.path.isdir("/run/systemd/system"):
                 run(["systemctl", "daemon-reload"])
+
+    def _shm_size_now(self, size: int) -> None:
         live = shm_bytes(self.root)
         size_now = format_size_binary(live) if live is not None else "no tmpfs"
         if self.ledger.differs(
             "memory.shm", format_size_binary(size), size_now, "/dev/shm", "size %s\n" % live, "size %d\n" % size
         ):
-            run(["mount", "-o", "remount,size=%d" % size, "/dev/shm"])
+            run(["mount", "-o", "remount,size=%d" % size, POINT])
             if shm_bytes(self.root) != size:
                 raise Refusal("`/dev/shm` has %s bytes after its remount, %d asked for" % (shm_bytes(), size))
-        return size
 
     def _refuse_shm(self, size: int) -> None:
         pools = sum(parse_size(entry["size"] or "2MiB") * entry["count"] for entry in self.wanted["hugepages"])

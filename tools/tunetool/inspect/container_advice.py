@@ -51,6 +51,15 @@ def container_findings(
                 "an emptyDir with `medium: Memory` and a sizeLimit, mounted at /dev/shm",
             )
         )
+    if memory.shm_huge == "never":
+        missing.append(
+            _finding(
+                "shm_huge",
+                "/dev/shm has pages of 4 KiB; a container's is a mount without the node's `huge=`",
+                "--ipc=host` or `-v /dev/shm:/dev/shm",
+                "hostPath /dev/shm, the node's, in place of the emptyDir, which has no such option",
+            )
+        )
     if shown.arrays and not any(
         filesystem.device in {f"/dev/{a.device}" for a in shown.arrays} for filesystem in shown.filesystems
     ):

@@ -247,6 +247,14 @@ def _memory(facts: Facts) -> list[Finding]:
                 remedy="`mount -t tmpfs tmpfs /dev/shm`, or role `host_memory`, which makes the mount permanent",
             )
         )
+    if memory.shm_huge == "never":
+        problems.append(
+            Finding(
+                id="memory.shm_huge",
+                found="/dev/shm has pages of 4 KiB: large files there are written and mapped more slowly",
+                remedy="role `host_memory` mounts it with `huge=within_size`, now and at boot",
+            )
+        )
     return problems
 
 

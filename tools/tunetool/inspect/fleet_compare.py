@@ -91,6 +91,7 @@ KINDS: Sequence[Kind] = (
     Kind(r"settings\.(.+)", "setting `{}`"),
     Kind(r"memory\.hugepages", "huge pages", f"{_SITE} (role host_memory)"),
     Kind(r"memory\.shm", "size of /dev/shm", f"{_SITE} (role host_memory)", share=0.01),
+    Kind(r"memory\.shm_huge", "huge pages of /dev/shm", f"{_SITE} (role host_memory)"),
     Kind(r"memory\.memlock", "limit of locked memory", f"{_SITE} (role host_memory), then log in again"),
     Kind(r"memory\.cgroup_limit", "memory limit of the cgroup", share=0.01),
     Kind(r"manifest", "manifest", f"{_SITE}: it was not built, or the manifest cannot be read"),

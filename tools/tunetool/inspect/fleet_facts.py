@@ -158,6 +158,7 @@ def _memory(shown: Inspection) -> Named:
         size = getattr(memory, name)
         if size is not None:
             yield f"memory.{name}", Fact(float(size), shown=format_size_binary(size))
+    yield "memory.shm_huge", memory.shm_huge
     lock = memory.memlock
     yield "memory.memlock", format_size_binary(int(lock)) if lock is not None and lock.isdigit() else lock
     pools = sorted(memory.hugepages, key=lambda pool: (pool.size_kib, -1 if pool.numa_node is None else pool.numa_node))

@@ -156,6 +156,9 @@ class Memory(Document):
     available: int | None = None
     cgroup_limit: int | None = None
     shm: int | None = None
+    shm_huge: str | None = Field(
+        None, description="Huge pages of /dev/shm (`huge=`); null: no tmpfs there, or a kernel without them"
+    )
     memlock: str | None = Field(None, description="unlimited, or bytes")
     hugepages: list[HugePages] = Field([])
 

@@ -119,6 +119,8 @@ def write(directory: Path, tensors: Sequence[Tensor], seed: int, shard_bytes: in
         for shard in shards:
             handle = os.open(directory / shard.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             stack.callback(os.close, handle)
+            # A tmpfs with `huge=within_size` gives huge pages to nothing beyond the size.
+            os.ftruncate(handle, shard.size)
             os.pwrite(handle, shard.header, 0)
             queues.append([(handle, *piece) for piece in _pieces(shard)])
         # The files in turn: one inode of a tmpfs takes 3.5 GB/s, several take several times that.

@@ -50,7 +50,8 @@ class Job:
     queue_depth: int = 32
     engine: str = "libaio"
     fallocate: str = "native"
-    """How a file's space is allocated, before the time begins; ``none``: by the writes."""
+    """How a file's space is allocated, before the time begins; ``none`` and ``truncate``: by the writes, the latter to
+    files that have their size."""
 
 
 def find_fio(environment: Mapping[str, str]) -> Fio:

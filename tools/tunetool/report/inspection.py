@@ -51,7 +51,8 @@ def _memory(shown: Inspection) -> Iterator[str]:
         free = f", {_binary(memory.available)} available" if memory.available else ""
         limit = f", cgroup limit {_binary(memory.cgroup_limit)}" if memory.cgroup_limit else ""
         parts.append(f"{_binary(memory.total)}{free}{limit}")
-    parts.append(f"/dev/shm {_binary(memory.shm)}" if memory.shm is not None else "no tmpfs at /dev/shm")
+    huge = f" (huge pages: {memory.shm_huge})" if memory.shm_huge is not None else ""
+    parts.append(f"/dev/shm {_binary(memory.shm)}{huge}" if memory.shm is not None else "no tmpfs at /dev/shm")
     if memory.memlock is not None:
         parts.append(f"memlock {memory.memlock_in_words}")
     lines = ["; ".join(parts)]

@@ -16,6 +16,9 @@ from tunetool.stage.tree import Entry
 DIRECT_BYTES = 2**20
 """Pieces smaller than this (bytes) are read through the page cache, where one more copy costs little."""
 
+HUGE_PAGE = 2 * 2**20
+"""Bytes of a tmpfs's huge page; on machines with larger ones a size that is set too often costs nothing."""
+
 
 class Source:
     """Reads one piece; with direct I/O if that helps."""
@@ -93,7 +96,7 @@ class Sink:
         path = str(self._destination / self._entry.path)
         with writing(self._destination, self._entry), contextlib.ExitStack() as stack:
             if self._piece.of == 1:
-                self._handle = create(path)
+                self._handle = create(path, self._entry.size)
             else:
                 self._handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             stack.callback(os.close, self._handle)
@@ -126,9 +129,19 @@ class Sink:
             return 0
 
 
-def create(path: str) -> int:
-    """Create a file for writing, with mode 0600 until it is complete."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def create(path: str, size: int) -> int:
+    """Create a file of ``size`` bytes for writing, with mode 0600 until it is complete.
+
+    It has its size before its first byte: a tmpfs with ``huge=within_size`` gives huge pages to nothing beyond it.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if size >= HUGE_PAGE:
+        try:
+            os.ftruncate(handle, size)
+        except BaseException:
+            os.close(handle)
+            raise
+    return handle
 
 
 @contextlib.contextmanager

@@ -134,11 +134,7 @@ def _make_big(files: Sequence[Entry], plan: Plan, destination: Path) -> None:
     for entry in files:
         if _pieces(entry.size, plan) > 1:
             with writing(destination, entry):
-                handle = create(str(destination / entry.path))
-                try:
-                    os.ftruncate(handle, entry.size)
-                finally:
-                    os.close(handle)
+                os.close(create(str(destination / entry.path), entry.size))
 
 
 def _finish_big(files: Sequence[Entry], plan: Plan, destination: Path) -> None:

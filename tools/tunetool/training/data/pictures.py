@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -98,7 +99,12 @@ def _write_sample(directory: Path, number: int, seed: int, noise: Any) -> tuple[
     shift = (chosen.randrange(noise.shape[0]), chosen.randrange(noise.shape[1]))
     picture = np.roll(noise, shift, (0, 1)) + np.array(colour, dtype=np.uint8)
     path = directory / "images" / f"{number:06d}.jpg"
-    Image.fromarray(picture).save(path, "JPEG", quality=_QUALITY, subsampling=0)
+    encoded = io.BytesIO()
+    Image.fromarray(picture).save(encoded, "JPEG", quality=_QUALITY, subsampling=0)
+    with path.open("wb") as stream:
+        # A tmpfs with `huge=within_size` gives huge pages to nothing beyond the size.
+        stream.truncate(len(encoded.getbuffer()))
+        stream.write(encoded.getbuffer())
     messages = [
         {"role": "user", "content": f"<image>{chosen.choice(QUESTIONS)}"},
         {"role": "assistant", "content": name},
