@@ -99,7 +99,7 @@ def _copy(job: Job, built: Path, tick: Callable[[int], None]) -> Moved:
     plan = Plan(built, job.checksum, job.threads, not job.source_in_memory, write_direct=not job.in_memory)
     moved = move(files_of(job.entries), plan, tick)
     _finish_directories(job.entries, built)
-    if not untouched(scan(Path(job.source)), job.entries):
+    if not untouched(scan(Path(job.source), ask=False), job.entries):
         raise CannotJudge(f"`{job.source}` changed while it was staged", "stage a source at rest")
     return moved
 

@@ -32,6 +32,15 @@ def hasher(kind: Checksum) -> Hasher:
     return xxh3
 
 
+def digest_of(kind: Checksum, data: memoryview) -> str:
+    """The checksum of ``data``, in hexadecimal digits."""
+    if kind == "sha256":
+        return hashlib.sha256(data).hexdigest()
+    import xxhash  # noqa: PLC0415  (as above)
+
+    return str(xxhash.xxh3_64_hexdigest(data))
+
+
 def piece_bytes(kind: Checksum) -> int | None:
     """Bytes that one digest covers. None: the whole file, so that it equals `sha256sum` and published checksums."""
     return None if kind == "sha256" else PIECE_BYTES

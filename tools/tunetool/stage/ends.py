@@ -73,11 +73,56 @@ class Source:
             return 0
 
     def _check(self) -> None:
-        """Raises ``CannotJudge`` if the file has changed since it was listed."""
-        status = os.fstat(self._handle)
-        now = status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
-        if self._as_listed and now != (self.entry.size, self.entry.mtime_ns, self.entry.inode, self.entry.ctime_ns):
-            raise _changed(self.entry)
+        if self._as_listed:
+            _refuse_changed(self._handle, self.entry)
+
+
+def _refuse_changed(handle: int, entry: Entry) -> None:
+    """Raises ``CannotJudge`` if the file has changed since it was listed."""
+    status = os.fstat(handle)
+    now = status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
+    if now != (entry.size, entry.mtime_ns, entry.inode, entry.ctime_ns):
+        raise _changed(entry)
+
+
+def read_small(entry: Entry, buffer: memoryview, as_listed: bool) -> memoryview:
+    """The bytes of a file that fits into ``buffer``, as ``Source`` reads them. Raises ``CannotJudge``.
+
+    A tree of 100,000 small files takes as long as the interpreter's steps for each: here are as few as possible.
+    """
+    try:
+        handle = os.open(entry.origin, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if as_listed:
+                _refuse_changed(handle, entry)
+            data, done = buffer[: entry.size], 0
+            while done < entry.size:
+                got = os.preadv(handle, [data[done:]], done)
+                if got == 0:
+                    raise _changed(entry)
+                done += got
+            return data
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise _unreadable(entry, error) from None
+
+
+def write_small(entry: Entry, tree: Path, path: str, data: memoryview) -> None:
+    """A new file at ``path`` (in ``tree``), complete with mode and time, as ``Sink`` writes it. Raises
+    ``CannotJudge``."""
+    try:
+        handle = create(path, len(data))
+        try:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(handle, data[done:], done)
+            os.fchmod(handle, entry.mode)
+            os.utime(handle, ns=(entry.mtime_ns, entry.mtime_ns))
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise _unwritable(tree, entry, error) from None
 
 
 def _changed(entry: Entry) -> CannotJudge:
@@ -150,10 +195,14 @@ def _reading(entry: Entry) -> Iterator[None]:
         yield
     except TunetoolError:
         raise
-    except FileNotFoundError:
-        raise CannotJudge(f"`{entry.origin}` vanished while it was staged", "stage a source at rest") from None
     except OSError as error:
-        raise CannotJudge(f"`{entry.origin}` cannot be read: {error.strerror}", "see `dmesg | tail`") from None
+        raise _unreadable(entry, error) from None
+
+
+def _unreadable(entry: Entry, error: OSError) -> CannotJudge:
+    if isinstance(error, FileNotFoundError):
+        return CannotJudge(f"`{entry.origin}` vanished while it was staged", "stage a source at rest")
+    return CannotJudge(f"`{entry.origin}` cannot be read: {error.strerror}", "see `dmesg | tail`")
 
 
 @contextlib.contextmanager
@@ -164,11 +213,13 @@ def writing(tree: Path, entry: Entry) -> Iterator[None]:
     except TunetoolError:
         raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CannotJudge(
-                f"`{tree.parent}` is full ({error.strerror}) at `{entry.path}`; what was copied is removed",
-                "free some space, or stage elsewhere",
-            ) from None
-        raise CannotJudge(
-            f"`{entry.path}` cannot be written in `{tree.parent}`: {error.strerror}", "see `dmesg | tail`"
-        ) from None
+        raise _unwritable(tree, entry, error) from None
+
+
+def _unwritable(tree: Path, entry: Entry, error: OSError) -> CannotJudge:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CannotJudge(
+            f"`{tree.parent}` is full ({error.strerror}) at `{entry.path}`; what was copied is removed",
+            "free some space, or stage elsewhere",
+        )
+    return CannotJudge(f"`{entry.path}` cannot be written in `{tree.parent}`: {error.strerror}", "see `dmesg | tail`")

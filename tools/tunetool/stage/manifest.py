@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -85,22 +85,30 @@ _HEAD: dict[str, Any] = {
     "piece_bytes": (int, type(None)),
     "bytes": int,
 }
-_FIELDS: dict[str, Any] = {"path": str, "kind": str, "size": int, "mtime_ns": int, "mode": int, "target": str}
+_FIELDS = Entry._fields[:6]
+"""What of an entry is kept: ``path`` to ``target``."""
+_TYPES = [str, str, int, int, int, str]
+_KINDS = frozenset(get_args(Kind))
 
 
 def _as_row(entry: Entry, digests: Sequence[str] | None) -> dict[str, object]:
-    row = {name: value for name, value in asdict(entry).items() if name in _FIELDS}
-    return row if digests is None else {**row, "digests": list(digests)}
+    row: dict[str, object] = dict(zip(_FIELDS, entry, strict=False))
+    if digests is not None:
+        row["digests"] = digests
+    return row
 
 
 def _entry(row: dict[str, Any]) -> Entry:
-    values = {name: _typed(row[name], kind) for name, kind in _FIELDS.items()}
-    if values["kind"] not in get_args(Kind):
-        raise ValueError(values["kind"])
+    values = [row[name] for name in _FIELDS]
+    if [*map(type, values)] != _TYPES:
+        raise TypeError(f"{values!r}")
+    entry = Entry(*values)
+    if entry.kind not in _KINDS:
+        raise ValueError(entry.kind)
     # The manifest may have been tampered with: accept only paths below the tree.
-    if values["path"].startswith("/") or ".." in values["path"].split("/"):
-        raise ValueError(values["path"])
-    return Entry(**values)
+    if entry.path.startswith("/") or ".." in entry.path.split("/"):
+        raise ValueError(entry.path)
+    return entry
 
 
 def _typed(value: Any, kind: Any) -> Any:
@@ -111,4 +119,4 @@ def _typed(value: Any, kind: Any) -> Any:
 
 def rooted(entries: Sequence[Entry], root: Path) -> list[Entry]:
     """The same entries, their files read under ``root``."""
-    return [Entry(**{**asdict(entry), "origin": f"{root}/{entry.path}"}) for entry in entries]
+    return [entry._replace(origin=f"{root}/{entry.path}") for entry in entries]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PIECE_BYTES = 64 * 2**20
 """Bytes of a large file that one thread takes at a time, and that one xxh3_64 digest covers."""
 BATCH_FILES = 64
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes of one file: ``file`` is its index; ``number`` counts the file's pieces of ``of``."""
 
     file: int

@@ -81,22 +81,28 @@ class _Staging:
 
 class _Copy(_Staging):
     job: Job | None = None
+    there: Manifest | None = None
+    """Of the tree at DST that is that copy already."""
 
     def announce(self, session: Session) -> None:
         """See ``session.Work``."""
         _check_source(self.request.source or "", self.destination)
         if not self.request.dry_run:
             self.lock(session)
-        self.job = _prepare(self.request, self.destination, self.progress)
-        if self.job is None:
+        prepared = _prepare(self.request, self.destination, self.progress)
+        if isinstance(prepared, Job):
+            self.job = prepared
+        else:
+            self.there = prepared
             done = "would be" if self.request.dry_run else "is"
             self.progress.say(f"`{self.destination.path}` is that copy already: nothing {done} copied")
 
     def measure(self, session: Session) -> None:
         """See ``session.Work``."""
         job, destination = self.job, self.destination
+        if self.there is not None:
+            self.outcome = unchanged(destination, self.there)
         if job is None:
-            self.outcome = unchanged(destination, _need(destination))
             return
         with self.progress.moving("copying", total_bytes(job.entries)) as tick:
             built = build(job, tick)
@@ -120,16 +126,16 @@ def _check_source(source: str, destination: Destination) -> None:
         )
 
 
-def _prepare(request: Request, destination: Destination, progress: MovingProgress) -> Job | None:
-    """Announce the copy and return its job; None if DST is that copy already. Changes nothing."""
+def _prepare(request: Request, destination: Destination, progress: MovingProgress) -> Job | Manifest:
+    """Announce the copy and return its job, or the manifest of DST if that is that copy already. Changes nothing."""
     source = request.source or ""
     _check_source(source, destination)
     far = remote.is_remote(source)
     entries = remote.scan_remote(source) if far else scan(Path(source))
     source = source if far else os.path.realpath(source)
     reason = _occupied(destination, entries, request.checksum)
-    if reason == "":
-        return None
+    if isinstance(reason, Manifest):
+        return reason
     if reason is not None and not request.replace:
         raise UsageProblem(
             f"`{destination.path}` exists and is not that copy: {reason}",
@@ -168,8 +174,8 @@ def _held(destination: Destination) -> int:
     return manifest.bytes if manifest is not None else 0
 
 
-def _occupied(destination: Destination, entries: Sequence[Entry], checksum: Checksum | None) -> str | None:
-    """What is at DST: None for nothing, empty for this very copy, else why it is not this copy."""
+def _occupied(destination: Destination, entries: Sequence[Entry], checksum: Checksum | None) -> str | Manifest | None:
+    """What is at DST: None for nothing, the manifest of this very copy, or why it is not this copy."""
     if inode_of(destination.path) is None or is_empty(destination.path):
         return None
     try:
@@ -184,7 +190,7 @@ def _occupied(destination: Destination, entries: Sequence[Entry], checksum: Chec
     if checksum not in (None, manifest.checksum):
         return f"its manifest has {manifest.checksum}, {checksum} was asked for"
     same = same_source(entries, manifest.entries)
-    return "" if same else f"the source changed after it was staged ({manifest.staged})"
+    return manifest if same else f"the source changed after it was staged ({manifest.staged})"
 
 
 def _need(destination: Destination) -> Manifest:

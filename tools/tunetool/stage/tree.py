@@ -6,9 +6,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tunetool.errors import CannotJudge, UsageProblem
 
@@ -18,12 +17,12 @@ MODE = 0o777
 _NAMED = 5
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry. ``path`` is relative to the tree, ``.`` for the tree itself; ``origin`` is where a file is read.
 
     ``inode`` and ``ctime_ns`` are those of a file that was listed here. They show a change during the staging,
-    even if its time of writing is set back; they mean nothing later, and no manifest holds them.
+    even if its time of writing is set back; they mean nothing later, and no manifest holds them. There are as many as
+    the tree has files, so it is the kind of object that is made most quickly.
     """
 
     path: str
@@ -37,13 +36,15 @@ class Entry:
     ctime_ns: int = 0
 
 
-def scan(root: Path) -> list[Entry]:
+def scan(root: Path, ask: bool = True) -> list[Entry]:
     """Every entry under ``root``, parents first, by name; links that leave it are replaced by what they lead to.
+
+    ``ask``: whether each file may be read; False for files that have been read.
 
     Raises ``UsageProblem`` for what cannot be copied: loops, links that leave it for nowhere, sockets, pipes, devices,
     what may not be read. ``CannotJudge`` when it changes meanwhile.
     """
-    walk = _Walk(os.path.realpath(root))
+    walk = _Walk(os.path.realpath(root), ask)
     walk.run()
     if walk.refused:
         first, hint = walk.refused[0]
@@ -125,8 +126,8 @@ def _identity(entry: Entry) -> tuple[object, ...]:
 
 
 class _Walk:
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, root: str, ask: bool) -> None:
+        self.root, self.ask = root, ask
         self.entries: list[Entry] = []
         self.refused: list[tuple[str, str]] = []
         # Where in the copy, the real directory, and the real directories on the way in whose links were followed.
@@ -138,10 +139,10 @@ class _Walk:
             self._add_directory(".", self.root, top, ())
             while self._pending:
                 relative, real, followed = self._pending.pop()
+                prefix = "" if relative == "." else f"{relative}/"
                 with os.scandir(real) as entries:
                     for entry in entries:
-                        name = entry.name if relative == "." else f"{relative}/{entry.name}"
-                        self._add_entry_at(name, os.path.join(real, entry.name), real, followed)
+                        self._add_entry_at(prefix + entry.name, entry, real, followed)
         except PermissionError as error:
             raise UsageProblem(f"`{error.filename}` may not be read", "run as a user who may read it") from None
         except FileNotFoundError as error:
@@ -149,8 +150,8 @@ class _Walk:
                 f"`{error.filename}` vanished while the source was listed", "stage a source at rest"
             ) from None
 
-    def _add_entry_at(self, name: str, path: str, real: str, followed: tuple[str, ...]) -> None:
-        status = os.lstat(path)
+    def _add_entry_at(self, name: str, entry: os.DirEntry[str], real: str, followed: tuple[str, ...]) -> None:
+        path, status = entry.path, entry.stat(follow_symlinks=False)
         if not stat.S_ISLNK(status.st_mode):
             self._add(name, path, status, followed)
             return
@@ -203,7 +204,7 @@ class _Walk:
                 f"`{self.root}/{name}` is a {_special(status.st_mode)}",
                 "only files, directories and links can be staged",
             )
-        elif not os.access(path, os.R_OK):
+        elif self.ask and not os.access(path, os.R_OK):
             self._refuse(f"`{self.root}/{name}` may not be read", "run as a user who may read it")
         else:
             mode = status.st_mode & MODE
