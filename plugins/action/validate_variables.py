@@ -31,6 +31,8 @@ PLAY_VARIABLES = frozenset(
         "provision_job",
         "provision_max_fail_percentage",
         "provision_serial",
+        "tunetool_address",
+        "tunetool_slots",
         "verify_allow_busy",
         "verify_duration",
         "verify_expect",
@@ -41,7 +43,7 @@ PLAY_VARIABLES = frozenset(
         "verify_target",
     }
 )
-"""Variables of the playbooks plan.yml, provision.yml and verify.yml, which have no role to document them."""
+"""Variables of plan.yml, provision.yml, verify.yml and of launches, which have no role to document them."""
 
 ROLE_OF_JOB = {REPLACE: "replace_drive"}
 """The role whose required variables this job needs; no other job uses them."""

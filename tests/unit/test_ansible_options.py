@@ -249,6 +249,15 @@ def test_pdsh_gets_the_user_and_the_key() -> None:
     config, _ = ssh_settings([Host("n1", "10.0.0.1")], {"n1": {**asked, "ansible_port": 22}})
     assert 'User "me"' in config
     assert 'IdentityFile "/k"' in config
+
+
+def test_pdsh_comes_by_the_way_of_ssh_where_the_hosts_reach_each_other_by_another() -> None:
+    hosts = [Host("n1", "10.0.0.1"), Host("n2", "10.0.0.2")]
+    config, _ = ssh_settings(hosts, {"n1": {"ansible_host": "127.0.0.1"}, "n2": {}})
+    assert [line.split()[1] for line in config.splitlines() if "HostName" in line] == ["127.0.0.1", "n2"]
+
+
+def test_options_that_decide_nothing_for_ssh_are_let_through() -> None:
     check(["-e", "x=1", "--become-method", "su", "--start-at-task", "x"])
 
 

@@ -34,7 +34,7 @@ def ansible(program: str, *arguments: str, cwd: Path = ROOT, **environment: str)
     )
 
 
-@pytest.mark.parametrize("inventory", ["inventory/h100", "inventory/h200"])
+@pytest.mark.parametrize("inventory", ["inventory/h100", "inventory/h200", "inventory/lab-training"])
 def test_the_shipped_inventories_pass_as_they_are(inventory: str) -> None:
     for option in ("--syntax-check", "--list-tasks"):
         done = ansible("ansible-playbook", "site.yml", "-i", inventory, option)
@@ -72,6 +72,17 @@ def test_a_wrong_variable_stops_every_host_before_any_is_touched(variable: str, 
     assert message in done.stdout.replace("\n", " ") + done.stderr
     assert "unreachable=1" not in done.stdout
     assert "Choose the drives" not in done.stdout
+
+
+def test_variables_of_launches_are_known(tmp_path: Path) -> None:
+    playbook = tmp_path / "validate.yml"
+    tasks = [{"tunetool.node.validate_variables": {}}]
+    playbook.write_text(yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
+    given = ("-i", "localhost,", "-c", "local", "-e", "@inventory/h100/group_vars/all.yml")
+    done = ansible(
+        "ansible-playbook", *given, "-e", "tunetool_slots=8", "-e", "tunetool_address=10.0.0.1", str(playbook)
+    )
+    assert done.returncode == 0, done.stdout
 
 
 SWAP = ("-e", "replace_drive_old_serial=A", "-e", "replace_drive_new_serial=B")

@@ -179,7 +179,8 @@ def ssh_settings(hosts: Sequence[Host], variables: Mapping[str, Mapping[str, Any
 
 def _block(host: Host, variables: Mapping[str, Any]) -> str:
     keys = {"User": "ansible_user", "Port": "ansible_port", "IdentityFile": "ansible_ssh_private_key_file"}
-    lines = [f"Host {host.name}", f"  HostName {host.address}"]
+    # The way of ssh, which can be another than the one between the hosts.
+    lines = [f"Host {host.name}", f"  HostName {variables.get('ansible_host', host.name)}"]
     for key, name in keys.items():
         value = variables.get(name)
         if value is not None and "{{" in str(value):

@@ -28,7 +28,7 @@ class Host:
 def from_inventory(selection: HostSelection) -> list[Host]:
     """The selected hosts, in inventory order. Raises ``UsageProblem``.
 
-    The address is ``ansible_host`` (default: the name), the slots are ``tunetool_slots`` if set.
+    The address is ``tunetool_address``, else ``ansible_host``, else the name; the slots are ``tunetool_slots`` if set.
     """
     playbook, names = choose_hosts(PLAYBOOK, selection)
     variables = host_variables(selection.inventory, playbook)
@@ -47,9 +47,10 @@ def host_variables(inventory: Path, playbook: Playbook) -> dict[str, dict[str, A
 
 
 def _host(name: str, variables: Mapping[str, Any]) -> Host:
-    address = str(variables.get("ansible_host", name))
+    variable = "tunetool_address" if "tunetool_address" in variables else "ansible_host"
+    address = str(variables.get(variable, name))
     if "{{" in address:
-        raise UsageProblem(f"`ansible_host` of `{name}` is a template: `{address}`", "give the address itself")
+        raise UsageProblem(f"`{variable}` of `{name}` is a template: `{address}`", "give the address itself")
     slots = variables.get("tunetool_slots")
     try:
         number = None if slots is None else int(slots)
