@@ -30,6 +30,7 @@ from tunetool.launch.watchdog import Beat, Stuck, innermost, to_blame
 from tunetool.measure.marked_processes import end_marked, has_mark, marked, naming
 from waiting import PATIENCE, until
 
+ROOT = Path(__file__).parents[2]
 TWO = Limits(("a", "b"), 2, timeout=100, stall=30)
 
 
@@ -158,6 +159,38 @@ def test_a_stack_tells_the_innermost_line_of_the_main_thread_and_whether_it_wait
     assert innermost("") is None
 
 
+def test_an_import_is_progress_of_the_rank_and_of_no_forked_child(tmp_path: Path) -> None:
+    for name in ("first_module", "second_module"):
+        (tmp_path / f"{name}.py").write_text("")
+    program = """if True:
+        import os, sys
+        from pathlib import Path
+        from tunetool.launch import rank
+        from tunetool.launch.start import Imports
+        file = Path(os.environ[rank.NODE]) / rank.BEATS / "0"
+        read = lambda: rank.BEAT.unpack(file.read_bytes())
+        rank.beat()
+        sys.meta_path.insert(0, Imports())
+        before = read()
+        child = os.fork()
+        if child == 0:
+            import second_module
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert read() == before
+        import first_module
+        after = read()
+        assert after[0] == before[0] == 1
+        assert after[1] > before[1]
+    """
+    environment = {**os.environ, "TUNETOOL_NODE": str(tmp_path), "RANK": "0"}
+    environment["PYTHONPATH"] = f"{ROOT / 'tools'}:{tmp_path}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_rank_with_fewest_beats_is_to_blame_and_among_equals_one_that_does_not_wait() -> None:
     waits, sleeps = Stuck("x", True), Stuck("y", False)
     beats = {0: Beat(7, 1), 1: Beat(7, 1), 2: Beat(7, 1)}
@@ -196,7 +229,10 @@ def test_pdsh_reaches_hosts_as_ansible_does(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("Host *\n  Compression yes\n")
     common = {"ansible_user": "ops", "ansible_ssh_common_args": f"-F {mine} -o UserKnownHostsFile=/k"}
-    variables = {"node1": {**common, "ansible_port": 2222}, "node2": {**common, "ansible_ssh_private_key_file": "/a b"}}
+    variables = {
+        "node1": {**common, "ansible_host": "10.0.0.1", "ansible_port": 2222},
+        "node2": {**common, "ansible_host": "10.0.0.2", "ansible_ssh_private_key_file": "/a b"},
+    }
     config, arguments = ssh_settings(HOSTS, variables)
     assert arguments == ["-o", "UserKnownHostsFile=/k"]
     (tmp_path / "config").write_text(config)
@@ -249,6 +285,10 @@ def test_hosts_come_from_the_inventory_in_its_order(tmp_path: Path) -> None:
     inventory = tmp_path / "inventory.yml"
     inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
     assert from_inventory(HostSelection(inventory, "z,a")) == [Host("z", "10.0.0.9", 8), Host("a", "a")]
+    apart = {"z": {"ansible_host": "10.0.0.9", "tunetool_address": "192.168.7.1"}}
+    reached = tmp_path / "reached.yml"
+    reached.write_text(json.dumps({"all": {"hosts": apart}}))
+    assert from_inventory(HostSelection(reached)) == [Host("z", "192.168.7.1")]
     with pytest.raises(UsageProblem, match="`tunetool_slots` of `c` is `none`"):
         from_inventory(HostSelection(inventory))
 

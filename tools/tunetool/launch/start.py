@@ -51,6 +51,7 @@ def main(directory: str) -> None:
     faulthandler.register(STACK_SIGNAL, stack, all_threads=True)
     _write_rank_file(node)
     rank.beat()
+    sys.meta_path.insert(0, Imports())
     code: object = 1
     try:
         _run_program(order["program"])
@@ -61,6 +62,18 @@ def main(directory: str) -> None:
     finally:
         # For engines whose child processes the guard cannot wait for.
         (node / RANKS / f"{os.environ['RANK']}{ENDED}").write_text(str(code if isinstance(code, int) else 1))
+
+
+class Imports:
+    """Every module that this process looks for is progress: on a slow disk or processor torch's take minutes."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    def find_spec(self, *_: object) -> None:
+        """Finds nothing itself. A child that was forked shares the memory of the beats, and is not the rank."""
+        if os.getpid() == self._process:
+            rank.touch()
 
 
 def _wait_for_guard(node: Path) -> dict[str, Any]:
