@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import hashlib
 import itertools
 import json
@@ -136,9 +137,40 @@ def test_each_processor_has_a_numa_node_with_its_part_of_the_memory():
 
 def test_only_the_loopback_address_leads_in_and_nothing_is_shared_with_the_terminal():
     arguments = MACHINE.arguments()
-    assert values(arguments, "-netdev") == ["user,id=net,hostfwd=tcp:127.0.0.1:2201-:22"]
+    assert values(arguments, "-netdev")[0] == "user,id=net,hostfwd=tcp:127.0.0.1:2201-:22"
     assert "-daemonize" in arguments
     assert not [argument for argument in arguments if "stdio" in argument]
+
+
+def test_a_link_joins_nodes_over_the_loopback_address_and_the_machine_is_the_same_without_it():
+    alone = MACHINE.arguments()
+    joined = replace(MACHINE, link="239.1.2.3:20001").arguments()
+    assert values(joined, "-netdev")[1] == "socket,id=link,mcast=239.1.2.3:20001,localaddr=127.0.0.1"
+    # A snapshot restores only into the same devices.
+    assert values(alone, "-device") == values(joined, "-device")
+    assert [card for card in values(alone, "-device") if "netdev=link" in card]
+
+
+def test_an_offline_node_is_led_to_by_ssh_and_has_no_way_out():
+    way_in = values(replace(MACHINE, offline=True).arguments(), "-netdev")[0].split(",")
+    assert {"restrict=on", "hostfwd=tcp:127.0.0.1:2201-:22"} <= set(way_in)
+
+
+def test_every_node_has_an_address_of_its_own_on_the_link_now_and_at_the_next_boot():
+    scripts = [guest.prepare(f"node{index}", index, ["LAB1SYS"], 0) for index in (1, 10)]
+    for script, address, hardware in zip(
+        scripts, ("10.0.3.1", "10.0.3.10"), ("52:54:00:1a:be:01", "52:54:00:1a:be:0a"), strict=True
+    ):
+        assert f"ip address replace {address}/24 dev eth1" in script
+        assert f"ip link set dev eth1 address {hardware} up" in script
+        written = subprocess.run(
+            ["sh", "-c", next(line for line in script.splitlines() if "20-lab-link" in line).split(" > ")[0]],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        network = configparser.ConfigParser()
+        network.read_string(written)
+        assert network["Link"]["MACAddress"] == hardware
+        assert network["Network"]["Address"] == f"{address}/24"
 
 
 def test_a_comma_in_a_path_does_not_end_an_option():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import shlex
@@ -129,6 +130,16 @@ def test_the_inventory_is_yaml_that_ansible_reads(lab: Lab):
     # The directory of this lab has a space: Ansible must get it as one word.
     assert f"UserKnownHostsFile={lab.known_hosts}" in shlex.split(variables["ansible_ssh_common_args"])
     assert variables["ansible_control_path_dir"] != hosts["node2"]["ansible_control_path_dir"]
+    # ssh comes by the loopback address, the other nodes by the link.
+    assert [each["tunetool_address"] for each in hosts.values()] == ["10.0.3.1", "10.0.3.2"]
+
+
+def test_labs_do_not_share_a_link(lab: Lab, tmp_path: Path):
+    group, port = lab.link.split(":")
+    assert ipaddress.ip_address(group) in ipaddress.ip_network("239.0.0.0/8")
+    assert 20000 <= int(port) < 30000
+    assert Lab(lab.directory).link == lab.link
+    assert Lab(tmp_path / "another").link != lab.link
 
 
 def test_an_inventory_without_nodes_is_still_one(lab: Lab):

@@ -76,6 +76,7 @@ class UpOptions:
         "--os", default="debian12", type=click.Choice(["debian12", "debian13"]), help="Operating system of the nodes."
     )
     fresh: bool = option("--fresh", is_flag=True, help="Build the image again.")
+    offline: bool = option("--offline", is_flag=True, help="Let the nodes reach each other and nothing else.")
 
 
 @command.command()
@@ -90,7 +91,15 @@ def up(given: UpOptions) -> int:
     from tunetool.lab.state import Lab
 
     lab = Lab()
-    settings = fleet.Settings(given.nodes, given.drives, given.drive_size, given.memory, given.os_name, given.fresh)
+    settings = fleet.Settings(
+        nodes=given.nodes,
+        drives=given.drives,
+        drive_size=given.drive_size,
+        memory=given.memory,
+        os_name=given.os_name,
+        fresh=given.fresh,
+        offline=given.offline,
+    )
     with _progress() as say:
         started_nodes = fleet.up(lab, settings, say)
         # A private lab (TUNETOOL_LAB_DIR) must not overwrite the inventory of the default lab.

@@ -30,6 +30,7 @@ class Settings:
     memory: int
     os_name: str
     fresh: bool = False
+    offline: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def reset(lab: Lab, name: str, say: Say, *, to: str | None = None) -> Started:
         if kept:
             source = Source(kept.snapshot, kept.node, kept)
         else:
-            settings = Settings(1, template.drive_count, template.drive_size, template.memory, template.os_name)
+            shape = (template.drive_count, template.drive_size, template.memory, template.os_name)
+            settings = Settings(1, *shape, offline=template.offline)
             source = _snapshot(lab, settings, say)
         started = _start(lab, source, [name], say, begun, port=(old or source.template).ssh_port)
         inventory.refresh(lab)
@@ -159,8 +161,8 @@ def _clean_cache() -> None:
 
 
 def _say_difference(running: NodeState, settings: Settings, say: Say) -> None:
-    asked = (settings.drives, settings.drive_size, settings.memory, settings.os_name)
-    if asked != (running.drive_count, running.drive_size, running.memory, running.os_name):
+    asked = (settings.drives, settings.drive_size, settings.memory, settings.os_name, settings.offline)
+    if asked != (running.drive_count, running.drive_size, running.memory, running.os_name, running.offline):
         say(f"{running.name}: runs already with other settings; to change them: tunetool lab down {running.name}")
 
 
@@ -208,6 +210,7 @@ def _snapshot(lab: Lab, settings: Settings, say: Say) -> Source:
                 drive_count=settings.drives,
                 drive_size=settings.drive_size,
                 ssh_port=0,
+                offline=settings.offline,
             )
             taken = snapshot.ensure_snapshot(lab, node_image, template, say)
     except BaseException:

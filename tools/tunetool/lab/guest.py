@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from tunetool.lab import recipe
+from tunetool.lab.machine import LINK_HARDWARE
 
 MARKER_BYTES = 64 * 1024
 
@@ -29,6 +30,11 @@ def marker(serial: str) -> bytes:
     return "".join(lines).encode()[:MARKER_BYTES]
 
 
+def link_address(index: int) -> str:
+    """The address of a node on the link between the nodes."""
+    return f"10.0.3.{index}"
+
+
 def prepare(name: str, index: int, serials: Sequence[str], now: float) -> str:
     """Give a restored or booted node its identity and wait until it sees its drives and its ninth is mounted.
 
@@ -42,6 +48,7 @@ echo {quoted_name} > /proc/sys/kernel/hostname
 echo {quoted_name} > /etc/hostname
 printf '127.0.0.1 localhost\\n127.0.1.1 %s\\n' {quoted_name} > /etc/hosts
 echo {machine_id} > /etc/machine-id
+{_join(index)}
 {_FIND}
 tries=0
 for serial in {" ".join(shlex.quote(serial) for serial in serials)}; do
@@ -60,6 +67,20 @@ done
 {_DRIVES_ANSWER}
 find_drive {shlex.quote(serials[0])}
 """
+
+
+def _join(index: int) -> str:
+    """Put the node on the link to the others, now and at every boot. All come from one snapshot, with one address."""
+    hardware, address = f"{LINK_HARDWARE}{index:02x}", f"{link_address(index)}/24"
+    network = (
+        f"[Match]\\nName=eth1\\n\\n[Link]\\nMACAddress={hardware}\\n\\n[Network]\\nAddress={address}\\n"
+        "LinkLocalAddressing=no\\nIPv6AcceptRA=no\\n"
+    )
+    return (
+        f"printf '{network}' > /etc/systemd/network/20-lab-link.network\n"
+        f"ip link set dev eth1 address {hardware} up\n"
+        f"ip address replace {address} dev eth1"
+    )
 
 
 def remove_devices(addresses: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from tunetool.errors import CannotJudge
-from tunetool.lab import ssh
+from tunetool.lab import guest, ssh
 from tunetool.lab.state import Lab, NodeState
 from tunetool.node.common.files import replace_file
 
@@ -84,4 +84,5 @@ def _variables(lab: Lab, node: NodeState) -> dict[str, object]:
         "ansible_ssh_common_args": shlex.join(arguments),
         "ansible_control_path_dir": str(ssh.control_dir(lab, node.name)),
         "ansible_python_interpreter": "/usr/bin/python3",
+        "tunetool_address": guest.link_address(node.index),
     }

@@ -15,6 +15,9 @@ SPARE_PORTS = 2
 _TCG = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "Nehalem,+pdpe1gb"]
 _KVM = ["-accel", "kvm", "-cpu", "host"]
 
+LINK_HARDWARE = "52:54:00:1a:be:"
+"""The first five bytes of each node's hardware address on the link between the nodes; the last is the node's number."""
+
 # The first root port; 0x1f is the chipset's own.
 _FIRST_SLOT = 4
 _PLAIN_BLOCK = 512
@@ -148,6 +151,10 @@ class Machine:
     qmp_socket: Path
     pid_file: Path
     serial_log: Path
+    link: str = ""
+    """Multicast group and port on the loopback address that join the nodes of a lab; empty: this node is alone."""
+    offline: bool = False
+    """No way out: only ssh leads in, and the link to the other nodes stays."""
     boot: Boot | None = None
     """What QEMU boots at power-on and at every reset."""
     restored: bool = False
@@ -171,8 +178,13 @@ class Machine:
         result += ["-serial", "chardev:serial"]
         result += _json("-blockdev", self._root())
         result += ["-device", "virtio-blk-pci,drive=root,addr=0x2"]
-        result += ["-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{self.ssh_port}-:22"]
-        result += ["-device", "virtio-net-pci,netdev=net,addr=0x3,romfile="]
+        way_out = ",restrict=on" if self.offline else ""
+        result += ["-netdev", f"user,id=net{way_out},hostfwd=tcp:127.0.0.1:{self.ssh_port}-:22"]
+        # The second card is always there: a snapshot restores only into the same machine.
+        joined = f"socket,id=link,mcast={self.link},localaddr=127.0.0.1" if self.link else "hubport,id=link,hubid=0"
+        result += ["-netdev", joined]
+        result += ["-device", "virtio-net-pci,netdev=net,addr=0x3.0x0,multifunction=on,romfile="]
+        result += ["-device", "virtio-net-pci,netdev=link,addr=0x3.0x1,romfile="]
         result += ["-device", "virtio-rng-pci,addr=0x1"]
         for port in range(self.ports):
             result += _json("-device", _root_port(port))

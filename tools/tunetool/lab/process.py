@@ -113,6 +113,17 @@ def pick_port(taken: set[int]) -> int:
             return port
 
 
+def has_multicast() -> bool:
+    """Whether a multicast group can be joined on the loopback address: not in every container."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            group = socket.inet_aton("239.0.0.1") + socket.inet_aton("127.0.0.1")
+            probe.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+        except OSError:
+            return False
+    return True
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """A context in which a second Ctrl-C does not interrupt the clean-up."""

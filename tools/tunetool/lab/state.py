@@ -17,6 +17,7 @@ from typing import Any
 
 from tunetool import user_directories
 from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.lab import process
 from tunetool.lab.in_directory import InDirectory
 from tunetool.lab.machine import Boot, Drive, Machine
 from tunetool.node.common.files import replace_file
@@ -49,6 +50,8 @@ class NodeState:
     pid: int = 0
     started_ticks: int = 0
     booted_from: str = "snapshot"
+    offline: bool = False
+    """Whether its network ends at the other nodes."""
     drives: list[Drive] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
@@ -111,6 +114,13 @@ class Lab:
     generated_file = InDirectory("generated.json")
     """Lists the inventories that were written, for ``down`` to remove."""
 
+    @property
+    def link(self) -> str:
+        """The multicast group and port that join the nodes of this lab and no others."""
+        digest = hashlib.sha256(str(self.directory).encode()).digest()
+        # Ports below those that the kernel gives out by itself.
+        return f"239.{digest[0]}.{digest[1]}.{digest[2]}:{20000 + int.from_bytes(digest[3:5], 'big') % 10000}"
+
     def node_dir(self, name: str) -> Path:
         """Directory of one node."""
         return self.directory / name
@@ -140,6 +150,8 @@ class Lab:
             qmp_socket=self.qmp_socket(node.name),
             pid_file=self.pid_file(node.name),
             serial_log=self.node_dir(node.name) / "serial.log",
+            link=self.link if process.has_multicast() else "",
+            offline=node.offline,
             boot=boot,
         )
 
