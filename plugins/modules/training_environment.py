@@ -93,6 +93,10 @@ options:
     description: Archive on the node with ops from an equal node; empty for none.
     type: str
     default: ""
+  compile:
+    description: Compile all Python modules to bytecode when they are installed.
+    type: bool
+    default: true
   program:
     description: The tunetool program, which compiles ops for an environment that is named.
     type: path
@@ -247,6 +251,7 @@ def wish_of(wanted: dict[str, Any], gpus: int, driver: str | None) -> Wish:
         index_url=wanted["index_url"],
         torch_index_url=wanted["torch_index_url"],
         wheels=wheels,
+        bytecode=wanted["compile"],
     )
 
 
@@ -345,6 +350,7 @@ def main() -> None:
             "tool_key": {"type": "str", "default": "", "no_log": False},
             "received": {"type": "str", "default": ""},
             "ops_archive": {"type": "str", "default": ""},
+            "compile": {"type": "bool", "default": True},
             "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},
             "manifest": {"type": "path", "default": MANIFEST_PATH},
             "step": {"type": "str", "choices": ["environment", "all"], "default": "all"},

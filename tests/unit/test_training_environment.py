@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,23 @@ def test_it_is_made_proven_and_named_in_the_manifest_and_a_second_run_does_nothi
     assert (again["changed"], again["training"]) == (False, part)
     assert node.state() == before
     assert len(node.log.read_text().splitlines()) == 4
+
+
+def test_all_modules_are_compiled_at_once_unless_the_node_is_too_slow_for_that(node: Node) -> None:
+    def compiled() -> list[str]:
+        """What nothing has imported yet."""
+        return [path.name for path in node.current.resolve().rglob("unused*.pyc")]
+
+    unused = node.libraries[0]
+    with zipfile.ZipFile(unused, "a") as wheel:
+        wheel.writestr("unused_module.py", "x = 1\n")
+    node.made(compile=False)
+    assert compiled() == []
+    # It is the same environment: nothing is built again for it.
+    assert node.made(compile=True)["changed"] is False
+    shutil.rmtree(node.directory)
+    node.made()
+    assert len(compiled()) == 1
 
 
 def test_check_mode_says_what_would_be_made_and_makes_nothing(node: Node) -> None:

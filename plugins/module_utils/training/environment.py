@@ -79,7 +79,9 @@ class Wish:
     index_url: str = ""
     torch_index_url: str = ""
     wheels: Optional[Sequence[Mapping[str, Any]]] = None
-    """All other wheels, by a wheelhouse; None: pip takes them from an index."""
+    """All other wheels, from a wheelhouse; None for an index."""
+    bytecode: bool = True
+    """Whether all modules are compiled at once. No part of the key: the environment holds the same."""
 
     @property
     def key(self) -> str:
@@ -199,6 +201,7 @@ def _install(wish: Wish, wheels: Mapping[str, str]) -> None:
         "--no-input",
         "--no-cache-dir",
         "--root-user-action=ignore",
+        *([] if wish.bytecode else ["--no-compile"]),
     ]
     # DeepSpeed's ops are compiled in a step of their own; a small /tmp has no room for pip's downloads.
     environment = {**clean_environment(wish.python), "DS_BUILD_OPS": "0", "TMPDIR": temporary, "PYTHONNOUSERSITE": "1"}
