@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from tunetool.bench.reference.run import follow
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.session import Run
 from tunetool.record import Measurement, Status, Verdict
+from tunetool.report.kinds import write_page
 from tunetool.report.page import WIDTH
 from tunetool.report.reference import print_reference
 from tunetool.training.settings import Cluster, Material
@@ -181,6 +183,43 @@ def test_ctrl_c_ends_the_chain_and_says_what_is_done(tmp_path: Path) -> None:
     assert sorted(path.name.split("-")[1] for path in runs.iterdir()) == ["bench.reference", "verify"]
     assert progress.lines[-2].startswith("interrupted; done: verify (")
     assert progress.lines[-1].startswith("the measurements until then are kept in `")
+
+
+def test_the_page_has_every_part_with_a_link_to_its_own_page(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    read = measurement("sequential.read", 5e9, host="n1")
+    cell: dict[str, object] = {"nodes": 1, "ranks": 1, "zero_stage": 2, "sent_bytes": 0, "state_bytes": 9}
+    step = measurement("strategies.step.1x1.z2", 0.5, "duration", parameters=cell)
+    wanted = [
+        Step("verify", made(runs, "verify", "pass", read), headlines.verify),
+        Step("staging", raising(CannotJudge("`/dev/shm` is <small>"))),
+        Step("strategies", made(runs, "strategies", "unstable", step), headlines.strategies),
+    ]
+    result = follow(request(tmp_path, skip=("checkpoint",)), wanted, Quiet())
+    assert result.record is not None
+    assert result.path is not None
+    path = write_page(result.record, result.path)
+    assert path == result.path.parent / "report.html"
+    shown = path.read_text()
+    rows = [re.sub("<[^>]*>", "|", row) for row in shown.splitlines() if row.startswith("<tr><td>")]
+    parts = {row.strip("|").split("|")[0]: row for row in rows[:4]}
+    assert list(parts) == ["verify", "checkpoint", "staging", "strategies"]
+    assert "PASS" in parts["verify"]
+    assert "not run" in parts["checkpoint"]
+    assert "is &lt;small&gt;" in parts["staging"]
+    # Only this part has a page of its own, which is beside it by now.
+    links = re.findall('href="([^"]+)"', shown)
+    assert [(path.parent / link).resolve().is_file() for link in links] == [True]
+    assert links[0].split("/")[1] == (result.record.parts or [])[3].run
+    for figure in ("5 GB/s", "0.5 s", "1x1.z2"):
+        assert figure in shown
+    assert shown.count("<svg") == 2
+
+
+def test_there_is_no_page_where_nothing_was_run(tmp_path: Path) -> None:
+    result = follow(request(tmp_path), [Step("staging", raising(CannotJudge("no")))], Quiet())
+    assert result.record is not None
+    assert write_page(result.record, result.path) is None
 
 
 def test_the_best_checkpoint_of_every_host_is_the_headline(tmp_path: Path) -> None:

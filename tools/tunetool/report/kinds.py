@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tunetool.record import Record
-from tunetool.report import checkpoint_page, finetune_page, staging_page, strategies_page
+from tunetool.record import Record, read
+from tunetool.report import checkpoint_page, finetune_page, reference_page, staging_page, strategies_page
 from tunetool.report.checkpoint import print_checkpoint
 from tunetool.report.ds_io import print_ds_io
 from tunetool.report.finetune import print_finetune
@@ -32,9 +32,21 @@ PRINTERS: Mapping[str, Callable[[Record, Path | None, Console], None]] = {
 }
 """All others are printed as ``verify`` prints its own."""
 
+
+def _write_reference(record: Record, directory: Path) -> Path | None:
+    """The page over all parts, which leads to the pages of the parts, written too."""
+    pages = {}
+    for part in record.parts or []:
+        path = directory.parent / (part.run or "") / "record.json"
+        if part.run and path.is_file() and write_page(read(path), path) is not None:
+            pages[part.name] = f"../{part.run}/{REPORT}"
+    return reference_page.write_page(record, directory / REPORT, pages)
+
+
 PAGES: Mapping[str, Callable[[Record, Path], Path | None]] = {
     "bench.checkpoint": lambda record, directory: checkpoint_page.write_page(record, directory / REPORT),
     "bench.finetune": finetune_page.write_page,
+    "bench.reference": _write_reference,
     "bench.staging": lambda record, directory: staging_page.write_page(record, directory / REPORT),
     "bench.strategies": lambda record, directory: strategies_page.write_page(record, directory / REPORT),
 }

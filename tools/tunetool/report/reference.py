@@ -55,8 +55,9 @@ def _figures(record: Record) -> Table:
 def figures(record: Record) -> Iterator[tuple[str, str, str, str]]:
     """Name, median with its unit, medium and host of each measurement."""
     for each in record.measurements:
-        yield each.name, _value(each), each.medium, each.host or ""
+        yield each.name, value_of(each), each.medium, each.host or ""
 
 
-def _value(figure: Measurement) -> str:
+def value_of(figure: Measurement) -> str:
+    """The figure with its unit."""
     return f"{number(figure.value)} s" if figure.unit == "s" else format_figure(figure.value, figure.unit)
