@@ -82,7 +82,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             asked = call(step="environment")
             if asked.get("failed"):
                 return asked
-        if not asked["ops_missing"]:
+        if not asked["ops_missing"] or given.get("ops") == []:
             return call()
         return self._with_ops(asked, call, root, cache_of(local_options["cache_dir"]))
 
@@ -93,18 +93,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             raise Refusal(f"the node names its ops `{key[:40]}`. hint: this is a fault of tunetool")
         archive = cache / f"{key}.tar"
         with only_one_of(cache, key):
-            if archive.is_file():
-                remote = f"{root}/ops/{key}.tar"
-                received = self._send_file(archive, remote, fresh=True)
-                result: dict[str, Any] = call(ops_archive=received)
-                # The archive may be damaged, here or on the way: the node compiles the ops instead.
-                return call() if "archive of compiled ops" in str(result.get("msg")) else result
-            result = call()
-            if not result.get("failed") and result.get("ops_archive"):
-                fetched = archive.with_suffix(".new")
-                self._connection.fetch_file(str(result["ops_archive"]), str(fetched))
-                fetched.replace(archive)
-        return result
+            if not archive.is_file():
+                result: dict[str, Any] = call()
+                if not result.get("failed") and result.get("ops_archive"):
+                    fetched = archive.with_suffix(".new")
+                    self._connection.fetch_file(str(result["ops_archive"]), str(fetched))
+                    fetched.replace(archive)
+                return result
+        # Nobody waits for the others here: each node's proof takes a while.
+        result = call(ops_archive=self._send_file(archive, f"{root}/ops/{key}.tar", fresh=True))
+        # The archive may be damaged, here or on the way: the node compiles the ops instead.
+        return call() if "archive of compiled ops" in str(result.get("msg")) else result
 
     def _send(self, names: list[str], here: Mapping[str, Path], given: Mapping[str, Any], root: str) -> str:
         """Check the wheels and send them. Returns their directory on the node if that is not ROOT/wheels."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ pytest.importorskip("ansible", reason="ansible-core is for control machines, wit
 
 import tiny_wheels
 from programs import need_program
+from waiting import until
 
 # Each run of Ansible takes seconds, and most of them build an environment.
 pytestmark = pytest.mark.slow
@@ -109,6 +112,39 @@ def test_a_node_is_sent_what_it_lacks_and_its_equal_gets_its_ops(fleet: Fleet, p
     done = fleet.play(*way)
     assert done.returncode == 0, done.stdout
     assert fleet.builds() == 2
+
+
+def test_no_node_waits_while_an_equal_one_proves_what_it_was_sent(fleet: Fleet) -> None:
+    done = fleet.play(ops=[])
+    assert done.returncode == 0, done.stdout
+    assert "build" not in fleet.log.read_text()
+    assert not fleet.cache.exists()
+    shutil.rmtree(fleet.directory)
+    done = fleet.play()
+    assert done.returncode == 0, done.stdout
+    shutil.rmtree(fleet.directory)
+    [kept] = fleet.cache.glob("*.tar")
+    steps = fleet.log.read_text().count("step")
+    seen: list[str] = []
+
+    def look() -> None:
+        """Whether the lock of this kind of node is free while the node proves."""
+        until(lambda: fleet.log.read_text().count("step") > steps)
+        with kept.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                seen.append("held")
+            else:
+                seen.append("free")
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    done = fleet.play()
+    thread.join()
+    assert done.returncode == 0, done.stdout
+    assert seen == ["free"]
+    assert fleet.builds() == 1
 
 
 def test_a_wheel_that_was_damaged_on_the_control_machine_is_not_sent(fleet: Fleet) -> None:
