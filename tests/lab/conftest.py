@@ -9,8 +9,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Lab:
 
     state: Path
     inventory: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the environment, beside those of every lab."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -54,6 +56,7 @@ class Lab:
             "ANSIBLE_NOCOLOR": "1",
             "NO_COLOR": "1",
             "COLUMNS": "200",
+            **self.variables,
         }
 
     def run(self, *command: str, timeout: float = 3600) -> Done:
@@ -78,8 +81,8 @@ class Lab:
         assert done.code == 0, done.text
         return done
 
-    def site(self, *arguments: str) -> Done:
-        return self.run("ansible-playbook", "site.yml", "-i", str(self.inventory), *arguments)
+    def site(self, *arguments: str, timeout: float = 3600) -> Done:
+        return self.run("ansible-playbook", "site.yml", "-i", str(self.inventory), *arguments, timeout=timeout)
 
     def verify(self, *arguments: str) -> Done:
         return self.tool("verify", "-i", str(self.inventory), "--runs-dir", str(self.state / "runs"), *arguments)
@@ -113,11 +116,16 @@ class Lab:
 
 
 @contextlib.contextmanager
-def started(tmp_path_factory: pytest.TempPathFactory, *options: str) -> Iterator[Lab]:
-    """Nodes that `lab up` starts with ``options``; they are always removed afterwards."""
+def started(
+    tmp_path_factory: pytest.TempPathFactory, *options: str, like: str = "lab", **variables: str
+) -> Iterator[Lab]:
+    """Nodes that `lab up` starts with ``options``, which are always removed afterwards.
+
+    ``like``: the inventory with their variables; ``variables``: of the environment.
+    """
     inventory = tmp_path_factory.mktemp("inventory")
-    (inventory / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
-    lab = Lab(tmp_path_factory.mktemp("lab"), inventory)
+    (inventory / "group_vars").symlink_to(ROOT / "inventory" / like / "group_vars")
+    lab = Lab(tmp_path_factory.mktemp("lab"), inventory, variables)
     try:
         lab.lab("up", *options)
         lab.refresh()
