@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import inspect
 import io
 import os
@@ -125,6 +126,45 @@ def short(text: str) -> bytes:
 
 def named(module: str, name: str) -> bytes:
     return short(module) + short(name) + b"\x93"
+
+
+class AsPython3112(pickle.Pickler):
+    """Pickles members of enumerations as Python 3.11.0 to 3.11.3 does, which is Debian 12's."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def as_python_3_11_2(value: Any, protocol: int) -> bytes:
+    written = io.BytesIO()
+    AsPython3112(written, protocol).dump(value)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_metadata_that_debian_12_wrote_is_read(protocol: int) -> None:
+    content = as_python_3_11_2(describing(), protocol)
+    assert b"getattr" in content
+    loaded = metadata.loads(content, PLACE)
+    assert loaded == pickle.loads(content)
+    assert pickle.dumps(loaded) == pickle.dumps(describing())
+
+
+@pytest.mark.parametrize(
+    "reached",
+    [
+        named("torch", "float32") + short("__class__"),
+        named("torch.distributed.checkpoint.metadata", "Metadata") + short("__init__"),
+        named("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING") + short("__class__"),
+        named("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING") + b"K\x00",
+        named("builtins", "getattr") + short("__self__"),
+    ],
+)
+def test_getattr_reaches_nothing_but_a_memory_format(reached: bytes) -> None:
+    before = state_of_the_process()
+    with pytest.raises(UsageProblem, match=r"builtins\.getattr|memory format"):
+        metadata.loads(b"\x80\x04" + named("builtins", "getattr") + reached + b"\x86R.", PLACE)
+    assert state_of_the_process() == before
 
 
 def built_on_a_class(module: str, name: str, attribute: str) -> bytes:

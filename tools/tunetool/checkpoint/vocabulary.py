@@ -184,8 +184,24 @@ def _kind(of: type, fill: Callable[[Any, Any], bool] | None) -> Kind:
 
 
 _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
-_MEMORY_FORMATS = {0: torch.contiguous_format, 1: torch.channels_last, 2: torch.preserve_format}
-"""By `_MEM_FORMAT_ENCODING` of torch's metadata.py."""
+_MEMORY_FORMATS = {
+    "TORCH_CONTIGUOUS_FORMAT": torch.contiguous_format,
+    "TORCH_CHANNELS_LAST": torch.channels_last,
+    "TORCH_PRESERVE_FORMAT": torch.preserve_format,
+}
+"""By name and, in this order, by value of `_MEM_FORMAT_ENCODING` of torch's metadata.py."""
+_MEMORY_FORMAT = _one_of("memory format", dict(enumerate(_MEMORY_FORMATS.values())))
+
+
+def _member(*arguments: Any) -> Any:
+    """A member of that class, nothing else: Python 3.11.0 to 3.11.3 (Debian 12) pickles `getattr(CLASS, NAME)`."""
+    if len(arguments) != 2 or arguments[0] is not _MEMORY_FORMAT:
+        raise Refused("builtins.getattr")
+    name = arguments[1]
+    if type(name) is not str or name not in _MEMORY_FORMATS:
+        raise Malformed("it names a memory format that torch does not have")
+    return _MEMORY_FORMATS[name]
+
 
 _NAMES: dict[tuple[str, str], Any] = {
     **{
@@ -200,7 +216,7 @@ _NAMES: dict[tuple[str, str], Any] = {
             _kind(StorageMeta, _fill_storage_meta),
         )
     },
-    (_TORCH_METADATA, "_MEM_FORMAT_ENCODING"): _one_of("memory format", _MEMORY_FORMATS),
+    (_TORCH_METADATA, "_MEM_FORMAT_ENCODING"): _MEMORY_FORMAT,
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _kind(_StorageInfo, _fill_storage_info),
     ("torch", "Size"): Call(_size),
     ("torch.serialization", "_get_layout"): _one_of("layout", _LAYOUTS),
@@ -210,6 +226,7 @@ _NAMES: dict[tuple[str, str], Any] = {
         for name, make in (
             ("complex", as_complex),
             ("frozenset", as_frozenset),
+            ("getattr", _member),
             ("set", as_set),
         )
     },
