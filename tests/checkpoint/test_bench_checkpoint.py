@@ -167,6 +167,13 @@ def prepared(session: RankProcesses, folder: Path, engine: str) -> None:
     assert all(each["engines"][engine]["unavailable"] is None for each in answers)
 
 
+def test_an_order_may_take_longer_where_the_ranks_took_long_to_start(session: RankProcesses) -> None:
+    # An engine that starts a process of its own imports torch once more.
+    assert session.start_seconds > 0
+    slower = replace(session, start_seconds=session.start_seconds + 100)
+    assert slower.patience >= session.patience + 100
+
+
 def test_a_byte_that_changes_on_the_medium_is_found_and_its_tensor_named(
     session: RankProcesses, tmp_path: Path
 ) -> None:

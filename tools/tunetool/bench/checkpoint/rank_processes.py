@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from tunetool.launch.orders import OrderFailed, Orders
 
 MODULE = "tunetool.bench.checkpoint.child"
 _START_PATIENCE = 300.0
-_PATIENCE, _SLOWEST = 120.0, 20e6
-"""Seconds that an order may take, and the slowest bytes per second, which add to them."""
+_PATIENCE, _STARTS, _SLOWEST = 120.0, 3.0, 20e6
+"""Seconds that an order may take; what adds to them: starts of a process with torch, as some engines need one, by what
+the ranks took to start, and the slowest bytes per second."""
 _END_PATIENCE = 30.0
 
 
@@ -34,6 +36,8 @@ class RankProcesses:
     rank_facts: dict[str, Any] = field(default_factory=dict)
     """What rank 0 answered at its start: device, GPU, torch."""
     starts: int = 0
+    start_seconds: float = 0.0
+    """What the ranks took to start, torch's import and all: minutes on a slow machine."""
     calibrated: int = 0
     """The start for which the training loop was made."""
     _ranks: Ranks | None = None
@@ -49,7 +53,7 @@ class RankProcesses:
     @property
     def patience(self) -> float:
         """Seconds for one order."""
-        return _PATIENCE + self.state_bytes / _SLOWEST
+        return _PATIENCE + _STARTS * self.start_seconds + self.state_bytes / _SLOWEST
 
     def start(self) -> None:
         """Start the ranks and make their states. Raises ``RankFailed``."""
@@ -57,11 +61,13 @@ class RankProcesses:
         self.starts += 1
         logs = self.directory / "logs"
         shutil.rmtree(logs, ignore_errors=True)
+        began = time.monotonic()
         orders = self._orders = self._held.enter_context(Orders(self.directory))
         ranks = self._ranks = self._held.enter_context(
             Ranks(["-m", MODULE], self.request.ranks, {**self.environment, **orders.environment}, logs)
         )
         orders.meet(ranks, _START_PATIENCE, self.tick)
+        self.start_seconds = time.monotonic() - began
         wish = {
             "do": "start",
             "model": self.request.model,
