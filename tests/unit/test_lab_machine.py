@@ -173,6 +173,12 @@ def test_every_node_has_an_address_of_its_own_on_the_link_now_and_at_the_next_bo
         assert network["Network"]["Address"] == f"{address}/24"
 
 
+def test_a_node_without_a_network_asks_no_nameserver():
+    asks, asks_not = (guest.prepare("node1", 1, ["LAB1SYS"], 0, offline=offline) for offline in (False, True))
+    assert "/etc/resolv.conf" not in asks
+    assert ": > /etc/resolv.conf" in asks_not
+
+
 def test_a_comma_in_a_path_does_not_end_an_option():
     arguments = replace(MACHINE, qmp_socket=Path("/run/a,b/q")).arguments()
     assert any("path=/run/a,,b/q," in argument for argument in arguments)
@@ -200,6 +206,7 @@ def test_the_marker_follows_from_the_serial_alone():
         recipe.FINISH_SCRIPT,
         guest.SETTLE,
         guest.prepare("node1", 1, ["LAB1SYS", "LAB1NV1"], 1.7e9),
+        guest.prepare("node1", 1, ["LAB1SYS"], 1.7e9, offline=True),
         guest.wait_for_drives(8),
         *(script("LAB1NV3") for script in faults.GUEST_SCRIPTS.values()),
         standing.LOOK,

@@ -35,7 +35,7 @@ def link_address(index: int) -> str:
     return f"10.0.3.{index}"
 
 
-def prepare(name: str, index: int, serials: Sequence[str], now: float) -> str:
+def prepare(name: str, index: int, serials: Sequence[str], now: float, *, offline: bool = False) -> str:
     """Give a restored or booted node its identity and wait until it sees its drives and its ninth is mounted.
 
     Prints the device of the first of ``serials``, the system drive.
@@ -49,6 +49,7 @@ echo {quoted_name} > /etc/hostname
 printf '127.0.0.1 localhost\\n127.0.1.1 %s\\n' {quoted_name} > /etc/hosts
 echo {machine_id} > /etc/machine-id
 {_join(index)}
+{_NO_NAMESERVER if offline else ""}
 {_FIND}
 tries=0
 for serial in {" ".join(shlex.quote(serial) for serial in serials)}; do
@@ -67,6 +68,10 @@ done
 {_DRIVES_ANSWER}
 find_drive {shlex.quote(serials[0])}
 """
+
+
+# Else every look-up of a name waits ten seconds for an answer that cannot come.
+_NO_NAMESERVER = ": > /etc/resolv.conf"
 
 
 def _join(index: int) -> str:

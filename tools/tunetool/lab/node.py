@@ -94,7 +94,7 @@ def _stop_when_stuck(node: NodeState, log: Path, offset: int) -> None:
 def start_preparing(lab: Lab, node: NodeState, standing: Standing | None = None) -> subprocess.Popen[str]:
     """Start giving the node its name, clock, drives and, with ``standing``, what was on them."""
     serials = [drive.shown_serial for drive in node.drives if drive.shown_serial]
-    script = guest.prepare(node.name, node.index, serials, time.time())
+    script = guest.prepare(node.name, node.index, serials, time.time(), offline=node.offline)
     return ssh.start(lab, node, script + bring_back(standing) if standing else script)
 
 
