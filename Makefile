@@ -35,14 +35,11 @@ test-all: ## the same and what exceeds its time box
 
 bench:  ## what tunetool itself costs: aggregating records, a fleet, huge pages in /dev/shm, verify against bare fio, ds-io against ds_io, tune against ds_nvme_tune, strategies against their prediction
 	@tools/dev/setup.sh --deepspeed --cluster
-	@.venv/bin/python perf/aggregate.py
-	@.venv/bin/python perf/inspect_fleet.py
-	@.venv/bin/python perf/fleet.py
-	@.venv/bin/python perf/host_memory.py
-	@.venv/bin/python perf/against_fio.py --target $${TARGET:-/var/tmp}
-	@.venv/bin/python perf/against_ds_io.py --target $${TARGET:-/var/tmp}
-	@.venv/bin/python perf/tune.py --target $${TARGET:-/var/tmp}
-	@.venv/bin/python perf/strategies.py
+	@status=0; for program in aggregate.py inspect_fleet.py fleet.py host_memory.py \
+	  "against_fio.py --target $${TARGET:-/var/tmp}" "against_ds_io.py --target $${TARGET:-/var/tmp}" \
+	  "tune.py --target $${TARGET:-/var/tmp}" strategies.py; do \
+	  echo "--- perf/$$program"; .venv/bin/python perf/$$program || { code=$$?; status=1; echo "perf/$$program ended with $$code"; }; \
+	done; exit $$status
 
 rehearse: ## a virtual node with eight blank drives: built, verified, judged
 	@tools/dev/setup.sh --lab
