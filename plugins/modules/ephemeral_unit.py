@@ -119,6 +119,11 @@ def texts(wanted: dict[str, Any], check_mode: bool) -> dict[str, str]:
             raise Refusal("`%s` is not there. hint: run role tunetool first" % manifests.MANIFEST_PATH) from None
         # A blank node: the names are known only after the build.
         manifest = {"filesystem": {"uuid": "(new)", "mount_point": "/(new)"}, "offload_dir": "(new)"}
+    if manifest.get("array", {}) is None:
+        raise Refusal(
+            "`ephemeral_enabled` is for an array that was built here, and this node's volume is its owner's. hint: "
+            "leave out `ephemeral_enabled` or `tunetool_volume`"
+        )
     config = dump(configuration(wanted, manifest["offload_dir"] is not None))
     return files(manifest, wanted["program"], wanted["services"], config)
 

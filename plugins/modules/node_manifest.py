@@ -21,23 +21,26 @@ options:
     description: Name of the hardware profile.
     type: str
     required: true
+  volume:
+    description:
+      - Mount point of a volume that the node's owner has. It is only described and checked; O(array), O(members) and
+        O(filesystem) are left out then.
+      - Refused where nothing is mounted there, and on a node whose manifest has an array that was built.
+    type: str
+    default: ""
   array:
     description: RV(array) as tunetool.node.raid_array returned it.
     type: dict
-    required: true
   members:
     description: The selected drives as tunetool.node.nvme_drives returned them.
     type: list
     elements: dict
-    required: true
   filesystem:
     description: RV(filesystem) as tunetool.node.scratch_filesystem returned it.
     type: dict
-    required: true
   memory:
-    description: RV(memory) as tunetool.node.host_memory returned it.
+    description: RV(memory) as tunetool.node.host_memory returned it; left out where it was not called.
     type: dict
-    required: true
   gds:
     description: RV(gds) as tunetool.node.gpudirect_storage returned it; left out where it was not called.
     type: dict
@@ -126,14 +129,16 @@ from typing import Any  # noqa: E402
 
 from ..module_utils.audit.manifest_checks import run_checks  # noqa: E402
 from ..module_utils.common.check_result import FAIL  # noqa: E402
-from ..module_utils.common.drift import Difference, as_results, built_manifest  # noqa: E402
+from ..module_utils.common.drift import Difference, as_results, built_manifest, known_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, write  # noqa: E402
+from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.earlier_manifest import look_at_earlier_manifest  # noqa: E402
 from ..module_utils.tuning.deepspeed_aio import TUNED_PATH, VARIABLE, TunedError, choose, render  # noqa: E402
 from ..module_utils.units import UnitError, parse_bandwidth  # noqa: E402
+from ..module_utils.volume.named_volume import describe_volume  # noqa: E402
 
 
 def main() -> None:
@@ -141,10 +146,11 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "profile": {"type": "str", "required": True},
-            "array": {"type": "dict", "required": True},
-            "members": {"type": "list", "elements": "dict", "required": True},
-            "filesystem": {"type": "dict", "required": True},
-            "memory": {"type": "dict", "required": True},
+            "volume": {"type": "str", "default": ""},
+            "array": {"type": "dict"},
+            "members": {"type": "list", "elements": "dict"},
+            "filesystem": {"type": "dict"},
+            "memory": {"type": "dict"},
             "gds": {"type": "dict"},
             "tuning": {"type": "dict", "default": {}},
             "offload_dir": {"type": "str", "default": ""},
@@ -155,9 +161,14 @@ def main() -> None:
             "keep_training": {"type": "bool", "default": False},
             "tool_version": {"type": "str", "required": True},
         },
+        required_by={"array": ("members", "filesystem", "memory")},
         supports_check_mode=True,
     )
     wanted = module.params
+    try:
+        storage = storage_of(wanted)
+    except Refusal as error:
+        module.fail_json(msg=str(error), changed=False)
     expect = {}
     try:
         for direction in ("read", "write"):
@@ -168,9 +179,8 @@ def main() -> None:
     document = {
         "schema": SCHEMA_NAME,
         "profile": wanted["profile"],
-        "array": dict(wanted["array"], members=wanted["members"]),
-        "filesystem": wanted["filesystem"],
-        "memory": wanted["memory"],
+        **storage,
+        "memory": wanted["memory"] or {"hugepages": [], "shm_bytes": None, "memlock": None},
         "gds": wanted["gds"] or {"mode": "off", "reasons": ["nothing was set up"]},
         **({"tuning": wanted["tuning"]} if wanted["tuning"] else {}),
         "offload_dir": wanted["offload_dir"] or None,
@@ -178,14 +188,14 @@ def main() -> None:
         "reboot_required": bool(wanted["reboot_reasons"]),
         "tool_version": wanted["tool_version"],
     }
-    tuned = _tuned(module)
+    tuned = _tuned(module, document["filesystem"]["mount_point"])
     document.update({"aio": tuned} if tuned else {})
     block = render(tuned["block"]) if tuned else None
-    training = (built_manifest() or {}).get("training") if wanted["keep_training"] else None
+    training = (known_manifest() or {}).get("training") if wanted["keep_training"] else None
     document.update({"training": training} if training else {})
     look_at_earlier_manifest(module, "it is replaced")
     before, after = content(MANIFEST_PATH), dump(document)
-    built = built_manifest() or document
+    built = known_manifest() or document
     stale = content(TUNED_PATH) != (block or "")
     result = {
         "changed": before != after or stale,
@@ -231,11 +241,26 @@ def judge(module: AnsibleModule, document: dict[str, Any], result: dict[str, Any
     module.exit_json(**result)
 
 
-def _tuned(module: AnsibleModule) -> dict[str, Any] | None:
+def storage_of(wanted: dict[str, Any]) -> dict[str, Any]:
+    """The manifest's parts `array` and `filesystem`. Raises ``Refusal``."""
+    if not wanted["volume"]:
+        if wanted["array"] is None:
+            raise Refusal("neither `array` nor `volume` is given. hint: the roles that build the volume come first")
+        return {"array": dict(wanted["array"], members=wanted["members"]), "filesystem": wanted["filesystem"]}
+    built = built_manifest()
+    if built is not None:
+        raise Refusal(
+            "`tunetool_volume`: array `%s` was built on this node. hint: leave the variable out, or remove that volume "
+            "first by `playbooks/teardown.yml`" % built["array"]["name"]
+        )
+    return {"array": None, "filesystem": describe_volume(wanted["volume"])}
+
+
+def _tuned(module: AnsibleModule, mount_point: str) -> dict[str, Any] | None:
     """This node's block as in the manifest; None without one."""
     wanted = module.params
     try:
-        block = choose(wanted["tuned"], wanted["filesystem"]["mount_point"])
+        block = choose(wanted["tuned"], mount_point)
     except TunedError as error:
         module.fail_json(msg="%s. hint: %s" % (error.message, error.hint), changed=False)
     if block is None and wanted["tuned"]:

@@ -33,6 +33,7 @@ from ..tuning.checks import tuning_checks
 from ..tuning.deepspeed_aio import check_tuned
 from ..units import format_size_binary
 from ..volume.immutable_flag import Unsupported, is_immutable
+from ..volume.named_volume import check_volume
 from ..volume.xfs_geometry import geometry_of_mount
 
 __all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks"]
@@ -46,16 +47,11 @@ def run_checks(
     ``health`` asks a controller for its health; by default this machine's drives are asked, a recorded one's are not.
     ``locker`` locks memory; by default that is tried on this machine, and not for a recorded one.
     """
-    drives = {drive.name: drive for drive in read_drives(root)}
-    array = find(read_arrays(root), manifest["array"]["uuid"])
-    mounts = read_mounts(root)
-    mount = mount_at(manifest["filesystem"]["mount_point"], mounts)
-    serials = [member["serial"] for member in manifest["array"]["members"]]
-    members = [drive for drive in drives.values() if drive.serial in serials]
-    checks = [*_array_checks(manifest["array"], array, drives), check_images(manifest["array"], root)]
-    reader = health or (read_health if root == "/" else None)
-    checks += [*judge_health(members, reader), judge_links(members)]
-    checks += _filesystem_checks(manifest["filesystem"], array, mount, root)
+    mount = mount_at(manifest["filesystem"]["mount_point"], read_mounts(root))
+    if manifest["array"] is None:
+        checks = [check_volume(manifest["filesystem"], mount, root)]
+    else:
+        checks = _volume_checks(manifest, mount, root, health)
     checks += _memory_checks(manifest["memory"], root)
     checks += tuning_checks(manifest, root)
     tries = locker or (lock_memory if root == "/" else None)
@@ -77,6 +73,18 @@ def run_checks(
         )
     )
     return checks
+
+
+def _volume_checks(manifest: Mapping[str, Any], mount: Mount | None, root: str, health: Reader | None) -> list[Check]:
+    """Array, drives and file system, where they were built here."""
+    drives = {drive.name: drive for drive in read_drives(root)}
+    array = find(read_arrays(root), manifest["array"]["uuid"])
+    serials = [member["serial"] for member in manifest["array"]["members"]]
+    members = [drive for drive in drives.values() if drive.serial in serials]
+    checks = [*_array_checks(manifest["array"], array, drives), check_images(manifest["array"], root)]
+    reader = health or (read_health if root == "/" else None)
+    checks += [*judge_health(members, reader), judge_links(members)]
+    return checks + _filesystem_checks(manifest["filesystem"], array, mount, root)
 
 
 def _check(identity: str, holds: bool, expected: str, found: str, remedy: str) -> Check:

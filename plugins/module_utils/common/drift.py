@@ -59,7 +59,13 @@ def as_results(differences: Sequence[Difference]) -> list[dict[str, Any]]:
 
 
 def built_manifest(path: str = MANIFEST_PATH) -> dict[str, Any] | None:
-    """The manifest; None if the node is not built or its manifest cannot be read."""
+    """The manifest; None if no array was built on the node, or its manifest cannot be read."""
+    document = known_manifest(path)
+    return document if document is not None and document["array"] is not None else None
+
+
+def known_manifest(path: str = MANIFEST_PATH) -> dict[str, Any] | None:
+    """The manifest, whether the volume was built or is its owner's; None if there is none that can be read."""
     try:
         return load(path)
     except (FileNotFoundError, ManifestError):

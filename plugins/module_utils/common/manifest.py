@@ -77,32 +77,36 @@ SCHEMA: dict[str, Any] = {
         {
             "schema": {"const": SCHEMA_NAME, "type": "string"},
             "profile": dict(_TEXT, description="Name of the inventory's hardware profile, such as h100"),
-            "array": _object(
-                {
-                    "uuid": _TEXT,
-                    "name": _TEXT,
-                    "level": {"type": "string", "enum": ["raid0"]},
-                    "chunk_bytes": _COUNT,
-                    "members": {
-                        "type": "array",
-                        "description": "By slot",
-                        "items": _object(
-                            {
-                                "serial": _TEXT,
-                                "model": _TEXT,
-                                "by_id": _TEXT_OR_NULL,
-                                "size_bytes": _COUNT,
-                                "pci_address": _TEXT_OR_NULL,
-                                "numa_node": _COUNT_OR_NULL,
-                            }
-                        ),
-                    },
-                }
+            "array": dict(
+                _object(
+                    {
+                        "uuid": _TEXT,
+                        "name": _TEXT,
+                        "level": {"type": "string", "enum": ["raid0"]},
+                        "chunk_bytes": _COUNT,
+                        "members": {
+                            "type": "array",
+                            "description": "By slot",
+                            "items": _object(
+                                {
+                                    "serial": _TEXT,
+                                    "model": _TEXT,
+                                    "by_id": _TEXT_OR_NULL,
+                                    "size_bytes": _COUNT,
+                                    "pci_address": _TEXT_OR_NULL,
+                                    "numa_node": _COUNT_OR_NULL,
+                                }
+                            ),
+                        },
+                    }
+                ),
+                type=["object", "null"],
+                description="null: the volume is its owner's, and no array was built",
             ),
             "filesystem": _object(
                 {
-                    "uuid": _TEXT,
-                    "type": {"type": "string", "enum": ["xfs"]},
+                    "uuid": dict(_TEXT, description="Empty where an owner's volume has none"),
+                    "type": dict(_TEXT, description="xfs where it was built"),
                     "mount_point": _TEXT,
                     "data_su_bytes": _COUNT,
                     "data_sw": dict(_COUNT, description="Data members in a stripe"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import Any
 
 from ..array.md_arrays import examine, read_arrays
 from ..common.manifest import load
@@ -27,9 +28,13 @@ SHOWN = 5
 
 def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
     """The facts of the node, and hashes of the contents of the drive ``incoming``. Only reads."""
+    manifest: dict[str, Any] | None
     try:
         manifest = load()
     except FileNotFoundError:
+        manifest = None
+    if manifest is not None and manifest["array"] is None:
+        # Its volume is the owner's: nothing here built it, and nothing removes it.
         manifest = None
     drives = read_drives()
     signatures: dict[str, list[Signature]] = {}

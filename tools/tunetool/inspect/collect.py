@@ -16,7 +16,7 @@ from tunetool.inspect.settings import read_cuda, read_settings
 from tunetool.inspect.source import Source
 from tunetool.node.array.md_arrays import Array, read_arrays
 from tunetool.node.common.check_result import FAIL
-from tunetool.node.common.drift import built_manifest
+from tunetool.node.common.drift import known_manifest
 from tunetool.node.common.files import read_text
 from tunetool.node.common.manifest import MANIFEST_PATH
 from tunetool.node.gds import path_choice
@@ -93,7 +93,7 @@ def inspect(source: Source) -> model.Inspection:
 
 def _manifest(root: str) -> dict[str, Any] | None:
     try:
-        return built_manifest(root.rstrip("/") + MANIFEST_PATH)
+        return known_manifest(root.rstrip("/") + MANIFEST_PATH)
     except OSError:
         return None
 

@@ -1,0 +1,66 @@
+"""A volume that the node's owner has: the manifest's part for it, and whether it is still mounted. Nothing is built."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Mapping
+
+from ..common.check_result import FAIL, PASS, Check
+from ..common.files import read_text
+from ..common.refusal import Refusal
+from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
+
+CHECK_ID = "filesystem.mounted"
+
+
+def describe_volume(point: str, root: str = "/") -> dict[str, Any]:
+    """The manifest's part `filesystem` for what is mounted at ``point``. Raises ``Refusal`` where nothing is."""
+    mount = mount_at(point, read_mounts(root)) if point.startswith("/") else None
+    if mount is None:
+        raise Refusal(
+            "`tunetool_volume`: nothing is mounted at `%s`. hint: name a mount point; `mount --bind` makes one of a "
+            "directory" % point
+        )
+    return {
+        "uuid": uuid_of(mount, root),
+        "type": mount.fs_type,
+        "mount_point": plain_path(point),
+        "data_su_bytes": 0,
+        "data_sw": 0,
+        "log_su_bytes": 0,
+        "mount_options": [],
+    }
+
+
+def uuid_of(mount: Mount, root: str = "/") -> str:
+    """The file system's UUID by udev's links; empty where there is none, as for a network's."""
+    directory = os.path.join(root, "dev/disk/by-uuid")
+    for uuid in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
+        name = os.path.basename(os.readlink(os.path.join(directory, uuid)))
+        number = read_text(os.path.join(root, "sys/class/block", name, "dev")) or ""
+        if number.strip() == mount.device_number:
+            return uuid
+    return ""
+
+
+def check_volume(wanted: Mapping[str, Any], mount: Mount | None, root: str = "/") -> Check:
+    """Whether the file system that the manifest describes is mounted."""
+    point = wanted["mount_point"]
+    expected = "%s%s at `%s`, the owner's" % (
+        wanted["type"],
+        " UUID " + wanted["uuid"] if wanted["uuid"] else "",
+        point,
+    )
+    if mount is None:
+        return Check(CHECK_ID, FAIL, expected, "`%s` is not a mount point" % point, "mount it, its owner knows how")
+    uuid = uuid_of(mount, root) if wanted["uuid"] else ""
+    found = "%s from `%s`" % (mount.fs_type, mount.source)
+    if mount.fs_type == wanted["type"] and uuid == wanted["uuid"]:
+        return Check(CHECK_ID, PASS, expected, found)
+    return Check(
+        CHECK_ID,
+        FAIL,
+        expected,
+        found + (", another file system" if uuid != wanted["uuid"] else ""),
+        "unmount what hides `%s`; if the volume was replaced, run `site.yml` again" % point,
+    )
