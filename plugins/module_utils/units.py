@@ -135,7 +135,9 @@ def format_rate(rate: float) -> str:
 
 
 def format_figure(value: float, unit: str) -> str:
-    """A figure of a record in its unit: ``B/s`` or ``1/s``."""
+    """A figure of a record in its unit: ``B/s``, ``1/s``, or ``1`` for a ratio."""
+    if unit == "1":
+        return "%.3g" % value
     return format_rate(value) if unit == "1/s" else format_bandwidth(value)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunetool.node.units import UnitError, format_bandwidth, format_size, parse_bandwidth, parse_size
+from tunetool.node.units import UnitError, format_bandwidth, format_figure, format_size, parse_bandwidth, parse_size
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,8 @@ def test_a_size_and_its_bandwidth_agree(number: int, unit: str) -> None:
 def test_formats() -> None:
     assert format_size(3_840_755_982_336) == "3.841 TB"
     assert format_bandwidth(50e9) == "50 GB/s (46.57 GiB/s)"
+
+
+def test_a_figure_is_shown_in_its_own_unit() -> None:
+    assert format_figure(7.5369, "1") == "7.54"
+    assert format_figure(2e9, "B/s") == format_bandwidth(2e9)
