@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -25,6 +26,7 @@ from tunetool.training.cluster import ranks_per_host
 from tunetool.training.data import batches
 from tunetool.training.preflight import need_memory
 from tunetool.training.preparation import Ready, gpus
+from tunetool.training.rank.nvml import Gpu
 from tunetool.training.rank.recorder import Read, Recorder, keep_error, keep_result, reads
 from tunetool.training.run_workload import explained
 from tunetool.training.settings import Cluster, Material
@@ -379,6 +381,21 @@ def test_what_binds() -> None:
     assert "model load (30.00 s)" in binds(Shares(start, 1.0, 9.0))
     assert "bottleneck: data. Waiting for batches takes 40%" in binds(Shares(start, 40.0, 60.0))
     assert "bottleneck: the step. Waiting for batches takes 10.0%" in binds(Shares(start, 10.0, 90.0))
+    assert "how long it waited for batches is not known" in binds(Shares(start, None, 90.0))
+
+
+def test_the_start_of_llamafactory_counts_and_nobody_says_what_it_waited() -> None:
+    seconds = {"rendezvous": 2.0, "imports": 0.1, "communicator": 1.0, "start": 40.0, "end_to_end": 56.0}
+    other = result(seconds=seconds, data_seconds=[], load_seconds=[], step_seconds=[0.6] * 10)
+    spent = shares(by_name(record_of(run(other))))
+    assert (spent.data, spent.start["start"]) == (None, 40.0)
+    assert "LLaMA-Factory outside of its training (40.00 s)" in binds(spent)
+
+
+@pytest.mark.parametrize("said", ["NVIDIA H200", b"NVIDIA H200"])
+def test_a_gpu_is_named_without_a_cuda_context(said: str | bytes) -> None:
+    library = SimpleNamespace(NVMLError=RuntimeError, nvmlDeviceGetName=lambda handle: said)
+    assert Gpu(library, 1).name() == "NVIDIA H200"
 
 
 def test_the_slowest_rank_says_what_binds() -> None:

@@ -24,6 +24,7 @@ ROWS = (
     ("communicator", "communicator and first collective"),
     ("model_load", "model load"),
     ("engine", "engine start-up"),
+    ("start", "LLaMA-Factory outside of its training"),
     ("first_batch", "first batch"),
     ("data", "wait for a batch"),
     ("batch", "preparing a batch, in parallel or not"),
@@ -31,7 +32,7 @@ ROWS = (
     ("checkpoint", "checkpoint"),
     ("end_to_end", "end to end"),
 )
-_STARTS = ("rendezvous", "imports", "communicator", "model_load", "engine")
+_STARTS = ("rendezvous", "imports", "communicator", "model_load", "engine", "start")
 _HALF, _FIFTH = 0.5, 0.2
 
 
@@ -40,13 +41,14 @@ class Shares:
     """Seconds that the slowest rank spent before its first step (by phase), waiting for data, and in steps."""
 
     start: Mapping[str, float]
-    data: float
+    data: float | None
+    """None where nobody says it: LLaMA-Factory's steps include it."""
     step: float
 
     @property
     def all(self) -> float:
         """Seconds of all parts together."""
-        return sum(self.start.values()) + self.data + self.step
+        return sum(self.start.values()) + (self.data or 0.0) + self.step
 
 
 def figures(record: Record) -> dict[str, list[Measurement]]:
@@ -158,12 +160,13 @@ def shares(by_name: Mapping[str, Sequence[Measurement]]) -> Shares:
         return next((list(each.samples or []) for each in by_name.get(name, ()) if each.rank == slowest), [])
 
     start = {name: sum(samples(name)) for name in _STARTS}
-    return Shares(start, sum(samples("first_batch")) + sum(samples("data")), sum(samples("step")))
+    data = sum(samples("first_batch")) + sum(samples("data")) if samples("data") else None
+    return Shares(start, data, sum(samples("step")))
 
 
 def binds(spent: Shares) -> str:
     """The bottleneck: the start, the data or the step, with the figures that show it."""
-    start, training = sum(spent.start.values()), spent.data + spent.step
+    start = sum(spent.start.values())
     name = max(spent.start, key=lambda each: spent.start[each])
     title = dict(ROWS)[name]
     if start > _HALF * spent.all:
@@ -171,6 +174,9 @@ def binds(spent: Shares) -> str:
             f"bottleneck: the start. {_seconds(start)} of {_seconds(spent.all)} s pass before the first step, most of "
             f"them in: {title} ({_seconds(spent.start[name])} s)"
         )
+    if spent.data is None:
+        return "bottleneck: the step; how long it waited for batches is not known"
+    training = spent.data + spent.step
     share = spent.data / training if training else 0.0
     if share >= _FIFTH:
         return (

@@ -17,9 +17,12 @@ from tunetool.training.workload import RankResult, Workload
 from tunetool.verdict import Case
 
 PREFIX = "finetune."
-PHASES = ("rendezvous", "imports", "communicator", "model_load", "engine", "first_batch", "checkpoint", "end_to_end")
+PHASES = (
+    *("rendezvous", "imports", "communicator", "model_load", "engine", "start"),
+    *("first_batch", "checkpoint", "end_to_end"),
+)
 """The phases of a rank, in their order."""
-STARTS = PHASES[:5]
+STARTS = PHASES[:6]
 """The phases before the first step."""
 _ENOUGH_STEPS = 8
 """Fewest steps whose losses can show whether the model learns."""

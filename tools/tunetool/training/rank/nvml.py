@@ -34,6 +34,14 @@ class Gpu:
                 figures[name] = float(reader())
         return figures
 
+    def name(self) -> str:
+        """The model of the GPU, without a CUDA context. Raises ``NoGpu``."""
+        try:
+            said = self._library.nvmlDeviceGetName(self._handle)
+        except self._library.NVMLError as error:
+            raise NoGpu(f"NVML does not know the GPU's name: {error}") from None
+        return said.decode() if isinstance(said, bytes) else str(said)
+
     def capability(self) -> tuple[int, int]:
         """CUDA's compute capability, without a CUDA context. Raises ``NoGpu``."""
         try:

@@ -123,10 +123,15 @@ class LlamaFactory:
         return Path("/proc/driver/nvidia/gpus").is_dir() and any(Path("/proc/driver/nvidia/gpus").iterdir())
 
     def _capability(self) -> Capability | None:
-        """Compute capability of this rank's GPU by NVML, for the same reason; None if NVML does not give it."""
+        """Compute capability of this rank's GPU by NVML, for the same reason; None if NVML does not give it.
+
+        Notes the GPU's name.
+        """
+        self.recorder.device = "cuda"
         try:
             gpu = nvml.open_gpu("cuda", self.recorder.local_rank, os.environ)
             try:
+                self.recorder.device = gpu.name()
                 return gpu.capability()
             finally:
                 gpu.close()
