@@ -301,3 +301,20 @@ def test_a_dry_run_says_how_much_how_long_and_where(model: str, disk: Path, tmp_
     assert "MB in all" in done.stderr or "GB in all" in done.stderr
     assert list(disk.iterdir()) == []
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((7, 0), "float16"), ((7, 5), "float16"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")]
+)
+def test_the_training_load_computes_in_what_the_gpu_has(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
+) -> None:
+    import torch
+
+    from tunetool.bench.checkpoint.training import dtype_of
+
+    assert dtype_of("cpu") is torch.float32
+    # torch itself says of all of them that bf16 is supported.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert dtype_of("cuda") is getattr(torch, expected)

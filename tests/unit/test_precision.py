@@ -12,6 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from tunetool.advise.precision import FP16, Asked, Capability, choose, need
+from tunetool.bench.strategies.hooks import CASES, with_case
 from tunetool.cli.main import cli
 from tunetool.errors import UsageProblem
 from tunetool.training.settings import Settings
@@ -128,3 +129,15 @@ def test_a_ds_config_is_for_these_gpus_or_as_asked(asked: Asked, facts: Facts, f
     chosen = precision_of(asked, facts)
     assert chosen.format == format_
     assert why in chosen.why
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_probe_of_hooks_computes_as_the_cells_do(case: str) -> None:
+    workload = replace(WORKLOAD, zero_stage=CASES[case]["stage"])
+    config = with_case(ds_config(workload, 2, cuda=True, fp16=True), case)
+    # Overflows at a scale that still adapts would be another engine's time in each case.
+    assert config["fp16"] == {**FP16, "loss_scale": 1.0}
+    assert not config["bf16"]["enabled"]
+    config = with_case(ds_config(workload, 2, cuda=True), case)
+    assert config["bf16"]["enabled"]
+    assert "fp16" not in config

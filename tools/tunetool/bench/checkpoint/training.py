@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 
+from tunetool.advise.precision import choose
 from tunetool.bench.checkpoint.engines import tensors
 from tunetool.bench.checkpoint.engines.base import Engine, Pending, State
+from tunetool.training.rank.gpu_capability import of_gpu
 
 _SIZES = {"cpu": 256, "cuda": 4096}
 """Size of the square matrices that a step multiplies, each milliseconds of work."""
@@ -91,9 +93,15 @@ def calibrated(device: str, step_seconds: float, barrier: Callable[[], None]) ->
     return Loop(device, count, count * each, barrier)
 
 
+def dtype_of(device: str) -> torch.dtype:
+    """What a training computes in on this device: where bf16 is emulated, a step of it would be no GPU's work."""
+    capabilities = [of_gpu(torch.cuda.current_device())] if device == "cuda" else []
+    dtype: torch.dtype = getattr(torch, choose("auto", capabilities).dtype)
+    return dtype
+
+
 def _matrices(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    size = _SIZES[device]
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    size, dtype = _SIZES[device], dtype_of(device)
     generator = torch.Generator(device=device).manual_seed(1)
     return (
         torch.randn(size, size, dtype=dtype, device=device, generator=generator),

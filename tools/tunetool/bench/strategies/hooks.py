@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunetool.advise.communication import Zero
+from tunetool.advise.precision import Asked
 from tunetool.advise.qwen2_5_vl import CONFIGURATIONS
 from tunetool.advise.zero_steps import Event, events, uses
 from tunetool.bench.strategies.link import Network
@@ -43,6 +44,7 @@ class Order:
     device: str
     full: bool
     lora_rank: int
+    precision: Asked = "auto"
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,13 @@ def configuration() -> dict[str, Any]:
 
 
 def with_case(config: dict[str, Any], case: str) -> dict[str, Any]:
-    """A ds_config of the case's stage with its other settings."""
+    """A ds_config of the case's stage with its other settings. In fp16 its loss scale is 1 and stays.
+
+    A dynamic scale begins with overflows, whose steps update nothing, and more of them with one engine than another.
+    """
     more = {_KEYS[name]: value for name, value in CASES[case].items() if name in _KEYS}
-    return {**config, "zero_optimization": {**config["zero_optimization"], **more}}
+    scale = {"fp16": {**config["fp16"], "loss_scale": 1.0}} if "fp16" in config else {}
+    return {**config, **scale, "zero_optimization": {**config["zero_optimization"], **more}}
 
 
 def hooks_of(job: Job, layout: Layout, network: Network | None, steps: Mapping[str, float]) -> Hooks:

@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 
+from tunetool.advise.precision import choose, need
 from tunetool.advise.qwen2_5_vl import LORA_TARGETS
 from tunetool.bench.strategies.hooks import CASES, FILE, STEPS, WARM_UP, Order, Probed, configuration, with_case
 from tunetool.bench.strategies.measuring_rank import MeasuringRank
 from tunetool.launch import rank as launched
+from tunetool.training.rank.gpu_capability import least_of_ranks
 from tunetool.training.rank.recorder import leave_answer
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload
@@ -37,6 +39,8 @@ class Probe(MeasuringRank):
     def __init__(self, order: Order, local_rank: int) -> None:
         super().__init__(order.device, local_rank)
         self.order = order
+        self.local_rank = local_rank
+        self.precision = choose("auto", [])
         if not self.cuda:
             # It would be compiled during the run (see training.trainers.deepspeed).
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -44,6 +48,10 @@ class Probe(MeasuringRank):
     def run(self) -> Probed:
         """All cases."""
         deepspeed.init_distributed(dist_backend="nccl" if self.cuda else "gloo", verbose=False)
+        if self.cuda:
+            # As the cells compute.
+            capabilities = [least_of_ranks(self.local_rank)]
+            self.precision = need(choose(self.order.precision, capabilities), capabilities)
         probed = Probed({case: self._steps(case) for case in CASES})
         dist.barrier()
         dist.destroy_process_group()
@@ -74,7 +82,7 @@ class Probe(MeasuringRank):
             (Path(folder) / "config.json").write_text(json.dumps(configuration()))
             settings = AutoConfig.from_pretrained(folder)
         model: Any = Qwen2_5_VLForConditionalGeneration(settings)
-        model = model.to(device=self.device, dtype=torch.bfloat16 if self.cuda else torch.float32)
+        model = model.to(device=self.device, dtype=self._dtype)
         model.config.use_cache = False
         if not order.full:
             lora = peft.LoraConfig(r=order.lora_rank, target_modules=LORA_TARGETS, task_type="CAUSAL_LM")
@@ -91,10 +99,17 @@ class Probe(MeasuringRank):
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=torch.optim.AdamW(trained, lr=1e-5, weight_decay=0.0),
-            config=with_case(ds_config(workload, dist.get_world_size(), self.cuda), case),
+            config=with_case(
+                ds_config(workload, dist.get_world_size(), self.cuda, self.precision.format == "fp16"), case
+            ),
         )
         engine.train()
         return engine
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.precision.dtype)
+        return dtype
 
     def _batch(self) -> dict[str, Any]:
         """One picture of a few patches between a few tokens."""
@@ -105,7 +120,7 @@ class Probe(MeasuringRank):
         tokens[0, 1] = settings["vision_start_token_id"]
         tokens[0, 2 : 2 + pictures] = settings["image_token_id"]
         width = vision["in_chans"] * vision["temporal_patch_size"] * vision["patch_size"] ** 2
-        pixels = torch.randn(_PATCHES, width, dtype=torch.bfloat16 if self.cuda else torch.float32)
+        pixels = torch.randn(_PATCHES, width, dtype=self._dtype)
         return {
             "input_ids": tokens,
             "labels": tokens.clone(),

@@ -177,7 +177,7 @@ class _Strategies:
     def _probe_hooks(self) -> None:
         """What stage 3 costs by itself, on every layout with a cell of it. Without it predictions say so."""
         cuda, settings = self.study.rank_figures[ALONE][0].backend == "nccl", self.request.settings
-        order = hooks.Order(self.request.cluster.device, settings.full, settings.lora_rank)
+        order = hooks.Order(self.request.cluster.device, settings.full, settings.lora_rank, settings.precision)
         small = job_of(self._workload(2), hooks.configuration(), cuda)
         for layout in dict.fromkeys(cell.layout for cell in self.study.fitted.cells if cell.stage == 3):
             try:

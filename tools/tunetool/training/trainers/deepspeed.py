@@ -18,6 +18,7 @@ from tunetool.measure import page_cache
 from tunetool.training.data import batches
 from tunetool.training.model.reference_model import describe
 from tunetool.training.preflight import need_absent, need_memory
+from tunetool.training.rank.gpu_capability import least_of_ranks, of_gpu
 from tunetool.training.rank.recorder import Recorder
 from tunetool.training.trainers.deepspeed_config import ds_config
 from tunetool.training.workload import Workload
@@ -121,24 +122,11 @@ class Trainer:
 
     def _capability(self) -> Capability | None:
         """Compute capability of this rank's GPU; None on a CPU."""
-        import torch
-
-        if not self.cuda:
-            return None
-        major, minor = torch.cuda.get_device_capability(self.recorder.local_rank)
-        return major, minor
+        return of_gpu(self.recorder.local_rank) if self.cuda else None
 
     def _least_capability(self) -> Capability | None:
-        """Compute capabilities of all ranks' GPUs, which must compute in one format. A collective; None on CPUs."""
-        import torch
-
-        mine = self._capability()
-        if mine is None:
-            return None
-        least = torch.tensor([100 * mine[0] + mine[1]], device=self._device)
-        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
-        major, minor = divmod(int(least.item()), 100)
-        return major, minor
+        """The least compute capability of all ranks' GPUs. A collective; None on CPUs."""
+        return least_of_ranks(self.recorder.local_rank) if self.cuda else None
 
     def _choose_precision(self, least: Capability | None) -> None:
         """Raises ``UsageProblem`` where the GPUs lack what was asked for."""
