@@ -8,6 +8,11 @@
 #   --cluster     also what two nodes on this machine need: programs unpacked into the user's cache, none installed
 #   --timed       leave the seconds taken in .venv/.setup-seconds for the table of time boxes
 set -euo pipefail
+if [ "$(uname -s)" != Linux ]; then
+  echo "error: this is $(uname -s), and tunetool needs a control machine with Linux" >&2
+  echo "hint: set it up on a Linux machine, virtual machine or container that reaches the nodes by ssh" >&2
+  exit 2
+fi
 cd "$(dirname "$0")/../.."
 started=$SECONDS
 wanted=,setup, deepspeed=false cluster=false timed=false
@@ -29,6 +34,20 @@ while [ $# -gt 0 ]; do
 done
 
 python=${PYTHON:-python3}
+
+# Without this, pip would leave Ansible out, and only the first command that needs it would fail.
+need_new_python() {
+  local chosen=$python
+  if [ -x .venv/bin/python ]; then chosen=.venv/bin/python; fi
+  if command -v "$chosen" >/dev/null && ! "$chosen" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "error: \`$chosen\` is $("$chosen" --version 2>&1), and Ansible needs Python 3.11 or newer" >&2
+    if [ "$chosen" = .venv/bin/python ]; then echo "hint: remove .venv, and name another: PYTHON=python3.11 make setup" >&2
+    else echo "hint: name another: PYTHON=python3.11 make setup" >&2
+    fi
+    exit 2
+  fi
+}
+need_new_python
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"
@@ -72,6 +91,9 @@ if [ ${#packages[@]} -gt 0 ]; then
   as_root apt-get update -qq
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
+
+# It may be installed only now.
+need_new_python
 
 # The stamp holds what the venv was made from, so that a changed lock makes it anew and an unchanged one costs nothing.
 key=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)

@@ -15,7 +15,7 @@ import click
 
 from tunetool import __version__
 from tunetool.cli.groups import HELP_OPTIONS, Group, ReaderGone, nearest
-from tunetool.errors import ExitCode, TunetoolError, fault_of_ours
+from tunetool.errors import CannotJudge, ExitCode, TunetoolError, fault_of_ours
 
 # name -> one-line help. The module of a command is imported only when it is called, so that `--help` is quick.
 COMMANDS = {
@@ -85,6 +85,11 @@ def cli(ctx: click.Context, debug: bool) -> None:
     could not be judged or done; 130 interrupted.
     """
     ctx.obj = {"debug": debug}
+    if sys.platform != "linux":
+        raise CannotJudge(
+            f"tunetool needs Linux, and this is `{sys.platform}`",
+            "call it on a node, or on a control machine with Linux that reaches the nodes by ssh",
+        )
 
 
 def main() -> NoReturn:

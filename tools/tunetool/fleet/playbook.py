@@ -29,7 +29,9 @@ from tunetool.node.play.tunetool_command import MARK
 from tunetool.node.units import format_count
 
 MOST_FORKS = 100
-_CONTROL_HINT = "run `pip install 'tunetool[control]'` on this machine (Python 3.11 or newer)"
+_CONTROL_HINT = "`make setup` in a clone installs it, or `pip install 'ansible-core>=2.19,<2.20' 'ansible-runner>=2.4'`"
+_OLDEST = (3, 11)
+"""Python that Ansible's control side runs on."""
 _READ_SECONDS = 300
 _PLAYBOOK = re.compile(r"^playbook: (.*)$", re.MULTILINE)
 _ASK_NOTHING = {f"ANSIBLE_{name}": "False" for name in ("ASK_PASS", "BECOME_ASK_PASS", "ASK_VAULT_PASS")}
@@ -78,12 +80,18 @@ Event = Callable[[str, Mapping[str, Any]], None]
 
 def need_ansible() -> None:
     """Raise ``UsageProblem`` where Ansible's control side is not installed."""
+    if sys.version_info < _OLDEST:
+        own = ".".join(map(str, sys.version_info[:2]))
+        raise UsageProblem(
+            f"`-i` needs Ansible, which needs Python 3.11 or newer on this machine, and tunetool runs on {own}",
+            "install tunetool with a newer one: `PYTHON=python3.11 make setup` in a clone",
+        )
     try:
         import ansible_runner  # noqa: F401, PLC0415
     except ImportError:
-        raise UsageProblem("`ansible-runner` is not installed", _CONTROL_HINT) from None
+        raise UsageProblem("`-i` needs Ansible, and `ansible-runner` is not installed", _CONTROL_HINT) from None
     if shutil.which("ansible-playbook", path=_path()) is None:
-        raise UsageProblem("`ansible-playbook` is not on PATH", _CONTROL_HINT)
+        raise UsageProblem("`-i` needs Ansible, and `ansible-playbook` is not on PATH", _CONTROL_HINT)
 
 
 def need_inventory(inventory: Path) -> None:
