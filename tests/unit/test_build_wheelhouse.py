@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ def build_wheel(directory, settings=None, metadata=None):
     return shutil.copy(WHEEL, directory).rsplit("/", 1)[1]
 """
 PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n[project]\nname = "tunetool"\nversion = "0.1.0"\n'
+PYPROJECT += tiny_wheels.PYPROJECT
 
 
 class House:
@@ -86,9 +88,36 @@ def test_it_is_filled_once_and_the_second_call_fetches_nothing(house: House) -> 
     [only] = house.manifest["sets"]  # type: ignore[misc]  # a list, which the line after reads
     assert (only["build"], only["trainers"]) == ("cpu", ["deepspeed", "lightning"])
     times = {path.name: path.stat().st_mtime_ns for path in house.directory.glob("*.whl")}
-    again = house.call("--trainer", "lightning")
-    assert "0 fetched" in again.stdout, again.stderr
+    # It asks no index: there is none any more, and tunetool's wheel is not built either.
+    shutil.rmtree(house.index)
+    (house.source / "backend.py").unlink()
+    for trainers in (("--trainer", "lightning"), ()):
+        again = house.call(*trainers)
+        assert "10 files" in again.stdout, again.stderr
+        assert "0 fetched" in again.stdout
     assert times == {path.name: path.stat().st_mtime_ns for path in house.directory.glob("*.whl")}
+
+
+def test_a_set_without_a_trainer_that_is_asked_for_is_filled_again(house: House) -> None:
+    assert "9 files" in house.call().stdout
+    done = house.call("--trainer", "lightning")
+    assert "10 files" in done.stdout, done.stderr
+    assert "1 fetched" in done.stdout
+
+
+def test_a_changed_extra_is_another_lock(house: House) -> None:
+    assert house.call().returncode == 0
+    before = house.manifest["lock_sha256"]
+    path = house.source / "pyproject.toml"
+    path.write_text(path.read_text().replace('"peft"', '"peft", "lightning"'))
+    # What the package is built from asks for it as well.
+    tool = tiny_wheels.tool(house.base / "new", {"finetune": ["peft", "lightning"]})[0]
+    (house.source / "backend.py").write_text(f"WHEEL = {str(tool)!r}\n{BACKEND}")
+    done = house.call()
+    assert "the lock has changed" in done.stderr
+    assert "1 fetched" in done.stdout
+    assert house.manifest["lock_sha256"] != before
+    assert "lightning-1.0-py3-none-any.whl" in house.manifest["files"]  # type: ignore[operator]  # a dict
 
 
 def test_a_call_that_was_cut_off_goes_on_where_it_was(house: House) -> None:
@@ -139,10 +168,15 @@ def test_a_dry_run_fetches_nothing(house: House) -> None:
         (["--build", "cuda"], "`--build cuda` is not a build of torch"),
         (["--python-version", "3.9"], "`--python-version 3.9` is not 3.10 or newer"),
         (["--source", "/nowhere"], "`/nowhere` is not a copy of the collection"),
+        (["--source", "OTHER"], "pyproject.toml has no `deepspeed`"),
     ],
 )
 def test_a_wrong_call_is_refused(house: House, options: list[str], message: str) -> None:
-    done = house.call(*options)
+    other = house.base / "other"
+    other.mkdir()
+    (other / "constraints.txt").touch()
+    (other / "pyproject.toml").write_text("dependencies = []\n")
+    done = house.call(*(option.replace("OTHER", str(other)) for option in options))
     assert done.returncode == 2
     assert message in done.stderr
     assert not house.directory.exists()

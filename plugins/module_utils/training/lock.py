@@ -1,4 +1,4 @@
-"""The lock, constraints.txt: the versions of the packages of an environment. Pure."""
+"""The lock: versions of an environment's packages (constraints.txt), and which these are (pyproject.toml). Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,33 @@ import hashlib
 import re
 from typing import Optional
 
+from ..common.refusal import Refusal
+
 _OF_CUDA = re.compile(r"(nvidia-(?!ml-py)|cuda-|triton==)")
 TRAINERS = ("deepspeed", "lightning")
 EXTRAS = ("deepspeed", "checkpoint", "engines", "finetune")
 """Extras of tunetool's wheel that the fine-tune, the checkpoints and their benchmarks need."""
+_ARRAY = r"^%s\s*=\s*\[(.*?)\]\s*$"
+
+
+def whole(constraints_txt: str, pyproject: str) -> str:
+    """The lock as it is used: constraints.txt, then the requirements of the extras as comments.
+
+    So a changed extra is another lock: another environment, and a wheelhouse that has to be filled again. Raises
+    ``Refusal`` where ``pyproject`` is not tunetool's.
+    """
+    names = ("dependencies", *EXTRAS, *(name for name in TRAINERS if name not in EXTRAS))
+    lines = ["# tunetool, %s: %s\n" % (name, each) for name in names for each in requirements(pyproject, name)]
+    return constraints_txt + "".join(lines)
+
+
+def requirements(pyproject: str, name: str) -> list[str]:
+    """The strings of one array of pyproject.toml. Pythons before 3.11, which may run this, have no reader of TOML."""
+    plain = re.sub(r"^\s*#.*\n", "", pyproject, flags=re.MULTILINE)
+    found = re.search(_ARRAY % re.escape(name), plain, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise Refusal("pyproject.toml has no `%s`. hint: is it the one of this collection?" % name)
+    return re.findall(r'"([^"]*)"', found.group(1))
 
 
 def digest(lock: str) -> str:

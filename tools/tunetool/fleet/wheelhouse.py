@@ -85,21 +85,31 @@ def find_source(given: Path | None) -> Path:
     raise UsageProblem(f"`{candidates[0]}` is not a copy of the collection", "name one with `--source`")
 
 
+def _lock_of(source: Path) -> str:
+    """See ``lock.whole``. Raises ``UsageProblem``."""
+    try:
+        return lock.whole((source / "constraints.txt").read_text(), (source / "pyproject.toml").read_text())
+    except Refusal as error:
+        message, _, hint = str(error).partition(". hint: ")
+        raise UsageProblem(f"`{source}`: {message}", hint) from None
+
+
 def fill(request: Request, progress: Progress, dry_run: bool = False) -> list[Filled]:
     """Fetch the missing files, set by set. Files with the right hash are kept."""
+    text = _lock_of(request.source)
     with _only_one(request.directory, dry_run), tempfile.TemporaryDirectory(prefix="tunetool-") as temporary:
-        return _Filling(request, Path(temporary), progress, dry_run).all()
+        return _Filling(request, text, Path(temporary), progress, dry_run).all()
 
 
 class _Filling:
     """One run over a wheelhouse."""
 
-    def __init__(self, request: Request, temporary: Path, progress: Progress, dry_run: bool) -> None:
+    def __init__(self, request: Request, text: str, temporary: Path, progress: Progress, dry_run: bool) -> None:
         self.request = request
         self.temporary = temporary
         self.progress = progress
         self.dry_run = dry_run
-        self.lock = (request.source / "constraints.txt").read_text()
+        self.lock = text
         self.document = self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -119,17 +129,34 @@ class _Filling:
     def all(self) -> list[Filled]:
         if not self.dry_run:
             self._drop_wrong()
-        with self.progress.step("building tunetool's wheel", _EXPECTED_SECONDS):
-            try:
-                wheel = package_wheel(str(self.request.source), str(self.temporary))
-            except CommandError as error:
-                raise CannotJudge(f"tunetool's wheel cannot be built: {error}", _INDEX_HINT) from None
-        for name in SOURCES_ONLY:
+        there = {target: self._there(target) for target in self.request.targets}
+        wheel = self._tool() if None in there.values() else ""
+        for name in SOURCES_ONLY if wheel else ():
             self._build(name)
-        filled = [self._fill(target, wheel) for target in self.request.targets]
+        filled = [there[target] or self._fill(target, wheel) for target in self.request.targets]
         if not self.dry_run:
             self._remove_strangers()
         return filled
+
+    def _there(self, target: Target) -> Filled | None:
+        """A set of this lock whose files are all there: no index is asked. None where something is missing."""
+        for each in self.document["sets"]:
+            same = (each["python"], each["machine"], each["build"]) == (target.python, target.machine, target.build)
+            files = self.document["files"]
+            if (
+                same
+                and set(self.request.trainers) <= set(each["trainers"])
+                and all(name in files and (self.request.directory / name).exists() for name in each["files"])
+            ):
+                return Filled(target, len(each["files"]), 0, sum(files[name]["size_bytes"] for name in each["files"]))
+        return None
+
+    def _tool(self) -> str:
+        with self.progress.step("building tunetool's wheel", _EXPECTED_SECONDS):
+            try:
+                return package_wheel(str(self.request.source), str(self.temporary))
+            except CommandError as error:
+                raise CannotJudge(f"tunetool's wheel cannot be built: {error}", _INDEX_HINT) from None
 
     def _drop_wrong(self) -> None:
         """Remove files that differ from the manifest, with their entries, so that they are fetched again."""
