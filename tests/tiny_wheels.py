@@ -12,12 +12,13 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import sys
 import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tunetool.node.training import lock
 
 TORCH = """
 import os, socket, struct, sys, time, types
@@ -118,18 +119,31 @@ subprocess.run(["cc", "-shared", "-fPIC", "-o", os.path.join(folder, op + ".so")
 
 EMPTY = ("transformers", "peft", "accelerate", "tokenizers", "safetensors", "numpy", "pillow", "lightning")
 VERSIONS = {"torch": "2.13.0", "deepspeed": "0.19.8", "tunetool": "0.1.0"}
+EXTRAS = {
+    "deepspeed": ["torch", "deepspeed"],
+    "checkpoint": ["numpy"],
+    "engines": ["safetensors"],
+    "finetune": ["transformers", "peft", "accelerate", "tokenizers", "pillow"],
+    "lightning": ["lightning"],
+    "node": [],
+}
+"""Of tunetool's wheel."""
+PYPROJECT = "".join(f"{name} = {json.dumps(needed)}\n" for name, needed in (("dependencies", []), *EXTRAS.items()))
 LOCK = "".join(f"{name}=={VERSIONS.get(name, '1.0')}\n" for name in ("torch", "deepspeed", *EMPTY))
 
 
 def wheel(
-    directory: Path, name: str, files: dict[str, str | bytes], version: str = "1.0", tag: str = "py3-none-any"
+    directory: Path,
+    name: str,
+    files: dict[str, str | bytes],
+    version: str = "1.0",
+    tag: str = "py3-none-any",
+    metadata: str = "",
 ) -> Path:
     """A wheel with these files."""
     information = f"{name}-{version}.dist-info"
     named: dict[str, bytes] = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
-    named[f"{information}/METADATA"] = (
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{extras(name)}".encode()
-    )
+    named[f"{information}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}".encode()
     named[f"{information}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: {tag}\n".encode()
     )
@@ -147,19 +161,6 @@ def wheel(
     return path
 
 
-def extras(name: str) -> str:
-    """The requirements of tunetool's wheel, from its metadata."""
-    if name != "tunetool":
-        return ""
-    by_extra = {"deepspeed": ["torch", "deepspeed"], "checkpoint": ["numpy"], "engines": ["safetensors"], "node": []}
-    by_extra["finetune"] = ["transformers", "peft", "accelerate", "tokenizers", "pillow"]
-    by_extra["lightning"] = ["lightning"]
-    lines = [f"Provides-Extra: {extra}\n" for extra in by_extra]
-    return "".join(
-        lines + [f"Requires-Dist: {each}; extra == '{extra}'\n" for extra, names in by_extra.items() for each in names]
-    )
-
-
 def libraries(directory: Path, behaviour: str = "", more: dict[str, str] | None = None) -> list[Path]:
     """All wheels but tunetool and pip. ``behaviour`` of DeepSpeed's step: idle, hang, wait."""
     paths = [
@@ -172,11 +173,16 @@ def libraries(directory: Path, behaviour: str = "", more: dict[str, str] | None 
     return paths
 
 
-def tool(directory: Path) -> list[Path]:
-    """The wheels of tunetool and of pip; pip is that of this Python, packed as a wheel again."""
+def tool(directory: Path, more: Mapping[str, Sequence[str]] | None = None) -> list[Path]:
+    """tunetool's wheel, and pip's own: that of this Python, as a wheel again. ``more``: changed extras."""
     files: dict[str, str | bytes] = {"tunetool/__init__.py": "", "tunetool/__main__.py": TUNETOOL}
     files.update({f"tunetool/{name}/__init__.py": "" for name in ("checkpoint", "training")})
-    return [wheel(directory, "tunetool", files, VERSIONS["tunetool"]), pip(directory)]
+    # What it needs, as its own metadata say it.
+    extras = {**EXTRAS, **(more or {})}
+    lines = [f"Provides-Extra: {extra}\n" for extra in extras]
+    lines += [f"Requires-Dist: {each}; extra == '{extra}'\n" for extra, names in extras.items() for each in names]
+    made = wheel(directory, "tunetool", files, VERSIONS["tunetool"], metadata="".join(lines))
+    return [made, pip(directory)]
 
 
 def pip(directory: Path) -> Path:
@@ -205,6 +211,7 @@ def control_machine(base: Path, pythons: Sequence[str]) -> None:
     """The files of a control machine: base/house, a wheelhouse; base/tool.tar; base/source, a collection's lock."""
     (base / "source").mkdir(parents=True)
     (base / "source/constraints.txt").write_text(LOCK)
+    (base / "source/pyproject.toml").write_text(PYPROJECT)
     with tarfile.open(base / "tool.tar", "w") as archive:
         for path in tool(base / "tool"):
             archive.add(path, path.name)
@@ -213,12 +220,8 @@ def control_machine(base: Path, pythons: Sequence[str]) -> None:
     kind = {"machine": os.uname().machine, "build": "cpu", "trainers": ["deepspeed", "lightning"]}
     document = {
         "schema": "tunetool.wheelhouse/1",
-        "lock_sha256": hashlib.sha256(LOCK.encode()).hexdigest(),
+        "lock_sha256": lock.digest(lock.whole(LOCK, PYPROJECT)),
         "sets": [{**kind, "python": python, "files": sorted(files)} for python in pythons],
         "files": files,
     }
     (base / "house/wheelhouse.json").write_text(json.dumps(document))
-
-
-if __name__ == "__main__":
-    control_machine(Path(sys.argv[1]), sys.argv[2:])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 
 from ..module_utils.common.refusal import Refusal
-from ..module_utils.training import wheel_files
+from ..module_utils.training import lock, wheel_files
 
 MODULE = "tunetool.node.training_environment"
 OWN = ("source", "archive", "wheelhouse", "cache_dir")
@@ -48,11 +49,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         local_options = {name: given.pop(name, None) for name in OWN}
         check = self._task.check_mode
         here: dict[str, Path] = {}
-        lock = Path(str(local_options["source"])) / "constraints.txt"
         try:
-            given["lock"] = lock.read_text()
+            texts = [
+                (Path(str(local_options["source"])) / name).read_text()
+                for name in ("constraints.txt", "pyproject.toml")
+            ]
         except OSError as error:
-            raise Refusal(f"`{lock}`: {error.strerror}. hint: it is not a copy of this collection") from None
+            raise Refusal(f"`{error.filename}`: {error.strerror}. hint: it is not a copy of this collection") from None
+        given["lock"] = lock.whole(*texts)
         if not given.get("python"):
             # In check mode the archive may not be built yet.
             here = (
@@ -77,7 +81,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         if check or asked.get("failed") or not asked.get("changed"):
             return asked
         root = str(given.get("directory") or "/opt/tunetool-training")
-        given["received"] = self._send(asked["send"], here, given, root)
+        given.update(self._send(asked["send"], here, given, root, directory))
         if not asked["environment"]:
             asked = call(step="environment")
             if asked.get("failed"):
@@ -105,17 +109,31 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         # The archive may be damaged, here or on the way: the node compiles the ops instead.
         return call() if "archive of compiled ops" in str(result.get("msg")) else result
 
-    def _send(self, names: list[str], here: Mapping[str, Path], given: Mapping[str, Any], root: str) -> str:
-        """Check the wheels and send them. Returns their directory on the node if that is not ROOT/wheels."""
+    def _send(
+        self, names: list[str], here: Mapping[str, Path], given: Mapping[str, Any], root: str, directory: Path
+    ) -> dict[str, str]:
+        """Send wheels, each checked here first: large ones by themselves, the others as one archive.
+
+        Return the module's options that say where they are, if not in ROOT/wheels.
+        """
         entries = {entry["name"]: entry for entry in given.get("tool_files", ())}
         entries.update((given.get("wheelhouse_manifest") or {}).get("files", {}))
-        elsewhere = ""
+        told, small = {}, []
         for name in names:
             wheel_files.check(str(here[name]), entries[name])
+            if here[name].stat().st_size <= PART_BYTES:
+                small.append(name)
+                continue
             sent = self._send_file(here[name], f"{root}/wheels/{name}")
             if sent != f"{root}/wheels/{name}":
-                elsewhere = os.path.dirname(sent)
-        return elsewhere
+                told["received"] = os.path.dirname(sent)
+        if small:
+            # Its name is its content's, so that what a cut run left is continued by the same alone.
+            key = hashlib.sha256(repr([(name, entries[name]["sha256"]) for name in small]).encode()).hexdigest()[:16]
+            archive = directory / f"{key}.tar"
+            wheel_files.pack(str(archive), [str(here[name]) for name in small])
+            told["bundle"] = self._send_file(archive, f"{root}/wheels/{archive.name}")
+        return told
 
     def _send_file(self, path: Path, remote: str, fresh: bool = False) -> str:
         """Send one file in parts, continuing an interrupted run. Returns its path on the node, usually ``remote``.

@@ -133,6 +133,7 @@ from ..module_utils.common.drift import Difference, as_results, built_manifest, 
 from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.manifest import MANIFEST_PATH, SCHEMA_NAME, ManifestError, dump, write  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
+from ..module_utils.common.training_part import CHECK_ID  # noqa: E402
 from ..module_utils.machine.drive_health import HEALTH_CHECKS  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.earlier_manifest import look_at_earlier_manifest  # noqa: E402
@@ -229,7 +230,7 @@ def judge(module: AnsibleModule, document: dict[str, Any], result: dict[str, Any
     checks = run_checks(document)
     waiting = WAITS_FOR_A_REBOOT if document["reboot_required"] else ()
     bad = [check for check in checks if check.status == FAIL and check.id not in SESSION_CHECKS + waiting]
-    failed = [check for check in bad if check.id not in (*HEALTH_CHECKS, *PATH_CHECKS)]
+    failed = [check for check in bad if check.id not in (*HEALTH_CHECKS, *PATH_CHECKS, *LATER_CHECKS)]
     result["checks"] = [asdict(check) for check in checks]
     if failed:
         lines = ["%s: expected %s, found %s. hint: %s" % (c.id, c.expected, c.found, c.remedy) for c in failed]
@@ -280,6 +281,9 @@ SESSION_CHECKS = ("memory.memlock",)
 
 PATH_CHECKS = ("gds.mode",)
 """Checks of a path that may wait for a reboot; the role gpudirect_storage has reported what it needs."""
+
+LATER_CHECKS = (CHECK_ID,)
+"""Checks of what a later role of site.yml makes, or makes again."""
 
 WAITS_FOR_A_REBOOT = ("node.reboot", "memory.hugepages")
 """When to reboot is the owner's decision, which no failed run makes for them; `verify` fails until then."""

@@ -48,7 +48,9 @@ options:
     choices: [async_io, utils, gds, cpu_adam]
     default: [async_io, utils, cpu_adam, gds]
   source:
-    description: Copy of the collection on the control machine, whose C(constraints.txt) is the lock.
+    description:
+      - Copy of the collection on the control machine. Its C(constraints.txt), with the extras of its C(pyproject.toml),
+        is the lock.
     type: path
   archive:
     description: Archive of tunetool's wheels on the control machine, as M(tunetool.node.wheelhouse) builds it.
@@ -87,6 +89,10 @@ options:
     default: ""
   received:
     description: Directory on the node with wheels that were sent, beside C(DIRECTORY/wheels); empty for none.
+    type: str
+    default: ""
+  bundle:
+    description: Archive on the node with wheels that were sent together, unpacked into C(DIRECTORY/wheels).
     type: str
     default: ""
   ops_archive:
@@ -294,6 +300,8 @@ def _shown(part: dict[str, Any] | None) -> str:
 def converge(module: AnsibleModule) -> dict[str, Any]:
     """Read the state, then make what is missing, up to the requested step."""
     wanted = module.params
+    if os.path.exists(wanted["bundle"]) and not module.check_mode:
+        wheel_files.unpack(wanted["bundle"], os.path.join(wanted["directory"], "wheels"))
     request = request_of(wanted)
     status = look(request)
     if module.check_mode or status.done:
@@ -349,6 +357,7 @@ def main() -> None:
             "tool_files": {"type": "list", "elements": "dict", "default": []},
             "tool_key": {"type": "str", "default": "", "no_log": False},
             "received": {"type": "str", "default": ""},
+            "bundle": {"type": "str", "default": ""},
             "ops_archive": {"type": "str", "default": ""},
             "compile": {"type": "bool", "default": True},
             "program": {"type": "path", "default": "/opt/tunetool/bin/tunetool"},

@@ -44,7 +44,8 @@ def built(cluster: Cluster) -> Iterator[Path]:
         python_that(bin_, f'{export}; echo "$(hostname) $TUNETOOL_TEST_OF $*" >> {calls}')
         part = {
             "python": str(bin_ / "python"),
-            "source": "built",
+            # Not of pip's: what is known of it is its Python.
+            "source": "named",
             "directory": str(folder / name),
             "lock_sha256": "0" * 64,
             "packages": {"torch": "2", "deepspeed": "0"},

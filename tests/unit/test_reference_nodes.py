@@ -15,12 +15,15 @@ from builders import measurement, record
 from staged import Quiet
 from tunetool import record as records
 from tunetool.bench.reference import estimate
+from tunetool.bench.reference import nodes as looking
+from tunetool.bench.reference import run as chain_run
 from tunetool.bench.reference.choice import complete, matrix_for
 from tunetool.bench.reference.nodes import Nodes
 from tunetool.bench.reference.request import Asked
 from tunetool.bench.reference.run import reference
 from tunetool.bench.strategies.matrix import parse
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
+from tunetool.fleet.capacity import Answers
 from tunetool.measure.session import Result, Run
 from tunetool.node.machine.capacity import Capacity, capacity_of, read_capacity
 from tunetool.record import FleetHost, Record, Status, Verdict
@@ -356,3 +359,33 @@ def test_a_node_without_a_training_environment_does_not_end_the_others() -> None
     ((name, verdict),) = nodes.verdicts()
     assert (name, verdict.status) == ("node2", "error")
     assert "no training environment" in verdict.reasons[0]
+
+
+GONE = replace(H100, python="", python_problem="`/opt/x/python` is gone; run `site.yml` on this node")
+
+
+def test_a_node_whose_python_is_gone_is_left_out_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = nodes_after_verify({"node1": "pass", "node2": "pass"})
+    nodes.before("checkpoint", [])
+    monkeypatch.setattr(looking, "ask_hosts", lambda *_: Answers({"node1": H100, "node2": GONE}, {}))
+    # Another Python than the manifest's was named: what became of that one does not matter.
+    other = replace(nodes.request, cluster=replace(nodes.request.cluster, python="/opt/other/python"))
+    for request, left in ((other, ["node1", "node2"]), (nodes.request, ["node1"])):
+        nodes.request, nodes._looked = request, False
+        assert nodes.before("staging", []) is None
+        assert nodes.names == left
+    assert nodes.hosts["node2"].reasons == [f"left out before staging: {GONE.python_problem}"]
+    ((name, verdict),) = nodes.verdicts()
+    assert (name, verdict.status) == ("node2", "error")
+
+
+def test_a_node_whose_python_is_gone_does_not_count_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(chain_run, "ask_hosts", lambda *_: Answers({"node1": H100, "node2": GONE}, {}))
+    asked = Asked(cluster=Cluster(inventory=tmp_path), run=Run(tmp_path / "runs", dry_run=True, command=["tunetool"]))
+    progress = Quiet()
+    reference(asked, progress)
+    said = "\n".join(progress.lines)
+    assert f"node2 is left out: {GONE.python_problem}" in said
+    assert "on node1: about " in said

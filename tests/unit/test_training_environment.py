@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from pathlib import Path
@@ -22,17 +24,23 @@ from machines import RECORDED
 from programs import need_program
 from tunetool.node.common import manifest as manifests
 from tunetool.node.common.refusal import Refusal
-from tunetool.node.training import accelerator
+from tunetool.node.common.training_part import check_training
+from tunetool.node.training import accelerator, lock, wheel_files
+from waiting import until
 
 ROOT = Path(__file__).parents[2]
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 DRIVER = """
-import functools, json, sys
+import functools, json, sys, types
 from pathlib import Path
 from ansible.module_utils.testing import patch_module_args
 order = json.loads(Path(sys.argv[1]).read_text())
 from ansible_collections.tunetool.node.plugins.modules import training_environment as module
 module.only_one = functools.partial(module.only_one, order["lock_file"])
+if "driver" in order:
+    # A machine with eight GPUs and this driver.
+    module.read_pci = lambda: {str(number): types.SimpleNamespace(kind=module.GPU) for number in range(8)}
+    module.read_driver = lambda: (order["driver"], None)
 with patch_module_args(order["arguments"]):
     module.main()
 """
@@ -88,8 +96,9 @@ class Node:
 
     def start(self, check: bool = False, **more: Any) -> subprocess.Popen[str]:
         order = self.base / "order.json"
+        machine = {"driver": more.pop("driver")} if "driver" in more else {}
         arguments = {**self.arguments(**more), "_ansible_check_mode": check}
-        order.write_text(json.dumps({"arguments": arguments, "lock_file": str(self.base / "lock")}))
+        order.write_text(json.dumps({"arguments": arguments, "lock_file": str(self.base / "lock"), **machine}))
         return subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(order)],
             env=self.environment,
@@ -191,6 +200,24 @@ def test_check_mode_says_what_would_be_made_and_makes_nothing(node: Node) -> Non
     assert not node.directory.exists()
     node.made()
     assert not node.made(check=True)["changed"]
+
+
+def test_the_lock_has_the_extras_that_it_is_used_with() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="tools/dev needs Python 3.11")
+    text = (ROOT / "pyproject.toml").read_text()
+    project = tomllib.loads(text)["project"]
+    extras = {"dependencies": project["dependencies"], **project["optional-dependencies"]}
+    for name, expected in extras.items():
+        assert lock.requirements(text, name) == expected
+    plain = lock.whole(tiny_wheels.LOCK, text)
+    assert plain.startswith(tiny_wheels.LOCK)
+    assert lock.pin(plain, "torch") == "2.13.0"
+    changed = lock.whole(tiny_wheels.LOCK, text.replace('"peft>=0.17"', '"peft>=0.18"'))
+    assert lock.digest(changed) != lock.digest(plain)
+    # What only develops tunetool makes no other environment.
+    assert lock.whole(tiny_wheels.LOCK, text.replace('"ruff>=0.8"', '"ruff>=0.9"')) == plain
+    with pytest.raises(Refusal, match=r"pyproject.toml has no `finetune`"):
+        lock.whole(tiny_wheels.LOCK, text.replace("\nfinetune = [", "\nother = ["))
 
 
 def test_check_mode_names_the_wheels_that_the_node_lacks(node: Node) -> None:
@@ -354,6 +381,98 @@ def test_a_disk_that_fills_up_leaves_nothing(node: Node) -> None:
         subprocess.run(["umount", str(node.directory)], check=True)
 
 
+def test_wheels_that_were_sent_together_are_taken(node: Node) -> None:
+    arguments = node.arguments(received="")
+    bundle = node.directory / "wheels/sent.tar"
+    bundle.parent.mkdir(parents=True)
+    wheel_files.pack(str(bundle), [str(path) for path in sorted(node.wheels.glob("*.whl"))])
+    # What is looked at first has them all still to come.
+    assert "peft-1.0-py3-none-any.whl" in node.made(check=True, **arguments, bundle=str(bundle))["send"]
+    assert node.made(**arguments, bundle=str(bundle))["changed"]
+    assert not bundle.exists()
+    assert not node.made(**arguments)["changed"]
+
+
+@pytest.mark.parametrize("damaged", ["cut", "another file"])
+def test_what_was_sent_together_and_is_no_archive_of_wheels_is_refused(node: Node, damaged: str) -> None:
+    bundle = node.directory / "wheels/sent.tar"
+    bundle.parent.mkdir(parents=True)
+    if damaged == "cut":
+        wheel_files.pack(str(bundle), [str(node.wheels / "peft-1.0-py3-none-any.whl")])
+        bundle.write_bytes(bundle.read_bytes()[:100])
+    else:
+        with tarfile.open(bundle, "w") as tar:
+            tar.add(__file__, "../elsewhere.whl")
+    result = node.call(bundle=str(bundle))
+    assert f"`{bundle}` {'is damaged' if damaged == 'cut' else 'holds `../elsewhere.whl`'}" in result["msg"]
+    assert "hint: " in result["msg"]
+    assert not bundle.exists()
+    assert not (node.directory / "elsewhere.whl").exists()
+
+
+def test_a_file_that_was_lost_is_named_and_the_next_run_builds_again(node: Node) -> None:
+    document = with_manifest(node)
+    node.made()
+    document = manifests.load(str(node.manifest))
+    assert check_training(document).status == "pass"
+    venv = node.current.resolve()
+    (site,) = venv.glob("lib/python3*/site-packages")
+    aside = node.base / "aside"
+    for name, words in {
+        "peft/__init__.py": "is gone",
+        "peft-1.0.dist-info": "is gone or damaged",
+        "../../../pyvenv.cfg": "is gone",
+        "_tunetool_pinned.pth": "is gone",
+    }.items():
+        (site / name).rename(aside)
+        found = check_training(document)
+        assert (found.id, found.status) == ("training.environment", "fail")
+        assert f"`{os.path.normpath(site / name)}" in found.found
+        assert words in found.found
+        assert "`site.yml`" in found.remedy
+        aside.rename(site / name)
+    # What Python compiles again by itself is no loss.
+    for path in site.rglob("__pycache__"):
+        shutil.rmtree(path)
+    assert check_training(document).status == "pass"
+    torch = site / "torch/__init__.py"
+    torch.write_bytes(torch.read_bytes()[:-1])
+    assert check_training(document).found == f"`{torch}` has another size than when it was installed"
+    (site / "peft/__init__.py").unlink()
+    assert "(and 1 more files)" in check_training(document).found
+    assert node.made(check=True)["changed"]
+    with subprocess.Popen([str(node.current / "bin/python"), "-c", "import time; time.sleep(600)"]) as job:
+        try:
+            until(lambda: locked(venv / "environment.json"), "the job's lock", job)
+            result = node.call()
+            assert "a job still runs in this environment" in result["msg"]
+            assert str(site) in result["msg"]
+        finally:
+            job.kill()
+    assert node.made()["changed"]
+    assert check_training(document).status == "pass"
+    assert not node.made()["changed"]
+
+
+def locked(path: Path) -> bool:
+    with path.open() as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_another_tunetool_is_another_environment_with_the_same_ops(node: Node) -> None:
+    first = node.made()
+    assert node.log.read_text().count("build") == 2
+    second = node.made(tool_key="2")
+    assert second["changed"]
+    assert len(node.environments()) == 2
+    assert second["training"]["ops_directory"] == first["training"]["ops_directory"]
+    assert node.log.read_text().count("build") == 2
+
+
 def test_an_index_that_does_not_answer_is_named_without_its_password(node: Node) -> None:
     url = "http://name:secret@127.0.0.1:9/simple"
     result = node.call(wheelhouse_manifest=None, index_url=url)
@@ -471,6 +590,33 @@ def test_a_driver_that_is_too_old_is_named_with_the_newest_torch_that_fits() -> 
         accelerator.choose("auto", 8, "390.157", "2.13.0", "13.0")
     with pytest.raises(Refusal, match="no NVIDIA driver is loaded, and 8 GPUs"):
         accelerator.choose("auto", 8, None, "2.13.0", "13.0")
+
+
+@pytest.mark.parametrize(
+    ("driver", "more", "messages"),
+    [
+        # None runs on it: the driver that is needed, and the newest torch that this one runs.
+        ("470.57.02", {}, ["driver `470.57.02` is too old for torch 2.13.0", "525.60.13", "2.7 (CUDA 11.8)"]),
+        # Another build of the same torch does, which is not at hand.
+        ("535.54.03", {}, ["no set for Python", "--build cu126"]),
+        (
+            "535.54.03",
+            {"wheelhouse_manifest": None},
+            ["driver `535.54.03` needs torch 2.13.0 for CUDA 12.6", "`training_environment_torch_index_url`"],
+        ),
+    ],
+)
+def test_a_node_whose_driver_is_too_old_is_refused_before_anything_is_made(
+    node: Node, driver: str, more: dict[str, Any], messages: list[str]
+) -> None:
+    lock_ = tiny_wheels.LOCK + "cuda-toolkit==13.0.3\n"
+    for check in (True, False):
+        result = node.call(check=check, accelerator="auto", lock=lock_, driver=driver, **more)
+        assert result["failed"]
+        assert "\n" not in result["msg"]
+        for message in [*messages, "hint: "]:
+            assert message in result["msg"]
+    assert not node.directory.exists()
 
 
 def test_a_node_without_a_gpu_takes_the_cpus_build() -> None:

@@ -23,6 +23,7 @@ from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.manifest import ManifestError, load, write
 from tunetool.node.common.training_part import NoTraining, check_training, python_of_ranks
 from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.machine.capacity import read_capacity
 from tunetool.report.progress import PlainProgress
 from tunetool.training_python import choose
 from waiting import PATIENCE
@@ -41,6 +42,7 @@ def environment_in(folder: Path, name: str = "env-1", before: str = "") -> Path:
     current.unlink(missing_ok=True)
     current.symlink_to(name)
     (folder / "ops").mkdir(exist_ok=True)
+    (folder / name / "environment.json").write_text("{}")
     return folder
 
 
@@ -181,8 +183,32 @@ def test_the_check_names_what_is_there_and_what_is_gone(manifest: Path, tmp_path
     assert "torch 2.13.0, deepspeed 0.19.8" in check.found
     (manifest.parent / "ops").rmdir()
     check = check_training(document)
-    assert (check.status, check.found) == ("unknown", f"its compiled ops are gone: `{manifest.parent / 'ops'}`")
+    assert (check.status, check.found) == ("fail", f"its compiled ops are gone: `{manifest.parent / 'ops'}`")
     assert "site.yml" in check.remedy
+    (manifest.parent / "env-1/environment.json").unlink()
+    check = check_training(document)
+    assert (check.status, check.found) == ("fail", f"`{manifest.parent / 'env-1/environment.json'}` is gone or damaged")
+    (manifest.parent / "env-1/bin/python").unlink()
+    check = check_training(document)
+    assert check.status == "fail"
+    assert f"`{manifest.parent / 'current/bin/python'}`" in check.found
+
+
+def test_an_environment_of_the_owners_is_judged_by_its_python_alone(tmp_path: Path) -> None:
+    folder = environment_in(tmp_path / "training")
+    document = load(str(manifest_for(folder, source="named")))
+    (folder / "env-1/environment.json").unlink()
+    assert check_training(document).status == "pass"
+
+
+def test_a_node_whose_python_is_gone_has_none_to_train_with(manifest: Path) -> None:
+    found = read_capacity(str(manifest.parent), "/dev/shm", str(manifest))
+    assert (found.python, found.python_problem) == (str(manifest.parent / "current/bin/python"), "")
+    (manifest.parent / "env-1/bin/python").unlink()
+    found = read_capacity(str(manifest.parent), "/dev/shm", str(manifest))
+    assert found.python == ""
+    assert str(manifest.parent / "current/bin/python") in found.python_problem
+    assert "run `site.yml`" in found.python_problem
 
 
 def test_a_role_that_is_off_is_a_named_check(tmp_path: Path) -> None:

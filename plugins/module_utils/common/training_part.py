@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import Any, Mapping
 
-from .check_result import PASS, SKIP, UNKNOWN, Check
+from .check_result import FAIL, PASS, SKIP, Check
 from .manifest import MANIFEST_PATH, ManifestError, load
+from .venv_files import damage
 
 CHECK_ID = "training.environment"
 ROLE = "training_environment"
@@ -27,6 +28,8 @@ class Training:
     ops_directory: str
     variables: Mapping[str, str]
     """Environment variables that every command with this Python must set."""
+    built: bool = False
+    """Whether the role built it, so that its files are known."""
 
     @property
     def stable_python(self) -> str:
@@ -42,6 +45,17 @@ class Training:
         if os.path.islink(path) and not os.path.exists(path):
             return "`%s` leads to `%s`, which is gone" % (self.python, os.path.realpath(path))
         return "`%s` is gone" % self.python
+
+    def fault(self, root: str = "/") -> str | None:
+        """What of it is gone or damaged, None where all is there that can be known. Starts nothing."""
+        why = self.gone(root)
+        if why is None and self.built:
+            directory = os.path.dirname(os.path.dirname(self.python))
+            why = damage(os.path.realpath(os.path.join(root, directory.lstrip("/")))) or None
+        compiled = self.ops_directory and OP_READY in self.ops.values()
+        if why is None and compiled and not os.path.isdir(os.path.join(root, self.ops_directory.lstrip("/"))):
+            why = "its compiled ops are gone: `%s`" % self.ops_directory
+        return why
 
     def describe(self) -> str:
         """Its versions in a few words."""
@@ -75,6 +89,7 @@ def training_of(manifest: Mapping[str, Any] | None) -> Training | None:
         ops=dict(part.get("ops") or {}),
         ops_directory=str(part.get("ops_directory") or ""),
         variables=dict(part.get("environment") or {}),
+        built=part.get("source") == "built",
     )
 
 
@@ -122,11 +137,7 @@ def check_training(manifest: Mapping[str, Any], root: str = "/") -> Check:
     if training is None:
         return Check(CHECK_ID, SKIP, expected, "none: the role `%s` is off on this node" % ROLE, SWITCH_ON)
     expected += ", `%s`" % training.python
-    why = training.gone(root)
-    ops = training.ops_directory
-    compiled = ops and OP_READY in training.ops.values()
-    if why is None and compiled and not os.path.isdir(os.path.join(root, ops.lstrip("/"))):
-        why = "its compiled ops are gone: `%s`" % ops
+    why = training.fault(root)
     if why is not None:
-        return Check(CHECK_ID, UNKNOWN, expected, why, REPAIR)
+        return Check(CHECK_ID, FAIL, expected, why, REPAIR)
     return Check(CHECK_ID, PASS, expected, training.describe())

@@ -8,7 +8,7 @@ from typing import Any, Mapping
 
 from ..common.commands import CommandError, run
 from ..common.manifest import MANIFEST_PATH, ManifestError, load
-from ..common.training_part import training_of
+from ..common.training_part import REPAIR, training_of
 from .container import device_nodes
 from .memory_left import memory_left
 from .mounts import mount_at, read_mounts
@@ -34,7 +34,9 @@ class Capacity:
     gpu_bytes: int = 0
     """Memory of the smallest GPU; 0 if unknown."""
     python: str = ""
-    """Version in the training environment; empty if the node has none."""
+    """Interpreter of the training environment; empty if the node has none that can be used."""
+    python_problem: str = ""
+    """Why the interpreter that the manifest names cannot be used."""
     accelerator: str = ""
     """The accelerator that its torch was built for; empty if the node has none."""
 
@@ -57,6 +59,7 @@ def read_capacity(target: str = "", memory: str = "/dev/shm", manifest: str = MA
     else:
         target, problem = _target(document, problem)
     left = memory_left()
+    fault = training.fault() if training is not None else None
     return Capacity(
         target=target,
         problem=problem,
@@ -66,7 +69,8 @@ def read_capacity(target: str = "", memory: str = "/dev/shm", manifest: str = MA
         cpus=os.cpu_count() or 1,
         gpus=len(device_nodes("nvidia[0-9]*")),
         gpu_bytes=_gpu_bytes(),
-        python=training.python if training is not None else "",
+        python=training.python if training is not None and fault is None else "",
+        python_problem="%s; %s" % (fault, REPAIR) if fault is not None else "",
         accelerator=training.accelerator if training is not None else "",
     )
 

@@ -17,6 +17,7 @@ from ..common.commands import run
 from ..common.files import exact_text, replace_file
 from ..common.refusal import Refusal
 from ..common.venv import make_venv, pip_of
+from ..common.venv_files import STAMP, damage, noted
 from ..units import format_size
 from .accelerator import Build
 from .children import Ended, call
@@ -24,7 +25,6 @@ from .lock import constraints, digest, extras, pin
 from .proof import clean_environment
 from .wheel_files import check, distribution_of, version_of
 
-STAMP = "environment.json"
 INSTALL_SECONDS = 3600.0
 _FROM_INDEX_BYTES = {"cpu": 3 * 10**9, "cuda": 12 * 10**9}
 """Space for an environment from an index, whose sizes are unknown beforehand: that of torch 2.13 with the downloads
@@ -130,8 +130,8 @@ def interpreter(path: str) -> Interpreter:
 
 
 def is_complete(path: str) -> bool:
-    """Whether the build of a venv was completed. The stamp is written last."""
-    return os.path.exists(os.path.join(path, STAMP)) and os.access(os.path.join(path, "bin/python"), os.X_OK)
+    """Whether the build of a venv was completed and no file is missing since. The stamp is written last."""
+    return os.access(os.path.join(path, "bin/python"), os.X_OK) and not damage(path)
 
 
 def build(wish: Wish, received: Sequence[str], needed_beside: int = 0) -> None:
@@ -139,12 +139,18 @@ def build(wish: Wish, received: Sequence[str], needed_beside: int = 0) -> None:
     wheels = {str(each["name"]): _place(each, received) for each in wish.files}
     for each in wish.files:
         _check(wheels[str(each["name"])], each)
+    if _is_locked(os.path.join(wish.path, STAMP)):
+        raise Refusal(
+            "%s, and a job still runs in this environment. hint: run site.yml again when the job has ended"
+            % (damage(wish.path) or "`%s` does not answer" % wish.python)
+        )
     shutil.rmtree(wish.path, ignore_errors=True)
     need_space(wish, needed_beside)
     try:
         make_venv(wish.interpreter.path, wish.path)
-        _install(wish, wheels)
-        replace_file(os.path.join(wish.path, STAMP), json.dumps({"key": wish.key}) + "\n")
+        written = _install(wish, wheels)
+        stamp = {"key": wish.key, **noted(wish.path, written)}
+        replace_file(os.path.join(wish.path, STAMP), json.dumps(stamp) + "\n")
         # The link, which is made later, can reach the disk before the files that it leads to.
         run(["sync", "--file-system", wish.path])
     except BaseException:
@@ -188,7 +194,8 @@ def need_space(wish: Wish, needed_beside: int = 0) -> None:
         )
 
 
-def _install(wish: Wish, wheels: Mapping[str, str]) -> None:
+def _install(wish: Wish, wheels: Mapping[str, str]) -> list[str]:
+    """Run pip. The files that were written beside the packages'."""
     tool, pip = (
         next(path for name, path in wheels.items() if name.startswith(start)) for start in ("tunetool-", "pip-")
     )
@@ -200,8 +207,9 @@ def _install(wish: Wish, wheels: Mapping[str, str]) -> None:
         "--quiet",
         "--no-input",
         "--no-cache-dir",
+        # Compiled below on all CPUs: pip uses one.
+        "--no-compile",
         "--root-user-action=ignore",
-        *([] if wish.bytecode else ["--no-compile"]),
     ]
     # DeepSpeed's ops are compiled in a step of their own; a small /tmp has no room for pip's downloads.
     environment = {**clean_environment(wish.python), "DS_BUILD_OPS": "0", "TMPDIR": temporary, "PYTHONNOUSERSITE": "1"}
@@ -242,9 +250,15 @@ def _install(wish: Wish, wheels: Mapping[str, str]) -> None:
             raise Refusal("`%s` is full. hint: free space there" % wish.directory) from None
         raise
     site = glob.glob(os.path.join(wish.path, "lib/python3*/site-packages"))[0]
-    replace_file(os.path.join(site, "_tunetool_pinned.py"), PINNED)
-    replace_file(os.path.join(site, "_tunetool_pinned.pth"), "import _tunetool_pinned\n")
+    if wish.bytecode:
+        # As with pip, a file that does not compile (a template, one for another Python) is left as it is.
+        compile_all = "import compileall, sys; compileall.compile_dir(sys.argv[1], quiet=2, workers=0)"
+        call([wish.python, "-c", compile_all, site], environment, INSTALL_SECONDS, "the packages cannot be compiled")
+    pinned = {"_tunetool_pinned.py": PINNED, "_tunetool_pinned.pth": "import _tunetool_pinned\n"}
+    for name, text in pinned.items():
+        replace_file(os.path.join(site, name), text)
     shutil.rmtree(temporary, ignore_errors=True)
+    return [os.path.join(site, name) for name in pinned]
 
 
 def prune(directory: str, folder: str, keep: Sequence[str], spare: int, in_use: Sequence[str]) -> list[str]:

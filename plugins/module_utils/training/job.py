@@ -12,10 +12,10 @@ from typing import Any, Mapping, Optional, Sequence
 from ..common.files import content, replace_file
 from ..common.manifest import ManifestError, load, write
 from ..common.venv import point
+from ..common.venv_files import STAMP as ENVIRONMENT_STAMP
 from . import installed_ops
 from . import ops as compiled
 from .children import Ended
-from .environment import STAMP as ENVIRONMENT_STAMP
 from .environment import Wish, build, is_complete, planned_packages, prune, used_files
 from .lock import digest
 from .proof import ask_versions, fingerprint, prove
@@ -97,7 +97,9 @@ def look(request: Request) -> Status:
             raise
         # It is damaged, or its base Python is gone: the environment is built again.
         there = False
-    ops_key = compiled.key_of(request.python, versions, request.ops, request.accelerator) if versions else ""
+    # An environment that was built here loads them as installed ops, also those that an earlier environment compiled.
+    beside = "" if request.wish else request.python
+    ops_key = compiled.key_of(beside, versions, request.ops, request.accelerator) if versions else ""
     ops = compiled.read(ops_directory(request, ops_key), ops_key) if ops_key else None
     state = read_state(request.state_path)
     manifest = read_manifest(request.manifest)

@@ -36,11 +36,14 @@ def machine_type(root: str = "/") -> dict[str, str]:
     }
 
 
-def key_of(python: str, versions: Mapping[str, Any], ops: Sequence[str], accelerator: str, root: str = "/") -> str:
-    """Hash over the kind of machine, the versions, and the path in the compiled files."""
+def key_of(beside: str, versions: Mapping[str, Any], ops: Sequence[str], accelerator: str, root: str = "/") -> str:
+    """Hash over the kind of machine and the versions.
+
+    ``beside``: the interpreter whose packages have the ops' sources if DeepSpeed compares times with them; else empty.
+    """
     parts = (
         "ops/1",
-        os.path.dirname(python),
+        os.path.dirname(beside),
         versions["python"],
         sorted((name, versions["versions"].get(name)) for name in ("torch", "deepspeed")),
         sorted(ops),

@@ -5,15 +5,20 @@ A set has the wheels for one kind of node: one Python version, one machine type,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
+import shutil
+import tarfile
 from typing import Any, Mapping, Sequence
 
 from ..common.refusal import Refusal
 
 SCHEMA_NAME = "tunetool.wheelhouse/1"
 MANIFEST = "wheelhouse.json"
+_WHEEL = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*\.whl$")
 
 
 def read(directory: str) -> dict[str, Any]:
@@ -84,6 +89,41 @@ def check(path: str, entry: Mapping[str, Any]) -> None:
             "`tunetool build-wheelhouse` on its directory, which fetches the file again, then site.yml"
             % (path, actual[:16], str(entry["sha256"])[:16])
         )
+
+
+def pack(archive: str, paths: Sequence[str]) -> None:
+    """One tar of wheels, the same for the same wheels."""
+    with tarfile.open(archive, "w") as tar:
+        for path in paths:
+            member = tarfile.TarInfo(os.path.basename(path))
+            member.size = os.path.getsize(path)
+            with open(path, "rb") as stream:
+                tar.addfile(member, stream)
+
+
+def unpack(archive: str, directory: str) -> None:
+    """Put the wheels of ``archive`` into ``directory``, and remove it. Their hashes are looked at when they are used.
+
+    Raises ``Refusal`` where it is not an archive of wheels.
+    """
+    os.makedirs(directory, exist_ok=True)
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                stream = tar.extractfile(member) if member.isfile() and _WHEEL.match(member.name) else None
+                if stream is None:
+                    raise Refusal("`%s` holds `%s`, which is not a wheel. hint: remove it" % (archive, member.name))
+                path = os.path.join(directory, member.name)
+                with open(path + ".new", "wb") as target:
+                    shutil.copyfileobj(stream, target)
+                os.replace(path + ".new", path)
+    except tarfile.TarError as error:
+        raise Refusal(
+            "`%s` is damaged: %s. hint: run site.yml again, which sends it again" % (archive, error)
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(archive)
 
 
 def version_of(name: str) -> str:

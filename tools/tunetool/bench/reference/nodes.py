@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tunetool.bench.reference.request import VERIFY, Request
@@ -11,9 +11,17 @@ from tunetool.fleet.playbook import HostSelection
 from tunetool.measure.progress import Progress
 from tunetool.node.machine.capacity import Capacity
 from tunetool.record import FleetHost, Part, Record, Status, Verdict
+from tunetool.training.settings import Cluster
 
 _TOGETHER = ("staging", "strategies")
 """Parts in which the ranks of all nodes work together."""
+
+
+def cannot_train(capacities: Mapping[str, Capacity], cluster: Cluster) -> dict[str, str]:
+    """Hosts whose manifest names a Python that is damaged or gone, where no other is named; with the reason."""
+    if cluster.inventory is None or cluster.python is not None:
+        return {}
+    return {host: node.python_problem for host, node in capacities.items() if node.python_problem}
 
 
 class Gate:
@@ -91,7 +99,7 @@ class Nodes(Gate):
             ansible=request.cluster.ansible,
         )
         answers = ask_hosts(selection, str(request.target), str(request.memory), self.progress)
-        for host, why in answers.silent.items():
+        for host, why in {**answers.silent, **cannot_train(answers.capacities, request.cluster)}.items():
             self.leave_out(host, "error", f"before {name}", [why], lost=True)
 
     def _need_training(self, name: str) -> None:

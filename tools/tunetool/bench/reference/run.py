@@ -10,7 +10,7 @@ from pathlib import Path
 from tunetool.bench.reference import estimate
 from tunetool.bench.reference.chain import Chain, Step
 from tunetool.bench.reference.choice import complete
-from tunetool.bench.reference.nodes import Gate, Nodes
+from tunetool.bench.reference.nodes import Gate, Nodes, cannot_train
 from tunetool.bench.reference.parts import steps
 from tunetool.bench.reference.request import KIND, PARTS, Asked, Request
 from tunetool.errors import CannotJudge, UsageProblem
@@ -120,4 +120,5 @@ def _look(asked: Asked, progress: MovingProgress) -> tuple[Mapping[str, Capacity
         answers = ask_hosts(selection, target, str(asked.memory), progress)
         capacities, silent = answers.capacities, dict(answers.silent)
     silent |= {name: node.problem for name, node in capacities.items() if node.problem}
+    silent |= cannot_train(capacities, cluster)
     return {name: node for name, node in capacities.items() if name not in silent}, silent
