@@ -42,9 +42,12 @@ READY_SECONDS = 60
 BUILD_SECONDS = 900
 SBIN = ":/usr/local/sbin:/usr/sbin:/sbin"
 
+COMPILERS = ("g++", "libaio-dev", "python3-dev")
+"""What the role node_packages adds where DeepSpeed's ops are to be compiled."""
+
 # Its own mounts may be remounted. Not privileged: /sys and /proc/sys stay read-only, so that neither huge pages nor
-# sysctls of the machine that runs the tests can change. The network is that machine's, for the package client.
-COMMON = ("--network=host", "--cap-add=SYS_ADMIN", "--label=tunetool=test")
+# sysctls of the machine that runs the tests can change.
+COMMON = ("--cap-add=SYS_ADMIN", "--label=tunetool=test")
 PODMAN = ("--systemd=always",)
 DOCKER = (
     "--cgroupns=host",
@@ -202,12 +205,13 @@ def up(runtime: str, system: str, name: str) -> None:
         raise
 
 
-def start(runtime: str, image: str, name: str) -> None:
+def start(runtime: str, image: str, name: str, network: str = "host", command: Sequence[str] = ("/sbin/init",)) -> None:
+    """Start the container. Its network is this machine's, for the package client; ``none``: its loopback alone."""
     error = ""
     for before, after in PODMAN_WAYS if runtime == "podman" else (((), ()),):
         options = PODMAN if runtime == "podman" else DOCKER
-        run = [runtime, *before, "run", "--detach", f"--name={name}", f"--hostname={name}", *COMMON, *options, *after]
-        done = call([*run, image, "/sbin/init"])
+        run = [runtime, *before, "run", "--detach", f"--name={name}", f"--hostname={name}", f"--network={network}"]
+        done = call([*run, *COMMON, *options, *after, image, *command])
         if done.returncode == 0:
             return
         error = error or last_line(done.stderr)
