@@ -99,7 +99,8 @@ def test_an_interruption_is_raised_once_no_thread_copies_any_more(
     tmp_path: Path, stuck: Stuck, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Python before 3.13 takes a thread for an ended one once the wait for it was interrupted."""
-    move, read, returned, early = host_buffers._memmove, os.preadv, threading.Event(), []
+    move, read, returned = host_buffers._memmove, os.preadv, threading.Event()
+    early: list[bool] = []
     dcp.save(turned(1), storage_writer=DirectWriter(tmp_path / "step"))
 
     def moving(target: int, source: int, count: int) -> None:
