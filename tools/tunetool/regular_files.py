@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+_PART = 1 << 20
 JSON_BYTES = 256 << 20
 """More than any configuration or index has."""
 
@@ -27,7 +28,11 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
 def read_bytes(path: Path, limit: int) -> bytes:
     """The whole file. Raises ``OSError``, as ``open_regular`` does, and (EFBIG) where it holds more than ``limit``."""
     with os.fdopen(open_regular(path), "rb") as stream:
-        content = stream.read(limit + 1) if os.fstat(stream.fileno()).st_size <= limit else None
+        size = os.fstat(stream.fileno()).st_size
+        # Not up to the limit at once: that much memory is taken before a byte is read.
+        content = stream.read(size + 1) if size <= limit else None
+        while content is not None and (more := stream.read(min(_PART, limit + 1 - len(content)))):
+            content += more  # it has grown meanwhile, or its size says nothing
     if content is None or len(content) > limit:
         raise OSError(errno.EFBIG, f"it is larger than {limit} bytes", str(path))
     return content
