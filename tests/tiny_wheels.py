@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -225,3 +226,7 @@ def control_machine(base: Path, pythons: Sequence[str]) -> None:
         "files": files,
     }
     (base / "house/wheelhouse.json").write_text(json.dumps(document))
+
+
+if __name__ == "__main__":
+    control_machine(Path(sys.argv[1]), sys.argv[2:])

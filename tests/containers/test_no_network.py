@@ -21,12 +21,15 @@ import pytest
 
 import skips
 from machines import RECORDED
+from tunetool.user_directories import cache
 from waiting import PATIENCE
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools/dev"))
 import container
 
 sys.path.remove(str(Path(__file__).parents[2] / "tools/dev"))
+
+pytestmark = pytest.mark.slow  # the real torch is installed, and DeepSpeed's ops are compiled the first time
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "debian12"
@@ -98,7 +101,7 @@ class Node:
             },
             capture_output=True,
             text=True,
-            timeout=3 * PATIENCE,
+            timeout=12 * PATIENCE,
             check=False,
         )
 
@@ -123,7 +126,8 @@ def wheelhouse() -> Path:
         pytest.skip("torch is not installed: none without CUDA for this machine")
     if skips.a_gpu():
         pytest.skip("there is a GPU here: this test is about the CPU's build")
-    directory = container.cache_directory() / "training-wheelhouse"
+    # That of the virtual nodes of `make rehearse-training` and of tests/lab, which are of the same kind.
+    directory = cache() / "lab-wheels"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tunetool", "build-wheelhouse", str(directory)),
