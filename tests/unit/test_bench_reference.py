@@ -24,6 +24,7 @@ from tunetool.bench.reference.run import follow
 from tunetool.errors import CannotJudge, ExitCode, UsageProblem
 from tunetool.measure.session import Run
 from tunetool.record import Measurement, Status, Verdict
+from tunetool.report.html import Bar, bars
 from tunetool.report.kinds import write_page
 from tunetool.report.page import WIDTH
 from tunetool.report.reference import print_reference
@@ -214,6 +215,15 @@ def test_the_page_has_every_part_with_a_link_to_its_own_page(tmp_path: Path) -> 
     for figure in ("5 GB/s", "0.5 s", "1x1.z2"):
         assert figure in shown
     assert shown.count("<svg") == 2
+
+
+def test_a_long_name_of_a_bar_is_not_cut_off() -> None:
+    name = "checkpoint-engine-with-a-long-name.restore node1"
+    plot = bars("x", [Bar(name, 1, 1, 1, "#000"), Bar("short", 2, 2, 2, "#000")])
+    ends = [float(x) for x in re.findall(r'<text x="([^"]+)"[^>]*text-anchor="end"', plot)]
+    assert len(set(ends)) == 1
+    assert ends[0] > 6 * len(name)
+    assert max(float(x) for x in re.findall(r' x="([^"]+)"', plot)) < 760
 
 
 def test_there_is_no_page_where_nothing_was_run(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from tunetool.report.page import number
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP, _TOP = 760, 190, 70, 18, 8, 40
+_LETTER = 6.6
+"""Width of a letter at the size of a bar's name, or a little more."""
 
 
 def render(template: str, **values: object) -> str:
@@ -46,7 +48,8 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
     """Horizontal bars as SVG, from zero; a whisker spans the interval."""
     height = _TOP + len(rows) * (_BAR + _GAP)
     top = max((max(row.value, row.high) for row in rows), default=0.0) or 1.0
-    scale = (_WIDTH - _LEFT - _RIGHT) / top
+    left = max([_LEFT, *(round(_LETTER * len(row.name)) + 12 for row in rows)])
+    scale = (_WIDTH - left - _RIGHT) / top
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" font-family="sans-serif" '
         f'font-size="12" role="img" aria-label="{escape(title)}">',
@@ -56,12 +59,11 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
     for index, row in enumerate(rows):
         y = _TOP - 10 + index * (_BAR + _GAP)
         middle = y + _BAR / 2
-        low, high = (_LEFT + max(0.0, edge) * scale for edge in (row.low, row.high))
-        end = max(high, _LEFT + max(0.0, row.value) * scale)
+        low, high = (left + max(0.0, edge) * scale for edge in (row.low, row.high))
+        end = max(high, left + max(0.0, row.value) * scale)
         parts += [
-            f'<text x="{_LEFT - 6}" y="{middle + 4:.1f}" text-anchor="end">{escape(row.name)}</text>',
-            f'<rect x="{_LEFT}" y="{y}" width="{max(0.0, row.value) * scale:.1f}" height="{_BAR}" '
-            f'fill="{row.colour}"/>',
+            f'<text x="{left - 6}" y="{middle + 4:.1f}" text-anchor="end">{escape(row.name)}</text>',
+            f'<rect x="{left}" y="{y}" width="{max(0.0, row.value) * scale:.1f}" height="{_BAR}" fill="{row.colour}"/>',
             f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}" stroke="#1f2328"/>',
             f'<text x="{end + 6:.1f}" y="{middle + 4:.1f}">{number(row.value)}</text>',
         ]
