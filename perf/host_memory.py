@@ -197,9 +197,9 @@ def saver(size: int) -> Callable[[Path], float] | None:
     """Saves ``size`` bytes by DirectWriter, from the GPU where there is one, twice; the second's bytes per second."""
     try:
         import torch  # noqa: PLC0415  (not everybody has it)
-        import torch.distributed.checkpoint as dcp  # noqa: PLC0415
+        import torch.distributed.checkpoint as dcp  # noqa: PLC0415  (likewise)
 
-        from tunetool.checkpoint import DirectSavePlanner, DirectWriter  # noqa: PLC0415
+        from tunetool.checkpoint import DirectSavePlanner, DirectWriter  # noqa: PLC0415  (imports torch)
     except ImportError as error:
         print(f"DirectWriter: left out, {error}")
         return None

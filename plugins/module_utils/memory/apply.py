@@ -170,7 +170,9 @@ class MemoryJob(Job):
         size = shm_size_bytes(text, self.root) if text else None
         if size is not None:
             if mount_at(POINT, read_mounts(self.root)) is None:
-                raise Refusal("`/dev/shm` is not mounted. hint: look at the node first")
+                raise Refusal(
+                    "`/dev/shm` is not mounted. hint: `mount -t tmpfs tmpfs /dev/shm`, and look for what unmounted it"
+                )
             self._refuse_shm(size)
         # Before fstab has it: what the kernel refuses must not be there at the next boot.
         huge = self._shm_huge_now() if self.wanted["shm_huge"] else None

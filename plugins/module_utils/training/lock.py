@@ -31,7 +31,7 @@ def requirements(pyproject: str, name: str) -> list[str]:
     plain = re.sub(r"^\s*#.*\n", "", pyproject, flags=re.MULTILINE)
     found = re.search(_ARRAY % re.escape(name), plain, re.MULTILINE | re.DOTALL)
     if found is None:
-        raise Refusal("pyproject.toml has no `%s`. hint: is it the one of this collection?" % name)
+        raise Refusal("pyproject.toml has no `%s`. hint: take the pyproject.toml that came with this collection" % name)
     return re.findall(r'"([^"]*)"', found.group(1))
 
 
