@@ -104,6 +104,19 @@ def test_what_ends_one_row_ends_the_other_and_starts_nothing_more(monkeypatch: p
     assert (sorted(runs), codes["containers"] != 0) == (["containers", "tune"], True)
 
 
+def test_a_tool_that_is_stopped_ends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(groups, "PROCESSES", groups.Processes())
+    monkeypatch.setattr(groups, "lint_commands", lambda: [["sleep", "600"], ["echo", "checked"]])
+    stopped = groups.run_group("lint", 0.5, slow=False, pythons=False, fresh_passed=False)
+    assert stopped.status == "stopped"
+    assert not groups.PROCESSES.ended
+    monkeypatch.setattr(groups, "lint_commands", lambda: [["echo", "after"]])
+    assert groups.run_group("lint", 60, slow=False, pythons=False, fresh_passed=False).status == "passed"
+    assert {"checked", "after"} <= set(capfd.readouterr().out.splitlines())
+
+
 def test_a_clone_that_did_not_write_its_list_is_a_fault(skipped: Path) -> None:
     with pytest.raises(FileNotFoundError):
         groups.commands_of("unit", slow=False, pythons=False, fresh_passed=True)

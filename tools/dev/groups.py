@@ -270,12 +270,8 @@ def statuses(group: str, commands: list[list[str]], limit: float, beside: bool) 
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         codes = [pool.submit(run_apart, command, limit) for command in commands]
-        try:
-            for command, code in zip(commands, codes, strict=True):
-                yield command, code.result()
-        except BaseException:
-            PROCESSES.end()
-            raise
+        for command, code in zip(commands, codes, strict=True):
+            yield command, code.result()
 
 
 def run_group(
