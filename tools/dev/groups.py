@@ -146,8 +146,7 @@ def commands_of(group: str, slow: bool, pythons: bool, fresh_passed: bool = Fals
         systems = ["debian12", "debian13"] if slow else ["debian12"]
         program = [str(VENV / "python"), "tools/dev/container.py", "test"]
         molecule = [["env", f"TUNETOOL_CONTAINER_OS={system}", *program] for system in systems]
-        # Every test there is slow: the real torch is installed.
-        return [*molecule, pytest("-q", "--durations=5", "tests/containers", *marks)] if slow else molecule
+        return [*molecule, pytest("-q", "--durations=5", "tests/containers", *marks)]
     if group == "fresh":
         program = [str(VENV / "python"), "tools/dev/fresh.py"]
         container = [*program, "--skipped", str(SKIPPED_IN_FRESH)]
