@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.action import ActionBase
 
-from ..module_utils.common.refusal import Refusal
-from ..module_utils.plan.plan_file import PROVISION, REPLACE, PlanError, load
-from ..module_utils.tuning.settings import ARGUMENTS, normal_form
+from ..module_utils.audit.values import value_problems
+from ..module_utils.plan.plan_file import PROVISION, REPLACE, TEARDOWN, PlanError, load
+from ..module_utils.play.variable_names import unknown_variables
 
 COLLECTION = Path(__file__).resolve().parents[2]
 SIZE = re.compile(r"^([1-9]\d*|([1-9]\d?|100)%)$")
@@ -59,20 +58,12 @@ def role_options() -> dict[str, dict[str, Any]]:
     return options
 
 
-def unknown_variables(names: list[str], options: dict[str, dict[str, Any]]) -> list[str]:
-    """One line for each name with a prefix of this collection that is not one of its variables."""
+def names_problems(names: list[str], options: dict[str, dict[str, Any]]) -> list[str]:
+    """One line for each name that is almost one of this collection's variables, or begins like them."""
     known = {name for variables in options.values() for name in variables} | PLAY_VARIABLES
+    results = {f"{role}_{RESULT}" for role in options} | {f"verify_{RESULT}"}
     prefixes = tuple(f"{role}_" for role in options) + ("provision_", "verify_")
-    results = {f"{role}_{RESULT}" for role in options} | {"verify_result"}
-    problems = []
-    for name in sorted(names):
-        if not name.startswith(prefixes) or name in known or name in results:
-            continue
-        near = difflib.get_close_matches(name, sorted(known), n=1)
-        problems.append(
-            f"`{name}` is not a variable of this collection" + (f"; did you mean `{near[0]}`?" if near else "")
-        )
-    return problems
+    return unknown_variables(set(names) - results, known, prefixes)
 
 
 def batch_problem(variables: dict[str, Any]) -> str | None:
@@ -88,13 +79,16 @@ def batch_problem(variables: dict[str, Any]) -> str | None:
     return None
 
 
-def tuning_problem(given: dict[str, Any]) -> str | None:
-    """Problems of I/O settings that do not depend on a machine."""
-    try:
-        normal_form({name: str(given.get(f"io_tuning_{name}") or "") for name in ARGUMENTS})
-    except Refusal as error:
-        return str(error)
-    return None
+def typed(spec: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The values of a role with the types of its spec, and its defaults; those that have another type are left out."""
+    values = {}
+    for name, option in spec.items():
+        validation = ArgumentSpecValidator({name: option}).validate({name: given[name]} if name in given else {})
+        value = validation.validated_parameters.get(name)
+        # Some defaults are templates over other variables.
+        if not validation.error_messages and not (name not in given and "{{" in str(value)):
+            values[name] = value
+    return values
 
 
 def without_required(spec: dict[str, Any]) -> dict[str, Any]:
@@ -141,8 +135,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
                 variables[name] = self._templar.template(variables[name])
         job = self._task.args.get("job")
         options = role_options()
-        tuning: dict[str, Any] = {}
-        problems = unknown_variables([str(name) for name in variables], options)
+        problems = names_problems([str(name) for name in variables], options)
+        roles = {}
         for role, spec in options.items():
             given = {}
             for name in spec:
@@ -152,23 +146,30 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
                     given[name] = self._templar.template(variables[name])
                 except AnsibleError as error:
                     problems.append(f"`{name}` cannot be evaluated: {error}")
-            tuning = given if role == "io_tuning" else tuning
             runs = role not in ROLE_OF_JOB.values() or ROLE_OF_JOB.get(job) == role
-            validation = ArgumentSpecValidator(spec if runs else without_required(spec)).validate(given)
+            used = spec if runs else without_required(spec)
+            validation = ArgumentSpecValidator(used).validate(given)
             problems += [f"role {role}: {message}" for message in validation.error_messages]
+            roles[role] = {name[len(role) + 1 :]: value for name, value in typed(used, given).items()}
+        if problems:
+            problems[-1] += ". hint: docs/reference/roles.md lists every variable"
+        if job != TEARDOWN:
+            # What can no longer be built can still be taken down.
+            problems += value_problems(roles)
+        hosts = [str(host) for host in variables["ansible_play_hosts_all"]]
+        others = (batch_problem(variables), hosts_problem(hosts, job), plan_problem(variables, job))
+        problems += [problem for problem in others if problem]
         if problems:
             result["failed"] = True
-            result["msg"] = "; ".join(problems) + ". hint: docs/reference/roles.md lists every variable"
-        else:
-            hosts = [str(host) for host in variables["ansible_play_hosts_all"]]
-            problem = (
-                batch_problem(variables)
-                or tuning_problem(tuning)
-                or hosts_problem(hosts, job)
-                or plan_problem(variables, job)
-            )
-            if problem:
-                result["failed"] = True
-                result["msg"] = problem
+            result["msg"] = refusal(problems)
         result["changed"] = False
         return result
+
+
+def refusal(problems: list[str]) -> str:
+    """All problems as one message; its first line has a hint, by which the end of the run knows a refusal."""
+    if len(problems) == 1:
+        hint = "" if ". hint: " in problems[0] else ". hint: docs/reference/roles.md lists every variable"
+        return f"{problems[0]}{hint}; nothing was changed"
+    lines = "\n".join(problems)
+    return f"{len(problems)} variables cannot be used. hint: each line below has its cure; nothing was changed\n{lines}"

@@ -88,9 +88,9 @@ initramfs_rebuilt:
   elements: str
 """
 
-import re  # noqa: E402  (Ansible wants the documentation first)
-from typing import Mapping  # noqa: E402
+from typing import Mapping  # noqa: E402  (Ansible wants the documentation first)
 
+from ..module_utils.array.array_values import chunk_problem, name_problem  # noqa: E402
 from ..module_utils.array.create import assemble, create, members_by_serial, refuse_unless_blank, settled  # noqa: E402
 from ..module_utils.array.drift import Asked, array_differences  # noqa: E402
 from ..module_utils.array.initramfs_check import Image, mdadm_conf_path, renew  # noqa: E402
@@ -105,10 +105,7 @@ from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
 from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe  # noqa: E402
-from ..module_utils.units import UnitError, parse_size  # noqa: E402
-
-CHUNK_MIN = 4096
-"""Chunk in bytes: md needs whole pages, and for RAID0 on older kernels a power of two (md(4))."""
+from ..module_utils.units import parse_size  # noqa: E402
 
 
 def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive], doomed: list[Drive]) -> Array:
@@ -151,14 +148,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     name = module.params["name"]
-    if not re.match(r"^[A-Za-z][A-Za-z0-9_.-]{0,30}$", name) or name.startswith("md"):
-        module.fail_json(msg="`%s` cannot name an array. hint: letters, digits, `_`, `.`, `-`; not `md...`" % name)
-    try:
-        chunk = parse_size(module.params["chunk"])
-    except UnitError as error:
-        module.fail_json(msg="raid_array_chunk: %s. hint: %s" % (error.message, error.hint))
-    if chunk < CHUNK_MIN or chunk & (chunk - 1):
-        module.fail_json(msg="chunk `%s` is not a power of two from 4KiB. hint: use `1MiB`" % module.params["chunk"])
+    problems = [problem for problem in (name_problem(name), chunk_problem(module.params["chunk"])) if problem]
+    if problems:
+        module.fail_json(msg="; ".join(problems))
+    chunk = parse_size(module.params["chunk"])
     try:
         with only_one():
             # Read under the lock: the node may have changed while we waited for it.

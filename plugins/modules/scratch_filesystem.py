@@ -99,10 +99,7 @@ offload_dir:
   type: str
 """
 
-import re  # noqa: E402
-from typing import Any  # noqa: E402
-
-from ..module_utils.array.md_arrays import read_arrays  # noqa: E402
+from ..module_utils.array.md_arrays import read_arrays  # noqa: E402  (Ansible wants the documentation first)
 from ..module_utils.common.drift import Ledger, built_manifest  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
@@ -111,36 +108,8 @@ from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.convergence import converge  # noqa: E402
 from ..module_utils.volume.apply import ARGUMENTS, Volume  # noqa: E402
 from ..module_utils.volume.mount_options import shown_options  # noqa: E402
-from ..module_utils.volume.unit_dropins import units_problem  # noqa: E402
-from ..module_utils.volume.xfs_geometry import LABEL_MAX, wanted_geometry  # noqa: E402
-
-
-def problem_with(wanted: dict[str, Any], log_su_bytes: int) -> str | None:
-    """Problems of the arguments, before anything is read."""
-    point = wanted["mount_point"]
-    if not point.startswith("/") or plain_path(point) in ("/", "/usr", "/etc", "/var", "/boot", "/home"):
-        return "mount point `%s` is not usable for scratch. hint: use `/mnt/nvme_raid0`" % point
-    if len(wanted["label"]) > LABEL_MAX or not re.fullmatch(r"[^\s\"'\\]*", wanted["label"]):
-        return "label `%s` is longer than %d characters, or holds a blank or a quote. hint: `nvme_raid0`" % (
-            wanted["label"],
-            LABEL_MAX,
-        )
-    if wanted["offload_dir"] and not wanted["offload_dir"].startswith(plain_path(point) + "/"):
-        return "offload directory `%s` is not under `%s`. hint: put it there" % (wanted["offload_dir"], point)
-    sizes = {"k": 1024, "": 1}
-    for option in wanted["mount_options"]:
-        if option in ("barrier", "nobarrier"):
-            return "XFS has no mount option `%s` since Linux 4.19. hint: remove it" % option
-        if option.startswith("logbsize="):
-            text = option.partition("=")[2]
-            digits = text.rstrip("k")
-            size = int(digits) * sizes[text[len(digits) :]] if digits.isdigit() and text[len(digits) :] in sizes else 0
-            if size < log_su_bytes or size % log_su_bytes or size > 256 * 1024:
-                return "`%s` does not mount with a log stripe unit of %d. hint: use `logbsize=256k`" % (
-                    option,
-                    log_su_bytes,
-                )
-    return None
+from ..module_utils.volume.volume_values import volume_problems  # noqa: E402
+from ..module_utils.volume.xfs_geometry import wanted_geometry  # noqa: E402
 
 
 def work(module: AnsibleModule, ledger: Ledger) -> tuple[str | None, str | None]:
@@ -156,9 +125,9 @@ def main() -> None:
     """Entry point: check the arguments, do the job, report."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     geometry = wanted_geometry(module.params["chunk_bytes"], module.params["members"])
-    problem = problem_with(module.params, geometry.log_su_bytes) or units_problem(module.params["services"])
-    if problem:
-        module.fail_json(msg=problem)
+    problems = volume_problems(module.params, geometry.log_su_bytes)
+    if problems:
+        module.fail_json(msg="; ".join(problems))
     (uuid, offload_dir), answer = converge(
         module,
         lambda ledger: work(module, ledger),

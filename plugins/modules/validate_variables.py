@@ -12,8 +12,11 @@ short_description: Check the variables of all roles, and refuse unknown ones, be
 version_added: "0.1.0"
 description:
   - Reads the argument_specs of every role of this collection and validates the host's variables against them.
-  - Refuses variables that begin with a role's name but that no role has, and names the nearest one. Otherwise a
-    misspelt variable would silently leave the default in force.
+  - Refuses variables that begin with a role's name but that no role has, and those that differ from one of a role in
+    two letters at most (one in names of fewer than twelve), and names the nearest one. Otherwise a misspelt variable
+    would silently leave the default in force. A name that is further off is taken for the owner's.
+  - Refuses values that no node can be built with, such as a chunk that is no size, except with O(job=teardown).
+  - One error lists everything; nothing was changed then.
   - Runs on the control machine; no connection to the node is made.
   - Refuses a plan file that cannot be applied in C(apply_plan) before anything is touched.
 options:

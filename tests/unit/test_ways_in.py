@@ -74,6 +74,40 @@ def test_a_wrong_variable_stops_every_host_before_any_is_touched(variable: str, 
     assert "Choose the drives" not in done.stdout
 
 
+def test_everything_that_is_wrong_is_named_at_once_and_before_any_host_is_touched() -> None:
+    wrong = {
+        "raid_arry_name": "x",
+        "scratch_filesystem_label": "thirteenchars",
+        "scratch_filesystem_mount_point": "/",
+        "host_memory_shm_size": "900%",
+        "host_memory_hugepages": [{"size": "2MiB", "count": -5}],
+        "raid_array_chunk": "banana",
+        "nvme_drives_count": 0,
+        "tunetool_install": "perhaps",
+        "provision_serial": "none",
+        "apply_plan": "/nowhere/plan.json",
+    }
+    done = ansible("ansible-playbook", "site.yml", "-i", "inventory/h100", "-e", json.dumps(wrong))
+    assert done.returncode == 2
+    said = " ".join(done.stdout.split())
+    for words in (
+        "10 variables cannot be used. hint: each line below has its cure; nothing was changed",
+        "`raid_arry_name` is not a variable of this collection; did you mean `raid_array_name`?",
+        "label `thirteenchars` is longer than 12",
+        "mount point `/` is not usable",
+        "`900%` is not a share of the RAM",
+        "huge pages {size: 2MiB, count: -5}: a count below zero",
+        "`banana` is not a quantity",
+        "`nvme_drives_count` is 0",
+        "argument 'tunetool_install' is of type",
+        "`provision_serial` has `none`",
+        "plan file `/nowhere/plan.json` cannot be read",
+    ):
+        assert words in said, words
+    assert re.search(r"^h100-\S+ +REFUSED ", done.stdout, re.MULTILINE), done.stdout
+    assert "unreachable=1" not in done.stdout
+
+
 def test_variables_of_launches_are_known(tmp_path: Path) -> None:
     playbook = tmp_path / "validate.yml"
     tasks = [{"tunetool.node.validate_variables": {}}]

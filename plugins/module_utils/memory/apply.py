@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Any, Mapping
 
 from ..common.commands import CommandError, run
@@ -27,6 +26,7 @@ from ..machine.mounts import mount_at, read_mounts
 from ..units import format_size_binary, parse_size
 from .apply_kernel_parameters import CommandLine
 from .hugepage_limits import refuse_impossible
+from .memory_values import memory_problems, shm_share
 from .persistent_files import (
     LIMITS_PATH,
     SYSTEMD_PATHS,
@@ -71,6 +71,9 @@ class MemoryJob(Job):
 
     def all(self) -> dict[str, Any]:
         """Bring all three to what is asked. Returns the settings as the manifest holds them."""
+        problems = memory_problems(self.wanted)
+        if problems:
+            raise Refusal("; ".join(problems))
         pools = self.hugepages()
         return {
             "hugepages": [
@@ -276,10 +279,10 @@ class MemoryJob(Job):
 
 def shm_size_bytes(text: str, root: str = "/") -> int:
     """Bytes, whole pages, from a size or a share of the RAM."""
-    share = re.match(r"^(\d{1,2})%$", text)
-    if share and int(share.group(1)) > 0:
-        size = memory_total(root) * int(share.group(1)) // 100
-    elif share or text.endswith("%"):
+    share = shm_share(text)
+    if share is not None:
+        size = memory_total(root) * share // 100
+    elif text.endswith("%"):
         raise Refusal("`%s` is not a share of the RAM. hint: 1%% to 99%%" % text)
     else:
         size = parse_size(text)

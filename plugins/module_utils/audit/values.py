@@ -1,0 +1,107 @@
+"""Judges the values of the roles' variables without a machine, so that a wrong one stops a run before it connects."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from ..array.array_values import chunk_problem, drives_problems, name_problem
+from ..common.refusal import Refusal
+from ..memory.memory_values import memory_problems
+from ..tuning.settings import ARGUMENTS as TUNING
+from ..tuning.settings import normal_form
+from ..units import UnitError, parse_bandwidth, parse_size
+from ..volume.volume_values import volume_problems
+from ..volume.xfs_geometry import wanted_geometry
+
+_ASSUMED_CHUNK = 2**20
+
+
+def value_problems(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Every problem, a line each with its hint. ``roles``: variables by role, by their names without the role's.
+
+    They have the types of the roles' argument_specs. A variable that is missing is not judged.
+    """
+    program = roles.get("tunetool", {})
+    problems = memory_problems(_defaults(roles.get("host_memory", {}), _MEMORY))
+    if not program.get("volume"):
+        problems = [*_drives_and_volume(roles), *problems, *tuning_problems(roles.get("io_tuning", {}))]
+    return [*problems, *_rest(roles, program)]
+
+
+_MEMORY = {"hugepages": [], "hugepages_max_share": 50, "shm_size": "", "memlock": ""}
+_VOLUME = {
+    "mount_point": "/mnt/nvme_raid0",
+    "mount_options": [],
+    "device_timeout": "30s",
+    "label": "",
+    "offload_dir": "",
+    "offload_mode": "1777",
+    "services": [],
+}
+
+
+def _defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given[name] if given.get(name) is not None else value for name, value in defaults.items()}
+
+
+def _drives_and_volume(roles: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    drives = _defaults(roles.get("nvme_drives", {}), {"count": 1, "size": "", "serials": []})
+    array = _defaults(roles.get("raid_array", {}), {"name": "nvme_raid0", "chunk": "1MiB"})
+    in_chunk = chunk_problem(array["chunk"])
+    chunk = _ASSUMED_CHUNK if in_chunk else parse_size(array["chunk"])
+    log_su = wanted_geometry(chunk, max(drives["count"], 1)).log_su_bytes
+    problems = [*drives_problems(**drives), name_problem(array["name"]), in_chunk]
+    volume = volume_problems(_defaults(roles.get("scratch_filesystem", {}), _VOLUME), log_su)
+    return [problem for problem in [*problems, *volume] if problem]
+
+
+def tuning_problems(given: Mapping[str, Any]) -> list[str]:
+    """The problems of each I/O setting, or else of all together."""
+    asked = {name: str(given.get(name) or "") for name in TUNING}
+    alone = [{**dict.fromkeys(asked, ""), name: value} for name, value in asked.items() if value]
+    problems = [problem for problem in map(_tuning_problem, alone) if problem]
+    together = None if problems else _tuning_problem(asked)
+    return [*problems, together] if together else problems
+
+
+def _tuning_problem(asked: Mapping[str, str]) -> str | None:
+    try:
+        normal_form(asked)
+    except Refusal as error:
+        return str(error)
+    return None
+
+
+def _rest(roles: Mapping[str, Mapping[str, Any]], program: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for name in ("expect_read", "expect_write"):
+        if program.get(name):
+            try:
+                parse_bandwidth(program[name])
+            except UnitError as error:
+                problems.append("tunetool_%s: %s. hint: %s" % (name, error.message, error.hint))
+    volume = program.get("volume") or ""
+    if volume and not volume.startswith("/"):
+        problems.append("`tunetool_volume` is `%s`. hint: the mount point, an absolute path" % volume)
+    ephemeral = roles.get("ephemeral", {})
+    if ephemeral.get("enabled"):
+        if program.get("install") is False:
+            problems.append("`ephemeral_enabled` needs the program on the node. hint: set `tunetool_install: true`")
+        if volume:
+            problems.append(
+                "`ephemeral_enabled` is for an array that is built here, and this node's volume is its owner's. hint: "
+                "leave out `ephemeral_enabled` or `tunetool_volume`"
+            )
+        if (ephemeral.get("wait_seconds") or 0) < 0:
+            problems.append("`ephemeral_wait_seconds` is below zero. hint: 30 is enough for local drives")
+    gds = roles.get("gpudirect_storage", {})
+    if gds.get("repository_url") and not gds.get("repository_key") and not volume:
+        problems.append(
+            "`gpudirect_storage_repository_url` has no key. hint: `gpudirect_storage_repository_key` is its text, its "
+            "path on the control machine or its URL"
+        )
+    for role, name in (("node_reboot", "timeout"), ("training_environment", "proof_timeout")):
+        seconds = roles.get(role, {}).get(name)
+        if seconds is not None and seconds < 1:
+            problems.append("`%s_%s` is %d. hint: a number of seconds" % (role, name, seconds))
+    return problems

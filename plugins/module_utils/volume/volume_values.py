@@ -1,0 +1,102 @@
+"""What no node can give a volume: judges the values that are asked for, without reading anything."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping
+
+from ..machine.mounts import plain_path
+from .unit_dropins import units_problem
+from .xfs_geometry import LABEL_MAX
+
+TAKEN = (
+    "/",
+    "/usr",
+    "/etc",
+    "/var",
+    "/boot",
+    "/home",
+    "/bin",
+    "/dev",
+    "/lib",
+    "/proc",
+    "/root",
+    "/run",
+    "/sbin",
+    "/sys",
+)
+"""Directories of the operating system, which a volume would hide."""
+_MODE = re.compile(r"[0-7]{3,4}")
+_SPAN = re.compile(
+    r"\d+(\.\d+)?\s*(us|usec|ms|msec|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?|w|weeks?|M|months?|y|years?)?"
+)
+_LOG_BUFFER_MAX = 256 * 1024
+
+
+def volume_problems(wanted: Mapping[str, Any], log_su_bytes: int) -> list[str]:
+    """Every problem, a line each with its hint. ``wanted``: the arguments of M(tunetool.node.scratch_filesystem).
+
+    ``log_su_bytes`` is the log stripe unit that the chunk leads to.
+    """
+    nowhere = _mount_point(wanted["mount_point"])
+    problems = [
+        nowhere,
+        _label(wanted["label"]),
+        # By default that directory is under the mount point: one wrong value is one problem.
+        None if nowhere else _offload_dir(wanted["offload_dir"], wanted["mount_point"]),
+        *(_option(option, log_su_bytes) for option in wanted["mount_options"]),
+        _device_timeout(wanted["device_timeout"]),
+        _mode(wanted["offload_mode"]),
+        *(units_problem([unit]) for unit in wanted["services"]),
+    ]
+    return [problem for problem in problems if problem]
+
+
+def _mount_point(point: str) -> str | None:
+    if not point.startswith("/") or plain_path(point) in TAKEN:
+        return "mount point `%s` is not usable for scratch. hint: use `/mnt/nvme_raid0`" % point
+    return None
+
+
+def _label(label: str) -> str | None:
+    if len(label.encode()) > LABEL_MAX or not re.fullmatch(r"[^\s\"'\\]*", label):
+        return "label `%s` is longer than %d characters, or holds a blank or a quote. hint: `nvme_raid0`" % (
+            label,
+            LABEL_MAX,
+        )
+    return None
+
+
+def _offload_dir(path: str, point: str) -> str | None:
+    if path and not plain_path(path).startswith(plain_path(point).rstrip("/") + "/"):
+        return "offload directory `%s` is not under `%s`. hint: put it there" % (path, point)
+    return None
+
+
+def _option(option: str, log_su_bytes: int) -> str | None:
+    if option in ("barrier", "nobarrier"):
+        return "XFS has no mount option `%s` since Linux 4.19. hint: remove it" % option
+    if not option or re.search(r"[\s,]", option):
+        return "`%s` is not one mount option. hint: a list such as `[noatime, logbufs=8]`" % option
+    if option.startswith("logbsize="):
+        match = re.fullmatch(r"(\d{1,9})(k?)", option.partition("=")[2])
+        size = int(match.group(1)) * (1024 if match.group(2) else 1) if match else 0
+        if size < log_su_bytes or size % log_su_bytes or size > _LOG_BUFFER_MAX:
+            return "`%s` does not mount with a log stripe unit of %d. hint: use `logbsize=256k`" % (
+                option,
+                log_su_bytes,
+            )
+    return None
+
+
+def _device_timeout(text: str) -> str | None:
+    words = re.sub(r"(?<=[a-zM])\s*(?=\d)", "\n", text.strip()).split("\n")
+    if text != "infinity" and not all(_SPAN.fullmatch(word) for word in words):
+        return "time-out `%s` is no time span of systemd.time(7). hint: use `30s`" % text
+    return None
+
+
+def _mode(text: str) -> str | None:
+    if not _MODE.fullmatch(text):
+        return 'mode `%s` is not three or four octal digits. hint: use `"1777"`, in quotes' % text
+    return None
