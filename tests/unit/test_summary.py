@@ -117,6 +117,104 @@ def test_drift_stands_beneath_its_host_and_costs_nothing_when_absent() -> None:
     assert lines([Host("a")])[0].split() == ["host", "result", "tasks", "changed", "trips", "seconds", "reason"]
 
 
+DRIFT = {
+    "msg": "the node is not as it was built and asked for:\n"
+    "`array.chunk`: expected 512 KiB, found 1 MiB. hint: ask for what is there\n"
+    "`mount.options`: expected noatime, found relatime. hint: it is mended by the next run that nothing else stops",
+    "changed": False,
+    "differences": [
+        {
+            "name": "array.chunk",
+            "expected": "512 KiB",
+            "found": "1 MiB",
+            "mended": False,
+            "hint": "ask for what is there",
+        },
+        {
+            "name": "mount.options",
+            "expected": "noatime",
+            "found": "relatime",
+            "mended": False,
+            "hint": "it is mended by",
+        },
+    ],
+}
+
+
+def test_drift_that_stops_a_run_is_a_refusal_with_its_hints() -> None:
+    heard = Summary(["n"], BUILD)
+    heard.failed("n", "tunetool.node.nvme_drives", DRIFT)
+    assert heard.hosts["n"].status == REFUSED
+    assert heard.hosts["n"].reason == " ".join(
+        str(DRIFT["msg"]).replace("for:\n", "for:; ").replace("\n", "; ").split()
+    )
+    shown = lines(heard.hosts.values())
+    at = shown.index("  drift: array.chunk expected 512 KiB found 1 MiB (left)")
+    assert shown[at + 1] == "    hint: ask for what is there"
+
+
+def test_several_obstacles_are_all_in_the_reason() -> None:
+    heard = Summary(["n"], BUILD)
+    message = "2 obstacles. hint: each line below\n`/m` holds files. hint: move them\nlabel. hint: x\ndrive  serial"
+    heard.failed("n", "tunetool.node.nvme_drives", {"msg": message})
+    expected = "2 obstacles. hint: each line below; `/m` holds files. hint: move them; label. hint: x"
+    assert (heard.hosts["n"].status, heard.hosts["n"].reason) == (REFUSED, expected)
+
+
+@pytest.mark.parametrize(("check", "word"), [(True, "would be mended"), (False, "mended")])
+def test_check_mode_mends_nothing(check: bool, word: str) -> None:
+    heard = Summary(["n"], BUILD, check=check)
+    one = {"name": "mount.options", "expected": "noatime", "found": "relatime", "mended": True}
+    heard.ok("n", "tunetool.node.scratch_filesystem", {"changed": True, "differences": [one]})
+    assert f"  drift: mount.options expected noatime found relatime ({word})" in lines(heard.hosts.values())
+
+
+@pytest.mark.parametrize(("check", "status"), [(True, REFUSED), (False, FAILED)])
+def test_a_refusal_after_a_change_is_none_since_it_would_say_that_nothing_was_changed(check: bool, status: str) -> None:
+    heard = Summary(["n"], BUILD, check=check)
+    heard.ok("n", "tunetool.node.raid_array", {"changed": True})
+    heard.failed("n", "tunetool.node.scratch_filesystem", {"msg": "it holds ext4. hint: move it"})
+    assert (heard.hosts["n"].status, heard.hosts["n"].reason) == (status, "it holds ext4. hint: move it")
+
+
+# As ansible-core 2.19 returned them, shortened.
+FULL = "OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (
+            {
+                "msg": "The following modules failed to execute: setup.",
+                "failed_modules": {"setup": {"failed": True, "module_stderr": f"Traceback:\n{FULL}\n", "rc": 1}},
+            },
+            "a disk of the node is full (No space left on device): The following modules failed to execute: setup. hint: "
+            "`df -h / /tmp` on the node; free space, then run this again",
+        ),
+        (
+            {
+                "msg": "The following modules failed to execute: setup\n",
+                "failed_modules": {"setup": {"module_stderr": "/bin/sh: 1: /usr/bin/python3: not found\n"}},
+            },
+            "The following modules failed to execute: setup: /bin/sh: 1: /usr/bin/python3: not found",
+        ),
+        (
+            {"msg": "The following modules failed to execute: setup.", "failed_modules": {"setup": {"msg": "no json"}}},
+            "The following modules failed to execute: setup: no json",
+        ),
+        (
+            {"msg": "MODULE FAILURE\nSee stdout/stderr for the exact error", "module_stderr": "X\nKeyError: 'a'\n"},
+            "MODULE FAILURE: KeyError: 'a'",
+        ),
+    ],
+)
+def test_a_module_that_could_not_run_says_why(result: dict[str, object], reason: str) -> None:
+    heard = Summary(["n"], BUILD)
+    heard.failed("n", "ansible.builtin.gather_facts", result)
+    assert (heard.hosts["n"].status, heard.hosts["n"].reason) == (FAILED, reason)
+
+
 def test_what_huge_pages_take_and_what_waits_for_a_reboot_stand_below_the_host() -> None:
     heard = Summary(["node1", "node2"])
     memory = {"hugepages_bytes": 8 * 2**30, "ram_bytes": 2**41, "reboot_reasons": ["huge pages: 8 of 1 GiB"]}

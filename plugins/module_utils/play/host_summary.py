@@ -46,6 +46,7 @@ _CONTROL_TASKS = frozenset(
 _HEAD = ("host", "result", "tasks", "changed", "trips", "seconds", "reason")
 _NUMBERS = ("tasks", "changed", "trips", "seconds")
 
+_FULL = "No space left on device"
 _LINE = re.compile(r"<([^>]*)> (SSH: EXEC |EXEC |PUT |FETCH )")
 _PORT = re.compile(r" -o Port=(\d+)")
 
@@ -106,12 +107,19 @@ class Summary:
             host.status = self._good(host)
 
     def failed(self, name: str, action: str, result: Mapping[str, Any], seconds: float = 0.0) -> None:
-        """Record a task that failed. It counts as a refusal if it is ours, has a hint and changed nothing."""
+        """Record a task that failed. It counts as a refusal if it is ours, has a hint and nothing was changed.
+
+        Drift has a hint for each difference, in the lines below the first.
+        """
         host = self.host(name)
         self._count(host, action, result, seconds)
-        first = str(result.get("msg") or "no message").split("\n", 1)[0]
-        refused = action.startswith(_PREFIX) and "hint:" in first and not result.get("changed")
-        host.status, host.reason = REFUSED if refused else FAILED, one_line(first)
+        first, *others = said(result).split("\n")
+        hints = [line for line in others if "hint:" in line]
+        drifted = any(difference.get("hint") for difference in _differences(result))
+        # In check mode earlier tasks only said what they would change.
+        changed = bool(result.get("changed")) or (host.changed > 0 and not self._check)
+        refused = action.startswith(_PREFIX) and ("hint:" in first or drifted) and not changed
+        host.status, host.reason = REFUSED if refused else FAILED, one_line("; ".join([first, *hints]))
 
     def unreachable(self, name: str, result: Mapping[str, Any], seconds: float = 0.0) -> None:
         """Record that Ansible could not reach the host, or lost it."""
@@ -138,7 +146,6 @@ class Summary:
     def _count(self, host: Host, action: str, result: Mapping[str, Any], seconds: float) -> None:
         host.seconds += seconds
         host.tasks += action not in _CONTROL_TASKS and "ansible.builtin." + action not in _CONTROL_TASKS
-        differences = result.get("differences")
         taken, ram = result.get("hugepages_bytes"), result.get("ram_bytes")
         if isinstance(taken, int) and isinstance(ram, int) and ram:
             shown = "%s of %s RAM, %.1f %%" % (format_size_binary(taken), format_size_binary(ram), 100.0 * taken / ram)
@@ -153,12 +160,48 @@ class Summary:
                 if name == host.host
                 for reason in host_reasons
             ]
-        if isinstance(differences, list):
-            host.differences += [
-                dict(difference)
-                for difference in differences
-                if isinstance(difference, Mapping) and "name" in difference
-            ]
+        host.differences += [
+            {**difference, "checked": True} if self._check else difference for difference in _differences(result)
+        ]
+
+
+def said(result: Mapping[str, Any]) -> str:
+    """The message of a failed task, with its cause where Ansible's own message names only a module."""
+    message = str(result.get("msg") or "no message")
+    modules = result.get("failed_modules")
+    causes = [
+        _last_line(str(answer.get(key)))
+        for answer in (modules.values() if isinstance(modules, Mapping) else [result])
+        if isinstance(answer, Mapping)
+        for key in ("module_stderr", "module_stdout", "exception")
+        if answer.get(key)
+    ]
+    if not causes and isinstance(modules, Mapping):
+        causes = [str(answer.get("msg")) for answer in modules.values() if isinstance(answer, Mapping)]
+    if _FULL in str(result) and "hint:" not in message:
+        return (
+            "a disk of the node is full (%s): %s. hint: `df -h / /tmp` on the node; free space, then run this again"
+            % (
+                _FULL,
+                message.split("\n", 1)[0].rstrip(". "),
+            )
+        )
+    first, _, rest = message.partition("\n")
+    if causes and (isinstance(modules, Mapping) or "MODULE FAILURE" in first):
+        first = "%s: %s" % (first.rstrip(". :"), causes[0])
+    return first + ("\n" + rest if rest else "")
+
+
+def _last_line(text: str) -> str:
+    lines_of_it = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines_of_it[-1] if lines_of_it else ""
+
+
+def _differences(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    differences = result.get("differences")
+    if not isinstance(differences, list):
+        return []
+    return [dict(difference) for difference in differences if isinstance(difference, Mapping) and "name" in difference]
 
 
 def document(hosts: Iterable[Host]) -> dict[str, Any]:
@@ -187,10 +230,18 @@ def lines(hosts: Iterable[Host], width: int = WIDTH) -> list[str]:
                     difference["name"],
                     difference.get("expected"),
                     difference.get("found"),
-                    "mended" if difference.get("mended") else "left",
+                    _state(difference),
                 )
             )
+            if difference.get("hint") and not difference.get("mended"):
+                shown.append("    hint: %s" % difference["hint"])
     return shown
+
+
+def _state(difference: Mapping[str, Any]) -> str:
+    if not difference.get("mended"):
+        return "left"
+    return "would be mended" if difference.get("checked") else "mended"
 
 
 def _cells(host: Host) -> list[str]:
