@@ -42,14 +42,16 @@ options:
     default: 1MiB
   mount_point:
     description:
-      - Where the volume will be mounted. A node whose array would be made, and whose C(/etc/fstab) mounts something
-        else there, is refused before a drive is touched.
+      - Where the volume will be mounted. A node whose array would be made is refused before a drive is touched if its
+        C(/etc/fstab) mounts something else there, if something is mounted there, or if the directory holds files.
     type: path
   wishes:
     description:
-      - What M(tunetool.node.scratch_filesystem) and M(tunetool.node.host_memory) will be asked for, their options as
-        C(filesystem) and C(memory). With them, a built node is compared as a whole. When one difference cannot be
-        mended, the module reports all of them and nothing is changed.
+      - What M(tunetool.node.scratch_filesystem), M(tunetool.node.host_memory) and M(tunetool.node.io_tuning) will be
+        asked for, their options as C(filesystem), C(memory) and C(tuning). With them, a built node is compared as a
+        whole. When one difference cannot be mended, the module reports all of them and nothing is changed.
+      - A node that is to be built is refused with a list of everything that would stop its build later, such as a
+        user that does not exist, more huge pages than the RAM allows, or a scheduler that its kernel does not offer.
     type: dict
     default: {}
 extends_documentation_fragment: [tunetool.node.drives, tunetool.node.wipes, tunetool.node.read_only]
@@ -115,14 +117,15 @@ table:
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
 from ..module_utils.array.adopt_or_wipe import Consent, Foreign, plain_uuid  # noqa: E402
-from ..module_utils.array.drift import Asked  # noqa: E402
+from ..module_utils.array.array_values import chunk_problem, drives_problems, name_problem  # noqa: E402
+from ..module_utils.array.drift import Asked, complete  # noqa: E402
 from ..module_utils.array.drive_decisions import ADOPT, KEEP, WIPE, Criteria, table, wipeable  # noqa: E402
 from ..module_utils.array.drive_selection import ARGUMENTS as DRIVE_ARGUMENTS  # noqa: E402
 from ..module_utils.array.drive_selection import Selection, select  # noqa: E402
 from ..module_utils.array.md_arrays import Wanted, adopted, decide, examine, read_arrays  # noqa: E402
-from ..module_utils.audit.before_changes import in_the_way, overview  # noqa: E402
+from ..module_utils.audit.before_changes import obstacles, overview  # noqa: E402
 from ..module_utils.common.commands import CommandError  # noqa: E402
-from ..module_utils.common.drift import Drifted, as_results  # noqa: E402
+from ..module_utils.common.drift import Drifted, as_results, built_manifest  # noqa: E402
 from ..module_utils.ephemeral import boot_unit  # noqa: E402
 from ..module_utils.gds import apply as gds_apply  # noqa: E402
 from ..module_utils.gds.facts import read_gpus  # noqa: E402
@@ -142,11 +145,10 @@ from ..module_utils.plan.plan_file import host_part  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.play.earlier_manifest import look_at_earlier_manifest  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES  # noqa: E402
+from ..module_utils.tuning import settings as tuning_settings  # noqa: E402
 from ..module_utils.tuning.persistent_files import anything_of_ours  # noqa: E402
-from ..module_utils.units import UnitError, parse_size  # noqa: E402
+from ..module_utils.units import parse_size  # noqa: E402
 from ..module_utils.volume import apply as volume_apply  # noqa: E402
-
-OBSTACLE_HINT = "remove that line, or choose another `scratch_filesystem_mount_point`; nothing was changed"
 
 
 def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> tuple[Foreign, ...]:
@@ -258,22 +260,19 @@ def main() -> None:
                 "options": {
                     "filesystem": {"type": "dict", "options": volume_apply.ARGUMENTS},
                     "memory": {"type": "dict", "options": memory_apply.ARGUMENTS},
+                    "tuning": {"type": "dict", "options": tuning_settings.ARGUMENTS},
                 },
             },
         },
         supports_check_mode=True,
     )
     wanted = module.params
-    if wanted["count"] < 1:
-        module.fail_json(msg="`nvme_drives_count` is %d. hint: an array needs at least one drive" % wanted["count"])
-    try:
-        size = parse_size(wanted["size"]) if wanted["size"] else None
-    except UnitError as error:
-        module.fail_json(msg="nvme_drives_size: %s. hint: %s" % (error.message, error.hint))
-    try:
-        chunk = parse_size(wanted["chunk"])
-    except UnitError as error:
-        module.fail_json(msg="raid_array_chunk: %s. hint: %s" % (error.message, error.hint))
+    problems = drives_problems(wanted["count"], wanted["size"] or "", wanted["serials"])
+    problems += [problem for problem in (name_problem(wanted["array_name"]), chunk_problem(wanted["chunk"])) if problem]
+    if problems:
+        module.fail_json(msg=refusal(problems), changed=False)
+    size = parse_size(wanted["size"]) if wanted["size"] else None
+    chunk = parse_size(wanted["chunk"])
     # Said before anything is made: what makes an array anew forgets the manifest, whatever was in it.
     look_at_earlier_manifest(module, "nothing in it is used, and a run that succeeds replaces it")
     criteria = Criteria(
@@ -318,22 +317,20 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
             for row in selection.decisions
         ],
     }
-    to_build = not selection.problem and not any(row.verdict in (KEEP, ADOPT) for row in selection.decisions)
-    obstacle = in_the_way(wanted["mount_point"]) if to_build and wanted["mount_point"] else None
+    blockers = build_obstacles(wanted, selection, chunk)
     if wanted["plan"]:
         action, reason = array_action(selection, wanted["array_name"], chunk, wanted["adopt"])
-        if obstacle:
-            action, reason = "refuse", "%s. hint: %s" % (obstacle, OBSTACLE_HINT)
+        if blockers and action in ("create", "adopt"):
+            action, reason = "refuse", "; ".join(blockers)
         answer["plan"] = host_part(selection, holds(selection, contents), consent.hashes, action, reason)
         answer["msg"] = "%s\narray: %s (%s)" % (answer["table"], action, reason)
         module.exit_json(changed=False, **answer)
     fail_over_drift(module, selection, chunk, answer)
-    if obstacle:
-        module.fail_json(msg="%s. hint: %s" % (obstacle, OBSTACLE_HINT), changed=False, **answer)
     if selection.problem:
-        module.fail_json(
-            msg="%s. hint: %s\n%s" % (selection.problem, selection.hint, answer["table"]), changed=False, **answer
-        )
+        blockers = ["%s. hint: %s" % (selection.problem, selection.hint), *blockers]
+    if blockers:
+        shown = "\n" + answer["table"] if selection.problem else ""
+        module.fail_json(msg=refusal(blockers) + shown, changed=False, **answer)
     module.exit_json(
         changed=False,
         boot_unit=bool(boot_unit.changes({})),
@@ -342,6 +339,29 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
         wipes=[{"serial": drive.serial, "hash": allowed[drive.serial]} for drive in wipeable(selection.decisions)],
         selected=[drive.member for drive in selection.selected],
         **answer,
+    )
+
+
+def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int) -> list[str]:
+    """Everything else that would stop a node that is to be built, or whose build was interrupted."""
+    kept = {row.drive.name for row in selection.decisions if row.verdict in (KEEP, ADOPT)}
+    if kept and built_manifest() is not None:
+        return []  # a built node: its differences are reported
+    array = next((array for array in read_arrays() if kept & set(array.members) and complete(array)), None)
+    wishes = dict(wanted["wishes"])
+    if wishes.get("filesystem"):
+        wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=chunk)
+    serials = [drive.serial for drive in selection.selected]
+    return obstacles(wanted["mount_point"] or "", wishes, serials, array if array and array.serves else None)
+
+
+def refusal(problems: list[str]) -> str:
+    """Problems of a run that changed nothing. The first line has a hint, by which a refusal is known."""
+    if len(problems) == 1:
+        return problems[0] if "nothing was changed" in problems[0] else problems[0] + "; nothing was changed"
+    return "%d obstacles. hint: each line below has its cure; nothing was changed\n%s" % (
+        len(problems),
+        "\n".join(problems),
     )
 
 

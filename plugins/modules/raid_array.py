@@ -17,7 +17,8 @@ description:
   - Drives in O(wipes) lose what they hold, directly before the array is created over them, if their contents still
     have the hash given there and nothing uses them. If one drive fails this test, none is touched.
   - On a built node it reports every difference. One that cannot be mended without risk to the data fails the module
-    before anything is changed. A node whose array is made again loses its manifest first.
+    before anything is changed. A node whose array is made again loses its manifest and the volume's line in
+    /etc/fstab first.
   - Then writes the array into mdadm.conf by UUID and rebuilds the initramfs when that file was changed or when an
     image does not carry the arrays of that file, in this order, so that the array has its name after a reboot.
 options:
@@ -98,7 +99,7 @@ from ..module_utils.array.md_arrays import Array, Step, Superblock, Wanted, adop
 from ..module_utils.array.mdadm_conf import conf_with_array  # noqa: E402
 from ..module_utils.common.change_lock import Locked, only_one  # noqa: E402
 from ..module_utils.common.commands import CommandError, run  # noqa: E402
-from ..module_utils.common.drift import Difference, Drifted, as_results, built_manifest, forget  # noqa: E402
+from ..module_utils.common.drift import Difference, Drifted, as_results, built_manifest  # noqa: E402
 from ..module_utils.common.files import content, replace_file  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.machine.drive_contents import UnreadableDevice  # noqa: E402
@@ -106,6 +107,7 @@ from ..module_utils.machine.drives import Drive, read_drives  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.removal.wipe_drives import WIPES, contents_text, refuse_unless_wipeable, wipe  # noqa: E402
 from ..module_utils.units import parse_size  # noqa: E402
+from ..module_utils.volume.apply import forget_volume  # noqa: E402
 
 
 def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive], doomed: list[Drive]) -> Array:
@@ -113,7 +115,7 @@ def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive
     if step.action == "create":
         refuse_unless_blank([drive for drive in members if drive not in doomed])
         # After an interruption here the node counts as not built: the next run continues from its present state.
-        forget()
+        forget_volume()
         if doomed:
             wipe(doomed)
             members = members_by_serial([drive.serial for drive in members])

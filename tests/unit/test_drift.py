@@ -593,7 +593,7 @@ def test_a_built_array_never_leads_to_mdadm_create(
     def fail(msg: str, **_: object) -> None:
         raise Ended(msg)
 
-    for name in ("create", "wipe", "forget"):
+    for name in ("create", "wipe", "forget_volume"):
         monkeypatch.setattr(module, name, lambda *_, name=name: made.append(name))
     monkeypatch.setattr(module, "assemble", lambda *_: None)
     monkeypatch.setattr(module, "examine", lambda names: blocks)

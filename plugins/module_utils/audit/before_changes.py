@@ -1,17 +1,17 @@
-"""Every difference of a built node from what is asked, before anything is changed.
+"""Every difference of a built node from what is asked, and every obstacle on any other, before anything is changed.
 
-The roles mend one after the other, and the first thing that cannot be mended ends the run. So the first of them
-compares everything: the owner reads every difference in one run.
+The roles act one after the other, and the first thing that cannot be done ends the run. So the first of them
+compares everything: the owner reads every difference, or every obstacle, in one run.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from ..array.drift import Asked, array_differences, built_array, complete
-from ..array.md_arrays import examine, read_arrays
-from ..common.commands import CommandError
-from ..common.drift import Difference, Ledger, built_manifest
+from ..array.md_arrays import Array, examine, read_arrays
+from ..common.commands import CommandError, NotInstalled
+from ..common.drift import Collector, Difference, Ledger, built_manifest
 from ..common.files import content
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
@@ -19,8 +19,13 @@ from ..machine.drive_contents import UnreadableDevice
 from ..machine.drives import read_drives
 from ..machine.fstab import FSTAB, foreign_entry
 from ..memory.apply import MemoryJob
+from ..memory.memory_values import memory_problems
+from ..tuning.apply import TuningJob
 from ..units import UnitError
-from ..volume.apply import Volume
+from ..volume.apply import Volume, former_uuid
+from ..volume.mount_point import MountPoint
+from ..volume.volume_values import volume_problems
+from ..volume.xfs_geometry import wanted_geometry
 
 
 def overview(asked: Asked, wishes: Mapping[str, Any], root: str = "/") -> list[Difference]:
@@ -70,9 +75,75 @@ def _unknown_array(manifest: Mapping[str, Any], no_answer: str) -> Difference:
 
 def in_the_way(mount_point: str, root: str = "/") -> str | None:
     """The fstab entry of something else at the volume's mount point; checked before any drive is touched."""
-    manifest = built_manifest(root.rstrip("/") + MANIFEST_PATH)
-    ours = ["UUID=%s" % manifest["filesystem"]["uuid"]] if manifest else []
+    ours = ["UUID=%s" % uuid for uuid in former_uuid(root)]
     return foreign_entry(content(root.rstrip("/") + FSTAB), mount_point, ours)
+
+
+def obstacles(
+    mount_point: str,
+    wishes: Mapping[str, Any],
+    serials: Sequence[str] = (),
+    array: Array | None = None,
+    root: str = "/",
+) -> list[str]:
+    """Everything that would stop a build after its first write, a line each with its hint.
+
+    ``wishes`` is as for ``overview``, with ``tuning`` for M(tunetool.node.io_tuning). ``serials``: the drives that are
+    chosen; ``array``: the running array over them, if it is to be kept.
+    """
+    found = Collector()
+    volume, memory, tuning = (wishes.get(name) for name in ("filesystem", "memory", "tuning"))
+    if volume:
+        found.refusals += volume_problems(volume, wanted_geometry(volume["chunk_bytes"], len(serials)).log_su_bytes)
+    if not found.refusals:
+        _volume_obstacles(found, mount_point, volume, array, root)
+    if memory:
+        _memory_obstacles(found, memory, root)
+    if tuning and serials:
+        asked = dict(tuning, serials=list(serials), array_uuid="")
+        _collect(found, lambda: TuningJob(asked, found, root).all())
+    return list(dict.fromkeys(found.refusals))
+
+
+def _volume_obstacles(
+    found: Collector, mount_point: str, wanted: Mapping[str, Any] | None, array: Array | None, root: str
+) -> None:
+    if wanted and array is not None:
+        present = dict(wanted, array=array.name, chunk_bytes=array.chunk_bytes, members=array.raid_disks)
+        _collect(found, lambda: Volume(present, found, array, root).all())
+        return
+    if not mount_point:
+        return
+    entry = in_the_way(mount_point, root)
+    if entry:
+        found.refusals.append("%s. hint: remove that line, or choose another `scratch_filesystem_mount_point`" % entry)
+    if not wanted:
+        point = MountPoint({"mount_point": mount_point, "protect_mount_point": False}, found, None, root)
+        _collect(found, point.bare_mount_point)
+        return
+    volume = Volume(wanted, found, None, root)
+    remember = [] if entry else [lambda: volume.remember(None)]
+    for step in (volume.bare_mount_point, *remember, volume.services, volume.offload):
+        _collect(found, step)
+
+
+def _memory_obstacles(found: Collector, wanted: Mapping[str, Any], root: str) -> None:
+    problems = memory_problems(wanted)
+    if problems:
+        found.refusals += problems
+        return
+    job = MemoryJob(wanted, found, root)
+    for step in (job.hugepages, job.shm, job.memlock):
+        _collect(found, step)
+
+
+def _collect(found: Collector, step: Callable[[], object]) -> None:
+    try:
+        step()
+    except NotInstalled:
+        pass  # role node_packages comes later
+    except (Refusal, CommandError, UnreadableDevice, UnitError, ValueError) as error:
+        found.refusals += str(error).splitlines()
 
 
 def _look(manifest: Mapping[str, Any], name: str, work: Callable[[Ledger], object]) -> list[Difference]:

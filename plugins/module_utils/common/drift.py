@@ -134,6 +134,18 @@ class Ledger:
         return [difference for difference in self.differences if not difference.mended]
 
 
+class Collector(Ledger):
+    """A ledger that only looks, and collects every refusal where the others raise the first."""
+
+    def __init__(self) -> None:
+        super().__init__(None, acting=False)
+        self.refusals: list[str] = []
+
+    def cannot(self, name: str, expected: str, found: str, hint: str, refusal: str) -> None:
+        """Collect the refusal."""
+        self.refusals.append(refusal)
+
+
 def lines_only_in(text: str, reference: str) -> str:
     """The lines of ``text`` that ``reference`` lacks, comments left out, as one line."""
     known = {line.rstrip("\r\n") for line in lines(reference)}

@@ -7,13 +7,13 @@ from typing import Any, Mapping
 
 from ..array.md_arrays import Array
 from ..common.commands import run
-from ..common.drift import Ledger
+from ..common.drift import Ledger, built_manifest, forget
 from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
 from ..common.refusal import Refusal
 from ..machine.drive_contents import read_signatures
-from ..machine.fstab import FSTAB, FstabConflict, entries_at, with_entry
-from ..machine.mounts import mount_at, read_mounts
+from ..machine.fstab import FSTAB, FstabConflict, entries_at, with_entry, without_entry
+from ..machine.mounts import read_mounts
 from .make_xfs import discard_half_made, half_made, make_xfs
 from .mount_options import at_mount_only, like, shown_options, unwanted
 from .mount_point import MountPoint, reload_systemd
@@ -141,7 +141,7 @@ class Volume(MountPoint):
         timeout = "x-systemd.device-timeout=" + self.wanted["device_timeout"]
         options = ",".join([*self.wanted["mount_options"], "nofail", timeout])
         before = content(self._path(FSTAB))
-        ours = {"UUID=" + known for known in self.known}
+        ours = {"UUID=" + known for known in self.known | former_uuid(self.root)}
         specs = {entry.spec for entry in entries_at(before, self.point)}
         try:
             after = with_entry(
@@ -161,8 +161,8 @@ class Volume(MountPoint):
         asked = shown_options(self.wanted["mount_options"])
         mount = self._mount()
         if mount is None:
-            if mount_at(self.point, read_mounts(self.root)) is not None:
-                return  # reported by bare_mount_point()
+            if self.blocked:
+                return
             what = "mount " + self.point
             if self.ledger.differs("mount", "`%s`" % self.point, "not mounted", what, "", ",".join(asked)):
                 os.makedirs(self.point, mode=0o755, exist_ok=True)
@@ -221,6 +221,24 @@ class Volume(MountPoint):
             now = read_signatures([self.array.device])[0].label or ""
             if now != wanted:
                 raise Refusal("the label is `%s`, not `%s`. hint: see `dmesg`" % (now, wanted))
+
+
+def former_uuid(root: str = "/") -> set[str]:
+    """The UUID of the volume that the manifest names, if there is one. Its line in fstab is ours."""
+    manifest = built_manifest(root.rstrip("/") + MANIFEST_PATH)
+    return {str(manifest["filesystem"]["uuid"])} if manifest else set()
+
+
+def forget_volume(root: str = "/") -> None:
+    """Remove the manifest of a volume whose array is made again, and first its line in fstab: without the manifest
+    nobody knows that the line is ours, and it would stop the new volume."""
+    path = os.path.join(root, FSTAB.lstrip("/"))
+    for uuid in former_uuid(root):
+        before = content(path)
+        after = without_entry(before, uuid)
+        if before != after:
+            replace_file(path, after)
+    forget(root.rstrip("/") + MANIFEST_PATH)
 
 
 def quoted(label: str) -> str:

@@ -26,6 +26,8 @@ class MountPoint(Job):
         self.wanted = wanted
         self.array = array
         self.point: str = plain_path(wanted["mount_point"])
+        self.blocked = False
+        """Whether ``bare_mount_point`` reported why the volume is not mounted there: one difference, not two."""
 
     def _mount(self) -> Mount | None:
         """What is mounted at the mount point, if it is the array."""
@@ -46,6 +48,7 @@ class MountPoint(Job):
         ]
         if mount_points and mount is None:
             # Refuse a second mount of the same volume.
+            self.blocked = True
             hint = "set `scratch_filesystem_mount_point: %s`, or unmount it first" % mount_points[0]
             self.ledger.cannot(
                 "mount",
@@ -79,6 +82,7 @@ class MountPoint(Job):
         return bare
 
     def _taken(self, found: str, what: str, hint: str) -> None:
+        self.blocked = True
         refusal = "`%s` %s. hint: %s" % (self.point, what, hint)
         self.ledger.cannot("mount", "the volume at `%s`" % self.point, found, hint, refusal)
 

@@ -1,0 +1,168 @@
+"""A node that is not built yet: everything that would stop its build is named before the first write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_drift import FS_UUID, MANIFEST, POINT, Node, node, wishes, write
+
+from machines import lay_out
+from tunetool.node.array.md_arrays import read_arrays
+from tunetool.node.audit.before_changes import obstacles
+from tunetool.node.common.commands import NotInstalled
+from tunetool.node.tuning.settings import ARGUMENTS as TUNING
+from tunetool.node.volume import apply as volume_apply
+from tunetool.node.volume import mount_point
+
+SERIALS = [f"LAB1NV{number}" for number in range(1, 9)]
+__all__ = ["node"]
+"""A fixture of another file is one here too once it has its name here."""
+
+
+def asked(**changes: Any) -> dict[str, Any]:
+    tuning = {name: changes.pop(name, "") for name in TUNING}
+    memory = {"hugepages": changes.pop("hugepages", []), "memlock": changes.pop("memlock", "")}
+    both = wishes(**{"services": [], "shm_size": "", **memory, **changes})
+    both["filesystem"]["chunk_bytes"] = changes.get("chunk_bytes", 2**20)
+    return {**both, "tuning": tuning}
+
+
+@pytest.fixture
+def blank(tmp_path: Path) -> Path:
+    root = lay_out("blank", tmp_path)
+    write(root, "etc/fstab", "UUID=1 / ext4 defaults 0 1\n")
+    return root
+
+
+def found(root: Path, **changes: Any) -> list[str]:
+    return obstacles(POINT, asked(**changes), SERIALS, None, str(root))
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+def test_a_blank_node_has_none(blank: Path) -> None:
+    assert found(blank) == []
+
+
+def test_all_of_them_are_named_at_once_and_nothing_is_written(blank: Path) -> None:
+    point = blank / POINT.lstrip("/")
+    point.mkdir(parents=True)
+    (point / "results.csv").touch()
+    write(blank, "etc/fstab", f"UUID=1 / ext4 defaults 0 1\nLABEL=theirs {POINT}/ ext4 nofail 0 0\n")
+    write(blank, "etc/systemd/system/slurmd.service.d/60-tunetool-scratch.conf", "[Unit]\n")
+    write(blank, "etc/udev/rules.d/60-tunetool-io.rules", "# somebody's\n")
+    before = snapshot(blank)
+    said = found(
+        blank,
+        services=["slurmd.service"],
+        offload_owner="nobody-of-that-name",
+        hugepages=[{"size": "2MiB", "count": 10**9, "numa_node": None}],
+        shm_size="900TiB",
+        scheduler="elevator",
+        fstrim_timer="enabled",
+    )
+    for words in (
+        f"/etc/fstab line 2 mounts `LABEL=theirs` at `{POINT}`. hint: ",
+        f"`{POINT}` is not mounted and holds 1 entry: `results.csv`, which the mount would hide. hint: ",
+        "slurmd.service.d/60-tunetool-scratch.conf` is not tunetool's. hint: ",
+        "nobody-of-that-name",
+        "huge pages would take",
+        "is more than the node's RAM",
+        "there is no `fstrim.timer` here. hint: ",
+    ):
+        assert [words in line for line in said].count(True) == 1, (words, said)
+    assert len(said) == 7
+    assert all(". hint: " in line for line in said)
+    assert snapshot(blank) == before
+
+
+def test_a_file_or_another_mount_at_the_mount_point_is_one(blank: Path) -> None:
+    point = blank / POINT.lstrip("/")
+    point.parent.mkdir(parents=True)
+    point.write_text("")
+    (line,) = found(blank)
+    assert line.startswith(f"`{POINT}` is not a directory. hint: ")
+    point.unlink()
+    mounts = blank / "proc/self/mountinfo"
+    mounts.write_text(mounts.read_text() + f"99 1 8:1 / {POINT} rw - ext4 /dev/sda1 rw\n")
+    (line,) = found(blank)
+    assert line.startswith(f"`{POINT}` is already a mount of `/dev/sda1`. hint: ")
+
+
+def test_values_that_a_play_without_the_first_check_brings_are_judged_too(blank: Path) -> None:
+    in_root, label, pages = found(
+        blank, label="thirteenchars", mount_point="/", hugepages=[{"size": "2MiB", "count": -5}]
+    )
+    assert "`/` is not usable" in in_root
+    assert "thirteenchars" in label
+    assert "count: -5}: a count below zero" in pages
+
+
+def test_the_line_of_a_volume_that_is_made_again_is_ours(blank: Path) -> None:
+    write(blank, "etc/tunetool/node.json", json.dumps(MANIFEST))
+    before = "UUID=1 / ext4 defaults 0 1\n"
+    write(blank, "etc/fstab", f"{before}UUID={FS_UUID} {POINT} xfs noatime,nofail 0 0\n")
+    assert found(blank, new_array=True) == []
+    # Without its manifest nobody knows that, so both go before the array is made.
+    volume_apply.forget_volume(str(blank))
+    assert (blank / "etc/fstab").read_text() == before
+    assert not (blank / "etc/tunetool/node.json").exists()
+    write(blank, "etc/fstab", f"{before}UUID={FS_UUID} {POINT} xfs noatime,nofail 0 0\n")
+    assert [f"mounts `UUID={FS_UUID}`" in line for line in found(blank)] == [True]
+
+
+def test_a_plan_knows_the_mount_point_alone(blank: Path) -> None:
+    point = blank / POINT.lstrip("/")
+    point.mkdir(parents=True)
+    (point / "results.csv").touch()
+    (line,) = obstacles(POINT, {}, SERIALS, None, str(blank))
+    assert "which the mount would hide" in line
+    assert obstacles("", {}, SERIALS, None, str(blank)) == []
+
+
+def unfinished(node: Node) -> list[str]:
+    """The obstacles of a node whose run was ended after `mdadm --create`, before its manifest was written."""
+    (node.root / "etc/tunetool/node.json").unlink(missing_ok=True)
+    (array,) = read_arrays(str(node.root))
+    return obstacles(POINT, asked(), SERIALS, array, str(node.root))
+
+
+def test_a_run_that_was_ended_after_the_array_was_made_goes_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unfinished(node) == []
+
+    def lacks(argv: list[str], **_: object) -> None:
+        raise NotInstalled(f"`{argv[0]}` is not installed")
+
+    # Role node_packages installs it later.
+    monkeypatch.setattr(volume_apply, "run", lacks)
+    assert unfinished(node) == []
+
+
+def test_an_array_that_holds_something_else_is_an_obstacle(node: Node) -> None:
+    node.signatures = [type(node.signatures[0])("md127", "ext4", None, "11")]
+    write(node.root, "etc/fstab", "")
+    (line,) = unfinished(node)
+    assert line.startswith("array `nvme_raid0` holds ext4 UUID 11. hint: ")
+
+
+def test_one_move_of_the_mount_is_one_difference(node: Node) -> None:
+    node.edit("proc/self/mountinfo", f" {POINT} ", " /mnt/elsewhere ")
+    (node.root / "dev/md127").write_bytes(b"XFSB".ljust(512, b"\0"))
+    left = [difference for difference in node.look() if difference.name == "mount"]
+    assert [(difference.expected, difference.found, difference.mended) for difference in left] == [
+        (f"`{POINT}`", "`/mnt/elsewhere`", False)
+    ]
+
+
+def test_files_in_the_mounts_place_are_one_difference(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (node.root / "proc/self/mountinfo").read_text().splitlines(keepends=True)
+    (node.root / "proc/self/mountinfo").write_text("".join(line for line in lines if POINT not in line))
+    (node.root / "dev/md127").write_bytes(b"XFSB".ljust(512, b"\0"))
+    monkeypatch.setattr(mount_point, "look", lambda path: node.bare)
+    (left,) = [difference for difference in node.look() if difference.name == "mount"]
+    assert (left.mended, "`deepspeed_offload` in its place" in left.found) == (False, True)
