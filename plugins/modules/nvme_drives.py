@@ -116,7 +116,7 @@ table:
 
 from typing import Any  # noqa: E402  (Ansible wants the documentation first)
 
-from ..module_utils.array.adopt_or_wipe import Consent, Foreign, plain_uuid  # noqa: E402
+from ..module_utils.array.adopt_or_wipe import Consent, Foreign, is_foreign, plain_uuid  # noqa: E402
 from ..module_utils.array.array_values import chunk_problem, drives_problems, name_problem  # noqa: E402
 from ..module_utils.array.drift import Asked, complete  # noqa: E402
 from ..module_utils.array.drive_decisions import ADOPT, KEEP, WIPE, Criteria, table, wipeable  # noqa: E402
@@ -152,20 +152,20 @@ from ..module_utils.volume import apply as volume_apply  # noqa: E402
 
 
 def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> tuple[Foreign, ...]:
-    """Arrays of other names whose members are whole drives; from their superblocks, else from sysfs."""
+    """Arrays that are not ours and whose members are whole drives; from their superblocks, else from sysfs."""
+    arrays: dict[str, Foreign] = {}
+    for array in read_arrays():
+        if array.uuid and array.name:
+            uuid = plain_uuid(array.uuid)
+            arrays[uuid] = Foreign(uuid, array.name, array.level, array.chunk_bytes, array.raid_disks)
     members = [
         drive.name
         for drive in drives
         for signature in contents.get(drive.name, ())
         if signature.type == RAID_MEMBER
         and signature.device == drive.name
-        and (signature.label or "").split(":")[-1] != array_name
+        and not ((signature.label or "").split(":")[-1] == array_name and plain_uuid(signature.uuid) in arrays)
     ]
-    arrays: dict[str, Foreign] = {}
-    for array in read_arrays():
-        if array.uuid and array.name:
-            uuid = plain_uuid(array.uuid)
-            arrays[uuid] = Foreign(uuid, array.name, array.level, array.chunk_bytes, array.raid_disks)
     try:
         superblocks = examine(members)
     except CommandError:
@@ -174,7 +174,9 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
     for block in superblocks.values():
         uuid = plain_uuid(block.uuid)
         arrays[uuid] = Foreign(uuid, block.name, block.level, block.chunk_bytes, block.raid_disks, block.version)
-    return tuple(array for array in arrays.values() if array.name != array_name)
+    built = built_manifest()
+    uuid = built["array"]["uuid"] if built else None
+    return tuple(array for array in arrays.values() if is_foreign(array, array_name, uuid))
 
 
 def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str]) -> dict[str, str]:

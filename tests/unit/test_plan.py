@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import nvme_drive
-from tunetool.node.array.adopt_or_wipe import Consent, Foreign
-from tunetool.node.array.drive_decisions import ADOPT, IGNORE, REFUSE, TAKE, WIPE, Criteria, wipeable
+from tunetool.node.array.adopt_or_wipe import Consent, Foreign, is_foreign
+from tunetool.node.array.drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, wipeable
 from tunetool.node.array.drive_selection import ADOPT_HINT, Selection, select
 from tunetool.node.array.md_arrays import Superblock, Wanted, adopted, decide
 from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, ends_digest
@@ -57,6 +57,43 @@ def test_a_plan_proposes_what_the_count_needs_and_a_run_without_it_refuses() -> 
     assert plain.problem == "4 drives asked for, 3 usable"
     assert "--tags plan" in str(plain.hint)
     assert wipeable(plain.decisions) == []
+
+
+MIRROR = Foreign(BARE, NAME, "raid1", 0, 4)
+
+
+def test_a_mirror_with_our_arrays_name_is_not_ours() -> None:
+    holding = {each.name: [Signature(each.name, "linux_raid_member", f"node1:{NAME}", UUID)] for each in FOUR}
+    assert set(verdicts(pick(FOUR, holding)).values()) == {KEEP}
+    foreign = Consent(foreign=(MIRROR,), hashes=HASHES)
+    selection = pick(FOUR, holding, foreign)
+    assert set(verdicts(selection).values()) == {REFUSE}
+    assert f"holds linux_raid_member label `node1:{NAME}` UUID {UUID}" in selection.decisions[0].reason
+    # The owner may give it up, as anything else.
+    assert set(verdicts(pick(FOUR, holding, replace(foreign, plan=True))).values()) == {WIPE}
+    # While it runs, its members are in use.
+    busy = [
+        replace(each, uses=("member of `md5`", "mounted at `/srv` (through md5)"), arrays=("md5",)) for each in FOUR
+    ]
+    assert {row.reason for row in pick(busy, holding, foreign).decisions} == {"; ".join(busy[0].uses)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "built", "foreign"),
+    [
+        ({}, None, True),
+        ({"level": "raid0"}, None, False),
+        ({"level": ""}, None, False),
+        ({"level": "raid0", "name": "old"}, None, True),
+        # Somebody made another level of our own UUID: that is drift, and reported as that.
+        ({}, UUID, False),
+        ({}, "other", True),
+    ],
+)
+def test_an_array_is_told_apart_by_its_uuid_and_level(
+    changes: dict[str, str], built: str | None, foreign: bool
+) -> None:
+    assert is_foreign(replace(MIRROR, **changes), NAME, built) is foreign
 
 
 def test_blank_drives_come_first() -> None:

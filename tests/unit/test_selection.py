@@ -135,6 +135,12 @@ def test_a_drive_that_cannot_be_read_is_never_blank() -> None:
     assert verdict(selection, "S003")[0] == REFUSE
 
 
+def test_a_member_of_ours_that_another_array_claims_too_is_refused() -> None:
+    selection = pick(EIGHT, {row.name: [member(row.name), member(row.name, "node1:old")] for row in EIGHT})
+    assert verdict(selection, "S003")[0] == REFUSE
+    assert "label `node1:old`" in verdict(selection, "S003")[1]
+
+
 def test_members_of_our_array_are_kept_even_while_mounted() -> None:
     drives = [replace(row, uses=("member of `md127`", "mounted at `/mnt/nvme_raid0` (through md127)")) for row in EIGHT]
     selection = pick([BOOT, *drives], {row.name: [member(row.name)] for row in drives})

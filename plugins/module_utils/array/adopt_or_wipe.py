@@ -12,7 +12,7 @@ from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, 
 
 @dataclass(frozen=True)
 class Foreign:
-    """An array with another name over selected drives: the facts that decide whether it can be adopted."""
+    """An array over selected drives that is not ours: the facts that decide whether it can be adopted."""
 
     uuid: str
     """UUID as hexadecimal digits only: wipefs, mdadm and sysfs group them differently."""
@@ -98,6 +98,16 @@ def _fits(
             for drive in members
         )
     )
+
+
+def is_foreign(array: Foreign, array_name: str, built: str | None) -> bool:
+    """Whether an array is not ours: it has another name, or it is no RAID0 and not the array that was built here.
+
+    ``built`` is the UUID in the manifest. An unknown level says nothing.
+    """
+    if array.uuid == plain_uuid(built):
+        return array.name != array_name
+    return array.name != array_name or array.level not in ("", "raid0")
 
 
 def _is_member(signatures: Sequence[Signature], array: Foreign) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
 from ..machine.lba_formats import Formats, mending
-from .adopt_or_wipe import Consent, adopt, wipe
+from .adopt_or_wipe import Consent, adopt, plain_uuid, wipe
 from .drive_decisions import ADOPT, IGNORE, KEEP, REFUSE, TAKE, WIPE, Criteria, Decision, shown_size
 
 SIZE_TOLERANCE = 0.01
@@ -53,13 +53,15 @@ def select(
 
     ``signatures`` maps a drive's kernel name to what lies on it and on its partitions; ``unreadable`` maps it to
     the error met when asking; ``formats`` to the LBA formats that it offers, for messages only. A drive of the array
-    ``array_name`` is kept; its level, members and chunk are for ``arrays.decide`` to compare. Without ``consent``
-    nothing that holds anything is ever chosen.
+    ``array_name`` is kept, unless ``consent.foreign`` has that array; its members and chunk are for
+    ``arrays.decide`` to compare. Without ``consent`` nothing that holds anything is ever chosen.
     """
     consent = consent or Consent()
     formats = formats or {}
     serial_counts = Counter(drive.serial for drive in drives)
     common = _common_block(drive for drive in drives if not _mismatch(drive, criteria))
+    # Arrays of that name that are not ours.
+    strangers = frozenset(array.uuid for array in consent.foreign if array.name == array_name)
     rows = []
     holding = set()
     for drive in drives:
@@ -68,10 +70,11 @@ def select(
             rows.append(Decision(drive, IGNORE, mismatch))
             continue
         labels = signatures.get(drive.name, ())
-        contents = _contents(drive, labels, array_name)
+        others = [signature for signature in labels if not _is_ours(signature, array_name, strangers)]
+        ours = len(others) < len(labels)
+        contents = _contents(drive, others, ours)
         # Our own array may hold its member, and its file system may be mounted.
-        ours = contents is None and _is_our_member(labels, array_name)
-        fault = (unreadable or {}).get(drive.name) or _fault(drive, serial_counts, ours)
+        fault = (unreadable or {}).get(drive.name) or _fault(drive, serial_counts, contents is None and ours)
         if fault is None and drive.metadata_bytes:
             mends = mending(drive.path, formats.get(drive.name), common or drive.lba_bytes)
             fault = "is formatted with %d metadata bytes per block: %s" % (drive.metadata_bytes, mends)
@@ -83,7 +86,7 @@ def select(
         elif contents:
             holding.add(drive.name)
             rows.append(Decision(drive, REFUSE, contents))
-        elif _is_our_member(labels, array_name):
+        elif ours:
             rows.append(Decision(drive, KEEP, "member of our array `%s`" % array_name))
         else:
             rows.append(Decision(drive, TAKE, "blank"))
@@ -132,25 +135,24 @@ def _common_block(drives: Iterable[Drive]) -> int | None:
     return counted[0][0] if counted else None
 
 
-def _contents(drive: Drive, signatures: Sequence[Signature], array_name: str) -> str | None:
-    """The contents of an unused drive, without our own array's label."""
-    ours = _is_our_member(signatures, array_name) and not drive.partitions
-    held = [
-        _where(signature, drive)
-        for signature in signatures
-        if not (signature.type == RAID_MEMBER and _named(signature.label, array_name))
-    ]
+def _contents(drive: Drive, others: Sequence[Signature], ours: bool) -> str | None:
+    """The contents of an unused drive; ``others`` are its labels without our own array's."""
+    held = [_where(signature, drive) for signature in others]
     # Report a label once that is on a drive many times, such as ZFS's.
     parts = ["holds " + ", ".join(dict.fromkeys(held))] if held else []
     if drive.partitions and not held:
         parts.append("has partitions " + ", ".join(drive.partitions))
-    if drive.idle_arrays and not ours:
+    if drive.idle_arrays and not (ours and not drive.partitions):
         parts.append("; ".join(drive.uses))
     return "; ".join(parts) or None
 
 
-def _is_our_member(signatures: Sequence[Signature], array_name: str) -> bool:
-    return any(signature.type == RAID_MEMBER and _named(signature.label, array_name) for signature in signatures)
+def _is_ours(signature: Signature, array_name: str, strangers: Collection[str]) -> bool:
+    return (
+        signature.type == RAID_MEMBER
+        and _named(signature.label, array_name)
+        and plain_uuid(signature.uuid) not in strangers
+    )
 
 
 def _named(label: str | None, array_name: str) -> bool:
