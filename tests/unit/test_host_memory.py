@@ -145,6 +145,32 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return made
 
 
+@pytest.mark.parametrize(
+    ("files", "where"),
+    [
+        ({"etc/sysctl.d/70-db.conf": "# theirs\nvm.nr_hugepages = 1024\n"}, "`/etc/sysctl.d/70-db.conf` line 2"),
+        ({"usr/lib/sysctl.d/1.conf": "-vm/nr_hugepages=0\n"}, "`/usr/lib/sysctl.d/1.conf` line 1"),
+        (
+            {"etc/sysctl.d/1.conf": "vm.nr_hugepages=64\n", "etc/sysctl.conf": "vm.nr_hugepages=1\n"},
+            "sysctl.conf` line 1",
+        ),
+        ({"etc/sysctl.d/1.conf": "vm.nr_hugepages=1\n", "etc/sysctl.conf": "vm.nr_hugepages=64\n"}, ""),
+        ({"etc/sysctl.d/1.conf": "#vm.nr_hugepages=1\nvm.nr_overcommit_hugepages=9\n"}, ""),
+    ],
+)
+def test_other_huge_pages_in_sysctl_d_are_a_warning(kernel: Kernel, files: dict[str, str], where: str) -> None:
+    kernel.write("proc/meminfo", f"MemTotal:       {64 * GIB} kB\nHugepagesize:       2048 kB\n")
+    for path, text in files.items():
+        kernel.write(path, text)
+    _, done = kernel.run([{"size": "2MiB", "count": 64}])
+    assert [where in warning and "64 pages are asked for here" in warning for warning in done.warnings] == [
+        True
+    ] * bool(where)
+    # Nothing is asked of that size, so that nothing is contradicted.
+    _, done = kernel.run([{"size": "1GiB", "count": 0}])
+    assert done.warnings == []
+
+
 GIGANTIC = st.lists(
     st.builds(HugePages, st.sampled_from([GIB, 16 * GIB]), st.integers(1, 999), st.integers(0, 9)),
     max_size=6,

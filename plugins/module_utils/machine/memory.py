@@ -58,6 +58,12 @@ def hugepage_sizes(root: str = "/") -> list[int]:
     return sorted(int(re.sub(r"\D", "", os.path.basename(name))) for name in names)
 
 
+def default_hugepage_kib(root: str = "/") -> int:
+    """Size in KiB of the pages that vm.nr_hugepages counts; 0 if the kernel has none."""
+    match = re.search(r"^Hugepagesize:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE)
+    return int(match.group(1)) if match else 0
+
+
 def memory_total(root: str = "/") -> int:
     """MemTotal in bytes; 0 without /proc."""
     match = re.search(r"^MemTotal:\s+(\d+) kB", read_text(os.path.join(root, "proc/meminfo")) or "", re.MULTILINE)

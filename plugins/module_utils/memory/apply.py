@@ -26,6 +26,7 @@ from ..machine.mounts import mount_at, read_mounts
 from ..units import format_size_binary, parse_size
 from .apply_kernel_parameters import CommandLine
 from .hugepage_limits import refuse_impossible
+from .hugepage_rivals import rivals
 from .memory_values import memory_problems, shm_share
 from .persistent_files import (
     LIMITS_PATH,
@@ -105,6 +106,7 @@ class MemoryJob(Job):
         before = parse_tmpfiles(content(self._path(TMPFILES_PATH)))
         if self.ledger.manifest is not None:
             before += [HugePages(**entry) for entry in self.ledger.manifest["memory"]["hugepages"]]
+        self.ledger.warnings += rivals(pools, self.root)
         line = CommandLine(self.ledger, self.root)
         changed = line.settle(pools, before)
         if pools or os.path.exists(self._path(TMPFILES_PATH)):

@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Iterator, Sequence
 
-from ..common.files import lines, read_text
+from ..common.boot_files import SYSCTL_CONF, location, numbered_lines, ordered, sysctl_lines
+from ..common.files import read_text
 from .persistent_files import SYSCTL_PATH, TMPFILES_PATH, TUNED_PROFILE, UDEV_PATH, attribute
 from .settings import CPU_SETTINGS, DRIVE_SETTINGS, THP, Tuning, wanted
 
@@ -51,42 +52,15 @@ def rivals(tuning: Tuning, devices: Sequence[str], root: str = "/") -> list[Riva
     return [*rival_lines, *_tuned(tuning, root)]
 
 
-def ordered(kind: str, suffix: str, root: str) -> list[str]:
-    """Files of such a directory as systemd reads them: by name over all places, /etc hiding /run hiding /usr."""
-    chosen: dict[str, str] = {}
-    for top in ("lib", "usr/lib", "usr/local/lib", "run", "etc"):
-        for path in glob.glob(os.path.join(root, top, kind, "*" + suffix)):
-            chosen[os.path.basename(path)] = path
-    return [chosen[name] for name in sorted(chosen)]
-
-
-def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines without comments and blank lines; continued ones are joined."""
-    held, first = "", 0
-    for number, raw in enumerate(lines(read_text(path) or ""), start=1):
-        first = first or number
-        held += raw.strip()
-        if held.endswith("\\"):
-            held = held[:-1]
-            continue
-        if held and held[0] not in "#;":
-            yield first, held
-        held, first = "", 0
-
-
-def _location(path: str, number: int, root: str) -> str:
-    return "`/%s` line %d" % (os.path.relpath(path, root), number)
-
-
 def _udev(setting: str, devices: Sequence[str], root: str) -> Iterator[Rival]:
     ours = os.path.basename(UDEV_PATH)
     assigned = re.compile(r'ATTR\{queue/%s\}\s*\+?:?="([^"]*)"' % re.escape(attribute(setting)))
     for path in ordered("udev/rules.d", ".rules", root):
         name = os.path.basename(path)
-        for number, line in _lines(path) if name != ours else ():
+        for number, line in numbered_lines(path) if name != ours else ():
             match = assigned.search(line)
             if match and _may_match(line, devices):
-                yield Rival(setting, _location(path, number, root), match.group(0), name > ours)
+                yield Rival(setting, location(path, number, root), match.group(0), name > ours)
 
 
 def _may_match(line: str, devices: Sequence[str]) -> bool:
@@ -101,30 +75,23 @@ def _may_match(line: str, devices: Sequence[str]) -> bool:
 def _sysctl(setting: str, root: str) -> Iterator[Rival]:
     ours = os.path.basename(SYSCTL_PATH)
     keys = {"vm.%s_%s" % (setting, kind) for kind in ("bytes", "ratio")}
-    files = ordered("sysctl.d", ".conf", root)
-    plain = os.path.join(root, "etc/sysctl.conf")
-    # `sysctl --system` reads it last; systemd-sysctl does where a link 99-sysctl.conf leads to it.
-    names = [(os.path.basename(path), path) for path in files] + [("~", plain)]
-    seen = set()
-    for name, path in names:
-        if name == ours or os.path.realpath(path) in seen:
-            continue
-        seen.add(os.path.realpath(path))
-        for number, line in _lines(path):
-            key = line.lstrip("-").partition("=")[0].strip().replace("/", ".")
-            if key in keys:
-                yield Rival(setting, _location(path, number, root), line, name > ours)
+    for path, number, key, line in sysctl_lines(root):
+        name = os.path.basename(path)
+        # `sysctl --system` reads the plain file last.
+        wins = name > ours or path == os.path.join(root, SYSCTL_CONF)
+        if name != ours and key in keys:
+            yield Rival(setting, location(path, number, root), line, wins)
 
 
 def _tmpfiles(setting: str, path: str, root: str) -> Iterator[Rival]:
     ours = os.path.basename(TMPFILES_PATH)
     for file in ordered("tmpfiles.d", ".conf", root):
         name = os.path.basename(file)
-        for number, line in _lines(file) if name != ours else ():
+        for number, line in numbered_lines(file) if name != ours else ():
             fields = line.split()
             if len(fields) > 1 and fields[0].startswith("w") and path in fields[1]:
                 # Of two lines for one path the first counts (tmpfiles.d(5)).
-                yield Rival(setting, _location(file, number, root), line, name < ours)
+                yield Rival(setting, location(file, number, root), line, name < ours)
 
 
 _ELSEWHERE = (
@@ -140,9 +107,9 @@ def _mentions(setting: str, path: str, root: str) -> Iterator[Rival]:
     """Lines of files that write to sysfs by themselves, later than udev and tmpfiles.d."""
     for pattern in _ELSEWHERE:
         for file in sorted(glob.glob(os.path.join(root, pattern))):
-            for number, line in _lines(file):
+            for number, line in numbered_lines(file):
                 if path in line:
-                    yield Rival(setting, _location(file, number, root), line, True)
+                    yield Rival(setting, location(file, number, root), line, True)
 
 
 def active_profile(root: str = "/") -> str | None:
@@ -183,7 +150,7 @@ def _tuned(tuning: Tuning, root: str) -> Iterator[Rival]:
         if os.path.basename(os.path.dirname(path)) == TUNED_PROFILE:
             continue
         section = ""
-        for number, line in _lines(path):
+        for number, line in numbered_lines(path):
             if line.startswith("["):
                 section = line.strip("[]")
                 continue
@@ -193,4 +160,4 @@ def _tuned(tuning: Tuning, root: str) -> Iterator[Rival]:
                 if re.match(option + r"\s*=", line):
                     # Our profile is on top of it; tuned applies sysctl.d again after its own settings (reapply_sysctl).
                     fields = (*CPU_SETTINGS, "transparent_hugepages", "dirty", "dirty_background")
-                    yield Rival(setting, _location(path, number, root), line, setting not in fields)
+                    yield Rival(setting, location(path, number, root), line, setting not in fields)
