@@ -14,6 +14,8 @@ description:
   - Reads every NVMe namespace of the node and decides for each whether it becomes a member of the scratch array.
   - A drive is refused when it is mounted, is swap, has partitions or holders, or carries any signature that
     libblkid knows (file system, partition table, RAID, LVM, ZFS, LUKS). Members of the array O(array_name) are kept.
+  - A drive without any signature is refused when it carries a btrfs or XFS whose first superblock is gone, or when one
+    of some sixty blocks of it is neither zeros nor a pattern of discarded blocks. Data elsewhere on it is not seen.
   - Fails with a table of all drives unless exactly O(count) alike drives are usable. Never changes anything.
   - Refuses drives with metadata bytes, or with another logical block than the rest, and prints the C(nvme format) line
     that would mend them. Never runs that line.
@@ -292,7 +294,7 @@ def report(module: AnsibleModule, criteria: Criteria, chunk: int) -> None:
     wanted: dict[str, Any] = module.params
     drives = read_drives()
     formats = read_formats(drives)
-    contents, unreadable = read_contents([drive for drive in drives if drive.size_bytes])
+    contents, unreadable = read_contents([drive for drive in drives if drive.size_bytes], deep=True)
     drives = [with_capacity(drive, formats.get(drive.name)) for drive in drives]
     allowed = {entry["serial"]: entry["hash"] for entry in wanted["wipes"]}
     consent = Consent(
@@ -349,12 +351,15 @@ def build_obstacles(wanted: dict[str, Any], selection: Selection, chunk: int) ->
     kept = {row.drive.name for row in selection.decisions if row.verdict in (KEEP, ADOPT)}
     if kept and built_manifest() is not None:
         return []  # a built node: its differences are reported
-    array = next((array for array in read_arrays() if kept & set(array.members) and complete(array)), None)
-    wishes = dict(wanted["wishes"])
+    running = [array for array in read_arrays() if kept & set(array.members) and complete(array) and array.serves]
+    array = running[0] if running else None
+    wishes, mount_point = dict(wanted["wishes"]), wanted["mount_point"] or ""
+    if kept and array is None:
+        # What is in it, and so which line in fstab is its own, is known once it is assembled.
+        wishes, mount_point = {**wishes, "filesystem": None}, ""
     if wishes.get("filesystem"):
         wishes["filesystem"] = dict(wishes["filesystem"], chunk_bytes=chunk)
-    serials = [drive.serial for drive in selection.selected]
-    return obstacles(wanted["mount_point"] or "", wishes, serials, array if array and array.serves else None)
+    return obstacles(mount_point, wishes, [drive.serial for drive in selection.selected], array)
 
 
 def refusal(problems: list[str]) -> str:

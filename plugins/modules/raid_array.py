@@ -113,13 +113,13 @@ from ..module_utils.volume.apply import forget_volume  # noqa: E402
 def apply(module: AnsibleModule, wanted: Wanted, step: Step, members: list[Drive], doomed: list[Drive]) -> Array:
     """Carry out a step and read back the array. ``doomed`` are the members that a plan lets us wipe."""
     if step.action == "create":
-        refuse_unless_blank([drive for drive in members if drive not in doomed])
+        refuse_unless_blank([drive for drive in members if drive not in doomed], deep=True)
         # After an interruption here the node counts as not built: the next run continues from its present state.
         forget_volume()
         if doomed:
             wipe(doomed)
             members = members_by_serial([drive.serial for drive in members])
-        refuse_unless_blank(members)
+        refuse_unless_blank(members, deep=True)
         create(wanted.name, wanted.chunk_bytes, members)
     elif step.action == "assemble":
         assemble(wanted.name, str(step.uuid), members)
@@ -211,7 +211,7 @@ def converge(module: AnsibleModule, wanted: Wanted, members: list[Drive]) -> dic
             run(["wipefs", "--all", "--quiet", array.path])
     else:
         if step.action == "create":
-            refuse_unless_blank([drive for drive in members if drive not in doomed])
+            refuse_unless_blank([drive for drive in members if drive not in doomed], deep=True)
         uuid = step.uuid or "(new)"
     conf = mdadm_conf_path()
     before = content(conf)

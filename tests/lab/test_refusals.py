@@ -184,7 +184,7 @@ def test_drives_of_4096_are_built_over_what_a_node_s_files_already_said(blank: L
         blank.lab("fault", "node1", "4k-sectors", "--drive", f"LAB1NV{number}")
     blank.ssh(
         "node1",
-        f"echo '{OLD_FSTAB}' >> /etc/fstab; echo '{FOREIGN_ARRAY}' >> /etc/mdadm/mdadm.conf; systemctl daemon-reload;"
+        f"mkdir -p {POINT}; touch {POINT}/lost; echo '{OLD_FSTAB}' >> /etc/fstab; echo '{FOREIGN_ARRAY}' >> /etc/mdadm/mdadm.conf; systemctl daemon-reload;"
         " mkdir -p /etc/tunetool; printf '\\377{\"schema\": ' > /etc/tunetool/node.json",
     )
     # A line of somebody else for the mount point is not replaced, and is reported before a drive is touched.
@@ -192,8 +192,10 @@ def test_drives_of_4096_are_built_over_what_a_node_s_files_already_said(blank: L
     assert refused.code != 0
     assert "/etc/fstab line" in refused.text
     assert "choose another `scratch_filesystem_mount_point`" in " ".join(refused.text.split())
+    # What the mount would hide is reported in the same message.
+    assert "holds 1 entry: `lost`, which the mount would hide" in " ".join(refused.text.split())
     assert blank.ssh("node1", "ls /dev/md 2>/dev/null; blkid -o device | grep -c nvme").split() == ["1"]
-    blank.ssh("node1", "sed -i /dead-beef/d /etc/fstab; systemctl daemon-reload")
+    blank.ssh("node1", f"rm {POINT}/lost; sed -i /dead-beef/d /etc/fstab; systemctl daemon-reload")
     done = blank.site()
     assert done.code == 0, done.text
     assert "`/etc/tunetool/node.json` cannot be read" in " ".join(done.text.split())

@@ -125,6 +125,13 @@ def test_a_plan_knows_the_mount_point_alone(blank: Path) -> None:
     assert obstacles("", {}, SERIALS, None, str(blank)) == []
 
 
+def test_a_plan_that_adopts_a_mounted_array_leaves_its_line_in_fstab_alone(node: Node) -> None:
+    write(node.root, "etc/fstab", f"LABEL=theirs {POINT} xfs defaults 0 0\n")
+    (node.root / "etc/tunetool/node.json").unlink()
+    (array,) = read_arrays(str(node.root))
+    assert obstacles(POINT, {}, SERIALS, array, str(node.root)) == []
+
+
 def unfinished(node: Node) -> list[str]:
     """The obstacles of a node whose run was ended after `mdadm --create`, before its manifest was written."""
     (node.root / "etc/tunetool/node.json").unlink(missing_ok=True)

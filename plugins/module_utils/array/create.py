@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..common.commands import run
 from ..common.refusal import Refusal
-from ..machine.drive_contents import claim_problem, read_signatures
+from ..machine.drive_contents import claim_problem, read_signatures, read_unlabelled
 from ..machine.drives import Drive, read_drives
 from .md_arrays import Array, find, read_arrays
 
@@ -21,8 +21,11 @@ def members_by_serial(serials: list[str]) -> list[Drive]:
     return chosen
 
 
-def refuse_unless_blank(members: list[Drive]) -> None:
-    """Check the drives again before md writes to them: they may have changed during the run."""
+def refuse_unless_blank(members: list[Drive], deep: bool = False) -> None:
+    """Check the drives again before md writes to them: they may have changed during the run.
+
+    ``deep``: data of no known kind counts too.
+    """
     for drive in members:
         problem = "; ".join(drive.uses) or claim_problem(drive.path)
         if drive.partitions:
@@ -30,6 +33,8 @@ def refuse_unless_blank(members: list[Drive]) -> None:
         if problem:
             raise Refusal("drive `%s` (%s) %s. hint: nothing was changed" % (drive.serial, drive.name, problem))
     signatures = read_signatures([drive.name for drive in members])
+    for drive in members if not signatures else ():
+        signatures += read_unlabelled(drive.name, deep)
     if signatures:
         serial = {drive.name: drive.serial for drive in members}[signatures[0].device]
         raise Refusal(

@@ -108,9 +108,10 @@ def obstacles(
 def _volume_obstacles(
     found: Collector, mount_point: str, wanted: Mapping[str, Any] | None, array: Array | None, root: str
 ) -> None:
-    if wanted and array is not None:
-        present = dict(wanted, array=array.name, chunk_bytes=array.chunk_bytes, members=array.raid_disks)
-        _collect(found, lambda: Volume(present, found, array, root).all())
+    if array is not None:
+        if wanted:
+            present = dict(wanted, array=array.name, chunk_bytes=array.chunk_bytes, members=array.raid_disks)
+            _collect(found, lambda: Volume(present, found, array, root).all())
         return
     if not mount_point:
         return
@@ -122,8 +123,10 @@ def _volume_obstacles(
         _collect(found, point.bare_mount_point)
         return
     volume = Volume(wanted, found, None, root)
-    remember = [] if entry else [lambda: volume.remember(None)]
-    for step in (volume.bare_mount_point, *remember, volume.services, volume.offload):
+    steps: list[Callable[[], object]] = [volume.bare_mount_point, volume.services, volume.offload]
+    if not entry:
+        steps.append(lambda: volume.remember(None))
+    for step in steps:
         _collect(found, step)
 
 
@@ -133,7 +136,8 @@ def _memory_obstacles(found: Collector, wanted: Mapping[str, Any], root: str) ->
         found.refusals += problems
         return
     job = MemoryJob(wanted, found, root)
-    for step in (job.hugepages, job.shm, job.memlock):
+    steps: list[Callable[[], object]] = [job.hugepages, job.shm, job.memlock]
+    for step in steps:
         _collect(found, step)
 
 

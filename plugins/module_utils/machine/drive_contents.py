@@ -12,6 +12,8 @@ from typing import Sequence
 
 from ..common.commands import CommandError, run
 from ..common.files import read_int
+from ..units import format_size_binary
+from . import unlabelled
 from .drives import Drive, partitions_of
 
 WINDOW = 1024 * 1024
@@ -84,8 +86,26 @@ def parse_signatures(text: str) -> list[Signature]:
         raise UnreadableDevice("`wipefs --json` printed something other than its JSON: %r" % error) from error
 
 
-def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
-    """Signatures by drive (its partitions' included), and the drives that could not be read."""
+def read_unlabelled(name: str, deep: bool) -> list[Signature]:
+    """Contents of ``/dev/NAME``, on which libblkid sees nothing, as a signature. Raises ``UnreadableDevice``.
+
+    ``deep``: data of no known kind too.
+    """
+    try:
+        piece = unlabelled.look("/dev/" + name, deep)
+    except OSError as error:
+        raise UnreadableDevice("`/dev/%s` cannot be read: %s" % (name, error.strerror)) from error
+    if piece is None:
+        return []
+    kind = "%s at %s" % (piece.kind, format_size_binary(piece.offset))
+    return [Signature(name, kind, None, piece.uuid, hex(piece.offset))]
+
+
+def read_contents(drives: Sequence[Drive], deep: bool = False) -> tuple[Contents, dict[str, str]]:
+    """Signatures by drive (its partitions' included), and the drives that could not be read.
+
+    Drives without a signature are read for contents that no label names; ``deep`` as for ``read_unlabelled``.
+    """
     contents: Contents = {}
     unreadable: dict[str, str] = {}
     owner = {name: drive.name for drive in drives for name in (drive.name, *drive.partitions)}
@@ -109,6 +129,11 @@ def read_contents(drives: Sequence[Drive]) -> tuple[Contents, dict[str, str]]:
         problems = [problem for problem in map(claim_problem, paths) if problem]
         if problems:
             unreadable[drive.name] = problems[0]
+        elif not (drive.uses or drive.partitions or contents.get(drive.name)):
+            try:
+                contents[drive.name] = read_unlabelled(drive.name, deep)
+            except UnreadableDevice as error:
+                unreadable[drive.name] = "cannot be read: %s" % error
     return contents, unreadable
 
 

@@ -15,6 +15,7 @@ from ..machine.drive_contents import (
     claim_problem,
     contents_hash,
     read_signatures,
+    read_unlabelled,
 )
 from ..machine.drives import disks_under, partitions_of, read_drives
 from ..machine.mounts import mount_at, read_mounts
@@ -44,6 +45,8 @@ def look(incoming: str | None = None) -> tuple[Machine, dict[str, str]]:
         try:
             signatures[drive.name] = read_signatures([drive.name, *drive.partitions])
             if drive.serial == incoming and not drive.claims:
+                if not (signatures[drive.name] or drive.partitions):
+                    signatures[drive.name] = read_unlabelled(drive.name, deep=True)
                 hashes[drive.name] = contents_hash(drive)
         except UnreadableDevice as error:
             unreadable[drive.name] = "cannot be read: %s" % error

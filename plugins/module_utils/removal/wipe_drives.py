@@ -11,8 +11,17 @@ from ..array.md_arrays import Superblock, examine, read_arrays
 from ..common.commands import run
 from ..common.files import read_int
 from ..common.refusal import Refusal
-from ..machine.drive_contents import RAID_MEMBER, WINDOW, claim_problem, contents_hash, read_signatures
+from ..machine.drive_contents import (
+    RAID_MEMBER,
+    WINDOW,
+    UnreadableDevice,
+    claim_problem,
+    contents_hash,
+    read_signatures,
+    read_unlabelled,
+)
 from ..machine.drives import Drive, disks_under, partitions_of
+from ..machine.unlabelled import clear
 
 WIPES: dict[str, Any] = {
     "type": "list",
@@ -57,6 +66,8 @@ def wipe(drives: list[Drive]) -> None:
     members = [signature.device for signature in read_signatures(names) if signature.type == RAID_MEMBER]
     # All members first: any event of a drive that is still a member makes udev assemble the array again.
     with unwatched(names):
+        for drive in drives:
+            clear_unlabelled(drive.path)
         for superblock in examine(members).values():
             clear_beginning(superblock)
         for name in members:
@@ -97,6 +108,14 @@ def clear_beginning(member: Superblock) -> None:
         os.close(handle)
 
 
+def clear_unlabelled(path: str) -> None:
+    """Clear what no label names, by which the drive would not count as blank. Raises ``UnreadableDevice``."""
+    try:
+        clear(path)
+    except OSError as error:
+        raise UnreadableDevice("`%s` cannot be written: %s" % (path, error.strerror)) from error
+
+
 def has_capacity(name: str) -> bool:
     """False for an inactive array."""
     return bool(read_int("/sys/class/block/%s/size" % name))
@@ -107,5 +126,7 @@ def contents_text(drives: list[Drive]) -> str:
     lines = []
     for drive in drives:
         signatures = read_signatures([drive.name, *drive.partitions])
+        if not (signatures or drive.partitions):
+            signatures = read_unlabelled(drive.name, deep=True)
         lines.append("%s: %s\n" % (drive.serial, ", ".join(map(str, signatures)) or "partitions"))
     return "".join(lines)
