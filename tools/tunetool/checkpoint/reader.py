@@ -20,7 +20,7 @@ from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.host_buffers import is_plain
 from tunetool.checkpoint.items import BLOCK
 from tunetool.checkpoint.source import Files
-from tunetool.checkpoint.writer import BUFFER_BYTES, default_threads
+from tunetool.checkpoint.workers import BUFFER_BYTES, default_threads
 from tunetool.errors import CannotJudge, UsageProblem
 
 if TYPE_CHECKING:

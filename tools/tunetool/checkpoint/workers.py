@@ -6,8 +6,23 @@ handler that raises, has interrupted a ``join`` of it (gh-90882).
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
+
+BUFFER_BYTES = 8 << 20
+"""Bytes of one host buffer, unless the caller asks for another size."""
+
+
+def local_ranks() -> int:
+    """Ranks of this job on this machine, by the variable that launchers set."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
+
+
+def default_threads() -> int:
+    """Default number of threads: this rank's share of the cores, from 4 to 16, since threads mostly wait for
+    storage."""
+    return min(16, max(4, len(os.sched_getaffinity(0)) // local_ranks()))
 
 
 class Workers:
@@ -31,10 +46,11 @@ class Workers:
                 self._count(-1)
                 raise
 
-    def wait(self) -> None:
-        """Wait until no thread runs. An interruption ends the wait; it may be repeated."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until no thread runs, or at most that long; returns whether none runs. An interruption ends the wait; it
+        may be repeated."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._running)
+            return self._changed.wait_for(lambda: not self._running, seconds)
 
     @property
     def are_running(self) -> bool:

@@ -22,9 +22,8 @@ from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.job import Job, Outcome, Settings, resolve
 from tunetool.checkpoint.stager import DirectStager, Hold, marks
 from tunetool.checkpoint.steps import fsync_directory
+from tunetool.checkpoint.workers import BUFFER_BYTES, default_threads
 from tunetool.errors import UsageProblem
-
-BUFFER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -97,13 +96,6 @@ def _take_ticket(plan: SavePlan) -> _Ticket:
         )
     _used_tickets.add((ticket.token, ticket.rank))
     return ticket
-
-
-def default_threads() -> int:
-    """Default number of threads: this rank's share of the cores, from 4 to 16, since threads mostly wait for
-    storage."""
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
-    return min(16, max(4, len(os.sched_getaffinity(0)) // max(1, local_ranks)))
 
 
 class DirectWriter(StorageWriter):
