@@ -19,6 +19,7 @@ from tunetool.errors import CannotJudge, UsageProblem
 from tunetool.launch.hosts import Host
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
+from tunetool.measure.process_reads import Read, reads
 from tunetool.record import Record
 from tunetool.report.finetune import Shares, binds, print_finetune, shares
 from tunetool.report.finetune import figures as by_name
@@ -27,7 +28,7 @@ from tunetool.training.data import batches
 from tunetool.training.preflight import need_memory
 from tunetool.training.preparation import Ready, gpus
 from tunetool.training.rank.nvml import Gpu
-from tunetool.training.rank.recorder import Read, Recorder, keep_error, keep_result, reads
+from tunetool.training.rank.recorder import Recorder, keep_error, keep_result
 from tunetool.training.run_workload import explained
 from tunetool.training.settings import Cluster, Material
 from tunetool.training.workload import RankResult, Workload, as_environment, read_result, workload_from_json

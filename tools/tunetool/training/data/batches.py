@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from tunetool.errors import TunetoolError, UsageProblem
+from tunetool.measure.process_reads import Read, reads
 from tunetool.node.units import format_size
-from tunetool.training.rank.recorder import Read, reads
 
 PREFETCH = 2
 """Batches that each loading process keeps ready; torch's default."""

@@ -15,39 +15,13 @@ from typing import Any
 
 from tunetool.errors import ExitCode, TunetoolError
 from tunetool.launch import rank as launched
+from tunetool.measure.process_reads import Read, reads
 from tunetool.node.common.files import replace_file
 from tunetool.training.workload import ERROR, RESULT, RankResult
 
 _LIBRARIES = ("torch", "deepspeed", "transformers", "peft", "lightning", "llamafactory")
 Scalars = Callable[[str, float, int, str, float | None], None]
 """Receives a point of a curve: name, value, step, unit, and wall clock (None: now)."""
-
-
-@dataclass(frozen=True)
-class Read:
-    """Bytes that a process read."""
-
-    storage: int = 0
-    """Fetched from a block device: the page cache did not have them."""
-    logical: int = 0
-    """Returned by read calls, wherever they came from."""
-
-    def since(self, before: Read) -> Read:
-        """The bytes that were read after ``before``."""
-        return Read(self.storage - before.storage, self.logical - before.logical)
-
-    def plus(self, other: Read) -> Read:
-        """The sum of both."""
-        return Read(self.storage + other.storage, self.logical + other.logical)
-
-
-def reads(proc: str = "/proc/self/io") -> Read:
-    """The bytes that this process with its threads has read so far (proc(5)); zero where the kernel does not count."""
-    try:
-        lines = dict(line.split(": ") for line in Path(proc).read_text().splitlines())
-        return Read(int(lines["read_bytes"]), int(lines["rchar"]))
-    except (OSError, ValueError, KeyError):
-        return Read()
 
 
 @dataclass
