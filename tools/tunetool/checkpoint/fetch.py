@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,13 @@ from tunetool.checkpoint.direct import memory_at
 from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat
 from tunetool.checkpoint.items import BLOCK, strides
 from tunetool.checkpoint.regions import GAP, Block, Read, blocks, in_one_run, merge, pieces, span
-from tunetool.checkpoint.source import Files, truncated
+from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import Workers
 
 BUFFERS = 2
 """Host buffers per thread for a GPU: one is read into while the other is copied from."""
+
+_TICK_SECONDS = 0.2
 
 FILES_AT_A_TIME = 32
 """Files that are read concurrently. Each is open from its first to its last read."""
@@ -143,9 +145,13 @@ class Fetch:
         self._stopped = threading.Event()
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
+        self._read = 0
 
-    def run(self, reads: Sequence[tuple[str, Read[Part] | DirectRead]]) -> None:
-        """Read everything; all tensors are filled on return. Raises ``CannotJudge`` for the first read that failed."""
+    def run(
+        self, reads: Sequence[tuple[str, Read[Part] | DirectRead]], tick: Callable[[int], None] | None = None
+    ) -> None:
+        """Read everything; all tensors are filled on return. ``tick`` gets the number of bytes read so far, several
+        times a second, from this thread. Raises ``CannotJudge`` for the first read that failed."""
         self._files.expect(name for name, _ in reads)
         queue = iter(reads)
         # Earlier GPU work on the tensors must be complete before they are filled.
@@ -154,7 +160,9 @@ class Fetch:
         workers = Workers(works, "tunetool-read", daemon=True)
         try:
             workers.start()
-            workers.wait()
+            while not workers.wait(_TICK_SECONDS if tick else None):
+                if tick:
+                    tick(self._read)
         except BaseException:
             self._stopped.set()
             try:
@@ -193,6 +201,8 @@ class Fetch:
             else:
                 self._read_through_buffer(name, read, next(buffers))
             self._files.done(name)
+            with self._lock:
+                self._read += read.stop - read.start
 
     def _read_in_place(self, name: str, read: DirectRead) -> None:
         want = read.want
@@ -201,7 +211,7 @@ class Fetch:
         view = memory_at(address, read.stop - read.start)
         came = self._files.read(name, view, read.start, want.name)
         if came < len(view):
-            raise truncated(self._files.directory / name, want.name, read.start + came, want.start + want.bytes[1])
+            raise self._files.truncated(name, want.name, read.start + came, want.start + want.bytes[1])
         if want.chain is not None:
             want.chain.feed(first, view, self._stopped)
 
@@ -210,7 +220,7 @@ class Fetch:
         came = self._files.read(name, buffer.view[: read.stop - read.start], read.start, read.wanted[0][2].want.name)
         for start, stop, part in read.wanted:
             if stop > read.start + came:
-                raise truncated(self._files.directory / name, part.want.name, read.start + came, stop)
+                raise self._files.truncated(name, part.want.name, read.start + came, stop)
             source = buffer.tensor[start - read.start : stop - read.start]
             if part.block is None:
                 at = part.start - part.want.bytes[0]

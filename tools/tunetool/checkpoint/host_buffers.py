@@ -24,6 +24,8 @@ from tunetool.errors import CannotJudge
 MEMORY_SHARE = 0.9
 """Fraction of the available host memory that a save may use if it copies everything before it writes."""
 
+_FEWER = "check `ulimit -l` and the available memory; reduce `buffer_bytes` or `threads`"
+
 # A foreign call releases the interpreter's lock; assigning to a slice of a memoryview does not.
 _memmove = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
@@ -40,7 +42,10 @@ class Buffer:
     """A host buffer of ``size`` bytes, page-aligned; ``tensor`` (uint8) and ``view`` show the same memory."""
 
     def __init__(self, size: int, pinned: bool) -> None:
-        self.memory = pages(size)
+        try:
+            self.memory = pages(size)
+        except OSError as error:
+            raise CannotJudge(f"a host buffer of {size} bytes: {error.strerror}", _FEWER) from error
         self.size = size
         self.pinned = pinned
         if hasattr(self.memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -55,7 +60,7 @@ class Buffer:
             if status:
                 raise CannotJudge(
                     f"`cudaHostRegister` of {size} bytes failed with CUDA error {status}",
-                    "check `ulimit -l` and the available memory; reduce `buffer_bytes` or `threads`",
+                    _FEWER,
                 )
 
     def free(self) -> None:

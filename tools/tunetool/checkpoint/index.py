@@ -12,7 +12,7 @@ from typing import Any
 from tunetool.checkpoint import archive
 from tunetool.checkpoint.direct import pages
 from tunetool.checkpoint.regions import merge
-from tunetool.checkpoint.source import Files, truncated
+from tunetool.checkpoint.source import Files
 
 _GAP = 16 * 1024
 _LARGEST = 1024 * 1024
@@ -46,7 +46,7 @@ def _refuse_truncated(items: Sequence[Item], files: Files) -> None:
         if item.file not in sizes:
             sizes[item.file] = files.size(item.file, item.tensor)
         if item.offset + item.length > sizes[item.file]:
-            raise truncated(files.directory / item.file, item.tensor, sizes[item.file], item.offset + item.length)
+            raise files.truncated(item.file, item.tensor, sizes[item.file], item.offset + item.length)
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""Reads the data files of a checkpoint with O_DIRECT, past the page cache, if their file system supports it."""
+"""Reads data files with O_DIRECT, past the page cache, if their file system supports it; or what the cache holds from
+there, and the rest with O_DIRECT."""
 
 from __future__ import annotations
 
@@ -11,31 +12,14 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tunetool.checkpoint.cached_file import CachedFile
 from tunetool.checkpoint.direct import pages
 from tunetool.checkpoint.items import BLOCK
 from tunetool.errors import CannotJudge
 from tunetool.node.machine.block_stack import read_stack
 from tunetool.regular_files import open_regular
 
-_HINTS = {
-    errno.ENOENT: "a file of the checkpoint is missing: load another checkpoint, or the drained copy of this one",
-    errno.EIO: "check `dmesg | tail` and the health of the drives, or load another checkpoint",
-}
-
-
-def failed(path: Path, tensor: str, doing: str, error: OSError) -> CannotJudge:
-    """The error for a failed operation on a tensor's file."""
-    return CannotJudge(
-        f"`{path}`: {doing} for `{tensor}` failed: {error.strerror or error}",
-        _HINTS.get(error.errno or 0, "load another checkpoint"),
-    )
-
-
-def truncated(path: Path, tensor: str, size: int, stop: int) -> CannotJudge:
-    """The error for a file that is too short: ``size`` bytes, but the tensor ends at ``stop``."""
-    return CannotJudge(
-        f"`{path}` is {size} bytes long, and `{tensor}` ends at {stop}: it is cut short", "load another checkpoint"
-    )
+_ANOTHER_CHECKPOINT = "load another checkpoint, or the drained copy of this one"
 
 
 class Files:
@@ -43,12 +27,17 @@ class Files:
     expected.
 
     Threads may share it. ``direct``: O_DIRECT is used; not on a tmpfs, where it would only cause another copy.
+    ``prefer_cache``: what the page cache holds is copied from there; the rest is read with O_DIRECT, and the cache
+    stays as it is. ``hint``: what to do where a file cannot be read.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, prefer_cache: bool = False, hint: str = _ANOTHER_CHECKPOINT) -> None:
         self.directory = directory
         self.direct = not read_stack(str(directory)).in_memory
+        self._prefer_cache = prefer_cache
+        self._hint = hint
         self._handles: dict[str, int] = {}
+        self._cached: dict[str, CachedFile] = {}
         self._reads_left: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
 
@@ -61,9 +50,13 @@ class Files:
     def done(self, name: str) -> None:
         with self._lock:
             self._reads_left[name] -= 1
-            handle = self._handles.pop(name, None) if self._reads_left[name] <= 0 else None
+            is_last = self._reads_left[name] <= 0
+            handle = self._handles.pop(name, None) if is_last else None
+            cached = self._cached.pop(name, None) if is_last else None
         if handle is not None:
             os.close(handle)
+        if cached is not None:
+            cached.close()
 
     @contextlib.contextmanager
     def _counted_read(self, name: str) -> Iterator[None]:
@@ -76,20 +69,37 @@ class Files:
     def close(self) -> None:
         with self._lock:
             handles, self._handles = list(self._handles.values()), {}
+            cached, self._cached = list(self._cached.values()), {}
             self._reads_left.clear()
         for handle in handles:
             os.close(handle)
+        for file in cached:
+            file.close()
 
     def leave_open(self) -> None:
         """Leave the open files to threads that still read them: another file could get the number of a closed one."""
         with self._lock:
-            self._handles = {}
+            self._handles, self._cached = {}, {}
 
     def size(self, name: str, tensor: str) -> int:
         try:
             return (self.directory / name).stat().st_size
         except OSError as error:
-            raise failed(self.directory / name, tensor, "finding it", error) from error
+            raise self._failed(name, tensor, "finding it", error) from error
+
+    def _failed(self, name: str, tensor: str, doing: str, error: OSError) -> CannotJudge:
+        hint = f"check `dmesg | tail` and the health of the drives, or {self._hint}"
+        return CannotJudge(
+            f"`{self.directory / name}`: {doing} for `{tensor}` failed: {error.strerror or error}",
+            hint if error.errno == errno.EIO else self._hint,
+        )
+
+    def truncated(self, name: str, tensor: str, size: int, stop: int) -> CannotJudge:
+        """The error for a file that is too short: ``size`` bytes, but the tensor ends at ``stop``."""
+        return CannotJudge(
+            f"`{self.directory / name}` is {size} bytes long, and `{tensor}` ends at {stop}: it is cut short",
+            self._hint,
+        )
 
     def read(self, name: str, view: memoryview, offset: int, tensor: str) -> int:
         """Read into ``view`` from ``offset`` on; returns the number of bytes, fewer than asked only at the end of file.
@@ -97,18 +107,23 @@ class Files:
         Offset, length and address must be aligned if ``direct``. ``tensor`` is used in error messages only.
         Raises ``CannotJudge``.
         """
+        doing = f"reading {len(view)} bytes at {offset}"
         try:
+            if self._prefer_cache and self.direct:
+                count = self._cached_file(name).read(view, offset)
+                if count is not None:
+                    return count
             return self._read(self._handle(name), view, offset)
         except OSError as error:
             if error.errno != errno.EINVAL or not self.direct:
-                raise failed(self.directory / name, tensor, f"reading {len(view)} bytes at {offset}", error) from error
+                raise self._failed(name, tensor, doing, error) from error
         # The file can be opened with O_DIRECT, but not read: continue without O_DIRECT.
         handle = self._handle(name)
         fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_DIRECT)
         try:
             return self._read(handle, view, offset)
         except OSError as error:
-            raise failed(self.directory / name, tensor, f"reading {len(view)} bytes at {offset}", error) from error
+            raise self._failed(name, tensor, doing, error) from error
 
     def content(self, name: str, offset: int, count: int, tensor: str) -> bytes:
         """``count`` bytes of a file from ``offset`` on, unaligned. Raises ``CannotJudge`` if the file is shorter."""
@@ -118,7 +133,7 @@ class Files:
         with pages(stop - start) as memory, memoryview(memory) as view, self._counted_read(name):
             came = self.read(name, view, start, tensor)
             if start + came < offset + count:
-                raise truncated(self.directory / name, tensor, self.size(name, tensor), offset + count)
+                raise self.truncated(name, tensor, self.size(name, tensor), offset + count)
             return bytes(view[offset - start : offset - start + count])
 
     def memory_alignment(self, name: str) -> int:
@@ -144,6 +159,12 @@ class Files:
             if not count or (self.direct and count % BLOCK):
                 break
         return done
+
+    def _cached_file(self, name: str) -> CachedFile:
+        with self._lock:
+            if name not in self._cached:
+                self._cached[name] = CachedFile(self.directory / name)
+            return self._cached[name]
 
     def _handle(self, name: str) -> int:
         with self._lock:
