@@ -80,7 +80,7 @@ def test_a_built_model_is_whole_and_its_bytes_depend_on_the_seed_alone(whole: Pa
 
 def _contents(directory: Path) -> dict[str, bytes]:
     contents = {}
-    for tensor in safetensors_files.stored(directory):
+    for tensor in safetensors_files.list_tensors(directory).tensors.values():
         with (directory / tensor.file).open("rb") as file:
             file.seek(tensor.start)
             contents[tensor.name] = file.read(tensor.length)

@@ -1,16 +1,18 @@
-"""Lists the tensors in the .safetensors files of a directory, and checks that the files have the expected size."""
+"""Lists the tensors in .safetensors files, and checks the files' headers, their sizes and their index."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tunetool import regular_files, safetensors_header
-from tunetool.errors import UsageProblem
+from tunetool.checkpoint.identity import Identity, look_at
+from tunetool.errors import CannotJudge, UsageProblem
 
 INDEX = "model.safetensors.index.json"
+_INDEX_ENDING = ".index.json"
 SINGLE = "model.safetensors"
 DTYPES = {
     "BOOL": "bool",
@@ -34,7 +36,7 @@ DTYPES = {
     "C64": "complex64",
 }
 """torch's dtype names, by the names in safetensors files."""
-_AGAIN = "copy or download the model again; `tunetool stage verify` finds what a copy lost"
+AGAIN = "copy or download the model again; `tunetool stage verify` finds what a copy lost"
 
 
 @dataclass(frozen=True)
@@ -49,38 +51,100 @@ class Stored:
     shape: tuple[int, ...]
 
 
-def files_of(directory: Path) -> tuple[str, ...]:
-    """The names of the weight files, from the index. Raises ``UsageProblem`` if there are none."""
-    index = directory / INDEX
-    if not index.exists():
-        if (directory / SINGLE).exists():
-            return (SINGLE,)
-        raise UsageProblem(
-            f"`{directory}` holds no weights: neither `{INDEX}` nor `{SINGLE}`",
-            "give a directory with .safetensors files, or generate weights with `7b`, `3b` or `tiny`",
-        )
-    try:
-        names = set(regular_files.read_json(index)["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UsageProblem(f"`{index}` is not an index of .safetensors files", _AGAIN) from None
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise UsageProblem(f"`{index}` names no files of this directory", _AGAIN)
-    return tuple(sorted(names))
+@dataclass(frozen=True)
+class Listing:
+    """The tensors of ``files`` in ``directory``, by name, ordered by file and offset. ``path``: what was asked for."""
+
+    path: Path
+    directory: Path
+    files: Mapping[str, Identity]
+    tensors: Mapping[str, Stored]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.length for tensor in self.tensors.values())
+
+    def check_unchanged(self) -> None:
+        """Raises ``CannotJudge`` if a file was written to, replaced or removed since it was listed."""
+        now = look_at(self.directory, self.files)
+        for name, then in self.files.items():
+            if name not in now or now[name].inode != then.inode or not now[name].as_written(then):
+                how = "changed" if name in now else "was removed"
+                raise CannotJudge(
+                    f"`{self.directory / name}` {how} while it was loaded", "load again when nobody writes to it"
+                )
 
 
-def stored(directory: Path) -> list[Stored]:
-    """Every tensor, ordered by file and offset.
+def shown(name: str) -> str:
+    """A tensor's name in backticks, on one line whatever it holds."""
+    return f"`{ascii(name[:200])[1:-1]}`"
 
-    Raises ``UsageProblem`` naming a file that is missing, truncated or no safetensors file.
+
+def list_tensors(path: Path) -> Listing:
+    """The tensors of ``path``: a .safetensors file, an index, or a directory with either under its usual name.
+
+    Raises ``UsageProblem`` naming the file, the tensor or the index that is missing, truncated, malformed or not as the
+    others say.
     """
-    names = files_of(directory)
+    directory, names, index = _files_and_index(path)
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise UsageProblem(
             f"`{directory / missing[0]}` is missing: the index lists {len(names)} files, {len(missing)} are not there",
-            _AGAIN,
+            AGAIN,
         )
-    return [tensor for name in names for tensor in _in_file(directory / name)]
+    identities = look_at(directory, names)
+    tensors: dict[str, Stored] = {}
+    for name in names:
+        for tensor in _in_file(directory / name):
+            if tensor.name in tensors:
+                raise UsageProblem(
+                    f"{shown(tensor.name)} is in `{tensors[tensor.name].file}` and in `{name}` of `{directory}`", AGAIN
+                )
+            tensors[tensor.name] = tensor
+    if index is not None:
+        _check_index(path if path.is_file() else directory / INDEX, index, tensors)
+    return Listing(path, directory, identities, tensors)
+
+
+def files_of(directory: Path) -> tuple[str, ...]:
+    """The names of the weight files, from the index. Raises ``UsageProblem`` if there are none."""
+    return _files_and_index(directory)[1]
+
+
+def _files_and_index(path: Path) -> tuple[Path, tuple[str, ...], Mapping[str, str] | None]:
+    """The directory, the names of the files in it, and the index: the file of each tensor."""
+    index = path / INDEX
+    if path.name.endswith(_INDEX_ENDING) and path.is_file():
+        index = path
+    elif path.is_file():
+        return path.parent, (path.name,), None
+    if not index.exists():
+        if (path / SINGLE).exists():
+            return path, (SINGLE,), None
+        raise UsageProblem(
+            f"`{path}` holds no weights: neither `{INDEX}` nor `{SINGLE}`",
+            "give a directory with .safetensors files, or generate weights with `7b`, `3b` or `tiny`",
+        )
+    try:
+        entries = regular_files.read_json(index)["weight_map"]
+        names = set(entries.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UsageProblem(f"`{index}` is not an index of .safetensors files", AGAIN) from None
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise UsageProblem(f"`{index}` names no files of this directory", AGAIN)
+    return index.parent, tuple(sorted(names)), entries
+
+
+def _check_index(index: Path, entries: Mapping[str, str], tensors: Mapping[str, Stored]) -> None:
+    for name, file in entries.items():
+        if name not in tensors or tensors[name].file != file:
+            where = f"`{tensors[name].file}` holds it" if name in tensors else "no file holds it"
+            raise UsageProblem(f"`{index}` lists {shown(name)} in `{file}`, and {where}", AGAIN)
+    for name, tensor in tensors.items():
+        if name not in entries:
+            raise UsageProblem(f"`{tensor.file}` holds {shown(name)}, which `{index}` does not list", AGAIN)
 
 
 def _in_file(path: Path) -> Iterator[Stored]:
@@ -91,16 +155,16 @@ def _in_file(path: Path) -> Iterator[Stored]:
             header = file.read(length)
         first = safetensors_header.START + length
         if len(header) < length:
-            raise UsageProblem(f"`{path}` is cut short: {size} bytes, its list of tensors alone takes {first}", _AGAIN)
+            raise UsageProblem(f"`{path}` is cut short: {size} bytes, its list of tensors alone takes {first}", AGAIN)
         entries = safetensors_header.entries(header)
     except OSError as error:
-        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", _AGAIN) from None
+        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", AGAIN) from None
     except safetensors_header.Invalid as error:
-        raise UsageProblem(f"`{path}` is not a safetensors file: {error}", _AGAIN) from None
+        raise UsageProblem(f"`{path}` is not a safetensors file: {error}", AGAIN) from None
     whole = first + (entries[-1].end if entries else 0)
     if size != whole:
         how = "is cut short" if size < whole else "is too long"
-        raise UsageProblem(f"`{path}` {how}: {size} bytes, and its header lists {whole}", _AGAIN)
+        raise UsageProblem(f"`{path}` {how}: {size} bytes, and its header lists {whole}", AGAIN)
     for entry in entries:
         if entry.dtype not in DTYPES:
             raise UsageProblem(

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import torch
 
 from tunetool.advise.qwen2_5_vl import published_name
-from tunetool.errors import CannotJudge, UsageProblem
+from tunetool.loading.device_memory import device_of, need_memory
 from tunetool.loading.parallel import load_parallel
-from tunetool.node.units import format_size
 from tunetool.training.model.reference_model import check
 
 Loader = Literal["parallel", "transformers"]
@@ -39,17 +38,13 @@ def load(directory: Path, device: str, loader: Loader, dtype: str | None = None)
     refuses the directory, ``CannotJudge`` where the model does not fit or a file cannot be read.
     """
     facts = check(directory)
-    target = torch.device(device)
-    if target.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageProblem(f"`{device}`: torch sees no GPU", "use `--device cpu`, or see `nvidia-smi`")
-        target = torch.device("cuda", torch.cuda.current_device() if target.index is None else target.index)
+    target = device_of(device)
     kept = getattr(torch, dtype or ("bfloat16" if target.type == "cuda" else "float32"))
     # Imports and the set-up of the device are not part of the time.
     from transformers import Qwen2_5_VLForConditionalGeneration as Model
 
     _finish(target)
-    _need_memory(target, facts.parameters * kept.itemsize)
+    need_memory(target, facts.parameters * kept.itemsize)
     started = time.perf_counter()
     if loader == "transformers":
         model = Model.from_pretrained(directory, dtype=kept).to(target)
@@ -58,16 +53,6 @@ def load(directory: Path, device: str, loader: Loader, dtype: str | None = None)
         model, how = load_parallel(Model, directory, target, kept, published_name)
     _finish(target)
     return Loaded(model, time.perf_counter() - started, facts.bytes, how)
-
-
-def _need_memory(device: torch.device, count: int) -> None:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        if count > free:
-            raise CannotJudge(
-                f"the model takes {format_size(count)}, and `{device}` has {format_size(free)} free",
-                "see `nvidia-smi` for the processes that use the rest, or use a smaller `--model`",
-            )
 
 
 def _finish(device: torch.device) -> None:

@@ -76,16 +76,16 @@ def check(directory: Path) -> ModelFacts:
     """
     configuration = read_configuration(directory)
     facts = describe(directory)
-    stored = safetensors_files.stored(directory)
-    _require_all_tensors(directory, tensors(configuration, str(directory / "config.json")), stored)
+    listing = safetensors_files.list_tensors(directory)
+    _require_all_tensors(directory, tensors(configuration, str(directory / "config.json")), listing.tensors.values())
     tokenizer_file = directory / tokenizer.FILE
     if not tokenizer_file.is_file():
         raise UsageProblem(f"`{tokenizer_file}` is missing", "copy or download the model again")
     return ModelFacts(
         **{
             **facts.__dict__,
-            "bytes": sum(tensor.length for tensor in stored),
-            "files": tuple(dict.fromkeys(tensor.file for tensor in stored)),
+            "bytes": listing.bytes,
+            "files": tuple(dict.fromkeys(tensor.file for tensor in listing.tensors.values())),
         }
     )
 

@@ -1,0 +1,70 @@
+"""Functions of ranks that load weights, for children of ``forks.py``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tunetool.loading import load, load_into, sharing
+
+
+def load_shared(rank: int, world: int, path: str, meet: str, piece: int, fault: str = "") -> dict[str, Any]:
+    """Sums of the tensors that ``load`` and ``load_into`` gave with a process group, and the bytes that this rank read.
+
+    ``fault``: what differs on the last rank.
+    """
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
+    sharing.PIECE_BYTES = piece
+    last: list[Any] = []
+    if fault == "reading" and rank == world - 1:
+        _fail_to_read()
+    if fault == "other files" and rank == world - 1:
+        path = f"{path}/other.safetensors"
+    tensors = load(path, group=dist.group.WORLD, progress=last.append, buffer_bytes=1 << 16)
+    module = torch.nn.Module()
+    for name, tensor in tensors.items():
+        # A converted tensor cannot be shared as bytes.
+        kept = torch.zeros(tensor.shape, dtype=torch.float64 if name == "t1" else tensor.dtype)
+        module.register_buffer(name, kept)
+    came = load_into(module, path, group=dist.group.WORLD)
+    dist.destroy_process_group()
+    return {
+        "loaded": {name: tensor.double().sum().item() for name, tensor in tensors.items()},
+        "filled": {name: tensor.double().sum().item() for name, tensor in module.named_buffers()},
+        "read": last[-1].read,
+        "bytes": last[-1].bytes,
+        "total": last[-1].total,
+        "came": came.bytes,
+    }
+
+
+def _fail_to_read() -> None:
+    really_read = os.preadv
+
+    def refused(handle: int, buffers: Any, offset: int, *flags: int) -> int:
+        if offset >= 1 << 18:
+            raise OSError(5, "Input/output error")
+        return really_read(handle, buffers, offset, *flags)
+
+    os.preadv = refused
+
+
+def memory_of_loading(rank: int, world: int, path: str, threads: int, buffer_bytes: int) -> int:
+    """Bytes by which a load into a module made this process larger. Its tensors are converted, so that all bytes go
+    through the buffers."""
+    module = torch.nn.Module()
+    for name, tensor in load(path).items():
+        module.register_buffer(name, tensor.to(torch.int16))
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
+    before = _status("VmRSS")
+    load_into(module, path, threads=threads, buffer_bytes=buffer_bytes)
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{field}:")).split()[1]) * 1024

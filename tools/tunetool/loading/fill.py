@@ -1,0 +1,131 @@
+"""Fills tensors on a device from files, with the threads and pinned buffers of the checkpoint reader."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tunetool.checkpoint.archive import Plain
+from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
+from tunetool.checkpoint.source import Files
+from tunetool.checkpoint.workers import default_threads, local_ranks
+from tunetool.loading.safetensors_files import AGAIN, Listing, Stored
+from tunetool.measure.process_reads import counted_reads
+from tunetool.node.units import format_size
+
+BUFFER_BYTES = 4 << 20
+"""Bytes of one host buffer. Pinning takes 0.45 s for each GiB, and every thread pins two buffers at a process's first
+load: this is the smallest size at which the threads' own work does not bind."""
+_FEW, _MOST = 0.01, 0.99
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a load is: ``bytes`` of ``total`` are on the device after ``seconds``.
+
+    ``read``: bytes that this process read for it; fewer than ``bytes`` if ranks share the reading. ``from_drives``:
+    bytes that the kernel counted meanwhile as fetched from drives for this process, other threads included; None where
+    it does not count.
+    """
+
+    bytes: int
+    total: int
+    seconds: float
+    read: int
+    from_drives: int | None
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def source(self) -> str:
+        """Where the bytes came from, for people; empty if nothing says."""
+        if self.from_drives is None or not self.read:
+            return ""
+        share = self.from_drives / self.read
+        if share < _FEW:
+            return "from memory"
+        return "from drives" if share > _MOST else f"{share:.0%} from drives"
+
+    def __str__(self) -> str:
+        parts = [f"{format_size(self.bytes)} of {format_size(self.total)}", f"{self.bytes_per_second / 1e9:.3g} GB/s"]
+        return ", ".join([*parts, self.source] if self.source else parts)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files are read: by so many ``threads`` (None: this rank's share of the cores), each with buffers of
+    ``buffer_bytes``. ``progress`` is called several times a second and at the end."""
+
+    threads: int | None = None
+    buffer_bytes: int = BUFFER_BYTES
+    progress: Callable[[Progress], None] | None = None
+
+
+class Filling:
+    """One load of ``listing``: reads, and counts what has come."""
+
+    def __init__(self, listing: Listing, total: int, reading: Reading, *, is_shared: bool = False) -> None:
+        self.files = Files(listing.directory, prefer_cache=True, hint=AGAIN)
+        # With O_DIRECT every rank would read the drives; ranks that load the same files share the page cache instead.
+        self.files.direct = self.files.direct and (is_shared or local_ranks() == 1)
+        self.threads = reading.threads or default_threads()
+        self._reading, self._report = reading, reading.progress
+        self._before = counted_reads()
+        self._began = time.perf_counter()
+        self.progress = Progress(0, total, 0.0, 0, None if self._before is None else 0)
+
+    def read(self, wants: Sequence[Want], device: torch.device, share: float = 1.0) -> None:
+        """Fill the targets of ``wants`` on ``device``. ``share``: the part of the bytes that come meanwhile which this
+        process reads. Raises ``CannotJudge``."""
+        come, read = self.progress.bytes, self.progress.read
+
+        def tick(count: int) -> None:
+            self._now(min(come + int(count / share), self.progress.total), read + count)
+
+        reads = plan_reads(wants, self.files, self._reading.buffer_bytes)
+        fetch = Fetch(self.files, device, self.threads, self._reading.buffer_bytes)
+        fetch.run(reads, tick if self._report else None)
+        self.progress = replace(
+            self.progress, bytes=come + sum(_size(want) for want in wants), read=read + sum(map(_size, wants))
+        )
+
+    def received(self, count: int) -> None:
+        """Count bytes that other ranks sent."""
+        self._now(self.progress.bytes + count, self.progress.read)
+
+    def finish(self) -> Progress:
+        """The whole load. Every byte must be on the device."""
+        self._now(self.progress.total, self.progress.read)
+        return self.progress
+
+    def _now(self, count: int, read: int) -> None:
+        counted = counted_reads()
+        drives = None if self._before is None or counted is None else counted.since(self._before).storage
+        seconds = time.perf_counter() - self._began
+        self.progress = Progress(count, self.progress.total, seconds, read, drives)
+        if self._report:
+            self._report(self.progress)
+
+
+def _size(want: Want) -> int:
+    return want.bytes[1] - want.bytes[0]
+
+
+def want(tensor: Stored, target: Any) -> Want:
+    """The reading of one whole stored tensor into ``target``, which has its shape."""
+    plain = Plain(0, tensor.length, tensor.dtype, tensor.shape, None)
+    return Want(tensor.name, tensor.file, tensor.start, plain, (0,) * len(tensor.shape), tensor.shape, target)
+
+
+def by_device(wants: Sequence[Want]) -> Mapping[torch.device, Sequence[Want]]:
+    """The wants of each device."""
+    grouped: dict[torch.device, list[Want]] = {}
+    for each in wants:
+        grouped.setdefault(each.target.device, []).append(each)
+    return grouped

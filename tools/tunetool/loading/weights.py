@@ -1,0 +1,134 @@
+"""``load`` and ``load_into``: the public ways to load weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunetool.checkpoint.fetch import Want
+from tunetool.checkpoint.host_buffers import release_buffers
+from tunetool.checkpoint.items import BLOCK
+from tunetool.errors import UsageProblem
+from tunetool.loading.device_memory import device_of, give_memory, rounded, taking
+from tunetool.loading.fill import BUFFER_BYTES, Filling, Progress, Reading, by_device, want
+from tunetool.loading.module_weights import Rename, match, targets
+from tunetool.loading.safetensors_files import Listing, list_tensors, shown
+from tunetool.loading.sharing import Ranks
+
+__all__ = ["load", "load_into", "release_buffers"]
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: str | torch.device = "cpu",
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    group: Any = None,
+    threads: int | None = None,
+    buffer_bytes: int = BUFFER_BYTES,
+) -> dict[str, torch.Tensor]:
+    """All tensors of ``path`` on ``device`` (``cpu``, ``cuda``, ``cuda:1``), by name.
+
+    ``path``: a .safetensors file, an index, or a directory that holds ``model.safetensors`` or
+    ``model.safetensors.index.json``. What the page cache or a tmpfs holds is copied from there; the rest is read from
+    the drives with O_DIRECT and does not enter the cache. A GPU takes no memory but the tensors'; the host takes two
+    pinned buffers of ``buffer_bytes`` for each of ``threads`` (None: this rank's share of the cores, 4 to 16), which
+    ``release_buffers`` gives back.
+
+    ``progress``: called with a ``Progress`` several times a second, and at the end. ``group``: a process group of
+    torch.distributed whose ranks all load this path; each byte is then read once, by one of them, which sends it to the
+    others.
+
+    Raises ``UsageProblem`` where files, headers or the index are malformed or the device is not there; ``CannotJudge``
+    where a file cannot be read or changes meanwhile, or the memory does not suffice.
+    """
+    reading = _reading(threads, buffer_bytes, progress)
+    target = device_of(device)
+    ranks = Ranks.of(group, target)
+
+    def prepare() -> tuple[Listing, dict[str, torch.Tensor]]:
+        listing = list_tensors(Path(path))
+        return listing, _empty(listing, target)
+
+    listing, tensors = ranks.all_or_none(prepare)
+    _fill(listing, [want(tensor, tensors[name]) for name, tensor in listing.tensors.items()], reading, ranks)
+    return tensors
+
+
+def load_into(
+    module: Any,
+    path: str | os.PathLike[str],
+    device: str | torch.device | None = None,
+    *,
+    rename: Rename | None = None,
+    ignore_unused: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    group: Any = None,
+    threads: int | None = None,
+    buffer_bytes: int = BUFFER_BYTES,
+) -> Progress:
+    """Fill every parameter and stored buffer of ``module`` from ``path``, and return how long that took.
+
+    ``device``: parameters get new memory there, also those on ``meta``, and buffers move there; None: every tensor is
+    filled where it is. Other dtypes are converted as by ``copy_``. ``rename`` maps the names of the module and of the
+    files to a common name by which they are matched; a tied tensor needs to be stored once. Tensors that the module
+    does not have are refused unless ``ignore_unused``. The other arguments and errors are those of ``load``;
+    ``DoesNotFit`` (a ``UsageProblem``) is raised before anything is changed. An error while files are read leaves the
+    module filled in part.
+    """
+    reading = _reading(threads, buffer_bytes, progress)
+    target = None if device is None else device_of(device)
+    ranks = Ranks.of(group, target or next((each.device for each in module.parameters()), torch.device("cpu")))
+
+    def prepare() -> tuple[Listing, list[Want]]:
+        listing = list_tensors(Path(path))
+        matched = match(module, listing, rename, ignore_unused=ignore_unused)
+        if target is not None:
+            give_memory(module, target, f"`{path}`")
+        return listing, targets(module, matched)
+
+    listing, wants = ranks.all_or_none(prepare)
+    return _fill(listing, wants, reading, ranks)
+
+
+def _reading(threads: int | None, buffer_bytes: int, progress: Callable[[Progress], None] | None) -> Reading:
+    if (threads is not None and threads < 1) or buffer_bytes < 16 * BLOCK or buffer_bytes % BLOCK:
+        raise UsageProblem(
+            f"`threads={threads}`, `buffer_bytes={buffer_bytes}`: at least one thread, and a multiple of {BLOCK} bytes "
+            f"from {16 * BLOCK} on",
+            "leave both out",
+        )
+    return Reading(threads, buffer_bytes, progress)
+
+
+def _empty(listing: Listing, device: torch.device) -> dict[str, torch.Tensor]:
+    dtypes = {}
+    for tensor in listing.tensors.values():
+        dtypes[tensor.name] = getattr(torch, tensor.dtype, None)
+        if dtypes[tensor.name] is None:
+            raise UsageProblem(
+                f"`{listing.directory / tensor.file}`: {shown(tensor.name)} has dtype {tensor.dtype}, which torch "
+                f"{torch.__version__} does not have",
+                "use a newer torch",
+            )
+    count = sum(rounded(tensor.length) for tensor in listing.tensors.values())
+    with taking(device, count, f"`{listing.path}`"):
+        return {
+            name: torch.empty(tensor.shape, dtype=dtypes[name], device=device)
+            for name, tensor in listing.tensors.items()
+        }
+
+
+def _fill(listing: Listing, wants: list[Want], reading: Reading, ranks: Ranks) -> Progress:
+    filling = Filling(listing, sum(each.plain.length for each in wants), reading, is_shared=ranks.size > 1)
+    try:
+        for device, group in by_device(wants).items():
+            ranks.fill(filling, group, device)
+    finally:
+        filling.files.close()
+    ranks.all_or_none(listing.check_unchanged)
+    return filling.finish()
