@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tunetool import user_directories
 from tunetool.errors import UsageProblem
+from tunetool.node.common import documents
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -278,16 +278,14 @@ def dumps(record: Record, *, compact: bool = False) -> str:
 
 def checksum(document: Mapping[str, Any]) -> str:
     """SHA-256 over the canonical JSON (sorted keys, no blanks, UTF-8) without ``sha256`` itself."""
-    body = {key: value for key, value in document.items() if key != "sha256"}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return documents.checksum(document)
 
 
 def parse(text: str, name: str) -> Record:
     """The record in ``text``; ``name`` says in errors where it came from. Raises ``UsageProblem``."""
     hint = "take the record from the runs directory again, or measure again"
     try:
-        document = json.loads(text, parse_constant=_no_constant)
+        document = documents.parse(text)
     except ValueError as error:
         raise UsageProblem(f"`{name}` is not JSON: {error}", hint) from None
     if not isinstance(document, dict):
@@ -312,9 +310,9 @@ def read(path: Path) -> Record:
     """The record at ``path`` (the file, or its directory), checksum verified. Raises ``UsageProblem``."""
     file = path / "record.json" if path.is_dir() else path
     try:
-        text = file.read_bytes().decode()
+        text = documents.read_bytes(file).decode()
     except OSError as error:
-        raise UsageProblem(f"`{file}` cannot be read: {error.strerror}") from None
+        raise UsageProblem(f"`{file}` cannot be read: {error.strerror}", "name a record or its directory") from None
     except UnicodeDecodeError:
         raise UsageProblem(f"`{file}` is damaged: it is not UTF-8", "measure again") from None
     return parse(text, str(file))
@@ -378,10 +376,6 @@ def json_schema() -> dict[str, Any]:
     schema = Record.model_json_schema(by_alias=True)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_NAME}
     return {**head, **schema}
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 if __name__ == "__main__":

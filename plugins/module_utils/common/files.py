@@ -12,10 +12,15 @@ from typing import Any
 def read_text(path: str) -> str | None:
     """The file's text without surrounding blanks, or None if it cannot be read."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
+        with open(path, encoding="utf-8", errors="replace", opener=_without_waiting) as stream:
             return stream.read().strip()
     except OSError:
         return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # A FIFO that nobody writes to, in a tree that somebody recorded, would hold an ordinary open.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_int(path: str) -> int | None:
@@ -90,22 +95,23 @@ def _shown(match: re.Match[str]) -> str:
     return "\\x%02x" % (code - 0xDC00) if 0xDC80 <= code <= 0xDCFF else "\\u%04x" % code
 
 
-def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True) -> None:
+def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True, follow: bool = True) -> None:
     """Write ``text`` to ``path`` by rename, keeping the owner and mode of a file that was there.
 
-    ``sync``: it survives a power cut, not only the end of this process.
+    ``sync``: it survives a power cut, not only the end of this process. ``follow``: False in a directory where others
+    may write, as /dev/shm: a link at ``path`` is replaced and not followed, and nobody else's owner and mode are kept.
     """
-    real = os.path.realpath(path)
-    directory = os.path.dirname(real)
+    directory, name = os.path.split(os.path.realpath(path) if follow else os.path.abspath(path))
+    directory = os.path.realpath(directory)
+    real = os.path.join(directory, name)
     os.makedirs(directory, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".%s." % os.path.basename(real), dir=directory)
+    handle, temporary = tempfile.mkstemp(prefix=".%s." % name, dir=directory)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
             stream.write(text)
             stream.flush()
-            try:
-                old = os.stat(real)
-            except FileNotFoundError:
+            old = _status(real) if follow else None
+            if old is None:
                 os.fchmod(stream.fileno(), mode)
             else:
                 os.fchmod(stream.fileno(), old.st_mode & 0o7777)
@@ -119,6 +125,13 @@ def replace_file(path: str, text: str, mode: int = 0o644, sync: bool = True) -> 
         raise
     if sync:
         sync_directory(directory)
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
 
 
 def sync_directory(path: str) -> None:

@@ -6,11 +6,13 @@ import json
 import re
 from typing import Any, Mapping
 
+from . import documents
 from .files import replace_file
 
 MANIFEST_PATH = "/etc/tunetool/node.json"
 SCHEMA_VERSION = 1
 SCHEMA_NAME = "tunetool.manifest/%d" % SCHEMA_VERSION
+EDITED_HINT = "run `site.yml` on this node, which writes it again; what is to change belongs into the inventory"
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _TEXT_OR_NULL: dict[str, Any] = {"type": ["string", "null"]}
@@ -182,9 +184,12 @@ SCHEMA: dict[str, Any] = {
                 _object(_TRAINING, optional=("cuda",)),
                 description="The environment that trains on this node, proven to work; absent: none",
             ),
+            documents.CHECKSUM: dict(
+                _TEXT, description="Over the canonical JSON without this key; absent: unsigned, of an earlier version"
+            ),
         },
         # Absent in manifests of earlier versions.
-        optional=("tuning", "aio", "training"),
+        optional=("tuning", "aio", "training", documents.CHECKSUM),
     ),
 }
 
@@ -201,25 +206,38 @@ class ManifestError(Exception):
 def load(path: str = MANIFEST_PATH) -> dict[str, Any]:
     """The manifest, checked against its schema.
 
-    Raises ``FileNotFoundError`` when there is none, ``ManifestError`` when it is damaged or of another version.
+    Raises ``FileNotFoundError`` when there is none, ``ManifestError`` when it is damaged, of another version, or was
+    edited after it was written. Manifests of earlier versions have no checksum: ``unsigned`` says so.
     """
     try:
-        with open(path, encoding="utf-8") as stream:
-            document = json.load(stream)
+        document = documents.read(path)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
-        raise ManifestError("`%s` cannot be read: %s" % (path, error), "run `site.yml` on this node") from error
+    except OSError as error:
+        reason = "`%s` cannot be read: %s" % (path, error.strerror)
+        raise ManifestError(reason, "run `site.yml` on this node") from error
+    except ValueError as error:
+        raise ManifestError("`%s` is not JSON: %s" % (path, error), "run `site.yml` on this node") from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA_NAME:
         raise ManifestError(
             "`%s` has schema `%s`, this version reads `%s`" % (path, schema, SCHEMA_NAME),
             "use the tunetool version that wrote it, or run `site.yml` of this version on the node",
         )
+    if documents.CHECKSUM in document and document[documents.CHECKSUM] != documents.checksum(document):
+        raise ManifestError("`%s` was edited after it was written: its checksum does not match" % path, EDITED_HINT)
     problems = validate(document)
     if problems:
         raise ManifestError("`%s` is not a manifest: %s" % (path, problems[0]), "run `site.yml` on this node")
-    return dict(document)
+    return {key: value for key, value in document.items() if key != documents.CHECKSUM}
+
+
+def unsigned(path: str = MANIFEST_PATH) -> bool:
+    """Whether the manifest at ``path`` can be read and has no checksum: whether it was edited is not known then."""
+    try:
+        return load(path) is not None and documents.CHECKSUM not in documents.read(path)
+    except (OSError, ValueError, ManifestError):
+        return False
 
 
 def refuse_newer(path: str = MANIFEST_PATH) -> None:
@@ -228,13 +246,12 @@ def refuse_newer(path: str = MANIFEST_PATH) -> None:
     A damaged manifest is no error here: it can be made again from the node.
     """
     try:
-        with open(path, encoding="utf-8") as stream:
-            document = json.load(stream)
+        document = documents.read(path)
     except (OSError, ValueError):
         return
     schema = document.get("schema") if isinstance(document, dict) else None
     match = re.match(r"^tunetool\.manifest/([0-9]+)$", schema) if isinstance(schema, str) else None
-    if match and int(match.group(1)) > SCHEMA_VERSION:
+    if match and int(match.group(1)[:20]) > SCHEMA_VERSION:
         raise ManifestError(
             "`%s` has schema `%s`, newer than this version's `%s`" % (path, schema, SCHEMA_NAME),
             "use the tunetool version that wrote it; nothing was changed",
@@ -253,8 +270,9 @@ def damage(path: str = MANIFEST_PATH) -> str | None:
 
 
 def dump(document: Mapping[str, Any]) -> str:
-    """The manifest as text, keys in the schema's order."""
-    return json.dumps(document, indent=2) + "\n"
+    """The manifest as text, keys in the schema's order, its checksum last."""
+    body = {key: value for key, value in document.items() if key != documents.CHECKSUM}
+    return json.dumps(dict(body, **{documents.CHECKSUM: documents.checksum(body)}), indent=2) + "\n"
 
 
 def write(document: Mapping[str, Any], path: str = MANIFEST_PATH) -> None:

@@ -11,6 +11,7 @@ from ..array.drive_decisions import KEEP, REFUSE, Criteria, Decision
 from ..array.drive_selection import select
 from ..array.md_arrays import DEAD_STATES, Array, Wanted, find
 from ..array.md_arrays import decide as decide_array
+from ..common import documents
 from ..common.manifest import validate
 from ..machine.drive_contents import Signature
 from ..machine.drives import Drive
@@ -60,8 +61,7 @@ class ConfigError(Exception):
 def load(path: str = CONFIG_PATH) -> dict[str, Any]:
     """The configuration, checked. Raises ``ConfigError``."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            document = json.load(stream)
+        document = documents.read(path)
     except FileNotFoundError:
         raise ConfigError(
             "`%s` is not there: ephemeral mode is off. hint: set `ephemeral_enabled: true`, then run `site.yml`" % path

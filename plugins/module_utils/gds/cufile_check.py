@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Iterator, Optional
 
+from ..common.documents import refuse_deep
 from .cufile_keys import (
     BOOL,
     BY_PATH,
@@ -35,6 +36,9 @@ REFUSED, IGNORED, ABORTS, TAKEN = "refused", "ignored", "aborts", "taken"
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _WALK = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
+_PLAIN = re.compile(r"[\w-]+\Z")
+"""A name that a line can show as it is."""
+_DOTTED = re.compile(r'"[^"]*\.[^"]*"')
 _SECTIONS = {key.path[: match.start()] for key in KEYS for match in re.finditer(r"\.", key.path)}
 _NAMES = {key.name: key.path for key in KEYS}
 
@@ -67,8 +71,11 @@ def read_config(text: str) -> dict[str, Any]:
     plain = _without_comments(text)
     try:
         config = json.loads(plain, parse_constant=_no_constant)
+        refuse_deep(config)
     except json.JSONDecodeError as error:
         raise ConfigError(_malformed(plain, error)) from None
+    except RecursionError:
+        raise ConfigError(Problem("", 0, "it is nested too deeply", "write no more than sections", REFUSED)) from None
     except ValueError as error:
         raise ConfigError(Problem("", 0, str(error), "write a number", REFUSED)) from None
     if not isinstance(config, dict):
@@ -163,7 +170,7 @@ def _out_of_range(key: Key, value: Any) -> str:
 
 def _stray(path: str) -> _Complaint:
     """The problem of a path that no libcufile reads: in the wrong place, misspelt, or unknown."""
-    if '"' in path:
+    if _DOTTED.search(path):
         return "`%s` has a dot in its name" % path, "libcufile takes sections as nested objects: nest it", IGNORED
     name = path.rsplit(".", 1)[-1]
     if name in PRINTED:
@@ -235,7 +242,7 @@ def _repeated(positions: list[tuple[tuple[str, ...], int]]) -> list[Problem]:
 
 def _leaves(value: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
     for name, each in value.items():
-        below = path + (name if "." not in name else json.dumps(name))
+        below = path + (name if _PLAIN.match(name) else json.dumps(name))
         known = BY_PATH.get(below)
         if isinstance(each, dict) and not (known and known.kind == TABLE) and (below in _SECTIONS or _holds_key(each)):
             yield from _leaves(each, below + ".")

@@ -10,6 +10,7 @@ from typing import Any, Mapping, Sequence
 
 from ..array.drive_decisions import REFUSE, WIPE, Decision
 from ..array.drive_selection import Selection
+from ..common import documents
 
 SCHEMA_NAME = "tunetool.plan/1"
 PROVISION, TEARDOWN, REPLACE = "provision", "teardown", "replace"
@@ -91,25 +92,26 @@ def dump(plan: Mapping[str, Any]) -> str:
 def load(path: str, job: str = PROVISION) -> dict[str, Any]:
     """Read and check a plan file for ``job``. Raises ``PlanError``."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            text = stream.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError("plan file `%s` cannot be read: %s" % (path, getattr(error, "strerror", error))) from error
+        text = documents.read_bytes(path).decode("utf-8")
+    except OSError as error:
+        raise PlanError("plan file `%s` cannot be read: %s" % (path, error.strerror)) from error
+    except UnicodeDecodeError:
+        raise PlanError("`%s` is not a plan file: it is not UTF-8" % path) from None
     return parse(text, path, job)
 
 
 def parse(text: str, name: str, job: str = PROVISION) -> dict[str, Any]:
     """A plan for ``job`` from its text; ``name`` is for messages. Raises ``PlanError``."""
     try:
-        plan = json.loads(text)
-    except ValueError:
-        raise PlanError("`%s` is not a plan file: it is not JSON" % name) from None
+        plan = documents.parse(text)
+    except ValueError as error:
+        raise PlanError("`%s` is not a plan file: it is not JSON (%s)" % (name, error)) from None
     if not isinstance(plan, dict) or plan.get("schema") != SCHEMA_NAME:
         schema = plan.get("schema") if isinstance(plan, dict) else None
         raise PlanError("`%s` is not a plan file: expected schema `%s`, found `%s`" % (name, SCHEMA_NAME, schema))
     if plan.get("sha256") != seal(plan):
         raise PlanError("plan file `%s` was edited after it was written" % name)
-    if plan.get("job") not in ARRAY_ACTIONS:
+    if not isinstance(plan.get("job"), str) or plan["job"] not in ARRAY_ACTIONS:
         raise PlanError("plan file `%s` is for no job of this version: `%s`" % (name, plan.get("job")))
     if plan["job"] != job:
         raise PlanError(
@@ -132,7 +134,9 @@ def wipes(plan: Mapping[str, Any], host: str) -> list[dict[str, str]]:
     try:
         chosen = [drive for drive in part["drives"] if drive["action"] == WIPE]
         allowed = [{"serial": drive["serial"], "hash": drive["hash"]} for drive in chosen]
-        good = all(entry["serial"] and _HASH.match(entry["hash"]) for entry in allowed)
+        good = all(
+            isinstance(entry["serial"], str) and entry["serial"] and _HASH.match(entry["hash"]) for entry in allowed
+        )
         good = good and part["array_action"] in ARRAY_ACTIONS[plan.get("job", PROVISION)]
     except (KeyError, TypeError):
         good, allowed = False, []

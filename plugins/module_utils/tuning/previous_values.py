@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import dataclass, field
 
+from ..common import documents
 from ..common.files import content, replace_file
 from ..common.refusal import Refusal
 
@@ -45,17 +46,19 @@ class State:
     @classmethod
     def load(cls, path: str) -> State:
         """Read the file; empty without one. Raises ``Refusal`` if it cannot be read: its values would be lost."""
-        text = content(path)
-        if not text:
-            return cls(path)
         try:
-            document = json.loads(text)
+            text = documents.read_bytes(path).decode("utf-8")
+            if not text:
+                return cls(path)
+            document = documents.parse(text)
             if document["schema"] != _SCHEMA:
                 raise ValueError("schema `%s`" % document["schema"])
             changes = {
                 key: Change(str(change["before"]), str(change["set"])) for key, change in document["changes"].items()
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except FileNotFoundError:
+            return cls(path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refusal(
                 "`%s` cannot be read (%s): what was set before is not known. hint: move it away; what tunetool set "
                 "then stays until the next boot" % (path, error)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool import regular_files
-from tunetool.advise.shapes import Decoder, Tensor
+from tunetool.advise.shapes import Decoder, Tensor, check_sizes
 from tunetool.errors import UsageProblem
 
 MODEL_TYPE = "qwen2_5_vl"
@@ -147,8 +147,11 @@ def tensors(configuration: Mapping[str, Any], path: str) -> tuple[Tensor, ...]:
     """
     try:
         # transformers 5 writes the language model's sizes into a block of their own.
-        return (*_tower(configuration["vision_config"]), *_decoder(configuration).tensors())
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        decoder, vision = _decoder(configuration), configuration["vision_config"]
+        check_sizes(path, decoder.layers, decoder.hidden, decoder.intermediate, decoder.vocabulary, decoder.heads)
+        check_sizes(path, int(vision["depth"]), int(vision["hidden_size"]), int(vision["intermediate_size"]))
+        return (*_tower(vision), *decoder.tensors())
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, OverflowError) as error:
         raise UsageProblem(
             f"`{path}`: {error} is missing or not a number", "is it a Qwen2.5-VL's config.json?"
         ) from None

@@ -85,7 +85,10 @@ def _of_index(folder: Path, name: str = INDEX) -> list[Path] | None:
     named = _json(path).get("weight_map")
     if not isinstance(named, dict) or not named:
         raise UsageProblem(f"`{path}` names no files", "is it an index of safetensors files?")
-    return [folder / Path(str(each)).name for each in dict.fromkeys(named.values())]
+    files = [each for each in named.values() if isinstance(each, str) and each.isprintable() and Path(each).name]
+    if len(files) < len(named):
+        raise UsageProblem(f"`{path}` names something that is no file", "is it an index of safetensors files?")
+    return [folder / Path(each).name for each in dict.fromkeys(files)]
 
 
 def _from_weights(name: str, files: list[Path]) -> Model:

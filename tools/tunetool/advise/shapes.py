@@ -145,6 +145,10 @@ def preset(name: str) -> Model:
     return Model(name, source, decoder.tensors())
 
 
+MOST_LAYERS = 10_000
+LARGEST_SIZE = 2**32
+
+
 def decoder_from_config(document: Mapping[str, Any], path: str) -> Decoder:
     """The sizes in a transformers config.json. Raises ``UsageProblem`` for an unknown family or a missing size."""
     family = document.get("model_type")
@@ -162,17 +166,27 @@ def decoder_from_config(document: Mapping[str, Any], path: str) -> Decoder:
             "vocabulary": int(document["vocab_size"]),
             "head_dim": int(document.get("head_dim") or hidden // heads),
         }
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise UsageProblem(
             f"`{path}`: {error} is missing or not a number", "is it a transformers config.json?"
         ) from None
     if min(hidden, heads, *sizes.values()) < 1:
         raise UsageProblem(f"`{path}`: a size is less than 1", "is it a transformers config.json?")
+    check_sizes(path, sizes["layers"], hidden, heads, *sizes.values())
     bias = _FAMILIES[family].get("qkv_bias", bool(document.get("attention_bias")))
     norm = _FAMILIES[family].get("qk_norm", False)
     fused = _FAMILIES[family].get("fused", False)
     tied = bool(document.get("tie_word_embeddings", False))
     return Decoder(hidden=hidden, heads=heads, tied=tied, qkv_bias=bias, qk_norm=norm, fused=fused, **sizes)
+
+
+def check_sizes(path: str, layers: int, *sizes: int) -> None:
+    """Raises ``UsageProblem`` for a model that no machine could hold, whose tensors would be listed for hours."""
+    if layers > MOST_LAYERS or max(sizes) > LARGEST_SIZE:
+        raise UsageProblem(
+            f"`{path}`: a size is too large, more than {MOST_LAYERS} layers or {LARGEST_SIZE} elements",
+            "is it a transformers config.json?",
+        )
 
 
 def tensors_from_safetensors(header: bytes, path: str) -> tuple[Tensor, ...]:

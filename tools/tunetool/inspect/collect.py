@@ -19,6 +19,7 @@ from tunetool.node.common.check_result import FAIL
 from tunetool.node.common.drift import known_manifest
 from tunetool.node.common.files import read_text
 from tunetool.node.common.manifest import MANIFEST_PATH
+from tunetool.node.common.manifest import damage as manifest_damage
 from tunetool.node.gds import path_choice
 from tunetool.node.gds.cufile_check import Problem, check_config
 from tunetool.node.gds.facts import GdsFacts
@@ -80,6 +81,7 @@ def inspect(source: Source) -> model.Inspection:
     facts = Facts(
         inspection,
         manifest=manifest,
+        manifest_problem=manifest_damage(root.rstrip("/") + MANIFEST_PATH) or "",
         checks=judge_health(node_drives, _from(answers)) if answers else [],
         sys=Path(root, "sys/devices").is_dir(),
         udev=Path(root, "run/udev/data").is_dir(),

@@ -21,6 +21,8 @@ class Facts:
 
     shown: Inspection
     manifest: Mapping[str, Any] | None = None
+    manifest_problem: str = ""
+    """Why the manifest that is there cannot be used."""
     checks: Sequence[Check] = ()
     """Checks of the drives' health logs."""
     sys: bool = True
@@ -271,6 +273,9 @@ def _cufile(facts: Facts) -> list[Finding]:
 
 def _manifest(facts: Facts) -> list[Finding]:
     manifest = facts.manifest
+    if manifest is None and facts.manifest_problem:
+        remedy = "run `site.yml` on this node, which writes it again"
+        return [Finding(id="manifest.damaged", found=facts.manifest_problem, remedy=remedy)]
     if manifest is None:
         return []
     problems = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import UsageProblem
+from tunetool.node.common import documents
 from tunetool.node.gds.facts import GdsFacts, read_gds_facts
 from tunetool.node.machine.drive_health import Health, read_health
 from tunetool.node.machine.nvme_admin import NotOffered, Refused
@@ -91,7 +91,7 @@ def opened(path: Path | None) -> Iterator[Source]:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = documents.read(path)
     except (OSError, ValueError) as error:
         raise UsageProblem(f"`{path}` is not a recording: {error}", _HINT) from None
     # The oldest recordings have no schema.

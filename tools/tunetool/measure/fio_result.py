@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from tunetool.measure.direction import Direction
 from tunetool.measure.worker import Failed
+from tunetool.node.common import documents
 
 INSTALL_HINT = "install it: `apt install fio` or `dnf install fio`"
 
@@ -68,7 +68,7 @@ def shares(
         for entry in document["jobs"]:
             sides.setdefault(str(entry["jobname"]) if by_name else "", []).append(entry)
         return {name: _outcome(fio, direction, entries, stdout, stderr) for name, entries in sides.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FioFailed(
             f"`{fio.path}` printed JSON without what a result needs ({error!r})", INSTALL_HINT, raw=raw
         ) from None
@@ -101,7 +101,7 @@ def _json_of(fio: Fio, stdout: str, stderr: str) -> dict[str, Any]:
     # Warnings precede the JSON on stdout; nothing may follow it.
     start = 0 if stdout.startswith("{") else stdout.find("\n{") + 1
     try:
-        document = json.loads(stdout[start:])
+        document = documents.parse(stdout[start:], repeated=True)
     except ValueError:
         message = first_line(stderr, stdout) or "nothing"
         raise FioFailed(f"`{fio.path}` did not print a result: {message}", INSTALL_HINT, stdout + stderr) from None
@@ -111,8 +111,8 @@ def _json_of(fio: Fio, stdout: str, stderr: str) -> dict[str, Any]:
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is not a whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"{value!r} is not a count")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any, get_args
 
 from tunetool import __version__
 from tunetool.errors import UsageProblem
+from tunetool.node.common import documents
 from tunetool.node.common.files import replace_file
 from tunetool.stage.checksums import Checksum
 from tunetool.stage.tree import Entry, Kind
 
 SCHEMA = "tunetool.stage/1"
+_LARGEST = 8 << 30
+"""Bytes, for millions of files."""
 _DAMAGED = "stage it again with `--replace`"
 
 
@@ -46,24 +50,29 @@ def write(manifest: Manifest, path: Path) -> None:
         **{name: getattr(manifest, name) for name in _HEAD},
         "entries": [_as_row(entry, next(digests) if entry.kind == "file" else None) for entry in manifest.entries],
     }
+    document[documents.CHECKSUM] = documents.checksum(document)
     # The JSON is ASCII; names that are not UTF-8 are kept as escapes.
-    replace_file(str(path), json.dumps(document, separators=(",", ":")).replace('{"path"', '\n{"path"') + "\n")
+    text = json.dumps(document, separators=(",", ":")).replace('{"path"', '\n{"path"') + "\n"
+    # Others may write beside the copy, in /dev/shm for one.
+    replace_file(str(path), text, follow=False)
 
 
 def read(path: Path) -> Manifest | None:
     """The manifest at ``path``; None if there is none. Raises ``UsageProblem`` if it is damaged or has another
-    schema."""
+    schema. Those of earlier versions have no checksum, which is no error."""
     try:
-        document = json.loads(path.read_bytes())
+        document = documents.parse(documents.read_bytes(path, _LARGEST, os.O_NOFOLLOW).decode(), odd_names=True)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}") from None
+        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", _DAMAGED) from None
     except ValueError:
         raise UsageProblem(f"`{path}` is damaged: it is not JSON", _DAMAGED) from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise UsageProblem(f"`{path}` has schema `{schema}`, this version reads `{SCHEMA}`", _DAMAGED)
+    if documents.CHECKSUM in document and document[documents.CHECKSUM] != documents.checksum(document):
+        raise UsageProblem(f"`{path}` was edited after it was written: its checksum does not match", _DAMAGED)
     try:
         rows = document["entries"]
         entries = [_entry(row) for row in rows]

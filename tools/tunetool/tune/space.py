@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from tunetool.errors import UsageProblem
+from tunetool.node.common import documents
 from tunetool.node.units import UnitError, parse_size
 from tunetool.tune.settings import DEFAULTS, NAMES, AioSettings
 
@@ -24,6 +26,8 @@ to it."""
 
 _LARGEST_BLOCK = 2**30
 _MOST = {"queue_depth": 65536, "intra_op_parallelism": 256}
+_MOST_SETTINGS = 10_000
+"""A sample of each takes days."""
 _BOOLEANS = ("single_submit", "overlap_events", "use_gds")
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
 _THEIRS = {
@@ -45,9 +49,9 @@ def settings_of(space: Mapping[str, Sequence[int | bool]]) -> list[AioSettings]:
 def read_space(path: Path) -> dict[str, list[int | bool]]:
     """The space in the JSON file at ``path``. Raises ``UsageProblem`` for an invalid file."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = documents.read(path)
     except OSError as error:
-        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}") from None
+        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", "name a file that holds a space") from None
     except ValueError as error:
         raise UsageProblem(
             f"`{path}` is not JSON: {error}", 'write such as {"block_size": ["1M", "8M"], "queue_depth": [32, 128]}'
@@ -58,7 +62,12 @@ def read_space(path: Path) -> dict[str, list[int | bool]]:
         if key not in NAMES:
             meaning = f"; here it is {_THEIRS[key]}" if key in _THEIRS else ""
             raise UsageProblem(f"`{path}` has the unknown key `{key}`", f"known are {', '.join(NAMES)}{meaning}")
-    return {key: [_value(path, key, value) for value in _list(path, key, values)] for key, values in document.items()}
+    space = {key: [_value(path, key, value) for value in _list(path, key, values)] for key, values in document.items()}
+    count = prod(len(set(values)) for values in space.values())
+    if count > _MOST_SETTINGS:
+        hint = f"name fewer values: at most {_MOST_SETTINGS} settings can be tried"
+        raise UsageProblem(f"`{path}` has {count} settings", hint)
+    return space
 
 
 def _list(path: Path, key: str, values: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunetool.errors import UsageProblem
+from tunetool.node.common import documents
 from tunetool.node.common.files import replace_file
 from tunetool.node.tuning.deepspeed_aio import VARIABLE, TunedError, check_variable
 from tunetool.record import Record
@@ -45,10 +46,10 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))[VARIABLE]
+        known = documents.read(path)[VARIABLE]
         check_variable(known)
     except OSError as error:
-        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}") from None
+        raise UsageProblem(f"`{path}` cannot be read: {error.strerror}", "name another directory") from None
     except (ValueError, KeyError, TypeError, AttributeError, TunedError) as error:
         raise UsageProblem(
             f"`{path}` holds no results of `tunetool tune`: {error}", "move it away, or name another directory"

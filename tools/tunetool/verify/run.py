@@ -28,7 +28,7 @@ from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.target import check_target
 from tunetool.measure.worker import preloads
 from tunetool.node.audit.manifest_checks import run_checks
-from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load
+from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load, unsigned
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.drives import read_drives
 from tunetool.record import CheckResult, Expectation, Ladder, Measurement
@@ -90,6 +90,7 @@ class _Verification:
         manifest = self.manifest = read_manifest(request.manifest)
         if manifest is not None:
             findings.checks += [_as_result(check) for check in run_checks(manifest)]
+            findings.checks += _unsigned(request.manifest)
         if request.level == "config":
             findings.checks += gds.static_check(request.gds or gds.default_mode(manifest), environment)
         else:
@@ -129,6 +130,22 @@ def read_manifest(path: Path | None) -> dict[str, Any] | None:
         return None
     except ManifestError as error:
         raise UsageProblem(error.message, error.hint) from None
+
+
+def _unsigned(path: Path | None) -> list[CheckResult]:
+    """A skipped check where it is not known whether the manifest was edited."""
+    if not unsigned(str(path or MANIFEST_PATH)):
+        return []
+    found = f"`{path or MANIFEST_PATH}` is unsigned: an earlier version wrote it, or the checksum was removed"
+    return [
+        CheckResult(
+            id="manifest.checksum",
+            status="skip",
+            expected="the manifest as it was written",
+            found=found,
+            remedy="run `site.yml` on this node, which writes it again",
+        )
+    ]
 
 
 def expectations(request: Request, manifest: Mapping[str, Any] | None) -> list[Expectation]:
