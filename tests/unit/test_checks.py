@@ -144,6 +144,10 @@ def test_a_lost_drive_is_named_although_md_still_says_clean(tmp_path: Path) -> N
     ("path", "change", "identity", "word"),
     [
         ("sys/devices/virtual/block/md127/md/array_state", lambda text: "broken\n", "array.state", "broken"),
+        ("sys/devices/virtual/block/md127/md/array_state", lambda text: "clear\n", "array.state", "clear"),
+        ("sys/devices/virtual/block/md127/md/array_state", lambda text: "readonly\n", "array.state", "readonly"),
+        ("sys/devices/virtual/block/md127/md/array_state", lambda text: "suspended\n", "array.state", "suspended"),
+        ("sys/devices/virtual/block/md127/md/array_state", lambda text: "", "array.state", "state"),
         ("sys/devices/virtual/block/md127/md/chunk_size", lambda text: "524288\n", "array.chunk", "512 KiB"),
         ("proc/self/mountinfo", without_line(POINT), "filesystem.mounted", "not a mount point"),
         ("proc/self/mountinfo", lambda text: text.replace("9:127 /", "254:1 /"), "filesystem.mounted", "another"),

@@ -290,6 +290,8 @@ def test_an_array_that_is_not_as_asked_is_left(node: Node, asked: Asked, name: s
     [
         ("sys/devices/virtual/block/md127/md/level", "raid5\n", "array.level", "raid5"),
         ("sys/devices/virtual/block/md127/md/array_state", "broken\n", "array.state", "broken"),
+        ("sys/devices/virtual/block/md127/md/array_state", "readonly\n", "array.state", "readonly"),
+        ("sys/devices/virtual/block/md127/md/array_state", "suspended\n", "array.state", "suspended"),
     ],
 )
 def test_an_array_that_became_another_is_left(node: Node, path: str, text: str, name: str, actual: str) -> None:

@@ -10,7 +10,7 @@ from ..common.drift import Difference, lines_only_in
 from ..common.files import content
 from ..units import format_size_binary
 from .initramfs_check import judge_images, mdadm_conf_path, rebuild_command
-from .md_arrays import DEAD_STATES, Array, Superblock, find
+from .md_arrays import DEAD_STATES, HALTED_STATES, Array, Superblock, find
 from .mdadm_conf import conf_with_array
 
 ANEW = "save the data, `playbooks/teardown.yml`, then `site.yml`; or ask for what is there"
@@ -98,6 +98,8 @@ def compare_array(
     left += _members(manifest, asked, array, serials)
     if array.device and array.state in DEAD_STATES and array.state != "inactive":
         cannot("array.state", "active", array.state, "a RAID0 cannot lose a drive: `playbooks/replace_drive.yml`")
+    if array.device and array.state in HALTED_STATES:
+        cannot("array.state", "active", array.state, HALTED_STATES[array.state])
     if (not array.device or array.state == "inactive") and complete(array):
         left.append(Difference("array.assembled", "array `%s`" % array.name, "not assembled"))
     return left

@@ -13,6 +13,11 @@ from ..common.files import read_int, read_text
 
 DEAD_STATES = ("broken", "inactive", "clear")
 """``md/array_state`` values under which a RAID0 cannot serve I/O (kernel: Documentation/admin-guide/md.rst)."""
+HALTED_STATES: Mapping[str, str] = {
+    "readonly": "writes are refused: run `mdadm --readwrite` on it, after `dmesg` has shown why",
+    "suspended": "all I/O waits until somebody resumes it: write 0 to `md/suspend_lo` and `md/suspend_hi` of the array",
+}
+"""States of an array that is whole, and that somebody stopped: what they mean and what to do."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import os
 from typing import Any, Mapping
 
 from ..array.initramfs_check import check_images
-from ..array.md_arrays import DEAD_STATES, Array, find, read_arrays
+from ..array.md_arrays import DEAD_STATES, HALTED_STATES, Array, find, read_arrays
 from ..common.check_result import FAIL, PASS, SKIP, UNKNOWN, Check
 from ..common.training_part import check_training
 from ..gds.facts import read_gds_facts
@@ -37,6 +37,8 @@ from ..volume.named_volume import check_volume
 from ..volume.xfs_geometry import geometry_of_mount
 
 __all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks"]
+_LOST_DRIVE = "a RAID0 cannot lose a drive: replace it, then run `playbooks/replace_drive.yml`"
+_STATE_REMEDIES = {"unknown": "`md/array_state` cannot be read: see `dmesg`"}
 
 
 def run_checks(
@@ -106,10 +108,10 @@ def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mappin
         _check("array.assembled", True, "%s with UUID %s" % (name, wanted["uuid"]), "`%s`" % array.device, ""),
         _check(
             "array.state",
-            array.state not in DEAD_STATES,
+            array.state not in (*DEAD_STATES, *HALTED_STATES, "unknown"),
             "an active array",
             "state `%s`" % array.state,
-            "a RAID0 cannot lose a drive: replace it, then run `playbooks/replace_drive.yml`",
+            HALTED_STATES.get(array.state, _STATE_REMEDIES.get(array.state, _LOST_DRIVE)),
         ),
         _check(
             "array.name",

@@ -27,6 +27,7 @@ from tunetool.measure.sequential import plan as plan_sequential
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.measure.target import check_target
 from tunetool.measure.worker import preloads
+from tunetool.node.array.md_arrays import HALTED_STATES
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.manifest import MANIFEST_PATH, ManifestError, load, unsigned
 from tunetool.node.machine.block_stack import BlockStack, read_stack
@@ -180,6 +181,12 @@ def _is_mounted(checks: Sequence[CheckResult]) -> bool:
     return any(check.id == MOUNTED and check.status == "pass" for check in checks)
 
 
+def _halted(checks: Sequence[CheckResult]) -> CheckResult | None:
+    """The check of an array that somebody stopped, if there is one."""
+    found = [f"state `{state}`" for state in HALTED_STATES]
+    return next((check for check in checks if check.status == "fail" and check.found in found), None)
+
+
 def _doubt_manifest(
     request: Request, manifest: Mapping[str, Any] | None, stack: BlockStack, findings: _Findings
 ) -> None:
@@ -207,6 +214,12 @@ def _set_scene(
     if own_mount and not _is_mounted(findings.checks):
         progress.say(f"`{target}` is not the mount that the manifest names: nothing is written there")
         findings.errors.append(f"`{target}` was not measured: see {MOUNTED}")
+        return None
+    halted = _halted(findings.checks) if own_mount else None
+    if halted is not None:
+        # I/O of ours would wait with everybody else's, in a state in which no signal ends it.
+        progress.say(f"`{target}` lies on an array with {halted.found}: nothing is written there")
+        findings.errors.append(f"`{target}` was not measured: see {halted.id}")
         return None
     try:
         check_target(target)
