@@ -14,7 +14,7 @@ import pytest
 from tunetool.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ROOT / "docs/reference/commands.md"
 """Pages that tools/dev/docs.py generates from the commands."""
 FOLDERS = "docs|inventory|molecule|perf|playbooks|plugins|roles|templates|tests|tools"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
-import stat
 from typing import Any, Mapping
 
 from ..array.md_arrays import Array
@@ -160,10 +160,18 @@ class MountPoint(Job):
         lines = ["%s %s\n" % (path, text) if text else "" for text in (before, after)]
         if self.ledger.differs("offload.directory", after, before or "no directory", "offload directory", *lines):
             os.makedirs(path, exist_ok=True)
-            if stat.S_ISLNK(os.lstat(path).st_mode):
-                raise Refusal("`%s` is a symbolic link. hint: name the directory itself" % path)
-            os.chown(path, owner.pw_uid, group.gr_gid)
-            os.chmod(path, mode)
+            try:
+                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR) or not os.path.islink(path):
+                    raise
+                raise Refusal("`%s` is a symbolic link. hint: name the directory itself" % path) from None
+            try:
+                # By the handle: between two calls by name, somebody could put a link there.
+                os.fchown(handle, owner.pw_uid, group.gr_gid)
+                os.fchmod(handle, mode)
+            finally:
+                os.close(handle)
         return str(path)
 
 

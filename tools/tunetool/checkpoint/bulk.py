@@ -128,9 +128,9 @@ def begin(bulk: Path, name: str, digest: str, metadata: bytes, plan: Plan) -> Pa
         if problem is not None:
             shutil.rmtree(partial, ignore_errors=True)
             raise problem
-        for stale in (_CHANGED, MARKER):
+        for stale in (_CHANGED, MARKER, _METADATA_COPY):
             (partial / stale).unlink(missing_ok=True)
-        with (partial / _METADATA_COPY).open("wb") as stream:
+        with (partial / _METADATA_COPY).open("xb") as stream:  # never through a link of somebody else
             stream.write(metadata)
             stream.flush()
             os.fsync(stream.fileno())

@@ -56,7 +56,7 @@ def write(directory: Path, step: str, marker: Marker) -> None:
         "metadata": marker.metadata and marker.metadata.row(),
     }
     # The directory is synced too, so `.metadata` and all file names survive a power cut.
-    replace_file(str(directory / MARKER), json.dumps(document, indent=1))
+    replace_file(str(directory / MARKER), json.dumps(document, indent=1), follow=False)
 
 
 def replaceable(final: Path) -> None:

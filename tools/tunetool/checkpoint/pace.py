@@ -45,7 +45,7 @@ def saving(scratch: Path, *, make: bool = True) -> Iterator[None]:
     """
     handle = None
     with contextlib.suppress(OSError):
-        handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o666)
+        handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0), 0o666)
         HELD.add(handle)
         fcntl.flock(handle, fcntl.LOCK_SH)
     try:
@@ -84,7 +84,7 @@ def savers(scratch: Path) -> list[Saver]:
     """The running saves in ``scratch``."""
     running = []
     with contextlib.suppress(OSError):
-        handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(scratch / FLAG, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -92,7 +92,7 @@ def leave_note(step_dir: Path, bulk: Path, sources: Mapping[str, Identity], meta
         "metadata": metadata.row() if metadata else None,
     }
     with contextlib.suppress(OSError):
-        replace_file(str(step_dir / NOTE), json.dumps(document))
+        replace_file(str(step_dir / NOTE), json.dumps(document), follow=False)
 
 
 def note_in(step_dir: Path, bulk: Path | None = None) -> Marker | None:

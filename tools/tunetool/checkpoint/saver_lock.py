@@ -172,7 +172,14 @@ def _open(path: Path) -> tuple[int, bool]:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
     except FileExistsError:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
+        pass
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), False
+    except OSError:
+        # In a directory where others may write, the kernel itself refuses some of their links, with EACCES.
+        if not path.is_symlink():
+            raise
+        raise CannotJudge(f"`{path}` is a link, which no save makes", "remove it, and see who owns it") from None
 
 
 def _try_lock(handle: int) -> bool | None:
@@ -190,7 +197,7 @@ def _try_lock(handle: int) -> bool | None:
 
 def _is_at(handle: int, path: Path) -> bool:
     try:
-        status = path.stat()
+        status = path.lstat()
     except FileNotFoundError:
         return False
     held = os.fstat(handle)

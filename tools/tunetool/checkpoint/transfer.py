@@ -148,7 +148,7 @@ def _create(path: Path) -> int:
         if error.errno != errno.EINVAL:
             raise
     # The refused open may have created the file.
-    return os.open(path, flags | os.O_TRUNC, 0o644)
+    return os.open(path, flags | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
 
 
 def _write_all(out: int, piece: memoryview) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,8 +36,18 @@ def lock_directory(environment: Mapping[str, str], is_root: bool) -> Path:
     if is_root:
         return Path("/run/lock")
     runtime_directory = environment.get("XDG_RUNTIME_DIR")
-    # Last resort, a directory of this user: another user's lock file could not be opened.
-    return Path(runtime_directory) if runtime_directory else Path(tempfile.gettempdir()) / f"tunetool-{os.geteuid()}"
+    return Path(runtime_directory) if runtime_directory else _last_resort()
+
+
+def _last_resort() -> Path:
+    # A directory of this user: another user's lock file could not be opened.
+    return Path(tempfile.gettempdir()) / f"tunetool-{os.geteuid()}"
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether it is a directory of this user, and no link."""
+    status = directory.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def lock_key(stack: BlockStack) -> str:
@@ -63,6 +74,11 @@ def device_lock(key: str, directory: Path) -> Iterator[None]:
     path = directory / f"tunetool-{re.sub(r'[^A-Za-z0-9]', '-', key)}.lock"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if directory == _last_resort() and not _is_ours(directory):
+            raise CannotJudge(
+                f"`{directory}` belongs to somebody else, who could let two runs measure at once",
+                "set `XDG_RUNTIME_DIR` or `TUNETOOL_LOCK_DIR` to a directory of yours",
+            )
         # /run/lock is world-writable: never follow a link there.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:

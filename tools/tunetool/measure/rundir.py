@@ -30,10 +30,11 @@ def run_directory(target: Path, run_id: str, left_behind: Callable[[str], None] 
 
     ``left_behind`` is called if a broken storage keeps the directory; without it ``OSError`` is raised.
     """
-    path = target / (PREFIX + run_id[:12])
+    path, made = target / (PREFIX + run_id[:12]), False
     try:
         try:
             path.mkdir(mode=0o700)
+            made = True
             (path / _OWNER).write_text(json.dumps(process_identity(os.getpid())))
         except OSError as error:
             if error.errno == errno.EIO:
@@ -45,7 +46,9 @@ def run_directory(target: Path, run_id: str, left_behind: Callable[[str], None] 
         yield path
     finally:
         try:
-            _remove(path)
+            # What was there before, a directory or a link of somebody else, is not ours to remove.
+            if made:
+                _remove(path)
         except OSError as error:
             # What went wrong before this is worth more than that it could not be tidied up.
             if left_behind is None:
@@ -75,7 +78,7 @@ def stale_directories(target: Path) -> list[Path]:
     stale = []
     for path in sorted(target.glob(PREFIX + "*")):
         with contextlib.suppress(OSError, ValueError):
-            if path.is_symlink() or path.stat().st_uid != os.geteuid():
+            if path.is_symlink() or path.lstat().st_uid != os.geteuid():
                 continue
             if _is_dead(path):
                 stale.append(path)

@@ -84,7 +84,7 @@ def _undo(destination: Destination, built: Path, inode: int | None, before: str 
     if before is None:
         destination.manifest.unlink(missing_ok=True)
     elif content(str(destination.manifest)) != before:
-        replace_file(str(destination.manifest), before)
+        replace_file(str(destination.manifest), before, follow=False)
     remove_tree(built)
 
 
