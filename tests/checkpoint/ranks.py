@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import changing
 import seeded
 import torch
 import torch._dynamo  # DTensor imports it at its first use, and every child would repeat that
@@ -131,4 +132,43 @@ def save_cached(rank: int, world: int, path: str, meet: str, planner: str) -> No
             settings = {} if planner == "torch" else {"split_above": 100_000}
             writer = DirectWriter(Path(path) / name)
             dcp.save(state, storage_writer=writer, planner=made(enable_plan_caching=True, **settings))
+    dist.destroy_process_group()
+
+
+def save_changing(
+    rank: int, world: int, path: str, meet: str, steps: list[changing.Tensors], how: str, caching: bool = False
+) -> None:
+    """Every step into a directory of its own and into one for all. A tensor that keeps its shape keeps its memory too in
+    every second step."""
+    _joined(rank, world, meet)
+    mesh, tensors = init_device_mesh("cpu", (world,)), dict[Any, torch.Tensor]()
+    for step, described in enumerate(steps):
+        state: dict[str, Any] = {"step": step}
+        for name, of in described.items():
+            place = {"shard0": Shard(0), "shard1": Shard(1), "replicate": Replicate()}.get(of["place"])
+            name = f"{name}{rank}" if of["place"] == "own" else name  # noqa: PLW2901  (the rank's own)
+            value = changing.whole(name, step, of["shape"], of["dtype"])
+            local = _cut(value, place, rank, world)
+            kind = (name, str(of), tuple(local.shape))
+            if kind in tensors and step % 2:
+                tensors[kind].copy_(local)
+            else:
+                tensors[kind] = local.clone()
+            state[name] = tensors[kind]
+            if place is not None:
+                state[name] = DTensor.from_local(
+                    tensors[kind], mesh, [place], run_check=False, shape=value.shape, stride=value.stride()
+                )
+        for name in (f"step_{step}", "same"):
+            writer = DirectWriter(Path(path) / name, threads=2)
+            planner = DirectSavePlanner(split_above=20_000, enable_plan_caching=caching)
+            if how == "sync":
+                dcp.save(state, storage_writer=writer, planner=planner)
+            else:
+                future = dcp.async_save(state, storage_writer=writer, planner=planner, async_stager=writer.stager())
+                for tensor in tensors.values():
+                    tensor.neg_()
+                future.result()
+                for tensor in tensors.values():
+                    tensor.neg_()
     dist.destroy_process_group()

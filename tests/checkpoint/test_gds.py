@@ -80,10 +80,13 @@ class Cufile:
 def cufile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cufile]:
     made = Cufile()
     monkeypatch.setattr(gds, "bindings", lambda: made)
-    monkeypatch.setattr(
-        Source, "gpu_address", property(lambda self: None if self.flat is None else self.flat.data_ptr())
-    )
-    monkeypatch.setattr(Source, "address", property(lambda self: None))
+    of_host_memory = Source.__init__
+
+    def of_gpu_memory(source: Source, tensor: torch.Tensor) -> None:
+        of_host_memory(source, tensor)
+        source.gpu_address, source.address = source.address, None
+
+    monkeypatch.setattr(Source, "__init__", of_gpu_memory)
     gds.library.cache_clear()
     yield made
     gds.library.cache_clear()

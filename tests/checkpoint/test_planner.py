@@ -12,7 +12,8 @@ from torch.distributed.checkpoint.default_planner import _validate_global_plan, 
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.planner_helpers import _create_write_items
 
-from tunetool.checkpoint.planner import DirectSavePlanner, item_bytes, pieces, share_out
+from tunetool.checkpoint.global_plan import item_bytes, pieces, share_out
+from tunetool.checkpoint.planner import DirectSavePlanner
 
 
 def write_item(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> WriteItem:

@@ -12,6 +12,13 @@ from tunetool.node.common.documents import open_regular, read_bytes
 __all__ = ["JSON_BYTES", "open_regular", "read_bytes", "read_json"]
 
 
+def read_end(path: Path, count: int) -> bytes:
+    """The last ``count`` bytes of the file, or all of a shorter one. Raises ``OSError`` as ``open_regular`` does."""
+    with os.fdopen(open_regular(path), "rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - count))
+        return stream.read()
+
+
 def read_json(path: Path, limit: int = JSON_BYTES) -> Any:
     """The document in a file of UTF-8. Raises ``OSError`` as ``read_bytes`` does, ``ValueError`` if it is no JSON.
 

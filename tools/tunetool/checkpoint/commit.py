@@ -13,9 +13,11 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunetool import regular_files
 from tunetool.checkpoint import metadata, saver_lock
 from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
@@ -31,6 +33,8 @@ _DATA = re.compile(r"__\d+_\d+(\.(?P<token>[0-9a-f]{16}))?\.distcp")
 _METADATA = re.compile(r"\.metadata\.(?P<token>[0-9a-f]{16})\.tmp")
 """The temporary file that DirectWriter renames to `.metadata`."""
 _TOKEN = re.compile(r"[0-9a-f]{16}")
+_SAVE_ID = re.compile(rb"\x8c\x07save_id\x94?\x8c\x10([0-9a-f]{16})")
+"""In the pickle: the field ``save_id`` of ``StorageMeta``, and DirectWriter's token (torch's is longer)."""
 UNFINISHED = ".tunetool-save.unfinished"
 """Tokens, one per line, of the multi-rank saves that began since the last commit. When a save fails, no process knows
 whether all ranks have ended: files may still appear after the coordinator has removed the existing ones."""
@@ -97,19 +101,22 @@ class Saving:
         Raises ``UsageProblem`` for metadata that ``metadata.loads`` refuses, ``CannotJudge`` when the storage fails.
         The old checkpoint then remains, and the caller must still call ``abandon``.
         """
+        self.commit_content([metadata.dumps(new, self.directory / metadata.NAME)], metadata.files_of(new))
+
+    def commit_content(self, content: Sequence[bytes], names: Collection[str]) -> None:
+        """``commit`` of metadata as bytes, in parts, which name the data files ``names`` and no others."""
         path = self.directory / metadata.NAME
-        content = metadata.dumps(new, path)
         temporary = self.directory / f"{metadata.NAME}.{self.token}.tmp"
         with naming_errors(self.directory, _PREVIOUS_IS_WHOLE, WRITING):
             with temporary.open("xb") as stream:
-                stream.write(content)
+                stream.writelines(content)
                 stream.flush()
                 os.fsync(stream.fileno())
             temporary.replace(path)
             fsync_directory(self.directory)
         # The save is complete; the next save removes what cannot be removed now.
         with contextlib.suppress(OSError):
-            _delete_unnamed(self.directory)
+            _delete_unnamed(self.directory, committed=names)
             for name in (UNFINISHED, f"{UNFINISHED}.tmp"):
                 (self.directory / name).unlink(missing_ok=True)
         self._lock.release()
@@ -187,10 +194,13 @@ def _record_unfinished(directory: Path, tokens: Sequence[str]) -> None:
     fsync_directory(directory)
 
 
-def _delete_unnamed(directory: Path, tokens: Collection[str] | None = None) -> None:
+def _delete_unnamed(
+    directory: Path, tokens: Collection[str] | None = None, committed: Collection[str] | None = None
+) -> None:
     """Delete checkpoint files that no metadata of the directory names; with ``tokens``, only those of these saves.
 
-    Deletes nothing if any metadata of the directory cannot be read.
+    ``committed``: the files that `.metadata` names, where the caller has just written it. Deletes nothing if any
+    metadata of the directory cannot be read.
     """
     if tokens is not None and not tokens:
         return
@@ -200,17 +210,54 @@ def _delete_unnamed(directory: Path, tokens: Collection[str] | None = None) -> N
         if (match := _DATA.fullmatch(path.name) or _METADATA.fullmatch(path.name))
         and (tokens is None or match["token"] in tokens)
     ]
+    if committed is not None:
+        candidates = [path for path in candidates if path.name not in committed]
     if not candidates:
         # Metadata of a large checkpoint takes long to read.
         return
     try:
-        named = metadata.named_in(directory)
+        named = _named(directory, tokens, committed)
     except TunetoolError:
         return
     for path in candidates:
-        if path.name not in named:
+        match = _DATA.fullmatch(path.name)
+        if path.name not in named.files and not (match and match["token"] in named.tokens):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What the metadata of a directory names: files, and all files of the saves ``tokens``."""
+
+    files: Collection[str]
+    tokens: Collection[str]
+
+
+def _named(directory: Path, tokens: Collection[str] | None, committed: Collection[str] | None) -> _Named:
+    """Raises ``TunetoolError`` if metadata of the directory cannot be read.
+
+    Metadata of a large checkpoint takes long to unpickle, so it is not where its names are known: it was just written,
+    or it is that of a save of DirectWriter, whose files all have the token that its last bytes name.
+    """
+    if committed is not None:
+        return _Named({*committed, *metadata.named_in(directory, but=metadata.NAME)}, ())
+    token = _token_of(directory / metadata.NAME) if tokens is not None else None
+    if token is not None:
+        return _Named(metadata.named_in(directory, but=metadata.NAME), (token,))
+    return _Named(metadata.named_in(directory), ())
+
+
+def _token_of(path: Path) -> str | None:
+    """The token of the save that wrote the metadata, from its last bytes; None if they do not name one."""
+    try:
+        content = regular_files.read_end(path, _TAIL)
+    except OSError:
+        return None
+    if not content.endswith(b"."):
+        return None
+    tokens = _SAVE_ID.findall(content)
+    return tokens[-1].decode("ascii") if tokens else None
 
 
 def _tokens_not_named(directory: Path, tokens: Collection[str]) -> tuple[str, ...]:
@@ -219,8 +266,8 @@ def _tokens_not_named(directory: Path, tokens: Collection[str]) -> tuple[str, ..
     if not tokens:
         return ()
     try:
-        named = metadata.named_in(directory)
+        named = _named(directory, tokens, None)
     except TunetoolError:
         return ()
-    kept = {match["token"] for name in named if (match := _DATA.fullmatch(name))}
+    kept = {match["token"] for name in named.files if (match := _DATA.fullmatch(name))} | set(named.tokens)
     return tuple(token for token in tokens if token not in kept)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -26,10 +25,13 @@ MEMORY_SHARE = 0.9
 
 _FEWER = "check `ulimit -l` and the available memory; reduce `buffer_bytes` or `threads`"
 
-# A foreign call releases the interpreter's lock; assigning to a slice of a memoryview does not.
-_memmove = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
-    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
-)
+_MEMMOVE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memmove = ctypes.CFUNCTYPE(*_MEMMOVE)(ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0)
+"""Releases the interpreter's lock meanwhile."""
+_memmove_at_once = ctypes.PYFUNCTYPE(*_MEMMOVE)(ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0)
+"""Keeps the interpreter's lock: for so few bytes that getting it back from another thread would take longer."""
+_AT_ONCE = 64 << 10
+"""Bytes; copying them takes a few microseconds."""
 
 
 def use_gpu(gpu: torch.device | None) -> None:
@@ -144,12 +146,41 @@ def release_buffers() -> None:
     POOL.release()
 
 
+_dispatch_keys: Callable[[torch.Tensor], Any] | None = getattr(torch._C, "_dispatch_keys", None)
+_plain_kinds: dict[int, bool] = {}
+"""By the dispatch keys of a ``torch.Tensor``, which say all that ``_is_plain_kind`` asks for."""
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor consists of nothing but elements in its own memory. Other tensors are saved by ``torch.save``.
 
     Raises ``ValueError`` if the memory does not hold all elements (FSDP frees the memory of parameters).
     """
-    if (
+    if _dispatch_keys is None or type(tensor) is not torch.Tensor:
+        plain = _is_plain_kind(tensor)
+    else:
+        keys = _dispatch_keys(tensor).raw_repr()
+        known = _plain_kinds.get(keys)
+        plain = _plain_kinds.setdefault(keys, _is_plain_kind(tensor)) if known is None else known
+    if not plain:
+        return False
+    count = tensor.numel()
+    if not count:
+        return True
+    storage = tensor.untyped_storage()
+    last = tensor.storage_offset() + (
+        count - 1
+        if tensor.is_contiguous()
+        else sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    )
+    needed, held = (last + 1) * tensor.element_size(), storage.nbytes()
+    if held < needed or not storage.data_ptr():
+        raise ValueError(f"its elements take {needed} bytes, and its memory holds {held}")
+    return True
+
+
+def _is_plain_kind(tensor: torch.Tensor) -> bool:
+    return not (
         tensor.layout != torch.strided
         or tensor.is_quantized
         or tensor.is_nested
@@ -158,17 +189,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
         or tensor._is_zerotensor()
         or torch._is_functional_tensor(tensor)
-    ):
-        return False
-    if not tensor.numel():
-        return True
-    last = tensor.storage_offset() + sum(
-        (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    needed, held = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()
-    if held < needed or not tensor.untyped_storage().data_ptr():
-        raise ValueError(f"its elements take {needed} bytes, and its memory holds {held}")
-    return True
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -198,36 +219,37 @@ def views(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
         yield from tensor.split(limit // row)
 
 
-@dataclass
 class Source:
-    """The raw bytes of one plain tensor in C order, on any device."""
+    """The raw bytes of one plain tensor in C order, on any device.
 
-    tensor: torch.Tensor
+    ``address``: of the bytes in host memory; None if they must be copied first. ``gpu_address``: of the bytes in GPU
+    memory; None if they are elsewhere or must be reordered first.
+    """
 
-    @property
-    def bytes(self) -> int:
-        return int(self.tensor.numel() * self.tensor.element_size())
+    __slots__ = ("_flat", "address", "bytes", "device", "gpu_address", "is_flat", "tensor")
 
-    @cached_property
-    def flat(self) -> torch.Tensor | None:
-        """The tensor's memory as uint8, shape (bytes,); None if the elements must be reordered first."""
-        return as_bytes(self.tensor) if is_flat(self.tensor) else None
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.device = tensor, tensor.device
+        self.bytes = int(tensor.numel() * tensor.element_size())
+        self.is_flat = is_flat(tensor)
+        self.address = tensor.data_ptr() if self.is_flat and tensor.is_cpu else None
+        self.gpu_address = tensor.data_ptr() if self.is_flat and tensor.is_cuda else None
+        self._flat: torch.Tensor | None = None
 
-    @property
-    def address(self) -> int | None:
-        """Address of the bytes in host memory; None if they must be copied first."""
-        return None if self.flat is None or self.flat.device.type != "cpu" else int(self.flat.data_ptr())
-
-    @property
-    def gpu_address(self) -> int | None:
-        """Address of the bytes in GPU memory; None if they are elsewhere or must be reordered first."""
-        return None if self.flat is None or self.flat.device.type != "cuda" else int(self.flat.data_ptr())
+    def _raw(self) -> torch.Tensor:
+        """The bytes as uint8, shape (bytes,): the tensor's memory, or an ordered copy."""
+        if not self.is_flat:
+            return as_bytes(self.tensor.resolve_conj().resolve_neg().contiguous())
+        if self._flat is None:
+            self._flat = as_bytes(self.tensor)
+        return self._flat
 
     def copy(self, start: int, count: int, buffer: Buffer, at: int) -> None:
         """Copy ``count`` bytes from ``start`` to the offset ``at`` of the buffer; from a GPU, on the current stream."""
-        raw = self.flat
-        if raw is None:
-            raw = as_bytes(self.tensor.resolve_conj().resolve_neg().contiguous())
+        if self.address is not None:
+            (_memmove_at_once if count <= _AT_ONCE else _memmove)(buffer.address + at, self.address + start, count)
+            return
+        raw = self._raw()
         if raw.device.type == "cpu":
             _memmove(buffer.address + at, raw.data_ptr() + start, count)
         else:

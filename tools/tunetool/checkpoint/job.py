@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
 
 from tunetool.checkpoint import space
 from tunetool.checkpoint.checksums import seal
 from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.direct import DataFile, Target
-from tunetool.checkpoint.host_buffers import POOL, Source, is_plain, number_of_buffers, size_of_buffers, views
-from tunetool.checkpoint.items import Archive, Placed, archive, place
-from tunetool.checkpoint.layout import Block, Part, cut, share_out
-from tunetool.checkpoint.pipeline import Digest, Pipeline
+from tunetool.checkpoint.host_buffers import POOL, Source, is_plain, number_of_buffers, size_of_buffers
+from tunetool.checkpoint.items import LARGE, Archive, archive
+from tunetool.checkpoint.layout import Block
+from tunetool.checkpoint.packed import Results
+from tunetool.checkpoint.pipeline import Pipeline
+from tunetool.checkpoint.planner import DirectSavePlanner
+from tunetool.checkpoint.rank_layout import Asked, layout_for, sources_of
 from tunetool.errors import CannotJudge
 
 FILE_BYTES = 32 << 20
@@ -59,13 +61,20 @@ class Item:
         return len(self.content) if isinstance(self.content, bytes) else self.content.length
 
 
-def resolve(write: WriteItem, planner: SavePlanner, checksums: bool, save: str) -> Item:
-    """The item with its data from the planner, for the save with the token ``save``. Raises ``CannotJudge`` for a
+def items_of(writes: Sequence[WriteItem], planner: SavePlanner, checksums: bool, save: str) -> list[Item]:
+    """The items with their data from the planner, for the save with the token ``save``. Raises ``CannotJudge`` for a
     tensor that cannot be saved."""
-    data = planner.resolve_data(write)
+    if isinstance(planner, DirectSavePlanner):
+        data = planner.data_of(writes)
+        return [_item(write, each, checksums, save) for write, each in zip(writes, data, strict=True)]
+    return [_item(write, planner.resolve_data(write), checksums, save) for write in writes]
+
+
+def _item(write: WriteItem, data: torch.Tensor | io.BytesIO, checksums: bool, save: str) -> Item:
     if isinstance(data, io.BytesIO):
         return Item(write, data.getvalue())
     try:
+        # An alias with a hold of its own on the memory, whatever becomes of the caller's tensor meanwhile.
         tensor = data.detach()
         if not is_plain(tensor):
             stream = io.BytesIO()
@@ -77,71 +86,30 @@ def resolve(write: WriteItem, planner: SavePlanner, checksums: bool, save: str) 
             "leave it out of the state, or save the plain tensors that it is made of",
         ) from error
     source = Source(tensor)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return Item(write, archive(dtype, tuple(tensor.shape), source.bytes, checksums), source, save)
+    return Item(write, archive(_name_of(tensor.dtype), tensor.shape, source.bytes, checksums), source, save)
 
 
-@dataclass
-class Layout:
-    """The layout of a rank's items. ``locations``: by item index, the index of the file and the position in it."""
-
-    sizes: list[int] = field(default_factory=list)
-    blocks: list[list[Block]] = field(default_factory=list)
-    locations: dict[int, tuple[int, Placed]] = field(default_factory=dict)
-    digests: dict[int, Digest] = field(default_factory=dict)
-
-    @property
-    def buffers(self) -> int:
-        """Number of host buffers that hold everything which is not written without a copy."""
-        return sum(not block.zero_copy for blocks in self.blocks for block in blocks)
+@lru_cache(256)
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def lay_out(items: Sequence[Item], files: int, limit: int, zero_copy: Callable[[Part], bool]) -> Layout:
-    """Distribute the items over at most ``files`` files, in blocks of at most ``limit`` bytes."""
-    layout = Layout()
-    for file, share in enumerate(share_out([item.length for item in items], files)):
-        of_this_file = [items[number] for number in share]
-        placed, size = place([len(i.content) if isinstance(i.content, bytes) else i.content for i in of_this_file])
-        parts: list[Part] = []
-        for number, item, at in zip(share, of_this_file, placed, strict=True):
-            layout.locations[number] = file, at
-            parts += _parts(number, item, at, limit, layout.digests)
-        layout.sizes.append(size)
-        layout.blocks.append(list(cut(file, parts, limit, zero_copy)))
-    return layout
+def _zero_copy(source: Source, alignment: int, gds: bool) -> bool:
+    """Whether the tensor's memory can be written as it is."""
+    if source.address is not None:
+        return source.address % alignment == 0
+    return gds and source.gpu_address is not None
 
 
-def _parts(number: int, item: Item, at: Placed, limit: int, digests: dict[int, Digest]) -> list[Part]:
-    content, source = item.content, item.source
-    if isinstance(content, bytes) or source is None:
-        return [Part(at.offset, item.length, content)]
-    parts, position = [Part(at.offset, len(content.head), content.head)], 0
-    for view in views(source.tensor, limit):
-        part = Source(view)
-        parts.append(Part(at.data + position, part.bytes, part, number, position))
-        position += part.bytes
-    tail: bytes | Callable[[], bytes]
-    if content.checksum:
-        digest = digests[number] = Digest(content.data_bytes)
-
-        def sealed() -> bytes:
-            return item.tail(digest.result())
-
-        tail = sealed
-    else:
-        tail = content.tail()
-    return [*parts, Part(at.data + position, content.tail_bytes, tail, number)]
-
-
-def _from_gpu(block: Block) -> bool:
-    return block.zero_copy and block.pieces[0].part.content.gpu_address is not None
+def _from_gpu(block: Block, contents: Sequence[Any]) -> bool:
+    return block.zero_copy and contents[block.pieces[0].part.content].gpu_address is not None
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What writing a rank's items took; see ``writer.Saved``."""
 
-    results: list[WriteResult]
+    results: Results
     bytes: int
     files: int
     threads: int
@@ -156,35 +124,52 @@ class Job:
     """Writes the items of one rank to ``directory``; the name of each file is ``names(file index)``.
 
     ``copy_first``: use host buffers for all of the data, if the memory suffices, so that ``on_copied`` is called before
-    the storage has the data.
+    the storage has the data. ``writes``: what the items are of, where they are a plan that may come again.
     """
 
     def __init__(
-        self, directory: Path, items: Sequence[Item], settings: Settings, names: Callable[[int], str], copy_first: bool
+        self,
+        directory: Path,
+        items: Sequence[Item],
+        settings: Settings,
+        names: Callable[[int], str],
+        copy_first: bool,
+        writes: Sequence[WriteItem] | None = None,
     ) -> None:
         self.items, self.settings = items, settings
+        self.writes = [item.write for item in items] if writes is None else writes
         total = sum(item.length for item in items)
         space.need(directory, total)
         self.target = Target(directory)
         self.buffer_bytes = size_of_buffers(settings.buffer_bytes, settings.threads, total)
-        zero_copy = (lambda _: False) if copy_first else self._can_zero_copy
         files = max(1, min(settings.files_per_rank, -(-total // FILE_BYTES)))
-        self.layout = lay_out(items, files, self.buffer_bytes, zero_copy)
+        sources = sources_of(items, self.buffer_bytes)
+        alignment, gds = self.target.memory_alignment, settings.gds
+        asked = Asked(
+            files,
+            self.buffer_bytes,
+            [len(item.content) if isinstance(item.content, bytes) else item.content for item in items],
+            [
+                [
+                    (source.bytes, not copy_first and source.bytes >= LARGE and _zero_copy(source, alignment, gds))
+                    for source in of_item
+                ]
+                for of_item in sources
+            ],
+        )
+        self.layout = layout_for(asked)
+        self.contents, self.digests = self.layout.contents(items, sources)
         self.devices = {item.source.tensor.device for item in items if item.source and item.source.tensor.is_cuda}
         self.gpu = min(self.devices, key=str, default=None)
         self.paths = [directory / names(number) for number in range(len(self.layout.sizes))]
         self.created: list[Created] = []
         """The files that this job created. It removes no others."""
         self.copy_first = copy_first
-        self.gds_bytes = sum(block.length for blocks in self.layout.blocks for block in blocks if _from_gpu(block))
-
-    def _can_zero_copy(self, part: Part) -> bool:
-        if not isinstance(part.content, Source):
-            return False
-        if self.settings.gds and part.content.gpu_address is not None:
-            return True
-        address = part.content.address
-        return address is not None and address % self.target.memory_alignment == 0
+        self.gds_bytes = 0
+        if gds:
+            self.gds_bytes = sum(
+                block.length for blocks in self.layout.blocks for block in blocks if _from_gpu(block, self.contents)
+            )
 
     def run(self, after: Sequence[Any], on_copied: Callable[[], None]) -> Outcome:
         """Write all items. All files are synced on return; after an error, the files of this job are removed."""
@@ -205,7 +190,7 @@ class Job:
             return files
 
         buffers = POOL.take(count, self.buffer_bytes, self.gpu)
-        pipeline = Pipeline(open_files, self.layout.blocks, buffers, self.layout.digests, after, on_copied)
+        pipeline = Pipeline(open_files, self.layout.blocks, self.contents, buffers, self.digests, after, on_copied)
         try:
             pipeline.run(threads, self.gpu)
         except BaseException:
@@ -218,7 +203,7 @@ class Job:
                     file.close()
                 POOL.give_back(buffers)
         return Outcome(
-            results=self._results(),
+            results=Results(self.layout.stored(self.writes), tuple(path.name for path in self.paths)),
             bytes=sum(self.layout.sizes),
             files=len(files),
             threads=threads,
@@ -233,11 +218,3 @@ class Job:
         """Remove the files that this job created, and no others."""
         for file in self.created:
             file.remove()
-
-    def _results(self) -> list[WriteResult]:
-        results = []
-        for number, item in enumerate(self.items):
-            file, at = self.layout.locations[number]
-            info = _StorageInfo(self.paths[file].name, at.offset, at.length)
-            results.append(WriteResult(item.write.index, at.length, info))
-        return results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,9 +19,10 @@ class Bytes(Protocol):
 
 @dataclass
 class Part:
-    """A range of a file with one kind of content: ``content`` is bytes, a function that returns them later (a tail,
-    once the checksum is known), or a tensor's memory. ``item`` and ``position``: the item whose raw bytes these are,
-    and the offset within them.
+    """A range of a file with one kind of content: ``content`` is bytes that are the same in every save, or the number
+    of a content that each save brings: an object's bytes, a tensor's memory, or a function that returns the bytes later
+    (a tail, once the checksum is known). ``item`` and ``position``: the item whose raw bytes these are, and the offset
+    within them.
     """
 
     offset: int
@@ -55,6 +56,23 @@ class Block:
     def length(self) -> int:
         last = self.pieces[-1]
         return round_up(last.at + last.count)
+
+
+def joined(parts: Iterable[Part]) -> Iterator[Part]:
+    """``parts``, ordered by offset, with neighbours of constant bytes made one, zeros between them included: the end of
+    a tensor's archive and the beginning of the next one."""
+    last: Part | None = None
+    for part in parts:
+        if last is not None:
+            gap = part.offset - last.offset - last.length
+            if type(part.content) is bytes and type(last.content) is bytes and gap < BLOCK:
+                content = last.content + bytes(gap) + part.content
+                last = Part(last.offset, len(content), content)
+                continue
+            yield last
+        last = part
+    if last is not None:
+        yield last
 
 
 def share_out(sizes: Sequence[int], files: int) -> list[list[int]]:

@@ -7,11 +7,10 @@ The file is a pickle of ``torch.distributed.checkpoint.metadata.Metadata``
 from __future__ import annotations
 
 import errno
-import gc
 import pickle
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.metadata import Metadata as _Metadata
 
 from tunetool import regular_files
-from tunetool.checkpoint import pickled
+from tunetool.checkpoint import metadata_pickle, pickled
+from tunetool.checkpoint.collections_off import without_collections
+from tunetool.checkpoint.metadata_pickle import Described, Unusual
+from tunetool.checkpoint.packed import Results
 from tunetool.checkpoint.plain import Malformed, check_plain
 from tunetool.checkpoint.vocabulary import VOCABULARY, is_leaf
 from tunetool.errors import UsageProblem
@@ -48,7 +50,7 @@ def loads(content: bytes, path: Path) -> Metadata:
     file, and for a pickle of anything else.
     """
     try:
-        with _without_collections():
+        with without_collections():
             loaded = pickled.load(content, VOCABULARY)
     except pickled.Refused as refused:
         raise UsageProblem(
@@ -69,18 +71,6 @@ def loads(content: bytes, path: Path) -> Metadata:
             "the file is damaged; load another checkpoint",
         )
     return loaded
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Disable garbage collection: it would take half of the time, and all objects are kept."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _in_one_line(text: str) -> str:
@@ -175,16 +165,44 @@ def dumps(metadata: Metadata, path: Path) -> bytes:
     return content
 
 
+def content_of(
+    metadata: Metadata, results: Sequence[Results], path: Path, kept: list[Described] | None = None
+) -> list[bytes]:
+    """The bytes of `.metadata` in parts, with the locations that the ranks' ``results`` name.
+
+    ``kept``: the tables as bytes, if an earlier call has put them there. The caller keeps a list for each pair of a
+    table of tensors and the planner's data.
+
+    Raises ``UsageProblem`` as ``loads`` does.
+    """
+    tables = metadata.state_dict_metadata
+    try:
+        if not metadata_pickle.KNOWN:
+            raise Unusual
+        if not all(is_inside(name) for rank in results for name in rank.names):
+            raise Unusual
+        with without_collections():
+            described = kept[0] if kept else Described(tables, metadata.planner_data)
+            content = metadata_pickle.write(described, results, metadata.storage_meta, metadata.version)
+        if kept is not None:
+            kept[:] = [described]
+        return content
+    except Unusual:
+        stored = {index: info for rank in results for index, info in rank.infos()}
+        return [dumps(replace(metadata, storage_data=stored), path)]
+
+
 def files_of(metadata: Metadata) -> set[str]:
     """The data files that the metadata names, relative to its directory."""
     return {stored.relative_path for stored in (metadata.storage_data or {}).values()}
 
 
-def named_in(directory: Path) -> set[str]:
-    """The data files that any metadata file of ``directory`` names. Raises ``UsageProblem`` if one cannot be read."""
+def named_in(directory: Path, but: str | None = None) -> set[str]:
+    """The data files that any metadata file of ``directory`` names, ``but`` this one. Raises ``UsageProblem`` if one
+    cannot be read."""
     named: set[str] = set()
     for path in directory.iterdir():
-        if _METADATA_NAME.fullmatch(path.name):
+        if path.name != but and _METADATA_NAME.fullmatch(path.name):
             try:
                 content = regular_files.read_bytes(path, LARGEST)
             except OSError as error:

@@ -75,8 +75,9 @@ class _Filled:
 
 class Pipeline:
     """Writes one rank's part of a save. ``open_files`` creates all files before the first is written; ``blocks`` holds
-    the blocks of each file, ordered by offset; ``after``: CUDA events that must have passed before tensors are read;
-    ``on_copied`` is called when no tensor is needed any more.
+    the blocks of each file, ordered by offset; ``contents``: what this save brings, by the numbers in the parts;
+    ``after``: CUDA events that must have passed before tensors are read; ``on_copied`` is called when no tensor is
+    needed any more.
 
     A thread takes the blocks of a file in order, and finishes blocks in the order in which it took them. So a thread
     that waits for the checksum of earlier bytes waits for blocks that were taken earlier: there is no deadlock.
@@ -86,12 +87,14 @@ class Pipeline:
         self,
         open_files: Callable[[], Sequence[DataFile]],
         blocks: Sequence[Sequence[Block]],
+        contents: Sequence[Any],
         buffers: Sequence[Buffer],
         digests: dict[int, Digest],
         after: Sequence[Any] = (),
         on_copied: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_files, self._digests, self._after, self._on_copied = open_files, digests, after, on_copied
+        self._contents = contents
         self._files: Sequence[DataFile] = ()
         self._opened = threading.Event()
         self._todo = [deque(file_blocks) for file_blocks in blocks]
@@ -178,7 +181,7 @@ class Pipeline:
     def _fill(self, block: Block, free: deque[Buffer], streams: dict[torch.device, Any]) -> _Filled:
         if block.zero_copy:
             piece = block.pieces[0]
-            address = piece.part.content.address
+            address = self._content(piece).address
             # GPU memory has no view; cuFile uses its address.
             filled = _Filled(
                 block, memoryview(b"") if address is None else memory_at(address + piece.start, piece.count)
@@ -202,11 +205,12 @@ class Pipeline:
             if piece.at > at:
                 buffer.view[at : piece.at] = bytes(piece.at - at)
             at = piece.at + piece.count
-            content = piece.part.content
-            if isinstance(content, bytes):
-                buffer.view[piece.at : at] = content[piece.start : piece.start + piece.count]
-            elif isinstance(content, Source):
-                by_device.setdefault(content.tensor.device, []).append(piece)
+            content = self._content(piece)
+            if type(content) is bytes:
+                whole = piece.count == len(content)
+                buffer.view[piece.at : at] = content if whole else content[piece.start : piece.start + piece.count]
+            elif type(content) is Source:
+                by_device.setdefault(content.device, []).append(piece)
         if at < block.length:
             buffer.view[at : block.length] = bytes(block.length - at)
         events = []
@@ -214,10 +218,14 @@ class Pipeline:
             on_gpu = device.type == "cuda"
             with torch.cuda.stream(self._stream(device, streams)) if on_gpu else nullcontext():
                 for piece in pieces:
-                    piece.part.content.copy(piece.start, piece.count, buffer, piece.at)
+                    self._content(piece).copy(piece.start, piece.count, buffer, piece.at)
             if on_gpu:
                 events.append(streams[device].record_event(torch.cuda.Event(blocking=True)))
         return events
+
+    def _content(self, piece: Piece) -> Any:
+        content = piece.part.content
+        return content if type(content) is bytes else self._contents[content]
 
     def _stream(self, device: torch.device, streams: dict[torch.device, Any]) -> Any:
         if device not in streams:
@@ -254,7 +262,7 @@ class Pipeline:
             file.close()
 
     def _write_from_gpu(self, piece: Piece, file: DataFile, offset: int) -> None:
-        source: Source = piece.part.content
+        source: Source = self._content(piece)
         for event in self._after:
             event.synchronize()
         with torch.cuda.device(source.tensor.device) if source.tensor.is_cuda else nullcontext():
@@ -262,10 +270,11 @@ class Pipeline:
 
     def _write_from_host(self, filled: _Filled, file: DataFile) -> None:
         block = filled.block
-        for piece in block.pieces:
+        for piece in block.pieces if self._digests else ():
             part = piece.part
-            if callable(part.content):
-                filled.view[piece.at : piece.at + piece.count] = part.content()[piece.start : piece.start + piece.count]
+            content = self._content(piece)
+            if callable(content):
+                filled.view[piece.at : piece.at + piece.count] = content()[piece.start : piece.start + piece.count]
             elif part.item in self._digests:
                 digest = self._digests[part.item]
                 digest.feed(part.position + piece.start, filled.view[piece.at : piece.at + piece.count])

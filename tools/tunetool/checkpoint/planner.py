@@ -1,27 +1,120 @@
-"""Which rank writes which tensor: replicated tensors are distributed over the ranks that hold them, and large tensors
-are cut along dimension 0."""
+"""``DirectSavePlanner``: torch's save planner, which distributes replicated tensors, cuts large ones, and plans anew
+only what has changed since an earlier save."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
 import itertools
-import math
+import operator
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.tensor import DTensor
+
+from tunetool.checkpoint import global_plan
+from tunetool.checkpoint.collections_off import without_collections
+from tunetool.checkpoint.global_plan import share_out
+from tunetool.checkpoint.metadata_pickle import Described
+from tunetool.checkpoint.packed import Packed
+from tunetool.checkpoint.state_shape import PLAIN, StateShape, leaves_of, values_of
 
 SPLIT_ABOVE = 256 << 20
 """Bytes. Small enough to distribute 8 GB evenly over 16 files, large enough for readers to see few chunks."""
+_KEPT = 4
+"""Number of plans that are kept: a job may save a model and an optimizer in turns."""
+_KEPT_ITEMS = 1 << 20
+"""Items of all global plans that are kept, about 1 KB each. The newest plan is kept whatever its size."""
+
+T = TypeVar("T")
+Cut = tuple[tuple[int, int, int], ...] | None
+"""How an item's data are cut from the tensor of its name: dimension, start and length of each narrowing. None: only
+torch's planner knows."""
+
+
+@dataclass
+class _LocalPlan:
+    """A rank's plan for states of this shape. Holds no tensor."""
+
+    shape: StateShape
+    coordinates: bool
+    names: list[str]
+    mappings: dict[str, Any]
+    items: Packed[WriteItem]
+    finished: list[tuple[Packed[WriteItem], list[Cut]]] = field(default_factory=list)
+    """What the coordinator made of it, the newest first."""
+
+
+@dataclass
+class _GlobalPlan:
+    """What the coordinator has made of the ranks' plans."""
+
+    split_above: int
+    asked: list[tuple[Packed[WriteItem], Any]]
+    """By rank: its items, and where in the state each name comes from."""
+    answered: list[Packed[WriteItem]]
+    metadata: Metadata
+    size: int
+    """Number of items."""
+    described: list[Described] = field(default_factory=list)
+    """The metadata's tables as bytes, once they were written."""
+
+    def answers(self, plans: Sequence[SavePlan]) -> bool:
+        """Whether the ranks ask for the same again."""
+        return len(plans) == len(self.asked) and all(
+            items.same_as(plan.items) and (mappings is plan.planner_data or mappings == plan.planner_data)
+            for (items, mappings), plan in zip(self.asked, plans, strict=True)
+        )
+
+
+# Lists are only replaced as a whole, so threads that save at the same time need no lock.
+_local_plans: tuple[_LocalPlan, ...] = ()
+_global_plans: tuple[_GlobalPlan, ...] = ()
+
+
+def forget_plans() -> None:
+    """Forget the plans of earlier saves, and the memory that they take."""
+    global _local_plans, _global_plans  # noqa: PLW0603  (one memory for each process)
+    _local_plans = _global_plans = ()
+
+
+def _with(plans: tuple[T, ...], plan: T) -> tuple[T, ...]:
+    return (plan, *(each for each in plans if each is not plan))[:_KEPT]
+
+
+def _within_memory(plans: tuple[_GlobalPlan, ...]) -> tuple[_GlobalPlan, ...]:
+    sizes = itertools.accumulate(plan.size for plan in plans)
+    return plans[: max(1, sum(size <= _KEPT_ITEMS for size in sizes))]
+
+
+def kept_bytes(metadata: Metadata) -> list[Described] | None:
+    """Where the bytes of the metadata's tables are kept, which saves with the same plan share. None for tables that no
+    ``DirectSavePlanner`` made, or whose plan is not kept."""
+    tables = metadata.state_dict_metadata
+    for plan in _global_plans:
+        known = plan.metadata.state_dict_metadata
+        if (
+            plan.metadata.planner_data is metadata.planner_data
+            and len(known) == len(tables)
+            and all(map(operator.is_, known.values(), tables.values()))
+            and list(known) == list(tables)
+        ):
+            return plan.described
+    return None
 
 
 class DirectSavePlanner(DefaultSavePlanner):
-    """torch's planner with two additions: tensors that several ranks hold are distributed among them by bytes, and a
+    """torch's planner with three additions: tensors that several ranks hold are distributed among them by bytes; a
     tensor (or shard) of more than ``split_above`` bytes is saved as several chunks along dimension 0, which different
-    ranks and files can take.
+    ranks and files can take; and the process keeps its plans. A state with the same keys, shapes, dtypes, placements
+    and devices as in an earlier save gets the plan of that save, and everything else is planned anew. Values are never
+    kept.
 
     The metadata has torch's format: a cut tensor looks like a sharded one, so DefaultLoadPlanner with any reader loads
     it into any layout. The plan depends only on the ranks' plans. ``ValueError`` unless ``split_above`` is positive.
@@ -45,37 +138,180 @@ class DirectSavePlanner(DefaultSavePlanner):
         if split_above < 1:
             raise ValueError(f"split_above must be a positive number of bytes, not {split_above}")
         self.split_above = split_above
+        self._torch_caches = enable_plan_caching
+        # A planner of another class may plan differently, and torch's caching has lists of its own.
+        self._keeps = type(self) is DirectSavePlanner and not enable_plan_caching
+        self._keeps_local = self._keeps and flatten_state_dict and flatten_sharded_tensors
+        self._local: _LocalPlan | None = None
+        self._shape: StateShape | None = None
+        self._planned: Sequence[WriteItem] = ()
         self._whole: dict[str, list[WriteItem]] = {}
 
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        self._local = self._shape = None
+        values: list[Any] = []
+        if self._keeps_local:
+            keys, values = values_of(state_dict)
+            leaves = leaves_of(values)
+            self._shape = None if leaves is None else StateShape(keys, leaves)
+        if self._shape is not None and self._use_plan_of_earlier_save(values, is_coordinator):
+            return
+        super().set_up_planner(state_dict=state_dict, storage_meta=storage_meta, is_coordinator=is_coordinator)
+        if [*map(id, self.state_dict.values())] != [*map(id, values)]:
+            # This torch flattens in another way than `values_of`.
+            self._shape = None
+
+    def _use_plan_of_earlier_save(self, values: list[Any], is_coordinator: bool) -> bool:
+        global _local_plans  # noqa: PLW0603  (one memory for each process)
+        for known in _local_plans:
+            if known.coordinates == is_coordinator and known.shape == self._shape:
+                _local_plans = _with(_local_plans, known)
+                self._local, self.mappings, self.is_coordinator = known, known.mappings, is_coordinator
+                self.state_dict = dict(zip(known.names, values, strict=True))
+                return True
+        return False
+
     def create_local_plan(self) -> SavePlan:
-        plan = super().create_local_plan()
-        self._whole = defaultdict(list)
+        global _local_plans  # noqa: PLW0603  (one memory for each process)
+        self._whole = {}
+        if self._local is not None:
+            self._planned = self._local.items
+            self.plan = SavePlan(self._local.items, planner_data=self._local.mappings)
+            return self.plan
+        plan = self._planned_by_torch()
         # Not the items of `plan`, which is empty if torch has cached an equal plan.
-        for item in self.plan.items:
-            self._whole[item.index.fqn].append(item)
+        self._planned = self.plan.items
+        if self._shape is not None:
+            items = Packed(plan.items)
+            self._local = _LocalPlan(self._shape, self.is_coordinator, list(self.state_dict), self.mappings, items)
+            _local_plans = _with(_local_plans, self._local)
+            plan = self.plan = dataclasses.replace(plan, items=items)
+        return plan
+
+    def _planned_by_torch(self) -> SavePlan:
+        before = SavePlanner._cached_save_plan.get(self._cached_plans_key) if self._torch_caches else None
+        plan = super().create_local_plan()
+        if before is not None and plan is not self.plan and _differ(before, self.plan):
+            # torch compares neither dtypes nor where a name comes from: the metadata would be that of the old state.
+            SavePlanner._cached_save_plan.pop(self._cached_plans_key, None)
+            plan = super().create_local_plan()
         return plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        if not hasattr(DefaultSavePlanner, "_create_global_plan"):  # torch without plan caching
-            all_plans = share_out(all_plans, self.split_above)
-        plans: tuple[list[SavePlan], Metadata] = super().create_global_plan(all_plans)
-        return plans
+        if self._torch_caches:
+            # It calls `_create_global_plan` with all plans if one has changed.
+            plans: tuple[list[SavePlan], Metadata] = super().create_global_plan(all_plans)
+            return plans
+        self.global_plan, self.metadata = self._create_global_plan(all_plans)
+        return self.global_plan, self.metadata
 
     def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        # With cached plans, this method gets all plans, and the method above only the changed ones.
-        plans: tuple[list[SavePlan], Metadata] = super()._create_global_plan(share_out(all_plans, self.split_above))
-        return plans
+        global _global_plans  # noqa: PLW0603  (one memory for each process)
+        keeps = self._keeps and all(isinstance(plan.items, Packed) for plan in all_plans)
+        known = None
+        if keeps:
+            known = next(
+                (each for each in _global_plans if each.split_above == self.split_above and each.answers(all_plans)),
+                None,
+            )
+        if known is None:
+            with without_collections():
+                plans, metadata = global_plan.describe(share_out(all_plans, self.split_above))
+                if self.flatten_state_dict:
+                    metadata.planner_data = global_plan.merged(plan.planner_data for plan in plans)
+                global_plan.check(plans, metadata)
+            if not keeps:
+                return plans, metadata
+            asked = [(plan.items, plan.planner_data) for plan in all_plans]
+            size = sum(len(plan.items) for plan in plans)
+            known = _GlobalPlan(self.split_above, asked, [Packed(plan.items) for plan in plans], metadata, size)
+        for items in (*(items for items, _ in known.asked), *known.answered):
+            items.forget_parts()
+        _global_plans = _within_memory(_with(_global_plans, known))
+        # Tables of its own, so that a caller who changes them changes no other save.
+        tables = dict(known.metadata.state_dict_metadata)
+        answered = zip(all_plans, known.answered, strict=True)
+        return (
+            [dataclasses.replace(plan, items=items) for plan, items in answered],
+            dataclasses.replace(known.metadata, state_dict_metadata=tables),
+        )
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        plan: SavePlan = super().finish_plan(new_plan)
+        if self._local is not None and isinstance(plan.items, Packed):
+            for items, _ in self._local.finished:
+                if items.same_as(plan.items):
+                    plan = self.plan = dataclasses.replace(plan, items=items)
+                    break
+        return plan
+
+    def data_of(self, items: Sequence[WriteItem]) -> list[torch.Tensor | io.BytesIO]:
+        """``resolve_data`` of every item."""
+        if type(self) is not DirectSavePlanner:
+            return [self.resolve_data(item) for item in items]
+        state, data = self.state_dict, []
+        for item, cut in zip(items, self._cuts(items), strict=True):
+            if cut is None:
+                data.append(self.resolve_data(item))
+                continue
+            tensor = state[item.index.fqn]
+            if type(tensor) is DTensor:
+                tensor = tensor._local_tensor
+            for dimension, start, length in cut:
+                tensor = tensor.detach().narrow(dimension, start, length)
+            data.append(tensor)
+        return data
+
+    def _cuts(self, items: Sequence[WriteItem]) -> list[Cut]:
+        local = self._local
+        for known, cuts in local.finished if local else ():
+            if known is items:
+                return cuts
+        cuts = [self._cut(item) for item in items]
+        if local is not None and isinstance(items, Packed):
+            local.finished = [(items, cuts), *local.finished][:_KEPT]
+        return cuts
+
+    def _cut(self, item: WriteItem) -> Cut:
+        data = item.tensor_data
+        value: Any = self.state_dict.get(item.index.fqn)
+        if data is None or not (
+            type(value) in PLAIN or (type(value) is DTensor and type(value._local_tensor) in PLAIN)
+        ):
+            return None
+        whole = self._around(item).tensor_data.chunk
+        return tuple(
+            (dimension, start - whole.offsets[dimension], size)
+            for dimension, (start, size) in enumerate(zip(data.chunk.offsets, data.chunk.sizes, strict=True))
+            if size != whole.sizes[dimension]
+        )
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         data = write_item.tensor_data
         if data is None:
             return super().resolve_data(write_item)
-        whole = next(item for item in self._whole[write_item.index.fqn] if _inside(data.chunk, item))
+        whole = self._around(write_item)
         tensor = self.lookup_object(whole.index).detach()
         for dimension, start in enumerate(data.chunk.offsets):
             first = start - whole.tensor_data.chunk.offsets[dimension]
             tensor = tensor.narrow(dimension, first, data.chunk.sizes[dimension])
         return self.transform_object(write_item, tensor)
+
+    def _around(self, item: WriteItem) -> WriteItem:
+        """The item of this rank's plan of which ``item`` is all or a part."""
+        if not self._whole:
+            self._whole = defaultdict(list)
+            for planned in self._planned:
+                self._whole[planned.index.fqn].append(planned)
+        return next(whole for whole in self._whole[item.index.fqn] if _inside(item.tensor_data.chunk, whole))
+
+
+def _differ(before: SavePlan, now: SavePlan) -> bool:
+    """Whether plans that torch takes for equal have other dtypes, or take names from elsewhere in the state."""
+    return before.planner_data != now.planner_data or any(
+        one.tensor_data is not None and one.tensor_data.properties != other.tensor_data.properties
+        for one, other in zip(before.items, now.items, strict=True)
+    )
 
 
 def _inside(chunk: ChunkStorageMetadata, whole: WriteItem) -> bool:
@@ -84,60 +320,3 @@ def _inside(chunk: ChunkStorageMetadata, whole: WriteItem) -> bool:
         begin <= start and start + size <= begin + length
         for start, size, begin, length in zip(chunk.offsets, chunk.sizes, around.offsets, around.sizes, strict=True)
     )
-
-
-def item_bytes(item: WriteItem) -> int:
-    """Bytes of the item's chunk; 1 for an object, whose size is unknown until it is pickled."""
-    data = item.tensor_data
-    return 1 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
-
-
-def pieces(item: WriteItem, split_above: int) -> list[WriteItem]:
-    """The item cut along dimension 0 into parts of nearly equal size, none larger than ``split_above`` bytes unless a
-    single row is; the item itself if it need not be cut."""
-    data, size = item.tensor_data, item_bytes(item)
-    if data is None or size <= split_above or not data.chunk.sizes or data.chunk.sizes[0] < 2:
-        return [item]
-    rows = data.chunk.sizes[0]
-    count = -(-rows // max(1, split_above * rows // size))
-    bounds = [rows * part // count for part in range(count + 1)]
-    return [_part(item, data, first, last) for first, last in itertools.pairwise(bounds)]
-
-
-def _part(item: WriteItem, data: TensorWriteData, first: int, last: int) -> WriteItem:
-    offsets = torch.Size((data.chunk.offsets[0] + first, *data.chunk.offsets[1:]))
-    chunk = ChunkStorageMetadata(offsets, torch.Size((last - first, *data.chunk.sizes[1:])))
-    # A TENSOR must be the only item of its name; a SHARD has the same metadata and may be one of several.
-    return WriteItem(
-        index=MetadataIndex(item.index.fqn, offsets),
-        type=WriteItemType.SHARD,
-        tensor_data=dataclasses.replace(data, chunk=chunk),
-    )
-
-
-def share_out(plans: list[SavePlan], split_above: int) -> list[SavePlan]:
-    """Assign every item to one rank: an item that only one rank holds stays there; then the replicated pieces, the
-    largest first, each go to the rank with the fewest bytes among those that hold it (the lowest of equals)."""
-    holders: dict[MetadataIndex, list[int]] = defaultdict(list)
-    items: dict[MetadataIndex, WriteItem] = {}
-    for rank, plan in enumerate(plans):
-        for item in plan.items:
-            items.setdefault(item.index, item)
-            if rank not in holders[item.index]:
-                holders[item.index].append(rank)
-    loads = [0] * len(plans)
-    shares: list[list[WriteItem]] = [[] for _ in plans]
-    replicated: list[tuple[WriteItem, list[int]]] = []
-    for index, item in items.items():
-        ranks = holders[index]
-        for piece in pieces(item, split_above):
-            if len(ranks) > 1:
-                replicated.append((piece, ranks))
-            else:
-                shares[ranks[0]].append(piece)
-                loads[ranks[0]] += item_bytes(piece)
-    for piece, ranks in sorted(replicated, key=lambda entry: -item_bytes(entry[0])):
-        rank = min(ranks, key=lambda rank: (loads[rank], rank))
-        shares[rank].append(piece)
-        loads[rank] += item_bytes(piece)
-    return [dataclasses.replace(plan, items=share) for plan, share in zip(plans, shares, strict=True)]

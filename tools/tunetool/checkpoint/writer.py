@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint import logger as dcp_logger
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from tunetool.checkpoint import commit, open_saves, pace
+from tunetool.checkpoint import metadata as metadata_file
 from tunetool.checkpoint.gds import library
 from tunetool.checkpoint.items import LARGE
-from tunetool.checkpoint.job import Job, Outcome, Settings, resolve
+from tunetool.checkpoint.job import Job, Outcome, Settings, items_of
+from tunetool.checkpoint.packed import Locations, Packed, Results
+from tunetool.checkpoint.planner import kept_bytes
 from tunetool.checkpoint.stager import DirectStager, Hold, marks
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.checkpoint.workers import BUFFER_BYTES, default_threads
@@ -98,6 +104,46 @@ def _take_ticket(plan: SavePlan) -> _Ticket:
     return ticket
 
 
+def _drop_unread_logs() -> None:
+    """torch makes a debug record for each key of the state, twice, and by default nobody reads it."""
+    logger = getattr(dcp_logger, "_dcp_logger", None)
+    if isinstance(logger, logging.Logger):
+        unread = not logger.propagate and all(isinstance(handler, logging.NullHandler) for handler in logger.handlers)
+        if unread and logger.level == logging.DEBUG:
+            logger.setLevel(logging.INFO)
+            _quiet.append(logger)
+        elif not unread and logger in _quiet:
+            logger.setLevel(logging.DEBUG)
+            _quiet.remove(logger)
+
+
+_quiet: list[logging.Logger] = []
+"""Loggers whose level is ours."""
+
+
+def _results_of(rank: Sequence[WriteResult]) -> Results:
+    """The results of a rank, of whatever writer."""
+    if isinstance(rank, Results):
+        return rank
+    numbers: dict[str, int] = {}
+    stored = [
+        (each.index, numbers.setdefault(info.relative_path, len(numbers)), info.offset, info.length)
+        for each in rank
+        for info in [each.storage_data]
+    ]
+    return Results(Packed(stored), tuple(numbers))
+
+
+def _refuse_names_of_another_save(names: Collection[str], saving: commit.Saving) -> None:
+    """Metadata that ends with the token of a save is trusted to name the files of that save alone."""
+    for name in names:
+        if not name.endswith(f".{saving.token}.distcp"):
+            raise UsageProblem(
+                f"a rank wrote `{name}` in the save `{saving.token}`, which names its files otherwise",
+                "use DirectWriter on every rank",
+            )
+
+
 class DirectWriter(StorageWriter):
     """Writes torch's own checkpoint format with O_DIRECT from several threads into several files per rank.
 
@@ -137,6 +183,7 @@ class DirectWriter(StorageWriter):
         gds: bool = False,
     ) -> None:
         super().__init__()
+        _drop_unread_logs()
         open_saves.end_overdue()
         self.path = Path(path)
         self.overwrite = overwrite
@@ -226,15 +273,20 @@ class DirectWriter(StorageWriter):
             _arrived.ticket = tickets[0]
         return [replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets, strict=True)]
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def finish(self, metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> None:
         """On the coordinator, once every rank's files are synced: replace the old checkpoint by the new one."""
         saving = open_saves.close(self.path.absolute())
         try:
-            metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
+            ranks = [_results_of(rank) for rank in results]
+            names = {name for rank in ranks for name in rank.names}
+            _refuse_names_of_another_save(names, saving)
+            metadata.storage_data = Locations(ranks)
             metadata.storage_meta = replace(self.storage_meta(), save_id=saving.token)
             if hasattr(filesystem, "CURRENT_DCP_VERSION"):
                 metadata.version = filesystem.CURRENT_DCP_VERSION
-            saving.commit(metadata)
+            where = self.path.absolute() / metadata_file.NAME
+            content = metadata_file.content_of(metadata, ranks, where, kept_bytes(metadata))
+            saving.commit_content(content, names)
         except BaseException:
             saving.abandon()
             raise
@@ -282,12 +334,12 @@ class DirectWriter(StorageWriter):
         open_saves.learn(ticket.failed)
         commit.sweep_failed(directory, ticket.failed)
         shared = open_saves.is_shared(directory, ticket.token)
-        items = [resolve(write, planner, self.settings.checksums, ticket.token) for write in plan.items]
+        items = items_of(plan.items, planner, self.settings.checksums, ticket.token)
 
         def name(number: int) -> str:
             return commit.data_name(ticket.rank, number, ticket.token)
 
-        job = Job(directory, items, self.settings, name, copy_first=hold is not None)
+        job = Job(directory, items, self.settings, name, copy_first=hold is not None, writes=plan.items)
         outcome = job.run(hold.after if hold else marks(job.devices), hold.release if hold else lambda: None)
         try:
             fsync_directory(directory)

@@ -1,0 +1,199 @@
+"""The coordinator's part of planning, linear in items: which rank writes what, the table of tensors, and its check.
+
+torch's own functions do the same with several passes over sets of all items, and compare chunks pairwise where their
+version is old (pytorch#163548).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import default_planner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+_logger = logging.getLogger(__name__)
+_LONGEST_MESSAGE = 500
+
+
+def item_bytes(item: WriteItem) -> int:
+    """Bytes of the item's chunk; 1 for an object, whose size is unknown until it is pickled."""
+    data = item.tensor_data
+    return 1 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
+
+
+def pieces(item: WriteItem, split_above: int) -> list[WriteItem]:
+    """The item cut along dimension 0 into parts of nearly equal size, none larger than ``split_above`` bytes unless a
+    single row is; the item itself if it need not be cut."""
+    data, size = item.tensor_data, item_bytes(item)
+    if data is None or size <= split_above or not data.chunk.sizes or data.chunk.sizes[0] < 2:
+        return [item]
+    rows = data.chunk.sizes[0]
+    count = -(-rows // max(1, split_above * rows // size))
+    bounds = [rows * part // count for part in range(count + 1)]
+    return [_part(item, data, first, last) for first, last in itertools.pairwise(bounds)]
+
+
+def _part(item: WriteItem, data: TensorWriteData, first: int, last: int) -> WriteItem:
+    offsets = torch.Size((data.chunk.offsets[0] + first, *data.chunk.offsets[1:]))
+    chunk = ChunkStorageMetadata(offsets, torch.Size((last - first, *data.chunk.sizes[1:])))
+    # A TENSOR must be the only item of its name; a SHARD has the same metadata and may be one of several.
+    return WriteItem(
+        index=MetadataIndex(item.index.fqn, offsets),
+        type=WriteItemType.SHARD,
+        tensor_data=dataclasses.replace(data, chunk=chunk),
+    )
+
+
+def share_out(plans: Sequence[SavePlan], split_above: int) -> list[SavePlan]:
+    """Assign every item to one rank: an item that only one rank holds stays there; then the replicated pieces, the
+    largest first, each go to the rank with the fewest bytes among those that hold it (the lowest of equals)."""
+    held: dict[tuple[str, Any], tuple[WriteItem, list[int]]] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            index = item.index
+            # What torch's index is compared by; its own hash is a slow call into Python.
+            key = index.fqn, index.offset
+            entry = held.get(key)
+            if entry is None:
+                held[key] = item, [rank]
+            elif entry[1][-1] != rank:
+                entry[1].append(rank)
+    loads = [0] * len(plans)
+    shares: list[list[WriteItem]] = [[] for _ in plans]
+    replicated: list[tuple[int, WriteItem, tuple[int, ...]]] = []
+    for item, ranks in held.values():
+        size = item_bytes(item)
+        cut = (
+            [(item, size)] if size <= split_above else [(each, item_bytes(each)) for each in pieces(item, split_above)]
+        )
+        if len(ranks) > 1:
+            holders = tuple(ranks)
+            replicated += [(size, piece, holders) for piece, size in cut]
+        else:
+            for piece, size in cut:
+                shares[ranks[0]].append(piece)
+                loads[ranks[0]] += size
+    lightest = _Lightest(loads)
+    for size, piece, holders in sorted(replicated, key=lambda entry: -entry[0]):
+        rank = lightest.of(holders)
+        shares[rank].append(piece)
+        loads[rank] += size
+    return [dataclasses.replace(plan, items=share) for plan, share in zip(plans, shares, strict=True)]
+
+
+class _Lightest:
+    """The rank with the fewest bytes of some ranks. ``loads`` only grow meanwhile."""
+
+    def __init__(self, loads: list[int]) -> None:
+        self._loads = loads
+        self._heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+
+    def of(self, ranks: tuple[int, ...]) -> int:
+        loads = self._loads
+        heap = self._heaps.get(ranks)
+        if heap is None:
+            heap = self._heaps[ranks] = [(loads[rank], rank) for rank in ranks]
+            heapq.heapify(heap)
+        while heap[0][0] != loads[heap[0][1]]:
+            heapq.heapreplace(heap, (loads[heap[0][1]], heap[0][1]))
+        return heap[0][1]
+
+
+def describe(plans: Sequence[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+    """The plans with the number of each chunk within its tensor, and the table of tensors, as torch's
+    ``create_default_global_save_plan`` makes them. Every item is in one plan only."""
+    tensors: dict[str, Any] = {}
+    described: list[SavePlan] = []
+    for plan in plans:
+        items = []
+        for item in plan.items:
+            name, data = item.index.fqn, item.tensor_data
+            known = tensors.get(name)
+            if known is not None and item.type != WriteItemType.SHARD:
+                raise AssertionError(f"`{name}` is planned twice")
+            if item.type == WriteItemType.BYTE_IO:
+                tensors[name] = BytesStorageMetadata()
+                items.append(item)
+                continue
+            if data is None or data.chunk is None:
+                raise AssertionError(f"`{name}` has no bounds")
+            if known is None:
+                known = tensors[name] = TensorStorageMetadata(data.properties, data.size, [])
+            items.append(_numbered(item, len(known.chunks)))
+            known.chunks.append(data.chunk)
+        described.append(dataclasses.replace(plan, items=items))
+    return described, Metadata(tensors)
+
+
+def _numbered(item: WriteItem, number: int) -> WriteItem:
+    # `dataclasses.replace` takes five times as long, and there are as many items as ranks times tensors.
+    index = object.__new__(MetadataIndex)
+    index.__dict__.update(item.index.__dict__, index=number)
+    numbered = object.__new__(WriteItem)
+    numbered.__dict__.update(item.__dict__, index=index)
+    return numbered
+
+
+def merged(mappings: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The ranks' tables of where each name comes from in the state, as one. The first rank that has a name decides."""
+    together: dict[str, Any] = {}
+    for mapping in reversed(list(mappings)):
+        together.update(mapping)
+    return together
+
+
+def check(plans: Sequence[SavePlan], metadata: Metadata) -> None:
+    """Raises ``ValueError`` unless the chunks of every tensor lie within it and do not overlap, and, with several
+    ranks, fill it: torch's ``_validate_global_plan``, which is asked only for chunks that form no grid."""
+    for name, tensor in metadata.state_dict_metadata.items():
+        if isinstance(tensor, BytesStorageMetadata) or not len(tensor.size) or _is_grid(tensor):
+            continue
+        problems: Any = default_planner._validate_global_plan(list(plans), Metadata({name: tensor}))
+        # torch 2.5 to 2.7 answers with a truth value, and writes why to its log.
+        if problems is False:
+            raise ValueError("Failed to validate global plan")
+        if problems and problems is not True:
+            told = "; ".join(problems)
+            raise ValueError(
+                "Failed to validate global plan: "
+                + (told if len(told) <= _LONGEST_MESSAGE else f"{told[:_LONGEST_MESSAGE]}... (truncated)")
+            )
+
+
+def _is_grid(tensor: TensorStorageMetadata) -> bool:
+    """Whether the chunks are the cells of a grid that fills the tensor. Empty chunks within its bounds count for
+    nothing: the shards of ranks for which no row is left."""
+    size, chunks = tensor.size, tensor.chunks
+    if len(chunks) == 1:
+        return bool(chunks[0].sizes == size and not any(chunks[0].offsets))
+    cells = 1
+    filled = [chunk for chunk in chunks if 0 not in chunk.sizes]
+    if len(filled) < len(chunks):
+        for chunk in chunks:
+            if any(at < 0 or at + long > end for at, long, end in zip(chunk.offsets, chunk.sizes, size, strict=True)):
+                return False
+    for dimension, length in enumerate(size):
+        stop = 0
+        ranges = {(chunk.offsets[dimension], chunk.sizes[dimension]) for chunk in filled}
+        for start, long in sorted(ranges):
+            if start != stop:
+                return False
+            stop += long
+        if stop != length:
+            return False
+        cells *= len(ranges)
+    return cells == len(filled) == len({chunk.offsets for chunk in filled})

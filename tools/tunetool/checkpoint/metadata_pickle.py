@@ -1,0 +1,284 @@
+"""Writes `.metadata` opcode by opcode: a pickle that `pickle.load` and ``metadata.loads`` read as torch's own classes.
+
+Python's pickler takes 10 us for an item, and would have to begin anew for every save. Here the part of each rank is a
+byte string of its own: all that parts refer to, which is classes, names of tensors and names of files, is put into the
+pickle's memo first, at known numbers. So the parts of an earlier save are used again while only the names of files
+change. A pickle cannot hold values that belong to nothing: they are tuples that stand for the version until the version
+itself, which comes later, replaces them.
+
+What is written here needs no check by ``metadata.loads``: every value has the exact type that it accepts. For anything
+else, ``Unusual`` is raised, and the caller lets Python's pickler write it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from tunetool.checkpoint.packed import Packed, Results, Stored
+
+_BATCH = 1000
+"""Entries of a table or a list that are put there at a time, as by Python's pickler."""
+_NEW = b")\x81"
+_PUT = b"\x94"
+"""Remember the value in the memo."""
+_METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
+_FIELDS: dict[type, set[str]] = {
+    Metadata: {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"},
+    TensorStorageMetadata: {"properties", "size", "chunks"},
+    BytesStorageMetadata: set(),
+    ChunkStorageMetadata: {"offsets", "sizes"},
+    TensorProperties: {"dtype", "layout", "requires_grad", "memory_format", "pin_memory"},
+    MetadataIndex: {"fqn", "offset", "index"},
+    StorageMeta: {"checkpoint_id", "save_id", "load_id", "modules"},
+    _StorageInfo: {"relative_path", "offset", "length", "transform_descriptors"},
+}
+KNOWN = all({field.name for field in dataclasses.fields(kind)} == names for kind, names in _FIELDS.items())
+"""Whether torch's classes have the fields that this module knows; a version with others is left to Python's pickler."""
+
+
+class Unusual(Exception):
+    """The metadata holds something that this module does not write."""
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode("utf-8", "surrogatepass")
+    return b"\x8c" + bytes([len(raw)]) + raw if len(raw) < 256 else b"X" + struct.pack("<I", len(raw)) + raw
+
+
+def _integer(value: Any) -> bytes:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise Unusual
+    if value < 1 << 8:
+        return b"K" + bytes([value])
+    if value < 1 << 16:
+        return b"M" + struct.pack("<H", value)
+    if value < 1 << 31:
+        return b"J" + struct.pack("<i", value)
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little")
+    return b"\x8a" + bytes([len(raw)]) + raw
+
+
+def _get(number: int) -> bytes:
+    return b"h" + bytes([number]) if number < 256 else b"j" + struct.pack("<I", number)
+
+
+def _tuple(parts: Sequence[bytes]) -> bytes:
+    if len(parts) > 3:
+        return b"(" + b"".join(parts) + b"t"
+    return b"".join(parts) + (bytes([0x84 + len(parts)]) if parts else b")")
+
+
+def _globals() -> tuple[bytes, dict[str, bytes]]:
+    """The beginning of every file, and how to refer to each name in it."""
+    classes = [
+        *((_METADATA, kind.__name__) for kind in _FIELDS if kind is not _StorageInfo),
+        (_FILES, "_StorageInfo"),
+        (_METADATA, "_MEM_FORMAT_ENCODING"),
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+    ]
+    words = ["fqn", "index", "offset", "relative_path", "length", "offsets", "sizes", "properties", "size", "chunks"]
+    values = [_text(module) + _text(name) + b"\x93" + _PUT for module, name in classes]
+    values += [_text(word) + _PUT for word in words]
+    names = [*(name for _, name in classes), *words]
+    # The metadata's own class, the first value, is also what the file begins with: an object, and its table of fields.
+    out = b"\x80\x04" + values[0] + _NEW + b"}(" + _remembered(values[1:])
+    return out, {name: _get(number) for number, name in enumerate(names)}
+
+
+def _remembered(values: Sequence[bytes]) -> bytes:
+    """Values for the memo, within the table of the metadata's fields."""
+    groups = (values[first : first + _BATCH] for first in range(0, len(values), _BATCH))
+    return b"".join(_text("version") + b"(" + b"".join(group) + b"t" for group in groups)
+
+
+_BEGIN, _KNOWN = _globals()
+_SIZE = _KNOWN["Size"]
+_INDEX = _KNOWN["MetadataIndex"] + _NEW + b"}(" + _KNOWN["fqn"]
+_INDEX_HINT, _INDEX_OFFSET = _KNOWN["index"], _KNOWN["offset"]
+_INFO = b"ub" + _KNOWN["_StorageInfo"] + _NEW + b"}(" + _KNOWN["relative_path"]
+_INFO_OFFSET, _INFO_LENGTH = _KNOWN["offset"], _KNOWN["length"]
+_CHUNK = _KNOWN["ChunkStorageMetadata"] + _NEW + b"}(" + _KNOWN["offsets"]
+_CHUNK_SIZES = _KNOWN["sizes"]
+_TENSOR = _KNOWN["TensorStorageMetadata"] + _NEW + b"}(" + _KNOWN["properties"]
+_BYTES = _KNOWN["BytesStorageMetadata"] + _NEW
+_STRIDED = _KNOWN["_get_layout"] + _text("torch.strided") + b"\x85R"
+_CONTIGUOUS = _KNOWN["_MEM_FORMAT_ENCODING"] + b"K\x00\x85R"
+_TRUTH = {True: b"\x88", False: b"\x89"}
+
+
+class _Sizes(dict[Any, bytes]):
+    """The bytes of each shape: shapes repeat."""
+
+    def __missing__(self, size: Any) -> bytes:
+        if type(size) is not torch.Size:
+            raise Unusual
+        made = self[size] = _SIZE + _tuple([_integer(length) for length in size]) + b"\x85R"
+        return made
+
+
+def _batches(entries: Sequence[bytes], end: bytes) -> bytes:
+    return b"".join(b"(" + b"".join(entries[first : first + _BATCH]) + end for first in range(0, len(entries), _BATCH))
+
+
+def _properties(properties: Any) -> bytes:
+    if (
+        type(properties) is not TensorProperties
+        or properties.layout is not torch.strided
+        or properties.memory_format is not torch.contiguous_format
+        or type(properties.requires_grad) is not bool
+        or type(properties.pin_memory) is not bool
+    ):
+        raise Unusual
+    name = str(properties.dtype).removeprefix("torch.")
+    if type(properties.dtype) is not torch.dtype or getattr(torch, name, None) is not properties.dtype:
+        raise Unusual
+    dtype = _text("torch") + _text(name) + b"\x93"
+    grad, pinned = _TRUTH[properties.requires_grad], _TRUTH[properties.pin_memory]
+    state = b"(" + dtype + _STRIDED + grad + _CONTIGUOUS + pinned + b"t"
+    return _KNOWN["TensorProperties"] + _NEW + state + b"b"
+
+
+class Described:
+    """The tables of tensors and of the planner, as bytes; ``names`` refers to the name of each tensor.
+
+    Raises ``Unusual``.
+    """
+
+    def __init__(self, tensors: Any, planner_data: Any) -> None:
+        if type(tensors) is not dict or not set(map(type, tensors)) <= {str}:
+            raise Unusual
+        first = len(_KNOWN)
+        self.names = {name: _get(number) for number, name in enumerate(tensors, first)}
+        self.next_number = first + len(tensors)
+        self.definitions = _remembered([_text(name) + _PUT for name in tensors])
+        self._sizes = _Sizes()
+        entries = [self.names[name] + self._described(each) for name, each in tensors.items()]
+        self.tensors = b"}" + _batches(entries, b"u")
+        self.planner = self._planner(planner_data)
+        self._stored: dict[int, tuple[Packed[Stored], int, bytes]] = {}
+
+    def _described(self, each: Any) -> bytes:
+        if type(each) is BytesStorageMetadata:
+            return _BYTES
+        if type(each) is not TensorStorageMetadata or type(each.chunks) is not list:
+            raise Unusual
+        sizes, chunks = self._sizes, []
+        for chunk in each.chunks:
+            if type(chunk) is not ChunkStorageMetadata or not len(chunk.offsets) == len(chunk.sizes) == len(each.size):
+                raise Unusual
+            chunks.append(_CHUNK + sizes[chunk.offsets] + _CHUNK_SIZES + sizes[chunk.sizes] + b"ub")
+        head = _TENSOR + _properties(each.properties) + _KNOWN["size"] + sizes[each.size] + _KNOWN["chunks"]
+        return head + b"]" + _batches(chunks, b"e") + b"ub"
+
+    def _planner(self, data: Any) -> bytes:
+        if data is None:
+            return b"N"
+        if type(data) is not dict:
+            raise Unusual
+        return b"}" + _batches([self._string(name) + self._path(path) for name, path in data.items()], b"u")
+
+    def _path(self, path: Any) -> bytes:
+        if type(path) is not tuple:
+            raise Unusual
+        return _tuple([_integer(part) if type(part) is int else self._string(part) for part in path])
+
+    def _string(self, value: Any) -> bytes:
+        if type(value) is not str:
+            raise Unusual
+        return self.names.get(value) or _text(value)
+
+    def stored(self, rank: int, stored: Packed[Stored], first_file: int) -> bytes:
+        """The entries of a rank in the table of files, whose names begin at ``first_file`` in the memo. Made once
+        while a rank's entries stay the same."""
+        known = self._stored.get(rank)
+        if known is not None and known[1] == first_file and known[0].same_as(stored):
+            return known[2]
+        made = self._entries(stored, first_file)
+        self._stored[rank] = stored, first_file, made
+        return made
+
+    def _entries(self, stored: Iterable[Stored], first_file: int) -> bytes:
+        names, sizes, entries = self.names, self._sizes, []
+        files: dict[int, bytes] = {}
+        for index, file, offset, length in stored:
+            if type(index) is not MetadataIndex:
+                raise Unusual
+            name = files.get(file)
+            if name is None:
+                name = files[file] = _get(first_file + file)
+            hint, at = index.index, index.offset
+            entries.append(
+                b"".join(
+                    (
+                        _INDEX,
+                        names.get(index.fqn) or self._string(index.fqn),
+                        _INDEX_HINT,
+                        b"N" if hint is None else _integer(hint),
+                        _INDEX_OFFSET,
+                        b"N" if at is None else sizes[at],
+                        _INFO,
+                        name,
+                        _INFO_OFFSET,
+                        _integer(offset),
+                        _INFO_LENGTH,
+                        _integer(length),
+                        b"ub",
+                    )
+                )
+            )
+        return _batches(entries, b"u")
+
+
+def write(described: Described, results: Sequence[Results], meta: Any, version: str | None) -> list[bytes]:
+    """The content of `.metadata` in parts. Raises ``Unusual``."""
+    names: list[str] = []
+    at = described.next_number
+    tables = [b"}"]
+    for rank, result in enumerate(results):
+        tables.append(described.stored(rank, result.stored, at))
+        names += result.names
+        at += len(result.names)
+    return [
+        _BEGIN,
+        described.definitions,
+        _remembered([_text(name) + _PUT for name in names]),
+        _text("state_dict_metadata"),
+        described.tensors,
+        _text("planner_data"),
+        described.planner,
+        _text("storage_data"),
+        *tables,
+        _text("version") + (b"N" if version is None else _text(version)),
+        # Last: `save_id_at_end` looks for it there.
+        _text("storage_meta") + _meta(meta) + b"ub.",
+    ]
+
+
+def _meta(meta: Any) -> bytes:
+    if meta is None:
+        return b"N"
+    if type(meta) is not StorageMeta or meta.modules != []:
+        raise Unusual
+    out = _KNOWN["StorageMeta"] + _NEW + b"}("
+    for name in ("checkpoint_id", "save_id", "load_id"):
+        value = getattr(meta, name)
+        if value is not None and type(value) is not str:
+            raise Unusual
+        out += _text(name) + (b"N" if value is None else _text(value))
+    return out + _text("modules") + b"]ub"

@@ -1,0 +1,155 @@
+"""The layout of a rank's files for one set of items, kept from save to save: it holds offsets and the bytes around the
+tensors, and numbers instead of data, so each save brings its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint.planner import WriteItem
+
+from tunetool.checkpoint.host_buffers import Source, views
+from tunetool.checkpoint.items import Archive, Placed, place
+from tunetool.checkpoint.layout import Block, Part, cut, joined, share_out
+from tunetool.checkpoint.packed import Packed, Stored
+from tunetool.checkpoint.pipeline import Digest
+
+if TYPE_CHECKING:
+    from tunetool.checkpoint.job import Item
+
+_KEPT = 4
+"""Number of layouts that are kept: a job may save a model and an optimizer in turns."""
+_TAIL = -1
+
+
+@dataclass
+class Asked:
+    """All that a layout depends on: at most ``files`` files, blocks of at most ``limit`` bytes, and for each item its
+    archive (or the length of an object) and the bytes of each of its sources, with whether their memory is written
+    without a copy."""
+
+    files: int
+    limit: int
+    items: list[Archive | int]
+    sources: list[list[tuple[int, bool]]]
+
+
+@dataclass
+class RankLayout:
+    """``locations``: by item, the number of the file and the position in it. ``bound``: for each content that a save
+    brings, the item, and which of its sources it is (``_TAIL``: the bytes after its data)."""
+
+    asked: Asked
+    sizes: list[int] = field(default_factory=list)
+    blocks: list[list[Block]] = field(default_factory=list)
+    locations: list[tuple[int, Placed]] = field(default_factory=list)
+    bound: list[tuple[int, int]] = field(default_factory=list)
+    _stored: tuple[Sequence[WriteItem], Packed[Stored]] | None = None
+
+    @property
+    def buffers(self) -> int:
+        """Number of host buffers that hold everything which is not written without a copy."""
+        return sum(not block.zero_copy for blocks in self.blocks for block in blocks)
+
+    def contents(
+        self, items: Sequence[Item], sources: Sequence[Sequence[Source]]
+    ) -> tuple[list[Any], dict[int, Digest]]:
+        """What these items bring, by the numbers in the layout, and the checksums to compute."""
+        digests = {
+            number: Digest(item.content.data_bytes)
+            for number, item in enumerate(items)
+            if not isinstance(item.content, bytes) and item.content.checksum
+        }
+
+        def sealed(number: int) -> Callable[[], bytes]:
+            return lambda: items[number].tail(digests[number].result())
+
+        contents: list[Any] = []
+        for number, which in self.bound:
+            if which == _TAIL:
+                contents.append(sealed(number))
+            elif sources[number]:
+                contents.append(sources[number][which])
+            else:
+                contents.append(items[number].content)
+        return contents, digests
+
+    def stored(self, writes: Sequence[WriteItem]) -> Packed[Stored]:
+        """Where each item is; the same object for the same ``writes``."""
+        # Read once: another thread may save other items of the same sizes, and put these here.
+        known = self._stored
+        if known is not None and known[0] is writes:
+            return known[1]
+        located = zip(writes, self.locations, strict=True)
+        stored = Packed((write.index, file, at.offset, at.length) for write, (file, at) in located)
+        if isinstance(writes, Packed):
+            self._stored = writes, stored
+        return stored
+
+
+# Only replaced as a whole, so threads that save at the same time need no lock.
+_layouts: tuple[RankLayout, ...] = ()
+
+
+def forget_layouts() -> None:
+    """Forget the layouts of earlier saves, and the memory that they take."""
+    global _layouts  # noqa: PLW0603  (one memory for each process)
+    _layouts = ()
+
+
+def layout_for(asked: Asked) -> RankLayout:
+    """The layout, from an earlier save that asked for the same."""
+    global _layouts  # noqa: PLW0603  (one memory for each process)
+    layout = next((known for known in _layouts if known.asked == asked), None) or _lay_out(asked)
+    _layouts = (layout, *(each for each in _layouts if each is not layout))[:_KEPT]
+    return layout
+
+
+def sources_of(items: Sequence[Item], limit: int) -> list[list[Source]]:
+    """The memory of each item: one range, or several where the elements must be reordered."""
+    sources: list[list[Source]] = []
+    for item in items:
+        if item.source is None:
+            sources.append([])
+        elif item.source.is_flat:
+            sources.append([item.source])
+        else:
+            sources.append([Source(view) for view in views(item.source.tensor, limit)])
+    return sources
+
+
+def _lay_out(asked: Asked) -> RankLayout:
+    layout = RankLayout(asked, locations=[(0, Placed(0, 0, 0))] * len(asked.items))
+    lengths = [item if isinstance(item, int) else item.length for item in asked.items]
+    for file, share in enumerate(share_out(lengths, asked.files)):
+        placed, size = place([asked.items[number] for number in share])
+        parts: list[Part] = []
+        zero_copy: set[int] = set()
+        for number, at in zip(share, placed, strict=True):
+            layout.locations[number] = file, at
+            _add_parts(layout, number, at, parts, zero_copy)
+        layout.sizes.append(size)
+        layout.blocks.append(list(cut(file, joined(parts), asked.limit, lambda part: part.content in zero_copy)))  # noqa: B023  (used at once)
+    return layout
+
+
+def _add_parts(layout: RankLayout, number: int, at: Placed, parts: list[Part], zero_copy: set[int]) -> None:
+    content, bound = layout.asked.items[number], layout.bound
+    if isinstance(content, int):
+        parts.append(Part(at.offset, content, len(bound)))
+        bound.append((number, 0))
+        return
+    parts.append(Part(at.offset, len(content.head), content.head))
+    position = 0
+    for which, (count, without_copy) in enumerate(layout.asked.sources[number]):
+        if without_copy:
+            zero_copy.add(len(bound))
+        parts.append(Part(at.data + position, count, len(bound), number, position))
+        bound.append((number, which))
+        position += count
+    if content.checksum:
+        parts.append(Part(at.data + position, content.tail_bytes, len(bound), number))
+        bound.append((number, _TAIL))
+    else:
+        parts.append(Part(at.data + position, content.tail_bytes, content.tail(), number))
