@@ -86,6 +86,32 @@ def test_the_hint_for_too_small_a_bound_is_something_else_that_works(model: str,
     assert shape(model, least).layers == 1
 
 
+@given(st.integers(21, 800))
+def test_a_state_is_cut_into_so_many_tensors_of_the_same_bytes(parameters: int) -> None:
+    whole, state = shape("llama-tiny"), shape("llama-tiny", tensors=4 * parameters)
+    assert (state.bytes, state.tensors) == (whole.bytes, 4 * parameters)
+    assert len({name for name, *_ in named(state)}) == state.tensors
+    names = [tensor.name.partition(".part")[0] for tensor in state.parameters]
+    counts = {tensor.name: names.count(tensor.name) for tensor in whole.parameters}
+    rows = {tensor.name: 0 for tensor in whole.parameters}
+    for name, tensor in zip(names, state.parameters, strict=True):
+        assert tensor.shape[0] > 0
+        rows[name] += tensor.shape[0]
+    assert rows == {tensor.name: tensor.shape[0] for tensor in whole.parameters}
+    # No part was cut while there was a larger one.
+    largest = max(tensor.numel // counts[tensor.name] for tensor in whole.parameters)
+    assert all(t.numel // (counts[t.name] - 1) >= largest - 1 for t in whole.parameters if counts[t.name] > 1)
+
+
+@pytest.mark.parametrize(("tensors", "hint"), [(1, "ask for 84"), (1343, "ask for 1340"), (10**9, "ask for")])
+def test_a_number_of_tensors_that_no_cuts_give_is_refused_with_one_that_they_do(tensors: int, hint: str) -> None:
+    with pytest.raises(UsageProblem, match=f"`--tensors {tensors}`") as caught:
+        shape("llama-tiny", tensors=tensors)
+    assert str(caught.value.hint).startswith(hint)
+    nearest = int(str(caught.value.hint).removeprefix("ask for ").partition(",")[0])
+    assert shape("llama-tiny", tensors=nearest).tensors == nearest
+
+
 def test_a_model_of_two_towers_loses_layers_of_each_by_itself() -> None:
     full = shape("7b")
     assert full.of_layers == 32 + 28

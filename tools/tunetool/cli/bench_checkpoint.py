@@ -26,6 +26,11 @@ class Options(Measuring):
         "Directory in memory, such as /dev/shm: a stand-in for a medium of that speed; every table says so."
     )
     state_bytes: int | None = options.state_bytes()
+    tensors: int | None = number(
+        "--tensors",
+        default=None,
+        help="Number of tensors into which the state is cut, such as 1344; the bytes stay the same.",
+    )
     device: str = option(
         "--device",
         type=click.Choice(["auto", "cpu", "cuda"]),
@@ -91,6 +96,7 @@ def checkpoint(given: Options) -> int:
         target=given.target,
         memory_target=given.memory_target,
         state_bytes=given.state_bytes,
+        tensors=given.tensors,
         device=given.device,  # type: ignore[arg-type]  # click holds it to the choices
         ranks=given.ranks,
         engines=list(given.engines),

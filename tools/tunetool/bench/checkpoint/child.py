@@ -67,7 +67,7 @@ class Rank:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
         self.control = dist.new_group(backend="gloo")
-        shape = states.shape(order["model"], order["state_bytes"], self.world)
+        shape = states.shape(order["model"], order["state_bytes"], self.world, order.get("tensors"))
         self.state = tensors.build(shape, self.device, self.rank, self.world, order["seed"])
         self.like = tensors.blank(self.state)
         if cuda:

@@ -60,7 +60,7 @@ def engines(request: Request) -> list[str]:
 
 def state(request: Request) -> Shape:
     """The state's shape. Raises ``UsageProblem``."""
-    return shape(request.model, request.state_bytes, request.ranks)
+    return shape(request.model, request.state_bytes, request.ranks, request.tensors)
 
 
 def space_needed(request: Request, state_bytes: int) -> int:

@@ -72,6 +72,7 @@ class RankProcesses:
             "do": "start",
             "model": self.request.model,
             "state_bytes": self.request.state_bytes,
+            "tensors": self.request.tensors,
             "device": self.request.device,
             "seed": self.request.seed,
         }

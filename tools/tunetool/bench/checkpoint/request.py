@@ -53,6 +53,8 @@ class Request:
     """A directory on a memory file system: a stand-in for a medium of that speed."""
     state_bytes: int | None = None
     """Upper bound in bytes; whole layers are dropped until the state fits. None: the whole model."""
+    tensors: int | None = None
+    """The number of tensors into which the state is cut. None: as the model has them."""
     device: Device = "auto"
     ranks: int = 1
     engines: Sequence[str] = ("*",)

@@ -9,6 +9,7 @@ distributed optimizer. FSDP2 with fp32 parameters saves 12. DeepSpeed's publishe
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ class Shape:
     """Layers of the whole model."""
     outside: bool = True
     """Whether the embedding and the other tensors outside of layers are in it."""
+    cut: bool = False
+    """Whether parameters were cut, for a number of tensors that somebody asked for."""
 
     @property
     def bytes(self) -> int:
@@ -62,16 +65,22 @@ class Shape:
         """The state described in one line."""
         left = "" if self.layers == self.of_layers else f", {self.layers} of {self.of_layers} layers"
         bare = "" if self.outside else " and nothing outside of them"
-        return f"{self.model}{left}{bare}: {self.tensors} tensors, {format_size(self.bytes)}"
+        cut = ", cut" if self.cut else ""
+        return f"{self.model}{left}{bare}{cut}: {self.tensors} tensors, {format_size(self.bytes)}"
 
 
-def shape(model: str, state_bytes: int | None = None, shards: int = 1) -> Shape:
+def shape(model: str, state_bytes: int | None = None, shards: int = 1, tensors: int | None = None) -> Shape:
     """The state of a model as ``load_model`` takes it, or of ``70b-shard``: ``shards`` of 64, one for each rank.
 
     ``state_bytes`` bounds the state of all ranks together: whole layers are dropped from the end, and the tensors
-    outside of layers where not even one layer fits beside them. Raises ``UsageProblem`` for an unknown model or too
-    small a bound.
+    outside of layers where not even one layer fits beside them. ``tensors``: the number of tensors into which what is
+    left is cut. Raises ``UsageProblem`` for an unknown model, too small a bound, and a number that no cuts give.
     """
+    whole = _whole(model, state_bytes, shards)
+    return whole if tensors is None else _cut(whole, tensors)
+
+
+def _whole(model: str, state_bytes: int | None, shards: int) -> Shape:
     if model != SHARD:
         return _fit(load_model(model), state_bytes)
     if not 1 <= shards <= SHARD_OF:
@@ -112,6 +121,40 @@ def _fit(model: Model, bound: int | None) -> Shape:
         f"{format_size(sizes[layers[0]])}",
         f"ask for `{sizes[layers[0]]}B` or more{smaller}",
     )
+
+
+def _cut(whole: Shape, tensors: int) -> Shape:
+    """The same bytes in so many tensors: the largest parameters are cut along dimension 0, in nearly equal parts."""
+    asked, least = tensors // len(KINDS), len(whole.parameters)
+    most = sum(max(1, parameter.shape[0]) for parameter in whole.parameters)
+    if tensors % len(KINDS) or not least <= asked <= most:
+        nearest = len(KINDS) * min(max(asked, least), most)
+        raise UsageProblem(
+            f"`--tensors {tensors}`: {whole.describe()}, which can be cut into {len(KINDS) * least} to "
+            f"{len(KINDS) * most}, a multiple of {len(KINDS)}",
+            f"ask for {nearest}, or for fewer or more bytes with `--state-bytes`",
+        )
+    parts = [1] * least
+    heap = [(-parameter.numel, number) for number, parameter in enumerate(whole.parameters) if parameter.shape[0] > 1]
+    heapq.heapify(heap)
+    for _ in range(asked - least):
+        _, number = heapq.heappop(heap)
+        parts[number] += 1
+        parameter = whole.parameters[number]
+        if parts[number] < parameter.shape[0]:
+            heapq.heappush(heap, (-parameter.numel // parts[number], number))
+    cut = (part for parameter, count in zip(whole.parameters, parts, strict=True) for part in _parts(parameter, count))
+    return replace(whole, parameters=tuple(cut), cut=asked > least)
+
+
+def _parts(parameter: Tensor, count: int) -> Iterator[Tensor]:
+    if count == 1:
+        yield parameter
+        return
+    rows = parameter.shape[0]
+    for number in range(count):
+        length = rows * (number + 1) // count - rows * number // count
+        yield replace(parameter, name=f"{parameter.name}.part{number}", shape=(length, *parameter.shape[1:]))
 
 
 def named(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], str]]:
