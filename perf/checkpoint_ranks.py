@@ -1,0 +1,216 @@
+"""What does the coordinator of a save do for 256 and 1,024 ranks of 1,344 tensors, and how long does it take?
+
+    .venv/bin/python perf/checkpoint_ranks.py [--ranks 256,1024] [--tensors 1344] [--rounds 5] [--torch-ranks 256]
+
+The ranks are simulated: their plans and results are pickled as ranks send them, one rank at a time, before the time
+begins. Each rank holds one part along dimension 0 of every tensor, as FSDP does. The coordinator unpickles the plans,
+plans, pickles the answers, unpickles the results, writes `.metadata` and commits; then the same again in place, as at
+the next step. No network, and no data files. Each round is a process of its own, whose peak memory is its alone: a
+process of Python with torch before it begins is part of it.
+
+torch's own planner and writer (`DefaultSavePlanner`, `FileSystemWriter`) do the same for --torch-ranks.
+
+A line for each goal: the median over the rounds, its interval, the goal, and `held`, `missed`, or `not decided` where
+the interval crosses the goal. Linear: seconds for each rank, of the most ranks over the fewest. Ends with 1 where
+something is missed, else with 3 where something is not decided.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import pickle
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from goals import line, status
+from tunetool.checkpoint import DirectSavePlanner, DirectWriter, commit
+from tunetool.checkpoint.packed import Packed, Results
+from tunetool.measure.statistics import estimate
+
+SECONDS, GIGABYTES, LINEAR = 5.0, 4.0, 1.25
+ROWS, COLUMNS, FILES = 8, 1024, 8
+STEPS = ("plans arrive", "plan", "answers leave", "results arrive", "metadata and commit")
+
+
+def items_of(rank: int, ranks: int, tensors: int) -> tuple[list[WriteItem], dict[str, tuple[str, ...]]]:
+    """The plan of a rank, and where in the state its names come from."""
+    properties = TensorProperties(torch.bfloat16)
+    items, mappings = [], {}
+    for number in range(tensors):
+        name = f"model.layers.{number}.mlp.weight"
+        offsets = torch.Size((ROWS * rank, 0))
+        chunk = ChunkStorageMetadata(offsets, torch.Size((ROWS, COLUMNS)))
+        data = TensorWriteData(chunk, properties, torch.Size((ROWS * ranks, COLUMNS)))
+        items.append(WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data))
+        mappings[name] = ("model", f"layers.{number}.mlp.weight")
+    return items, mappings
+
+
+def located(items: Sequence[WriteItem]) -> Iterator[tuple[MetadataIndex, int, int, int]]:
+    for number, item in enumerate(items):
+        yield item.index, number % FILES, number // FILES * (ROWS * COLUMNS * 2 + 4096), ROWS * COLUMNS * 2 + 900
+
+
+class Direct:
+    """tunetool's planner and writer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def sent(self, items: list[WriteItem], mappings: Any) -> bytes:
+        return pickle.dumps(SavePlan(Packed(items), planner_data=mappings))
+
+    def begin(self) -> None:
+        self.writer, self.planner = DirectWriter(self.path), DirectSavePlanner()
+        self.writer.set_up_storage_writer(True)
+        self.writer.prepare_local_plan(SavePlan([]))
+
+    def plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        answered, self.metadata = self.planner.create_global_plan(plans)
+        return self.writer.prepare_global_plan(answered)
+
+    def results(self, rank: int, answer: SavePlan, known: bytes | None) -> tuple[bytes, bytes]:
+        """What a rank sends, and what it keeps of it for the next save."""
+        stored = Packed(None, known) if known else Packed(located(answer.items))
+        names = tuple(commit.data_name(rank, number, answer.storage_data.token) for number in range(FILES))
+        sent = pickle.dumps(Results(stored, names))
+        return sent, stored.pickled()
+
+    def finish(self, results: list[Any]) -> None:
+        self.writer.finish(self.metadata, results)
+
+
+class Torch:
+    """torch's own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def sent(self, items: list[WriteItem], mappings: Any) -> bytes:
+        return pickle.dumps(SavePlan(items, planner_data=mappings))
+
+    def begin(self) -> None:
+        self.writer, self.planner = FileSystemWriter(self.path), DefaultSavePlanner()
+        self.writer.set_up_storage_writer(True)
+        self.writer.prepare_local_plan(SavePlan([]))
+
+    def plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        answered, self.metadata = self.planner.create_global_plan(plans)
+        prepared: list[SavePlan] = self.writer.prepare_global_plan(answered)
+        return prepared
+
+    def results(self, rank: int, answer: SavePlan, known: bytes | None) -> tuple[bytes, bytes]:
+        names = [f"__{rank}_{number}.distcp" for number in range(FILES)]
+        sent = [
+            WriteResult(index, length, _StorageInfo(names[file], offset, length))
+            for index, file, offset, length in located(answer.items)
+        ]
+        return pickle.dumps(sent), b""
+
+    def finish(self, results: list[Any]) -> None:
+        self.writer.finish(self.metadata, results)
+
+
+def once(kind: str, ranks: int, tensors: int, path: Path) -> dict[str, Any]:
+    engine = {"direct": Direct, "torch": Torch}[kind](path)
+    asked = [engine.sent(*items_of(rank, ranks, tensors)) for rank in range(ranks)]
+    kept: list[bytes | None] = [None] * ranks
+    saves = []
+    for _ in range(2):
+        seconds: dict[str, float] = {}
+
+        def timed(step: str, act: Callable[[], Any], into: dict[str, float] = seconds) -> Any:
+            began = time.perf_counter()
+            value = act()
+            into[step] = time.perf_counter() - began
+            return value
+
+        gc.collect()
+        engine.begin()
+        plans = timed("plans arrive", lambda: [pickle.loads(each) for each in asked])
+        answers = timed("plan", lambda plans=plans: engine.plan(plans))
+        del plans
+        left = timed("answers leave", lambda answers=answers: [pickle.dumps(answer) for answer in answers])
+        del answers
+        sent = []
+        for rank, answer in enumerate(left):
+            result, kept[rank] = engine.results(rank, pickle.loads(answer), kept[rank])
+            sent.append(result)
+        del left
+        results = timed("results arrive", lambda sent=sent: [pickle.loads(each) for each in sent])
+        del sent
+        timed("metadata and commit", lambda results=results: engine.finish(results))
+        del results
+        saves.append(seconds)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"first": saves[0], "later": saves[1], "peak": peak, "bytes": (path / ".metadata").stat().st_size}
+
+
+def rounds(kind: str, ranks: int, asked: argparse.Namespace) -> list[dict[str, Any]]:
+    answers = []
+    for _ in range(asked.rounds):
+        with tempfile.TemporaryDirectory(prefix="tunetool-ranks-", dir=asked.target) as folder:
+            command = [sys.executable, __file__, "--once", kind, "--ranks", str(ranks), "--target", f"{folder}/step"]
+            done = subprocess.run(
+                [*command, "--tensors", str(asked.tensors)], check=True, capture_output=True, text=True
+            )
+            answers.append(json.loads(done.stdout))
+    for save in ("first", "later"):
+        steps = {step: estimate([answer[save][step] for answer in answers]).value for step in STEPS}
+        whole = estimate([sum(answer[save].values()) for answer in answers])
+        shown = ", ".join(f"{step} {value:.2f}" for step, value in steps.items())
+        print(f"{kind:6} {ranks:5} ranks, {save:5} save: {whole.value:7.2f} s ({shown})")
+    memory = estimate([answer["peak"] for answer in answers]).value
+    print(f"{kind:6} {ranks:5} ranks: peak {memory / 1e9:.2f} GB; `.metadata` of {answers[0]['bytes'] / 1e6:.0f} MB")
+    return answers
+
+
+def main() -> int:
+    reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    reader.add_argument("--ranks", default="256,1024")
+    reader.add_argument("--tensors", type=int, default=1344)
+    reader.add_argument("--rounds", type=int, default=5)
+    reader.add_argument("--torch-ranks", default="256", help="empty: torch is left out")
+    reader.add_argument("--target", type=Path, default=Path("/dev/shm"))
+    reader.add_argument("--once", choices=["direct", "torch"], help=argparse.SUPPRESS)
+    asked = reader.parse_args()
+    warnings.simplefilter("ignore")
+    if asked.once:
+        print(json.dumps(once(asked.once, int(asked.ranks), asked.tensors, asked.target)))
+        return 0
+    counts = [int(count) for count in asked.ranks.split(",")]
+    for count in filter(None, asked.torch_ranks.split(",")):
+        rounds("torch", int(count), asked)
+    measured = {count: rounds("direct", count, asked) for count in counts}
+    most, fewest = max(counts), min(counts)
+    verdicts = []
+    for save in ("first", "later"):
+        seconds = {count: [sum(each[save].values()) for each in answers] for count, answers in measured.items()}
+        verdicts.append(line(f"{most} ranks: s of the coordinator's {save} save", seconds[most], SECONDS, False))
+        if most > fewest:
+            pairs = zip(seconds[most], seconds[fewest], strict=True)
+            linear = [(large / most) / (small / fewest) for large, small in pairs]
+            verdicts.append(line(f"{save} save: a rank of {most} over a rank of {fewest}", linear, LINEAR, False))
+    peaks = [answer["peak"] / 1e9 for answer in measured[most]]
+    verdicts.append(line(f"{most} ranks: GB of peak memory of the process", peaks, GIGABYTES, False))
+    return status(verdicts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
