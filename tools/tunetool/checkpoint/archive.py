@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tunetool.checkpoint import pickled, plain
@@ -77,7 +78,8 @@ def _find(read: Callable[[int, int], bytes], length: int) -> Plain:
 
     if content("byteorder") != b"little":
         raise _NotPlain
-    dtype, shape = _tensor(content("data.pkl"))
+    pickle = content("data.pkl")
+    dtype, shape = _known_tensor(pickle) if len(pickle) <= _SHORT else _tensor(pickle)
     raw = records[f"{prefix}/data/0"]
     start = _start(read, raw)
     if raw.size != math.prod(shape) * ITEM_SIZES[dtype] or start + raw.size > length:
@@ -104,7 +106,14 @@ def _records(read: Callable[[int, int], bytes], length: int) -> dict[str, _Recor
         count, size, offset = end_64[7], end_64[8], end_64[9]
     if end[0] != b"PK\5\6" or end[7] or not 0 < count <= 64 or size > TAIL:
         raise _NotPlain
-    directory, records, position = read(offset, size), {}, 0
+    directory = read(offset, size)
+    return _known_entries(directory, count) if size <= _SHORT else _entries(directory, count)
+
+
+def _entries(directory: bytes, count: int) -> dict[str, _Record]:
+    """The records of the directory. Callers must not change the table."""
+    records: dict[str, _Record] = {}
+    position = 0
     for _ in range(count):
         signature, flags, method, packed, unpacked, name_length, extra_length, comment, header = _ENTRY.unpack_from(
             directory, position
@@ -124,6 +133,10 @@ def _records(read: Callable[[int, int], bytes], length: int) -> dict[str, _Recor
     return records
 
 
+# Of tensors with the same shape and dtype, the directories are the same bytes, and so are the pickles.
+_REMEMBERED, _SHORT = 1024, 2048
+"""Number of results that are remembered, and the most bytes that one is of: memory is bounded, whatever files hold."""
+_known_entries = lru_cache(_REMEMBERED)(_entries)
 _IN_EXTRA_FIELD = 0xFFFFFFFF
 
 
@@ -211,3 +224,6 @@ def _tensor(content: bytes) -> tuple[str, tuple[int, ...]]:
     ):
         raise _NotPlain
     return described
+
+
+_known_tensor = lru_cache(_REMEMBERED)(_tensor)

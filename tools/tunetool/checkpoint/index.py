@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-import threading
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from tunetool.checkpoint.regions import merge
 from tunetool.checkpoint.source import Files
 
 _GAP = 16 * 1024
+_READS_AT_A_TIME = 64
 _LARGEST = 1024 * 1024
 """Bytes of one read, and of the largest record that describes a tensor rather than holds its data."""
 
@@ -70,20 +71,22 @@ def _ends(items: Sequence[Item], files: Files, threads: int) -> dict[str, _Ends]
     reads = [(file, read) for file, some in wanted.items() for read in merge(some, _LARGEST, _GAP)]
     files.expect(file for file, _ in reads)
 
-    thread_local = threading.local()
-
-    def carry_out(entry: tuple[str, Any]) -> bytes:
-        file, read = entry
-        if not hasattr(thread_local, "memory"):
-            thread_local.memory = memoryview(pages(_LARGEST))
-        view = thread_local.memory[: read.stop - read.start]
-        came = files.read(file, view, read.start, read.wanted[0][2])
-        files.done(file)
-        return bytes(view[:came])
+    def carry_out(some: Sequence[tuple[str, Any]]) -> list[bytes]:
+        contents: list[bytes] = []
+        memory = memoryview(pages(_LARGEST))
+        for file, read in some:
+            view = memory[: read.stop - read.start]
+            came = files.read(file, view, read.start, read.wanted[0][2])
+            files.done(file)
+            contents.append(bytes(view[:came]))
+        return contents
 
     by_file: dict[str, _Ends] = {file: _Ends([], []) for file in wanted}
+    # Many at a time: handing a read to a thread takes longer than the read itself.
+    count = max(1, min(_READS_AT_A_TIME, -(-len(reads) // threads)))
+    some = [reads[first : first + count] for first in range(0, len(reads), count)]
     with ThreadPoolExecutor(threads) as pool:
-        for (file, read), content in zip(reads, pool.map(carry_out, reads), strict=True):
+        for (file, read), content in zip(reads, itertools.chain(*pool.map(carry_out, some)), strict=True):
             by_file[file].starts.append(read.start)
             by_file[file].contents.append(content)
     return by_file
