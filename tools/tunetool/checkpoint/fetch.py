@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tunetool.checkpoint import gpu_copy
 from tunetool.checkpoint.archive import ITEM_SIZES, Plain
 from tunetool.checkpoint.checksums import Chain
 from tunetool.checkpoint.direct import memory_at
@@ -53,6 +54,7 @@ class Want:
         self.dtype = getattr(torch, self.plain.dtype)
         self.bytes = span(self.plain.shape, item, self.offsets, self.lengths) if math.prod(self.lengths) else (0, 0)
         self.as_bytes: Any = None
+        self.address = 0
         if (
             self.target.dtype == self.dtype
             and is_flat(self.target)
@@ -60,6 +62,7 @@ class Want:
             and in_one_run(self.plain.shape, item, self.offsets, self.lengths)
         ):
             self.as_bytes = self.target.reshape(-1).view(torch.uint8)
+            self.address = self.as_bytes.data_ptr()
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def _aligned_run(want: Want, memory_alignment: int, block: int) -> tuple[int, in
     # Larger than the gap over which reads are merged, so that no merged read spans it.
     if want.as_bytes is None or want.target.device.type != "cpu" or high - low <= GAP + 2 * BLOCK:
         return stop, stop
-    if (want.as_bytes.data_ptr() + low - start) % memory_alignment:
+    if (want.address + low - start) % memory_alignment:
         return stop, stop
     return low, high
 
@@ -156,6 +159,9 @@ class Fetch:
         queue = iter(reads)
         # Earlier GPU work on the tensors must be complete before they are filled.
         ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
+        if ready is not None:
+            # Here, without the interpreter's lock, which threads that start copies by address have.
+            ready.synchronize()
         works = [functools.partial(self._work, queue, ready)] * min(self._threads, len(reads))
         workers = Workers(works, "tunetool-read", daemon=True)
         try:
@@ -207,7 +213,7 @@ class Fetch:
     def _read_in_place(self, name: str, read: DirectRead) -> None:
         want = read.want
         first = read.start - want.start
-        address = want.as_bytes.data_ptr() + first - want.bytes[0]
+        address = want.address + first - want.bytes[0]
         view = memory_at(address, read.stop - read.start)
         came = self._files.read(name, view, read.start, want.name)
         if came < len(view):
@@ -221,12 +227,14 @@ class Fetch:
         for start, stop, part in read.wanted:
             if stop > read.start + came:
                 raise self._files.truncated(name, part.want.name, read.start + came, stop)
-            source = buffer.tensor[start - read.start : stop - read.start]
-            if part.block is None:
-                at = part.start - part.want.bytes[0]
-                part.want.as_bytes[at : at + stop - start].copy_(source, non_blocking=True)
-            else:
-                _copy_block(source, part.want, part.block)
+            first, count = start - read.start, stop - start
+            if part.block is not None:
+                _copy_block(buffer.tensor[first : first + count], part.want, part.block)
+                continue
+            at = part.start - part.want.bytes[0]
+            if buffer.handle and gpu_copy.to_gpu(part.want.address + at, buffer.address + first, count, buffer.handle):
+                continue
+            part.want.as_bytes[at : at + count].copy_(buffer.tensor[first : first + count], non_blocking=True)
         buffer.used()
         for start, stop, part in read.wanted:
             if part.want.chain is not None:
@@ -237,7 +245,9 @@ class _Buffer:
     """A host buffer from which a CUDA stream may still copy."""
 
     def __init__(self, memory: Buffer, stream: Any) -> None:
-        self.tensor, self.view = memory.tensor, memory.view
+        self.tensor, self.view, self.address = memory.tensor, memory.view, memory.address
+        self.handle = stream.cuda_stream if stream is not None and memory.pinned else 0
+        """Of the stream, if copies to its GPU can be started by address."""
         self._stream, self._free = stream, None
 
     def wait(self) -> None:

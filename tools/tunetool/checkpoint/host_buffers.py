@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tunetool.checkpoint import space
+from tunetool.checkpoint import gpu_copy, space
 from tunetool.checkpoint.direct import pages
 from tunetool.checkpoint.items import LARGE
 from tunetool.errors import CannotJudge
@@ -244,10 +244,14 @@ class Source:
             self._flat = as_bytes(self.tensor)
         return self._flat
 
-    def copy(self, start: int, count: int, buffer: Buffer, at: int) -> None:
-        """Copy ``count`` bytes from ``start`` to the offset ``at`` of the buffer; from a GPU, on the current stream."""
+    def copy(self, start: int, count: int, buffer: Buffer, at: int, stream: int = 0) -> None:
+        """Copy ``count`` bytes from ``start`` to the offset ``at`` of the buffer; from a GPU, on the current stream,
+        which ``stream`` is the handle of."""
         if self.address is not None:
             (_memmove_at_once if count <= _AT_ONCE else _memmove)(buffer.address + at, self.address + start, count)
+            return
+        gpu, host = self.gpu_address, buffer.address + at
+        if stream and gpu is not None and buffer.pinned and gpu_copy.to_host(host, gpu + start, count, stream):
             return
         raw = self._raw()
         if raw.device.type == "cpu":

@@ -217,8 +217,9 @@ class Pipeline:
         for device, pieces in by_device.items():
             on_gpu = device.type == "cuda"
             with torch.cuda.stream(self._stream(device, streams)) if on_gpu else nullcontext():
+                stream = streams[device].cuda_stream if on_gpu else 0
                 for piece in pieces:
-                    self._content(piece).copy(piece.start, piece.count, buffer, piece.at)
+                    self._content(piece).copy(piece.start, piece.count, buffer, piece.at, stream)
             if on_gpu:
                 events.append(streams[device].record_event(torch.cuda.Event(blocking=True)))
         return events
@@ -231,7 +232,9 @@ class Pipeline:
         if device not in streams:
             stream = torch.cuda.Stream(device)
             for event in self._after:
-                stream.wait_event(event)
+                # Not on the GPU: a thread that starts copies by address has the interpreter's lock, and must never
+                # wait for work which another thread has still to start.
+                event.synchronize()
             with self._counting:
                 self._streams.append(stream)
             streams[device] = stream

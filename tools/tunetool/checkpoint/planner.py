@@ -151,8 +151,9 @@ class DirectSavePlanner(DefaultSavePlanner):
         self._local = self._shape = None
         values: list[Any] = []
         if self._keeps_local:
-            keys, values = values_of(state_dict)
-            leaves = leaves_of(values)
+            with without_collections():
+                keys, values = values_of(state_dict)
+                leaves = leaves_of(values)
             self._shape = None if leaves is None else StateShape(keys, leaves)
         if self._shape is not None and self._use_plan_of_earlier_save(values, is_coordinator):
             return

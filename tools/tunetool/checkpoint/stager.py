@@ -76,7 +76,7 @@ def gpus(value: Any) -> set[torch.device]:
 
 def marks(devices: Iterable[torch.device]) -> list[Any]:
     """CUDA events on the caller's current streams: all results so far must be complete before they are copied."""
-    return [torch.cuda.current_stream(device).record_event() for device in devices]
+    return [torch.cuda.current_stream(device).record_event(torch.cuda.Event(blocking=True)) for device in devices]
 
 
 class _LentState(dict[str, Any]):

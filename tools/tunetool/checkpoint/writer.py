@@ -21,6 +21,7 @@ from torch.futures import Future
 
 from tunetool.checkpoint import commit, open_saves, pace
 from tunetool.checkpoint import metadata as metadata_file
+from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.gds import library
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.job import Job, Outcome, Settings, items_of
@@ -334,12 +335,13 @@ class DirectWriter(StorageWriter):
         open_saves.learn(ticket.failed)
         commit.sweep_failed(directory, ticket.failed)
         shared = open_saves.is_shared(directory, ticket.token)
-        items = items_of(plan.items, planner, self.settings.checksums, ticket.token)
 
         def name(number: int) -> str:
             return commit.data_name(ticket.rank, number, ticket.token)
 
-        job = Job(directory, items, self.settings, name, copy_first=hold is not None, writes=plan.items)
+        with without_collections():
+            items = items_of(plan.items, planner, self.settings.checksums, ticket.token)
+            job = Job(directory, items, self.settings, name, copy_first=hold is not None, writes=plan.items)
         outcome = job.run(hold.after if hold else marks(job.devices), hold.release if hold else lambda: None)
         try:
             fsync_directory(directory)

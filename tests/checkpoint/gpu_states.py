@@ -1,0 +1,109 @@
+"""Saves states on a GPU and restores them, in a process of its own: one that has used a GPU can start no others by fork.
+
+    gpu_states.py (computes | changes | pinned) DIRECTORY [refuses] [checksums]
+
+``refuses``: the driver refuses the copies by address, so that torch copies.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, gpu_copy, metadata
+
+GPU = torch.device("cuda")
+
+
+def state(seed: int) -> dict[str, Any]:
+    """Tensors of many sizes and dtypes, in C order and not, at the start of their memory and within it."""
+    made = torch.Generator(device=GPU).manual_seed(seed)
+
+    def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randint(-100, 100, shape, generator=made, device=GPU).to(dtype)
+
+    small = {f"small.{number}": tensor(number % 7, 5) for number in range(700)}
+    kinds = {str(dtype): tensor(333, 3, dtype=dtype) for dtype in (torch.bfloat16, torch.int8, torch.bool, torch.int64)}
+    within = {
+        "within": tensor(40, 40)[3:9],
+        "turned": tensor(600, 700).t(),
+        "negative": tensor(9, 9, dtype=torch.complex64).conj().imag,
+    }
+    large = {f"large.{number}": tensor(3_000_001 + number) for number in range(3)}
+    return {"model": {**small, **kinds, **within, **large, "host": torch.arange(1000.0)}}
+
+
+def assert_came_back(path: Path, expected: dict[str, Any]) -> None:
+    blank = {"model": {name: torch.full_like(value, 1) for name, value in expected["model"].items()}}
+    dcp.load(blank, storage_reader=DirectReader(path), no_dist=True)
+    for name, value in expected["model"].items():
+        assert torch.equal(blank["model"][name], value), name
+
+
+def busy() -> None:
+    """Work that keeps the GPU busy for longer than a save takes to begin."""
+    matrix = torch.randn(8192, 8192, device=GPU)
+    for _ in range(20):
+        matrix = matrix @ matrix / 100
+
+
+def step(saved: dict[str, Any]) -> None:
+    """Other values, which the GPU still computes when this returns."""
+    busy()
+    for value in saved["model"].values():
+        value.copy_(value.logical_not() if value.dtype == torch.bool else value + 1)
+
+
+def computes(path: Path, checksums: bool) -> None:
+    """A state that the GPU still computes is saved as it becomes."""
+    saved = state(1)
+    for _ in range(3):
+        step(saved)
+        writer = DirectWriter(path, checksums=checksums, buffer_bytes=1 << 20, threads=4)
+        dcp.save(saved, storage_writer=writer, planner=DirectSavePlanner(), no_dist=True)
+        assert_came_back(path, saved)
+
+
+def changes(path: Path, checksums: bool) -> None:
+    """A state that changes as soon as the loop goes on is saved as it was."""
+    saved = state(2)
+    for number in range(3):
+        step(saved)
+        expected = {"model": {name: value.clone() for name, value in saved["model"].items()}}
+        writer = DirectWriter(path / f"{number}", checksums=checksums)
+        future = dcp.async_save(
+            saved, storage_writer=writer, planner=DirectSavePlanner(), async_stager=writer.stager(), no_dist=True
+        )
+        for value in saved["model"].values():
+            value.zero_()
+        future.result()
+        assert_came_back(path / f"{number}", expected)
+
+
+def pinned(path: Path, checksums: bool) -> None:
+    """The metadata says whether a tensor is pinned, also where only that has changed."""
+    for now in (False, True):
+        saved = {"m": {"a": torch.ones(9, pin_memory=now)}}
+        writer = DirectWriter(path, checksums=checksums)
+        dcp.save(saved, storage_writer=writer, planner=DirectSavePlanner(), no_dist=True)
+        described: Any = metadata.read(path).state_dict_metadata["m.a"]
+        assert described.properties.pin_memory is now
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    what, path, *how = sys.argv[1:]
+    if "refuses" in how:
+        vars(gpu_copy).update(_driver=lambda: (lambda *_: 1, lambda *_: 1))
+    else:
+        assert gpu_copy._driver() is not None
+    {"computes": computes, "changes": changes, "pinned": pinned}[what](Path(path), "checksums" in how)
+
+
+if __name__ == "__main__":
+    main()
