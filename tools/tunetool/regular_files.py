@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from tunetool.node.common.documents import LARGEST as JSON_BYTES
 from tunetool.node.common.documents import open_regular, read_bytes
 
-__all__ = ["JSON_BYTES", "open_regular", "read_bytes", "read_json"]
+__all__ = ["JSON_BYTES", "open_regular", "read_bytes", "read_end", "read_json"]
 
 
 def read_end(path: Path, count: int) -> bytes:

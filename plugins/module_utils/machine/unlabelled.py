@@ -99,8 +99,7 @@ def _superblocks(read: Reader, size: int) -> Iterator[Piece]:
 
 def _names_its_group(block: bytes, offset: int) -> bool:
     """Whether a copy of an XFS superblock lies at the start of a group of its own file system (xfs_format.h)."""
-    block_size = struct.unpack_from(">I", block, 4)[0]
-    group_bytes = struct.unpack_from(">I", block, 84)[0] * block_size
+    group_bytes = int(struct.unpack_from(">I", block, 84)[0]) * int(struct.unpack_from(">I", block, 4)[0])
     return group_bytes > 0 and offset % group_bytes == 0
 
 
