@@ -243,7 +243,7 @@ def prepare(options: argparse.Namespace, inside: Path) -> dict[str, Path]:
     if not set(wanted) <= set(MEDIA):
         raise SystemExit(f"error: `{options.media}`: media are {', '.join(MEDIA)}")
     disk = Path(options.directory) if options.directory else make(inside / "disk", options.model)
-    found = {medium: disk for medium in ("cold", "cache") if medium in wanted}
+    directories = {medium: disk for medium in ("cold", "cache") if medium in wanted}
     size = sum(path.stat().st_size for path in weights(disk))
     print(
         f"{os.uname().nodename}: Linux {os.uname().release}, {len(os.sched_getaffinity(0))} CPUs; {size / 1e9:.1f} GB"
@@ -261,8 +261,8 @@ def prepare(options: argparse.Namespace, inside: Path) -> dict[str, Path]:
             for path in disk.iterdir():
                 if path.is_file():
                     copy(path, directory / path.name)
-            found[medium] = directory
-    return found
+            directories[medium] = directory
+    return directories
 
 
 def copy(source: Path, target: Path) -> None:

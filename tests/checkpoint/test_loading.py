@@ -333,7 +333,7 @@ def test_progress_ends_with_everything(model: Path) -> None:
     assert last.bytes == last.total == last.read == sum(tensor.nbytes for tensor in tensors.values())
     assert last.seconds > 0
     assert "GB/s" in str(last)
-    assert [one.bytes for one in seen] == sorted(one.bytes for one in seen)
+    assert [each.bytes for each in seen] == sorted(each.bytes for each in seen)
 
 
 def test_progress_says_whether_the_drives_were_read(disk: Path) -> None:

@@ -19,7 +19,7 @@ from tunetool.node.units import format_size
 
 BUFFER_BYTES = 4 << 20
 """Bytes of one host buffer. Pinning takes 0.45 s for each GiB, and every thread pins two buffers at a process's first
-load: this is the smallest size at which the threads' own work does not bind."""
+load; smaller ones take more of the interpreter's time. `perf/loading.py --sweep` compares sizes."""
 _FEW, _MOST = 0.01, 0.99
 
 
