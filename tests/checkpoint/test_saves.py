@@ -22,8 +22,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from tunetool.checkpoint import DirectSavePlanner, DirectWriter, drain, metadata, saver_lock, saving
 from tunetool.checkpoint.commit import UNFINISHED, Saving
-from tunetool.checkpoint.job import Item, Job, Settings
+from tunetool.checkpoint.job import Job, Settings
 from tunetool.checkpoint.pace import FLAG, is_saving
+from tunetool.checkpoint.save_items import Item
 from tunetool.errors import CannotJudge
 from waiting import PATIENCE, until
 

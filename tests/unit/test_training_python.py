@@ -141,7 +141,7 @@ def test_a_python_that_went_away_is_one_line_with_a_hint(manifest: Path, how: st
 def test_a_damaged_manifest_is_the_reason(tmp_path: Path) -> None:
     damaged = tmp_path / "node.json"
     damaged.write_text("{")
-    with pytest.raises(CannotJudge, match="cannot be read"):
+    with pytest.raises(CannotJudge, match="is not JSON"):
         choose(None, damaged, needs=("nonexistent_torch",)).need()
     # tunetool's own packages do not depend on it.
     assert choose(None, damaged, needs=("json",)).problem is None

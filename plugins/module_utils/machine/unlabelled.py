@@ -21,7 +21,7 @@ _BTRFS_COPIES = (64 * _MIB, 256 * _GIB)
 _BTRFS_MAGIC = b"_BHRfS_M"
 _XFS_MAGIC = b"XFSB"
 _XFS_BLOCK = 4096
-"""mkfs.xfs's default, and the largest block of most kernels."""
+"""The default of mkfs.xfs, and the largest block of most kernels."""
 _XFS_MANY = 512
 """Allocation groups on any drive in practice: mkfs.xfs makes 4 to 32 of them, or one for each processor."""
 _XFS_STRIPED = 64

@@ -232,8 +232,8 @@ class Source:
         self.tensor, self.device = tensor, tensor.device
         self.bytes = int(tensor.numel() * tensor.element_size())
         self.is_flat = is_flat(tensor)
-        self.address = tensor.data_ptr() if self.is_flat and tensor.is_cpu else None
-        self.gpu_address = tensor.data_ptr() if self.is_flat and tensor.is_cuda else None
+        self.address: int | None = tensor.data_ptr() if self.is_flat and tensor.is_cpu else None
+        self.gpu_address: int | None = tensor.data_ptr() if self.is_flat and tensor.is_cuda else None
         self._flat: torch.Tensor | None = None
 
     def _raw(self) -> torch.Tensor:

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import WriteItem
 
 from tunetool.checkpoint import space
-from tunetool.checkpoint.checksums import seal
 from tunetool.checkpoint.created import Created
 from tunetool.checkpoint.direct import DataFile, Target
-from tunetool.checkpoint.host_buffers import POOL, Source, is_plain, number_of_buffers, size_of_buffers
-from tunetool.checkpoint.items import LARGE, Archive, archive
+from tunetool.checkpoint.host_buffers import POOL, Source, number_of_buffers, size_of_buffers
+from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.layout import Block
 from tunetool.checkpoint.packed import Results
 from tunetool.checkpoint.pipeline import Pipeline
-from tunetool.checkpoint.planner import DirectSavePlanner
 from tunetool.checkpoint.rank_layout import Asked, layout_for, sources_of
-from tunetool.errors import CannotJudge
+from tunetool.checkpoint.save_items import Item
 
 FILE_BYTES = 32 << 20
 """Bytes. A small state is written to fewer files, each of at least this size, since each file costs an fsync."""
@@ -39,59 +35,6 @@ class Settings:
     buffer_bytes: int
     checksums: bool
     gds: bool = False
-
-
-@dataclass
-class Item:
-    """A write item with its data: a tensor's archive and memory, or the bytes of an object."""
-
-    write: WriteItem
-    content: Archive | bytes
-    source: Source | None = None
-    save: str = ""
-
-    def tail(self, digest: str) -> bytes:
-        """The bytes after the raw bytes of a tensor with a checksum; ``digest`` is the checksum."""
-        assert not isinstance(self.content, bytes)  # noqa: S101  (only tensors have checksums)
-        index = self.write.index
-        return self.content.tail(digest + seal(digest, self.save, index.fqn, index.offset or ()))
-
-    @property
-    def length(self) -> int:
-        return len(self.content) if isinstance(self.content, bytes) else self.content.length
-
-
-def items_of(writes: Sequence[WriteItem], planner: SavePlanner, checksums: bool, save: str) -> list[Item]:
-    """The items with their data from the planner, for the save with the token ``save``. Raises ``CannotJudge`` for a
-    tensor that cannot be saved."""
-    if isinstance(planner, DirectSavePlanner):
-        data = planner.data_of(writes)
-        return [_item(write, each, checksums, save) for write, each in zip(writes, data, strict=True)]
-    return [_item(write, planner.resolve_data(write), checksums, save) for write in writes]
-
-
-def _item(write: WriteItem, data: torch.Tensor | io.BytesIO, checksums: bool, save: str) -> Item:
-    if isinstance(data, io.BytesIO):
-        return Item(write, data.getvalue())
-    try:
-        # An alias with a hold of its own on the memory, whatever becomes of the caller's tensor meanwhile.
-        tensor = data.detach()
-        if not is_plain(tensor):
-            stream = io.BytesIO()
-            torch.save(tensor.cpu(), stream)
-            return Item(write, stream.getvalue())
-    except Exception as error:  # what a tensor's own class raises
-        raise CannotJudge(
-            f"`{write.index.fqn}`, a `{type(data).__name__}`, cannot be saved: {str(error).partition(chr(10))[0]}",
-            "leave it out of the state, or save the plain tensors that it is made of",
-        ) from error
-    source = Source(tensor)
-    return Item(write, archive(_name_of(tensor.dtype), tensor.shape, source.bytes, checksums), source, save)
-
-
-@lru_cache(256)
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _zero_copy(source: Source, alignment: int, gds: bool) -> bool:

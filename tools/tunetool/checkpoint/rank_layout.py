@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.checkpoint.planner import WriteItem
 
@@ -14,9 +14,7 @@ from tunetool.checkpoint.items import Archive, Placed, place
 from tunetool.checkpoint.layout import Block, Part, cut, joined, share_out
 from tunetool.checkpoint.packed import Packed, Stored
 from tunetool.checkpoint.pipeline import Digest
-
-if TYPE_CHECKING:
-    from tunetool.checkpoint.job import Item
+from tunetool.checkpoint.save_items import Item
 
 _KEPT = 4
 """Number of layouts that are kept: a job may save a model and an optimizer in turns."""
@@ -130,7 +128,7 @@ def _lay_out(asked: Asked) -> RankLayout:
             layout.locations[number] = file, at
             _add_parts(layout, number, at, parts, zero_copy)
         layout.sizes.append(size)
-        layout.blocks.append(list(cut(file, joined(parts), asked.limit, lambda part: part.content in zero_copy)))  # noqa: B023  (used at once)
+        layout.blocks.append(list(cut(file, list(joined(parts)), asked.limit, lambda part: part.content in zero_copy)))  # noqa: B023  (used at once)
     return layout
 
 

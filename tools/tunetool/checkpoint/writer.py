@@ -24,9 +24,10 @@ from tunetool.checkpoint import metadata as metadata_file
 from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.gds import library
 from tunetool.checkpoint.items import LARGE
-from tunetool.checkpoint.job import Job, Outcome, Settings, items_of
+from tunetool.checkpoint.job import Job, Outcome, Settings
 from tunetool.checkpoint.packed import Locations, Packed, Results
 from tunetool.checkpoint.planner import kept_bytes
+from tunetool.checkpoint.save_items import items_of
 from tunetool.checkpoint.stager import DirectStager, Hold, marks
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.checkpoint.workers import BUFFER_BYTES, default_threads
