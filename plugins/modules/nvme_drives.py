@@ -177,8 +177,8 @@ def foreign_arrays(drives: list[Drive], contents: Contents, array_name: str) -> 
         uuid = plain_uuid(block.uuid)
         arrays[uuid] = Foreign(uuid, block.name, block.level, block.chunk_bytes, block.raid_disks, block.version)
     built = built_manifest()
-    uuid = built["array"]["uuid"] if built else None
-    return tuple(array for array in arrays.values() if is_foreign(array, array_name, uuid))
+    ours = built["array"]["uuid"] if built else None
+    return tuple(array for array in arrays.values() if is_foreign(array, array_name, ours))
 
 
 def hashes_of(drives: list[Drive], contents: Contents, unreadable: dict[str, str]) -> dict[str, str]:
