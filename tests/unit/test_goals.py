@@ -30,6 +30,12 @@ def test_a_line_has_figure_interval_goal_and_verdict(capsys: pytest.CaptureFixtu
     assert "goal: at most 1.1: not decided" in capsys.readouterr().out
 
 
+def test_few_rounds_decide_nothing() -> None:
+    """The range of one value is that value: an interval that holds the median with a probability of nothing."""
+    assert [line("writing", [2.0] * rounds, 1.5) for rounds in (1, 4, 5)] == [OPEN, OPEN, HELD]
+    assert [line("writing", [1.0] * rounds, 1.5) for rounds in (1, 4, 5)] == [OPEN, OPEN, MISSED]
+
+
 def test_what_is_missed_weighs_more_than_what_is_open() -> None:
     assert (status([HELD]), status([HELD, OPEN]), status([OPEN, MISSED, HELD])) == (0, 3, 1)
 
