@@ -10,10 +10,9 @@ torch is imported when one of these names is used for the first time.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from tunetool.errors import UsageProblem
+from tunetool.lazy_names import first_use
 
 _MODULES = {
     "DirectReader": "reader",
@@ -34,14 +33,4 @@ __all__ = sorted(_MODULES)  # noqa: PLE0605  names, known only to __getattr__
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing == "tunetool":
-            raise
-        raise UsageProblem(
-            f"`{name}` needs `{missing}`, which this Python does not have", "pip install 'tunetool[checkpoint]'"
-        ) from error
+    return first_use(__name__, _MODULES, name)
