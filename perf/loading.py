@@ -36,7 +36,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from goals import MISSED, OPEN, line, status
+from goals import MISSED, OPEN, ROUNDS, line, status
 from stage import cool, fio
 from tunetool.measure.statistics import estimate
 
@@ -222,7 +222,7 @@ def which_to_use(rows: Sequence[Row]) -> str:
         )
         best, *others = [name.split()[1] for name in first] or [""]
         ratios = [row[first[0]] / row[first[1]] for row in rows if others and {*first[:2]} <= row.keys()]
-        if ratios and estimate(ratios).low > 1:
+        if len(ratios) >= ROUNDS and estimate(ratios).low > 1:
             sentences.append(f"{medium}: use {best}")
         elif others:
             sentences.append(f"{medium}: {best} or {others[0]}, these rounds do not decide which")

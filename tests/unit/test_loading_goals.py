@@ -40,6 +40,7 @@ def test_what_is_held_missed_and_not_measured_decides_the_status(capsys: pytest.
 
 def test_only_a_decided_comparison_names_a_loader() -> None:
     assert which_to_use([row(50e9, 40e9)] * 6) == f"tmpfs: use {OURS}"
+    assert which_to_use([row(50e9, 40e9)] * 4).endswith("these rounds do not decide which")
     mixed = [row(50e9, 40e9), row(40e9, 50e9)] * 3
     assert which_to_use(mixed).endswith("these rounds do not decide which")
     assert which_to_use([{"pinned": 1.0}]) == "which to use: nothing was compared"
