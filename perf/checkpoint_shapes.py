@@ -81,8 +81,8 @@ class Turns:
         act(path)
         self.wait()
         self.seconds.setdefault(name, []).append(time.perf_counter() - began)
-        if not keep:
-            shutil.rmtree(path, ignore_errors=True)
+        if not keep and path.exists():  # planning alone writes nothing
+            shutil.rmtree(path)
 
     def wait(self) -> None:
         if self.device == "cuda":

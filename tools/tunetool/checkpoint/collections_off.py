@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Disable garbage collection: it would take half of the time, and all objects are kept."""
+    """Disable garbage collection: it would look at the new objects again and again, and all of them are kept."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
 """Copies between GPU memory and pinned host memory by their addresses, for states of thousands of tensors.
 
 A copy by torch makes three tensors first, and with 16 threads each of these steps waits for the interpreter's lock. The
-driver's own call takes two microseconds, and keeps the lock meanwhile: to get it back would take longer.
+driver's own call only queues the copy, and keeps the lock meanwhile: to get it back could take longer than the call.
 """
 
 from __future__ import annotations
