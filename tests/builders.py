@@ -8,7 +8,7 @@ from typing import Any
 
 from tunetool.measure.figure import Quantity, What, computed, spread_of
 from tunetool.node.machine.drives import Drive, Link
-from tunetool.record import Evidence, Measurement, Node, Record
+from tunetool.record import Evidence, Expectation, Measurement, Node, Record, Status
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 PROVEN = Evidence(kind="block", device="md0", claimed_bytes=100, counted_bytes=100, ratio=1.0003)
@@ -49,3 +49,8 @@ def record(*measurements: Measurement, **fields: Any) -> Record:
     """A record of one node without a verdict; ``fields`` are those that differ."""
     fixed = {"kind": "verify", "id": "0" * 32, "started": NOW, "finished": NOW, "node": Node(host="n1"), "command": []}
     return Record.model_validate({**fixed, "measurements": list(measurements), **fields})
+
+
+def wanted_read(status: Status) -> list[Expectation]:
+    """The expectation of 50 GB/s of sequential reads, judged as ``status``."""
+    return [Expectation(name="sequential.read", value=50e9, source="--expect", status=status)]

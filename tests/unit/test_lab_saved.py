@@ -39,14 +39,6 @@ LOOK = Standing(
 NODE = NodeState("node1", 1, "debian12", Path("/cache/image"), 2**31, "tcg", 11, 8, 2**20, 2222)
 
 
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    monkeypatch.setattr("tunetool.lab.state.tempfile.gettempdir", lambda: str(tmp_path))
-    lab = Lab(tmp_path / "lab")
-    lab.prepare()
-    return lab
-
-
 def off(lab: Lab, drives: int = 8) -> NodeState:
     """A node that is off, its drives full of something."""
     directory = lab.node_dir("node1") / "drives"

@@ -21,15 +21,6 @@ from tunetool.lab.qmp import Qmp
 from tunetool.lab.state import Fault, Lab, NodeState, cache_dir, data_serial, state_dir, system_serial
 
 
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    # Sockets go to TMPDIR; tempfile remembers it, so it is set where the lab looks.
-    monkeypatch.setattr("tunetool.lab.state.tempfile.gettempdir", lambda: str(tmp_path))
-    lab = Lab(tmp_path / "state dir")
-    lab.prepare()
-    return lab
-
-
 def node(lab: Lab, index: int = 1, drives: int = 8) -> NodeState:
     serials = [system_serial(index), *(data_serial(index, number + 1) for number in range(drives))]
     made = NodeState(

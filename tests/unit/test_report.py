@@ -12,7 +12,6 @@ from builders import PROVEN, measurement
 from tunetool.record import (
     CheckResult,
     Confidence,
-    Expectation,
     FleetHost,
     Measurement,
     Node,
@@ -50,7 +49,7 @@ def record(read: float = 51.2e9, status: Status = "fail", host: str = "n1") -> R
         figure("write", 26e9),
         node=Node(host=host),
         target="/mnt/scratch",
-        expectations=[Expectation(name="sequential.read", value=50e9, source="--expect", status=status)],
+        expectations=builders.wanted_read(status),
         checks=[balance],
         verdict=Verdict(status=status, reasons=[f"drives.balance: {balance.found}", "it is slow: " + "because " * 30]),
     )

@@ -22,7 +22,6 @@ from tunetool.errors import UsageProblem
 from tunetool.measure.comparison import difference, significant
 from tunetool.record import (
     CheckResult,
-    Expectation,
     FleetHost,
     Measurement,
     Node,
@@ -68,7 +67,7 @@ def record(
         started=NOW + timedelta(hours=hours),
         finished=NOW + timedelta(hours=hours, seconds=60),
         target="/mnt/scratch",
-        expectations=[Expectation(name="sequential.read", value=50e9, source="--expect", status=status)],
+        expectations=builders.wanted_read(status),
         checks=[
             CheckResult.model_validate(
                 {"id": "array.chunk", "status": check, "expected": "1 MiB", "found": "512 KiB", "remedy": "run it"}
