@@ -99,6 +99,11 @@ class Allowed:
     holds: Callable[[], bool]
 
 
+def hardware(pattern: str, why: str) -> Allowed:
+    """A skip for what a machine lacks, or has; no look at this machine can tell."""
+    return Allowed(pattern, f"hardware: {why}", always)
+
+
 ALLOWED = (
     Allowed(
         r"needs root\b|only root|by root alone|cluster needs root|gives root up", "rights: an ordinary user", not_root
@@ -111,29 +116,21 @@ ALLOWED = (
     Allowed(r"needs XFS", "kernel: this one has no XFS, and loads no module for it", no_xfs),
     Allowed(r"this kernel has no huge pages for a tmpfs", "kernel, or processor", no_huge_tmpfs),
     Allowed(r"no cgroup of this machine limits the disk", "kernel: neither blkio nor io", always),
-    Allowed(
-        r"settings of a disk can be changed by root alone", "hardware: /sys is read-only, or there is no disk", always
+    hardware(r"settings of a disk can be changed by root alone", "/sys is read-only, or there is no disk"),
+    hardware(r"lies on no disk: set TMPDIR to one", "no disk under the temporary directory"),
+    hardware(
+        r"/dev/shm is too small here|no memory file system|needs a tmpfs at /dev/shm", "little memory, or a container's"
     ),
-    Allowed(r"lies on no disk: set TMPDIR to one", "hardware: no disk under the temporary directory", always),
-    Allowed(
-        r"/dev/shm is too small here|no memory file system|needs a tmpfs at /dev/shm",
-        "hardware: little memory, or a container's",
-        always,
-    ),
-    Allowed(
-        r"no such flag|Operation not (supported|permitted)",
-        "hardware: a file system without the immutable flag",
-        always,
-    ),
-    Allowed(r"no answer here: ", "hardware: a file system that does not say where a file lies", always),
-    Allowed(r"this machine is in ephemeral mode", "hardware: a node, whose own mode would answer", always),
+    hardware(r"no such flag|Operation not (supported|permitted)", "a file system without the immutable flag"),
+    hardware(r"no answer here: ", "a file system that does not say where a file lies"),
+    hardware(r"this machine is in ephemeral mode", "a node, whose own mode would answer"),
     Allowed(
         r"kvikio is installed here|^there is (one|a GPU here)", "hardware: what is missing elsewhere is here", a_gpu
     ),
     Allowed(r"there is no wheel for this machine", "a licence: NVIDIA has no such wheel for this processor", no_wheel),
-    Allowed(r"no free network in ", "hardware: 200 networks are in use", always),
+    hardware(r"no free network in ", "200 networks are in use"),
     Allowed(r"no apt-get: the cluster's programs", "another distribution", no_apt),
-    Allowed(r"no Python \S+ here that `nobody` may start", "hardware: the only Python lies in root's home", always),
+    hardware(r"no Python \S+ here that `nobody` may start", "the only Python lies in root's home"),
     Allowed(r"it compresses: the tensor's bytes", "an engine to which the question does not apply", always),
     Allowed(r"^(it is for a state on a GPU|a GPU computes in fp16)$", "hardware: there is no GPU", no_gpu),
     Allowed(r"it locks .*, RLIMIT_MEMLOCK is ", "rights: an ordinary user may lock little", not_root),
