@@ -51,7 +51,7 @@ from tunetool.errors import CannotJudge, Unforeseen
 from tunetool.launch.job import Job
 from tunetool.launch.local import RankFailed
 from tunetool.launch.this_machine import LocalLauncher
-from tunetool.measure import aio, busy, rundir, sampling, sequential
+from tunetool.measure import aio, busy, rundir, sampling, sequential, tester
 from tunetool.measure.aio import driver as aio_driver
 from tunetool.measure.fio_result import Fio, Outcome
 from tunetool.measure.session import Run
@@ -140,6 +140,7 @@ def fake_fio_of_verify(scene: Scene, seam: Seam) -> None:
     scene.patch.setattr(verify_run, "free_bytes", lambda path: 10**14)
     scene.patch.setattr(sequential, "incomplete", lambda *_: [])
     scene.patch.setattr(sequential, "run", fio)
+    scene.patch.setattr(tester, "measure_ceiling", lambda *_: [])
 
 
 def tune(scene: Scene) -> Any:

@@ -25,7 +25,16 @@ from tunetool.record import (
     Trend,
     Verdict,
 )
-from tunetool.verdict import Case, Judged, code_of, exit_code, judge, judged_expectations
+from tunetool.verdict import (
+    TESTER_CEILING,
+    TESTER_CPU_SHARE,
+    Case,
+    Judged,
+    code_of,
+    exit_code,
+    judge,
+    judged_expectations,
+)
 
 RATES = st.floats(min_value=1.0, max_value=1e12)
 STATUSES = st.sampled_from(get_args(Status))
@@ -251,6 +260,41 @@ def test_a_ceiling_that_was_exceeded_explains_nothing() -> None:
     verdict = judge(Case(measurements=[figure(5e9), ceiling], expectations=[wanted(50e9)]))
     assert verdict.status == "fail"
     assert "links carry" not in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({TESTER_CEILING: 9e9}, "without storage reaches 9 GB/s"),
+        ({TESTER_CPU_SHARE: 0.96}, "kept 96% of the cores busy"),
+    ],
+    ids=["near the null target", "no core left"],
+)
+def test_a_slow_tester_is_no_slow_drive(parameters: dict[str, float], said: str) -> None:
+    slow = figure(8e9)
+    slow = slow.model_copy(update={"parameters": {**slow.parameters, **parameters}})
+    case = Case(measurements=[slow], expectations=[wanted(50e9)])
+    verdict = judge(case)
+    assert verdict.status == "unproven"
+    assert [each.status for each in judged_expectations(case)] == ["unproven"]
+    assert len(verdict.reasons) == 1
+    assert said in verdict.reasons[0]
+    assert "the drives may be faster" in verdict.reasons[0]
+    # What is fast enough is so whoever was the bottleneck, and a slow tester excuses nothing else.
+    assert judge(replace(case, expectations=[wanted(8e9)])).status == "pass"
+    assert judge(replace(case, checks=[check("fail")])).status == "fail"
+    assert judge(replace(case, unproven={"sequential.read": "the counters disagree"})).reasons == [
+        "sequential read: the counters disagree"
+    ]
+
+
+@pytest.mark.parametrize("parameters", [{TESTER_CEILING: 80e9}, {TESTER_CPU_SHARE: 0.3}, {}])
+def test_a_tester_that_was_free_to_go_faster_excuses_nothing(parameters: dict[str, float]) -> None:
+    slow = figure(8e9)
+    slow = slow.model_copy(update={"parameters": {**slow.parameters, **parameters}})
+    verdict = judge(Case(measurements=[slow], expectations=[wanted(50e9)]))
+    assert verdict.status == "fail"
+    assert "tester" not in verdict.reasons[0]
 
 
 def test_the_reason_points_to_the_check_that_explains_it() -> None:

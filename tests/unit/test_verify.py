@@ -24,6 +24,7 @@ from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
 from tunetool.node.machine.mounts import Mount
 from tunetool.record import Record, read
 from tunetool.report.progress import PlainProgress
+from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
 from tunetool.verify import run as verify_module
 from tunetool.verify.request import Request
 from tunetool.verify.run import verify
@@ -168,11 +169,14 @@ def stack_on(directory: str, mount_point: str = "/mnt/scratch") -> BlockStack:
     )
 
 
-def fake_fio(folder: Path, body: str) -> dict[str, str]:
-    """Make a program called fio. Returns the environment in which it is found."""
+def fake_fio(folder: Path, body: str, alone: str) -> dict[str, str]:
+    """Make a program called fio, which without storage does ``alone``. Returns the environment in which it is found."""
     folder.mkdir(exist_ok=True)
     program = folder / "fio"
-    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo fio-3.33 && exit\necho >> "$0.runs"\n{body}\n')
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo fio-3.33 && exit\n'
+        f'case "$*" in *--ioengine=null*)\n{alone}\nexit;; esac\necho >> "$0.runs"\n{body}\n'
+    )
     program.chmod(0o755)
     return {"PATH": f"{folder}:/usr/bin:/bin"}
 
@@ -215,6 +219,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path) -> Any:
         environment: dict[str, str] | None = None,
         mount_point: str = "/mnt/scratch",
         stored: bool = True,
+        alone: str | None = None,
         **options: Any,
     ) -> Result:
         monkeypatch.setattr(verify_module, "read_stack", lambda path: stack_on(path, mount_point))
@@ -224,7 +229,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Path) -> Any:
         drives = Drives(tmp_path / "bin", list(factor), slow)
         drives.started.unlink(missing_ok=True)
         monkeypatch.setattr(sampling, "snapshot", drives.snapshot)
-        with_fio = fake_fio(tmp_path / "bin", claims() if body is None else body)
+        with_fio = fake_fio(tmp_path / "bin", claims() if body is None else body, alone or claims(1e3, 1e3))
         before = listing(target)
         asked = {name: options.pop(name) for name in ("allow_busy", "dry_run") if name in options}
         fixed = {"target": target, "python": bare_python(tmp_path)}
@@ -269,6 +274,38 @@ def test_it_falls_short(node: Any) -> None:
     result = node(expect={"write": 2.1e9})
     assert result.code == 1
     assert "sequential write 2 GB/s" in reasons(result)
+
+
+def test_a_slow_tester_is_no_slow_drive(node: Any) -> None:
+    alone = claims(read=5.0, write=2.1)
+    result = node(alone=alone, expect={"read": 4.5e9, "write": 2.05e9})
+    assert result.code == 3, reasons(result)
+    assert "sequential write: 2 GB/s (1.863 GiB/s) is near the tester's limit" in reasons(result)
+    record = record_of(result)
+    assert [wanted.status for wanted in record.expectations] == ["unproven", "unproven"]
+    figures = {measurement.name: measurement.parameters for measurement in record.measurements}
+    assert figures["sequential.write"][TESTER_CEILING] == 2.1e9
+    assert figures["sequential.read"][TESTER_CEILING] == 5e9
+    assert 0 <= float(figures["sequential.read"][TESTER_CPU_SHARE]) <= 1
+    assert result.path.parent.joinpath("fio-write-without-storage.json").exists()
+    # What it reached, the drives have.
+    assert node(alone=alone, expect={"read": 4e9, "write": 2e9}).code == 0
+
+
+def test_a_tester_that_takes_every_core_is_no_slow_drive(node: Any) -> None:
+    threads = len(os.sched_getaffinity(0))
+    busy = claims().replace('"error": 0', f'"error": 0, "sys_cpu": {threads * 97}, "job_runtime": 1000')
+    result = node(body=busy, expect={"write": 2.1e9})
+    assert result.code == 3, reasons(result)
+    assert "kept 97% of the cores busy" in reasons(result)
+
+
+def test_a_tester_whose_limit_is_not_known_excuses_nothing(node: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    result = node(alone="echo fio: engine null not loadable >&2; exit 1", expect={"write": 2.1e9})
+    assert result.code == 1, reasons(result)
+    figures = {measurement.name: measurement.parameters for measurement in record_of(result).measurements}
+    assert TESTER_CEILING not in figures["sequential.write"]
+    assert "write: the tester's limit is not known" in capsys.readouterr().err
 
 
 UNEVEN = """n=$(($(cat "$0.n" 2>/dev/null || echo 0) + 1)); echo $n > "$0.n"

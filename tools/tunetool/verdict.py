@@ -16,6 +16,13 @@ from tunetool.record import CheckResult, Expectation, Ladder, Measurement, Statu
 
 CEILING = "ceiling.link"
 
+TESTER_CEILING = "tester_ceiling"
+"""Parameter of a figure: what its program reaches by the same requests where no storage answers them, in its unit."""
+TESTER_CPU_SHARE = "tester_cpu_share"
+"""Parameter of a figure: share of the cores open to its program that the program kept busy."""
+NEAR_TESTER, BUSY_TESTER = 0.8, 0.9
+"""Share of that ceiling, and of those cores, from which on the program may be the bottleneck and not the drives."""
+
 LEVEL = 0.95
 """Confidence with which a figure is judged. Below it there is neither a pass nor a failure."""
 
@@ -109,6 +116,18 @@ def status_of(measurement: Measurement, expectation: Expectation, tolerance: flo
     return "fail" if high < limit else "unstable"
 
 
+def tester_limit(measurement: Measurement) -> str | None:
+    """Why the program that measured may be the bottleneck of this figure; None where it was free to go faster."""
+    ceiling, share = (measurement.parameters.get(name) for name in (TESTER_CEILING, TESTER_CPU_SHARE))
+    shown = format_figure(measurement.value, measurement.unit)
+    if isinstance(ceiling, int | float) and measurement.value >= NEAR_TESTER * ceiling:
+        alone = format_figure(ceiling, measurement.unit)
+        return f"{shown} is near the tester's limit: {measurement.engine} without storage reaches {alone}"
+    if isinstance(share, int | float) and share >= BUSY_TESTER:
+        return f"{shown} is near the tester's limit: {measurement.engine} kept {share:.0%} of the cores busy"
+    return None
+
+
 def limit_of(expected: float, tolerance: float) -> float:
     """What a figure must reach."""
     return expected * (1 - tolerance)
@@ -125,7 +144,9 @@ def status_by_name(case: Case) -> dict[str, Status]:
         elif case.doubts or expectation.name in case.unproven or not _has_proof(measurement):
             statuses[expectation.name] = "unproven"
         else:
-            statuses[expectation.name] = status_of(measurement, expectation, case.tolerance)
+            status = status_of(measurement, expectation, case.tolerance)
+            slow_tester = status == "fail" and tester_limit(measurement) is not None
+            statuses[expectation.name] = "unproven" if slow_tester else status
     return statuses
 
 
@@ -179,6 +200,9 @@ def _judge_expectations(case: Case) -> list[tuple[Status, str]]:
                 findings.append(("error", f"{_human(name)} was not measured"))
         elif status == "unproven":
             reason = case.unproven.get(name)
+            if not reason and not case.doubts and _has_proof(by_name[name]):
+                slow_tester = tester_limit(by_name[name])
+                reason = slow_tester and f"{slow_tester}, so the drives may be faster: {_FREE_CORES}"
             if reason:
                 findings.append(("unproven", f"{_human(name)}: {reason}"))
             elif not case.doubts:
@@ -186,6 +210,11 @@ def _judge_expectations(case: Case) -> list[tuple[Status, str]]:
         else:
             findings.append((status, _short(by_name[name], wanted[name], status, case)))
     return findings
+
+
+_FREE_CORES = (
+    "end what uses the cores (see `top`), lift a limit on them, set the governor to `performance`, verify again"
+)
 
 
 def _short(measurement: Measurement, expectation: Expectation, status: Status, case: Case) -> str:

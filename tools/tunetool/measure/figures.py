@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
+from tunetool.measure import tester
 from tunetool.measure.balance import service_times
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted, doubt, wrong_clock
@@ -50,6 +51,7 @@ def _bandwidth(
         "sample_seconds": shape.duration,
         "repeated_samples": results.repeated[direction].taken,
         "fio_path": fio.path,
+        **tester.limits([sample.outcome for sample in samples], results.ceilings.get(direction, []), shape.jobs),
     }
     return measured(
         What(NAMES[direction], "bandwidth", f"fio {fio.version}", stack.medium, parameters=parameters),

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunetool.errors import UsageProblem
+from tunetool.measure import tester
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted
-from tunetool.measure.fio import DATA_FILE, Fio, FioFailed, Job, Outcome, run
+from tunetool.measure.fio import DATA_FILE, Fio, FioFailed, Job, Outcome, arguments, run
 from tunetool.measure.progress import Progress
 from tunetool.measure.sampling import Counting, Repeats, collect, judgement
 from tunetool.measure.statistics import LOOKS, estimate, next_look
@@ -63,7 +64,8 @@ class Plan:
 
     def _seconds_of(self, samples: int) -> float:
         warm_up = WARM_UP_SHARE * self.duration + _START_SECONDS
-        return 2 * samples * (self.duration + _START_SECONDS) + warm_up + self.duration + 3
+        limits = 2 * tester.seconds(self.duration)
+        return 2 * samples * (self.duration + _START_SECONDS) + warm_up + limits + self.duration + 3
 
     @property
     def written_bytes(self) -> float | None:
@@ -110,6 +112,8 @@ class Results:
 
     samples: dict[Direction, list[Sample]] = field(default_factory=dict)
     repeated: dict[Direction, Repeats] = field(default_factory=lambda: defaultdict(Repeats))
+    ceilings: dict[Direction, list[Outcome]] = field(default_factory=dict)
+    """Samples of fio without storage; none where that failed."""
     raw: dict[str, str] = field(default_factory=dict)
     file_bytes: int = 0
     direct: bool = True
@@ -175,6 +179,8 @@ class Sequential:
         self.progress.say(
             f"about {format_bandwidth(speed)}: files of {format_size(total)}, {format_size(written)} or more written"
         )
+        self._tester("write", size)
+        self._tester("read", size)
         seconds = total / speed
         self._sample("layout", self._job("write", size, None), seconds, 60 + 10 * seconds)
         self._look_at_files(size)
@@ -184,6 +190,22 @@ class Sequential:
         self._sample("warm-up", self._job("read", size, warm_up), warm_up, warm_up + 60)
         self._direction("read", size)
         self._look_at_files(size)
+
+    def _tester(self, direction: Direction, size: int) -> None:
+        """What fio reaches by itself, by which a slow fio is told from slow drives."""
+        shape = self.shape
+        argv = arguments(self.fio, self._job(direction, size, shape.duration))
+        self.results.ceilings[direction] = tester.measure_ceiling(
+            self.fio,
+            argv,
+            direction,
+            shape.duration,
+            self.directory,
+            self.environment,
+            self.progress,
+            self.results.raw,
+            direction,
+        )
 
     def _look_at_files(self, size: int) -> None:
         """A sparse or short file is read without a drive; what is not stored was not written either."""

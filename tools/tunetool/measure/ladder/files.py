@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tunetool.measure import tester
 from tunetool.measure.direction import Direction
 from tunetool.measure.figure import spread_of
 from tunetool.measure.fio import Outcome
@@ -149,23 +150,25 @@ class Random:
 
     def seconds(self, shape: Plan, drives: int) -> float:
         """About how long it takes where nothing is expected of it."""
-        return SAMPLES * (shape.duration + _START)
+        return SAMPLES * (shape.duration + _START) + tester.seconds(shape.duration)
 
     def run(self, scene: Scene) -> RungResult:
         """A rate, with the latencies of its requests."""
         jobs, seconds = scene.shape.jobs, scene.shape.duration
         engine = "libaio" if no_io_uring() else "io_uring"
         argv = calls.random_reads(scene.shooter.fio, self.size, engine, jobs, scene.file_bytes, seconds)
-        part = Part("", scene.stack)
+        part, title = Part("", scene.stack), f"random-{self.size.name}"
+        ceiling = scene.shooter.without_storage(title, argv, "read", seconds)
         kept, repeats = scene.shooter.rounds(
             of_one_part(argv, "read", seconds, part),
-            f"random-{self.size.name}",
+            title,
             scene.wish.limits.get(self.measurement),
             _rate,
         )
         label = Label(self.measurement, "filesystem", scene.engine, "read", scene.stack.medium, rate=True)
         parameters = _parameters(scene, engine, self.size.block_bytes, self.size.queue_depth, repeats)
-        return figure(label, scene.stack, kept[""], parameters)
+        outcomes = [sample.outcome for sample in kept[""]]
+        return figure(label, scene.stack, kept[""], {**parameters, **tester.limits(outcomes, ceiling, jobs, _rate)})
 
 
 def random_rungs() -> list[Random]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tunetool.measure import tester
 from tunetool.measure.direction import Direction
 from tunetool.measure.fio import Fio, FioFailed, Outcome, execute, shares
 from tunetool.measure.ladder.budget import SAMPLES
@@ -83,6 +84,12 @@ class Shooter:
             more,
         )
         return {part: [samples[part] for samples in rounds] for part in rounds[0]}, repeats.taken
+
+    def without_storage(self, name: str, argv: Sequence[str], direction: Direction, seconds: float) -> list[Outcome]:
+        """What fio itself reaches by ``argv``, whose samples take ``seconds``; none where that failed."""
+        return tester.measure_ceiling(
+            self.fio, argv, direction, seconds, self.directory, self.environment, self.progress, self.raw, name
+        )
 
     def shoot(self, call: Call) -> dict[str, Sample]:
         """One process. Raises ``CannotJudge`` (``FioFailed`` among it)."""

@@ -1,0 +1,90 @@
+"""The limits of fio itself: what it reaches where no storage answers, and how much of the cores it keeps busy.
+
+A figure close to either is the program's, not the drives': ``verdict.tester_limit`` judges that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from tunetool.measure.direction import Direction
+from tunetool.measure.fio import Fio, FioFailed, execute, shares
+from tunetool.measure.fio_result import Outcome
+from tunetool.measure.progress import Progress
+from tunetool.record import Scalar
+from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE
+
+NULL_ENGINE = "null"
+"""fio's engine that completes each request at once, without opening a file."""
+SAMPLES = 3
+SAMPLE_SHARE, LONGEST_SAMPLE = 0.125, 0.5
+"""Seconds of one sample, as a share of a figure's, and at most: it must add little to a verification."""
+START_SECONDS = 0.5
+
+
+def seconds(duration: float) -> float:
+    """About how long the ceiling of one figure takes, whose samples take ``duration``."""
+    return SAMPLES * (_sample_seconds(duration) + START_SECONDS)
+
+
+def without_storage(argv: Sequence[str], duration: float) -> list[str]:
+    """The command line ``argv``, which runs for a fixed time, with the same requests to no storage."""
+    left_out = ("--ioengine=", "--runtime=", "--time_based=")
+    kept = [word for word in argv if not word.startswith(left_out)]
+    runtime = f"--runtime={round(_sample_seconds(duration) * 1000)}ms"
+    return [*kept, f"--ioengine={NULL_ENGINE}", "--time_based=1", runtime]
+
+
+def measure_ceiling(
+    fio: Fio,
+    argv: Sequence[str],
+    direction: Direction,
+    duration: float,
+    directory: Path,
+    environment: Mapping[str, str],
+    progress: Progress,
+    raw: MutableMapping[str, str],
+    name: str,
+) -> list[Outcome]:
+    """Samples of ``argv`` without storage; none where this fio cannot do that, which ``progress`` says."""
+    outcomes = []
+    call = without_storage(argv, duration)
+    try:
+        with progress.step(f"{name}: fio without storage", seconds(duration)) as tick:
+            for _ in range(SAMPLES):
+                stdout, stderr = execute(fio, call, directory, environment, duration + 60, tick)
+                (outcome,) = shares(fio, direction, stdout, stderr).values()
+                outcomes.append(outcome)
+    except FioFailed as error:
+        raw[f"fio-{name}-without-storage.txt"] = error.raw
+        progress.say(f"{name}: the tester's limit is not known: {error.message}")
+        return []
+    raw[f"fio-{name}-without-storage.json"] = outcomes[-1].raw
+    return outcomes
+
+
+def limits(
+    samples: Sequence[Outcome],
+    ceiling: Sequence[Outcome],
+    jobs: int,
+    value: Callable[[Outcome], float] = lambda outcome: outcome.bandwidth,
+) -> dict[str, Scalar]:
+    """Parameters of the figure of ``samples`` by ``jobs`` threads, each worth a ``value``."""
+    found: dict[str, Scalar] = {
+        TESTER_CPU_SHARE: round(median(each.cores for each in samples) / cores_open_to(jobs), 4)
+    }
+    if ceiling:
+        found[TESTER_CEILING] = median(map(value, ceiling))
+    return found
+
+
+def cores_open_to(threads: int) -> int:
+    """The most cores that so many threads can use here."""
+    return max(1, min(threads, len(os.sched_getaffinity(0))))
+
+
+def _sample_seconds(duration: float) -> float:
+    return min(LONGEST_SAMPLE, duration * SAMPLE_SHARE)
