@@ -86,6 +86,35 @@ def test_a_broken_array_is_refused() -> None:
     assert "broken" in step.reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("state", "cure"),
+    [
+        ("broken", "replace_drive.yml"),
+        ("clear", "mdadm --assemble --scan"),
+        ("readonly", "mdadm --readwrite"),
+        ("suspended", "md/suspend_lo"),
+    ],
+)
+def test_an_array_that_cannot_be_written_is_refused_with_cause_and_cure(state: str, cure: str) -> None:
+    array = replace(ASSEMBLED, state=state)
+    step = decide(WANTED, SUPERBLOCKS, [array])
+    assert step.action == "refuse"
+    assert step.reasons == (array.fault,)
+    assert f"array `md127` is {state}: " in step.reasons[0]
+    assert cure in step.reasons[0]
+    assert "\n" not in step.reasons[0]
+    # One that only refuses writes answers reads.
+    assert array.serves == (state == "readonly")
+
+
+@pytest.mark.parametrize("state", ["active", "clean", "write-pending", "active-idle", "read-auto"])
+def test_an_array_that_works_has_no_fault(state: str) -> None:
+    assert replace(ASSEMBLED, state=state).fault is None
+    assert replace(ASSEMBLED, state=state).serves
+    lost = replace(ASSEMBLED, state=state, members=(*NAMES[:-1], None))
+    assert "has lost a member" in str(lost.fault)
+
+
 def test_a_second_array_of_our_name_is_refused() -> None:
     step = decide(WANTED, {}, [replace(ASSEMBLED, members=("sda", "sdb"))])
     assert step.action == "refuse"

@@ -172,6 +172,22 @@ def test_each_difference_is_found_by_name(
     assert check.remedy
 
 
+@pytest.mark.parametrize(
+    ("state", "cure"),
+    [
+        ("broken", "replace_drive.yml"),
+        ("clear", "mdadm --assemble --scan"),
+        ("readonly", "mdadm --readwrite"),
+        ("suspended", "md/suspend_lo"),
+    ],
+)
+def test_each_state_of_the_array_has_its_cure(built: Path, state: str, cure: str) -> None:
+    edit(built, "sys/devices/virtual/block/md127/md/array_state", lambda text: state + "\n")
+    check = failed(run_checks(MANIFEST, str(built)))["array.state"]
+    assert cure in check.remedy
+    assert "\n" not in check.remedy
+
+
 def test_a_bare_mount_point_says_whether_it_can_be_written(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(built, "proc/self/mountinfo", without_line(POINT))
     assert "lands on the root" in failed(run_checks(MANIFEST, str(built)))["filesystem.mounted"].found

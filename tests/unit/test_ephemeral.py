@@ -162,6 +162,57 @@ def test_an_array_of_our_name_elsewhere_is_not_doubled(blank: Scene, recorded: S
     assert "exists on other drives" in finding.line
 
 
+STRANGER = "11111111:22222222:33333333:44444444"
+
+
+def foreign_label(name: str) -> Signature:
+    return Signature(name, "linux_raid_member", "node9:nvme_raid0", STRANGER)
+
+
+def test_members_of_a_foreign_array_of_our_name_are_not_taken_for_ours(blank: Scene) -> None:
+    contents = {**SYSTEM, "nvme3n1": [foreign_label("nvme3n1")], "nvme4n1": [foreign_label("nvme4n1")]}
+    finding = look(replace(blank, contents=contents))
+    assert finding.action == LEAVE
+    assert "that is not assembled" not in finding.line
+    assert f"`LAB1NEW3` (nvme3n1) holds linux_raid_member label `node9:nvme_raid0` UUID {STRANGER}" in finding.line
+
+
+def test_a_foreign_array_of_our_name_on_another_drive_stops_no_rebuild(blank: Scene) -> None:
+    ninth = nvme_drive(9)
+    contents = {**SYSTEM, ninth.name: [foreign_label(ninth.name)]}
+    finding = look(replace(blank, drives=[*blank.drives, replace(ninth, model="QEMU NVMe Ctrl")], contents=contents))
+    assert finding.action == BUILD, finding.line
+    assert ninth.name not in [drive.name for drive in finding.members]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"level": "raid1"}, "level: expected raid0, found raid1"),
+        ({"chunk_bytes": 65536}, "chunk: expected 1048576, found 65536"),
+        ({"members": ("sdb", "sdc"), "raid_disks": 2}, "members: expected 8, found 2"),
+    ],
+)
+@pytest.mark.parametrize("begun", ["", UUID])
+def test_an_array_with_our_uuid_that_is_built_otherwise_is_left(
+    recorded: Scene, begun: str, values: dict[str, Any], words: str
+) -> None:
+    finding = look(replace(recorded, arrays=[replace(recorded.arrays[0], **values)], begun=begun))
+    assert finding.action == LEAVE
+    assert words in finding.line
+
+
+@pytest.mark.parametrize(("state", "cure"), [("suspended", "md/suspend_lo"), ("readonly", "mdadm --readwrite")])
+@pytest.mark.parametrize("begun", ["", UUID])
+def test_a_halted_array_of_ours_is_neither_mounted_nor_written(
+    recorded: Scene, begun: str, state: str, cure: str
+) -> None:
+    finding = look(replace(recorded, arrays=[replace(recorded.arrays[0], state=state)], begun=begun))
+    assert finding.action == LEAVE
+    assert f"`nvme_raid0` is {state}" in finding.line
+    assert cure in finding.line
+
+
 @given(st.dictionaries(st.integers(1, 8), st.sampled_from(["own", "ext4", "unreadable", "gone", "part"])))
 def test_nothing_is_built_unless_all_are_blank(faults: dict[int, str]) -> None:
     scene = Scene([nvme_drive(number) for number in range(1, 9)])

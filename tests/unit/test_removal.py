@@ -15,11 +15,12 @@ from machines import RECORDED, lay_out
 from tunetool.node.array.drive_decisions import IGNORE, REFUSE, TAKE, WIPE, Criteria
 from tunetool.node.array.md_arrays import Superblock, read_arrays
 from tunetool.node.array.mdadm_conf import conf_with_array, conf_without_array
-from tunetool.node.machine.drive_contents import Signature
+from tunetool.node.machine.drive_contents import Signature, UnreadableDevice, refuse_suspended
 from tunetool.node.machine.drives import disks_under, read_drives
 from tunetool.node.machine.fstab import with_entry, without_entry
 from tunetool.node.machine.volume_users import occupants
 from tunetool.node.plan.plan_file import REPLACE, TEARDOWN, PlanError, document, dump, parse, seal, volume, wipes
+from tunetool.node.removal import facts
 from tunetool.node.removal.decision import Machine, Removal, consent_problem, plan_removal
 from tunetool.node.removal.plan_part import removal_part
 from tunetool.node.removal.replacement import Swap, plan_replacement
@@ -136,6 +137,61 @@ def test_a_volume_short_of_a_member_goes_as_well(tmp_path: Path, manifest: bool)
     assert list(removal.absent) == (gone if manifest else [])
     assert removal.inside is None
     assert consent_problem(removal, *consent(removal)) is None
+
+
+@pytest.mark.parametrize(("state", "cure"), [("suspended", "md/suspend_lo"), ("readonly", "mdadm --readwrite")])
+@pytest.mark.parametrize("manifest", [True, False], ids=["manifest", "no manifest"])
+def test_a_halted_array_is_refused_with_its_cure(built: Machine, manifest: bool, state: str, cure: str) -> None:
+    halted = replace(
+        built,
+        arrays=[replace(array, state=state) for array in built.arrays],
+        manifest=built.manifest if manifest else None,
+    )
+    problems = remove(halted).problems
+    assert len(problems) == 1
+    assert f"array `md127` is {state}: " in problems[0]
+    assert cure in problems[0]
+
+
+def test_the_look_at_a_suspended_array_reads_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A recorded machine: a read of the array would be an assertion here, and on a node it would never end.
+    known = machine(tmp_path)
+    state = tmp_path / "sys/class/block/md127/md/array_state"
+    state.write_text("suspended\n")
+    asked: list[str] = []
+
+    def signatures(names: list[str]) -> list[Signature]:
+        asked.extend(names)
+        assert not any(name.startswith("md") for name in names)
+        return [signature for name in names for signature in known.signatures.get(name, ())]
+
+    monkeypatch.setattr(facts, "read_signatures", signatures)
+    monkeypatch.setattr(facts, "read_unlabelled", lambda name, deep: [])
+    monkeypatch.setattr(facts, "claim_problem", lambda path: None)
+    monkeypatch.setattr(facts, "load", lambda: known.manifest)
+    monkeypatch.setattr(facts, "examine", lambda names: known.superblocks)
+    monkeypatch.setattr(facts, "has_capacity", lambda name: True)
+    for name in ("read_drives", "read_arrays"):
+        reader = getattr(facts, name)
+        monkeypatch.setattr(facts, name, lambda reader=reader: reader(str(tmp_path)))
+    monkeypatch.setattr(facts, "disks_under", lambda root, name: disks_under(str(tmp_path), name))
+    seen, _ = facts.look()
+    assert {drive.name for drive in seen.drives} <= set(asked)
+    assert seen.inside == {}
+    assert "md127` is suspended" in facts.describe(remove(seen), [])
+
+
+@pytest.mark.parametrize("name", ["md127", "md127p1"])
+def test_labels_of_a_suspended_array_are_not_asked_for(tmp_path: Path, name: str) -> None:
+    machine(tmp_path)
+    array = (tmp_path / "sys/class/block/md127").resolve()
+    (array / "md/array_state").write_text("suspended\n")
+    (array / "md127p1").mkdir()
+    (tmp_path / "sys/class/block/md127p1").symlink_to(array / "md127p1")
+    with pytest.raises(UnreadableDevice, match=f"`{name}` is suspended"):
+        refuse_suspended([name], str(tmp_path))
+    (array / "md/array_state").write_text("clean\n")
+    refuse_suspended([name, "nvme1n1", "nothing"], str(tmp_path))
 
 
 def test_a_node_with_nothing_of_ours_needs_nothing(built: Machine) -> None:

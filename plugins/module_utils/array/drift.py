@@ -97,7 +97,7 @@ def compare_array(
     cannot("array.chunk", format_size_binary(asked.chunk_bytes), format_size_binary(array.chunk_bytes), ANEW)
     left += _members(manifest, asked, array, serials)
     if array.device and array.state in DEAD_STATES and array.state != "inactive":
-        cannot("array.state", "active", array.state, "a RAID0 cannot lose a drive: `playbooks/replace_drive.yml`")
+        cannot("array.state", "active", array.state, DEAD_STATES[array.state])
     if array.device and array.state in HALTED_STATES:
         cannot("array.state", "active", array.state, HALTED_STATES[array.state])
     if (not array.device or array.state == "inactive") and complete(array):

@@ -11,11 +11,18 @@ from typing import Mapping, Sequence
 from ..common.commands import CommandError, run
 from ..common.files import read_int, read_text
 
-DEAD_STATES = ("broken", "inactive", "clear")
-"""``md/array_state`` values under which a RAID0 cannot serve I/O (kernel: Documentation/admin-guide/md.rst)."""
+_ASSEMBLE = "run `mdadm --stop` on it, then `mdadm --assemble --scan`"
+DEAD_STATES: Mapping[str, str] = {
+    "broken": "a RAID0 cannot lose a drive: replace it, then run `playbooks/replace_drive.yml`",
+    "inactive": "not every member came in time: look for the missing ones, " + _ASSEMBLE,
+    "clear": "somebody stopped it, its drives may be well: " + _ASSEMBLE,
+}
+"""``md/array_state`` values under which a RAID0 cannot serve I/O (kernel: Documentation/admin-guide/md.rst): their
+causes and cures."""
+SUSPENDED = "suspended"
 HALTED_STATES: Mapping[str, str] = {
     "readonly": "writes are refused: run `mdadm --readwrite` on it, after `dmesg` has shown why",
-    "suspended": "all I/O waits until somebody resumes it: write 0 to `md/suspend_lo` and `md/suspend_hi` of the array",
+    SUSPENDED: "all I/O waits until somebody resumes it: write 0 to `md/suspend_lo` and `md/suspend_hi` of the array",
 }
 """States of an array that is whole, and that somebody stopped: what they mean and what to do."""
 
@@ -44,8 +51,19 @@ class Array:
 
     @property
     def serves(self) -> bool:
-        """Whether it can serve I/O: a RAID0 whose drive was pulled still reports the state `clean`."""
-        return self.state not in DEAD_STATES and not (self.level == "raid0" and None in self.members)
+        """Whether it answers I/O: a RAID0 whose drive was pulled still reports the state `clean`, and a read of a
+        suspended array waits in a state in which no signal ends it."""
+        return self.state not in (*DEAD_STATES, SUSPENDED) and not (self.level == "raid0" and None in self.members)
+
+    @property
+    def fault(self) -> str | None:
+        """Why it cannot be read and written, with the cure; None if nothing of the kernel's facts says so."""
+        cure = DEAD_STATES.get(self.state) or HALTED_STATES.get(self.state)
+        if cure:
+            return "array `%s` is %s: %s" % (self.device, self.state, cure)
+        if not self.serves:
+            return "array `%s` has lost a member: %s" % (self.device, DEAD_STATES["broken"])
+        return None
 
 
 @dataclass(frozen=True)
@@ -255,8 +273,8 @@ def _decide_blank(wanted: Wanted, arrays: Sequence[Array]) -> Step:
 
 
 def _decide_assembled(wanted: Wanted, array: Array, uuid: str) -> Step:
-    if array.state in DEAD_STATES and array.state != "inactive":
-        return Step("refuse", uuid, ("the array `%s` is in state `%s`" % (array.device, array.state),))
+    if (array.state in DEAD_STATES and array.state != "inactive") or array.state in HALTED_STATES:
+        return Step("refuse", uuid, (str(array.fault),))
     if array.state == "inactive":
         # Udev assembles drive by drive: an inactive array is one whose members were not all there at that time.
         return Step("assemble", uuid)

@@ -37,8 +37,7 @@ from ..volume.named_volume import check_volume
 from ..volume.xfs_geometry import geometry_of_mount
 
 __all__ = ["FAIL", "PASS", "SKIP", "UNKNOWN", "Check", "run_checks"]
-_LOST_DRIVE = "a RAID0 cannot lose a drive: replace it, then run `playbooks/replace_drive.yml`"
-_STATE_REMEDIES = {"unknown": "`md/array_state` cannot be read: see `dmesg`"}
+_STATE_REMEDIES = {**DEAD_STATES, **HALTED_STATES, "unknown": "`md/array_state` cannot be read: see `dmesg`"}
 
 
 def run_checks(
@@ -108,10 +107,10 @@ def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mappin
         _check("array.assembled", True, "%s with UUID %s" % (name, wanted["uuid"]), "`%s`" % array.device, ""),
         _check(
             "array.state",
-            array.state not in (*DEAD_STATES, *HALTED_STATES, "unknown"),
+            array.state not in _STATE_REMEDIES,
             "an active array",
             "state `%s`" % array.state,
-            HALTED_STATES.get(array.state, _STATE_REMEDIES.get(array.state, _LOST_DRIVE)),
+            _STATE_REMEDIES.get(array.state, ""),
         ),
         _check(
             "array.name",

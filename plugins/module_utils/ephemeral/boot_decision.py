@@ -7,13 +7,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
+from ..array.adopt_or_wipe import Consent, Foreign, plain_uuid
 from ..array.drive_decisions import KEEP, REFUSE, Criteria, Decision
 from ..array.drive_selection import select
-from ..array.md_arrays import DEAD_STATES, Array, Wanted, find
+from ..array.md_arrays import DEAD_STATES, HALTED_STATES, Array, Wanted, find
 from ..array.md_arrays import decide as decide_array
 from ..common import documents
 from ..common.manifest import validate
-from ..machine.drive_contents import Signature
+from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
 
 CONFIG_PATH = "/etc/tunetool/ephemeral.json"
@@ -138,6 +139,7 @@ def decide(manifest: Mapping[str, Any], config: Mapping[str, Any], scene: Scene)
         Criteria(count, asked["model"], asked["size_bytes"], asked["transport"], tuple(asked["serials"])),
         name,
         scene.unreadable,
+        Consent(foreign=_strangers(wanted, scene)),
     )
     kept = [row for row in chosen.decisions if row.verdict == KEEP]
     if kept:
@@ -155,8 +157,36 @@ def decide(manifest: Mapping[str, Any], config: Mapping[str, Any], scene: Scene)
     return Finding(BUILD, "all %d drives are blank" % count, chosen.selected)
 
 
+def _strangers(wanted: Mapping[str, Any], scene: Scene) -> tuple[Foreign, ...]:
+    """Other arrays that have the name of ours: an array is known by its UUID, which a rebuild keeps."""
+    uuids = {
+        plain_uuid(signature.uuid)
+        for signatures in scene.contents.values()
+        for signature in signatures
+        if signature.type == RAID_MEMBER
+    }
+    others = sorted(uuids - {plain_uuid(wanted["uuid"])})
+    return tuple(Foreign(uuid, wanted["name"], level="", chunk_bytes=0, raid_disks=0) for uuid in others)
+
+
+def _unlike(array: Array, wanted: Mapping[str, Any]) -> list[str]:
+    """What an array with the UUID of the manifest has otherwise: it is another one, or a copy."""
+    parts = (
+        ("level", wanted["level"], array.level),
+        ("chunk", wanted["chunk_bytes"], array.chunk_bytes),
+        ("members", len(wanted["members"]), len(array.members)),
+    )
+    return ["%s: expected %s, found %s" % part for part in parts if part[1] != part[2]]
+
+
 def _decide_assembled(array: Array, wanted: Mapping[str, Any], scene: Scene) -> Finding:
     name = wanted["name"]
+    differences = _unlike(array, wanted)
+    if differences:
+        return _leave("`%s` has the UUID of array `%s`, and %s" % (array.device, name, "; ".join(differences)), ADVICE)
+    if array.state in HALTED_STATES:
+        # A mount of a suspended array would wait without end, and so would the boot.
+        return _leave("array `%s` is %s" % (name, array.state), HALTED_STATES[array.state])
     if scene.begun == wanted["uuid"]:
         by_name = {drive.name: drive for drive in scene.drives}
         members = tuple(by_name[str(member)] for member in array.members if member in by_name)

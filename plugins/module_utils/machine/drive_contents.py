@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Sequence
 
 from ..common.commands import CommandError, run
-from ..common.files import read_int
+from ..common.files import read_int, read_text
 from ..units import format_size_binary
 from . import unlabelled
 from .drives import Drive, partitions_of
@@ -58,12 +58,23 @@ def read_signatures(names: Sequence[str]) -> list[Signature]:
     """
     if not names:
         return []
+    refuse_suspended(names)
     try:
         # Without --all wipefs only lists; --no-act makes a mistake of ours harmless.
         result = run(["wipefs", "--no-act", "--json"] + ["/dev/" + name for name in names], timeout=120)
     except CommandError as error:
         raise UnreadableDevice(str(error)) from error
     return parse_signatures(result.stdout)
+
+
+def refuse_suspended(names: Sequence[str], root: str = "/") -> None:
+    """No signal ends a process that reads a suspended array. Raises ``UnreadableDevice``."""
+    for name in names:
+        device = os.path.join(root, "sys/class/block", name)
+        # A partition lies in the directory of its device.
+        for base in (device, os.path.join(device, "..")):
+            if read_text(os.path.join(base, "md/array_state")) == "suspended":
+                raise UnreadableDevice("`%s` is suspended: all I/O waits until somebody resumes it" % name)
 
 
 def parse_signatures(text: str) -> list[Signature]:

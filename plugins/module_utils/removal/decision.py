@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence
 
 from ..array.adopt_or_wipe import plain_uuid
 from ..array.drive_decisions import IGNORE, REFUSE, WIPE, Decision
-from ..array.md_arrays import Array, Superblock
+from ..array.md_arrays import HALTED_STATES, Array, Superblock
 from ..machine.drive_contents import RAID_MEMBER, Signature
 from ..machine.drives import Drive
 
@@ -125,6 +125,8 @@ def plan_removal(machine: Machine, name: str, mount_point: str) -> Removal:
     seen = [drive.serial for drive in machine.drives]
     problems += ["serial `%s` is on several drives" % double for double in volume.serials if seen.count(double) > 1]
     arrays = arrays_over(machine, {drive.name for drive in members})
+    # An unmount or a read of it would wait for ever, and a wipe of its labels would fail half-way.
+    problems += ["%s; nothing was changed" % array.fault for array in arrays if array.state in HALTED_STATES]
     inside = _inside(machine, arrays)
     return Removal(
         volume=volume,

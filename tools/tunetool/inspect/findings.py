@@ -9,6 +9,7 @@ from typing import Any
 from tunetool.inspect.ceilings import format_link, format_link_speed
 from tunetool.inspect.container_advice import container_findings
 from tunetool.inspect.model import Drive, Finding, Inspection, Link
+from tunetool.node.array.md_arrays import DEAD_STATES, HALTED_STATES
 from tunetool.node.common.check_result import FAIL, UNKNOWN, Check
 from tunetool.node.gds.cufile_check import Problem
 from tunetool.node.machine.pcie_links import bandwidth
@@ -160,7 +161,8 @@ def _arrays(facts: Facts) -> Iterator[Finding]:
         if not array.serves:
             gone = array.members.count(None)
             reason = f"{gone} of {len(array.members)} members missing" if gone else f"state `{array.state}`"
-            remedy = (
+            cure = DEAD_STATES.get(array.state) or HALTED_STATES.get(array.state)
+            remedy = (not gone and cure) or (
                 "look for the drive in the kernel's log; a RAID0 that lost one is rebuilt by "
                 "`playbooks/replace_drive.yml`"
             )

@@ -25,7 +25,7 @@ from tunetool.measure.progress import Progress
 from tunetool.measure.sequential import Plan, Results, Sequential, free_bytes
 from tunetool.measure.sequential import plan as plan_sequential
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.measure.target import check_target
+from tunetool.measure.target import check_directory, refuse_unanswering
 from tunetool.measure.worker import preloads
 from tunetool.node.array.md_arrays import HALTED_STATES
 from tunetool.node.audit.manifest_checks import run_checks
@@ -166,7 +166,10 @@ def _target(request: Request, manifest: Mapping[str, Any] | None) -> tuple[Path,
     """The directory to measure, and whether it is the manifest's own mount point."""
     mount_point = Path(manifest["filesystem"]["mount_point"]) if manifest else None
     if request.target is not None:
-        check_target(request.target)
+        if mount_point is None or request.target.absolute() != mount_point:
+            # The manifest's own array has a check, and a record that says so.
+            refuse_unanswering(request.target)
+        check_directory(request.target)
         target = request.target.resolve()
         return target, target == mount_point
     if mount_point is None:
@@ -222,7 +225,7 @@ def _set_scene(
         findings.errors.append(f"`{target}` was not measured: see {halted.id}")
         return None
     try:
-        check_target(target)
+        check_directory(target)
         free = free_bytes(target)
     except OSError as error:
         # A file system that shut itself down.
