@@ -6,16 +6,18 @@ import errno
 import json
 import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tunetool.errors import CannotJudge, UsageProblem
-from tunetool.measure import busy, rundir
+from tunetool.measure import busy, rundir, sampling
 from tunetool.measure.balance import balance
 from tunetool.measure.evidence import Counted, explain, obstacles, wrong_clock
 from tunetool.measure.facts import node_facts
+from tunetool.measure.sampling import Counting
 from tunetool.measure.sequential import FREE_SHARE, PROBE_BYTES, file_bytes, plan
 from tunetool.node.machine import busy as jobs
 from tunetool.node.machine.block_stack import BlockStack, Counters, Leaf
@@ -131,7 +133,7 @@ def test_announcement_says_bytes_time_and_place() -> None:
     text = " ".join(plan(Path("/t"), "disk", 10**13, 16, 10, 126e9).announcement())
     assert "`/t` (disk)" in text
     assert "at most 19.04 TB in all" in text
-    assert "about 144 s" in text
+    assert "about 150 s" in text
     assert "up to 15 of each, 334 s" in text
 
 
@@ -328,3 +330,55 @@ def test_locks_lie_where_everyone_looks_or_where_they_are_told_to() -> None:
     assert busy.lock_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, is_root=False) == Path("/run/user/7")
     for is_root in (True, False):
         assert busy.lock_directory({"TUNETOOL_LOCK_DIR": "/shared"}, is_root) == Path("/shared")
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Counted]:
+    """Takes a sample over files of 4 MiB that the page cache holds or not, whose drives count ``counted`` bytes."""
+    made = replace(stack(1), directory=str(tmp_path), fs_type="ext4")
+    name = made.leaves[0].name
+
+    def take(counted: int, cached: bool, direct: bool) -> Counted:
+        looks = iter([{name: did(0)}, {name: did(counted)}])
+        monkeypatch.setattr(sampling, "snapshot", lambda _: next(looks))
+        file = tmp_path / "process-0/aio.data"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(bytes(4 * 2**20))
+        if not cached:
+            # Holes are in no page cache, on tmpfs neither.
+            file.write_bytes(b"")
+            os.truncate(file, 4 * 2**20)
+        with Counting(made, "`read-1`", direct=tmp_path if direct else None) as counting:
+            pass
+        sample = counting.count("read", 4 * 2**20)
+        assert sample is not None
+        return sample
+
+    return take
+
+
+@pytest.mark.parametrize("counted", [0, 8 * 2**20], ids=["answers reads", "doubles writes"])
+def test_the_page_cache_is_named_where_direct_io_was_asked(beside: Callable[..., Counted], counted: int) -> None:
+    sample = beside(counted, cached=True, direct=True)
+    assert sample.cached_bytes == 4 * 2**20
+    line = explain(replace(stack(1), fs_type="ext4"), "read", sample)
+    assert "the page cache holds 4.194 MB of files that were opened for direct I/O, so ext4 ignores that" in line
+    assert "something else uses the drives" not in line
+
+
+@pytest.mark.parametrize(
+    ("counted", "cached", "direct"),
+    [(0, False, True), (0, True, False), (4 * 2**20, True, True)],
+    ids=["nothing cached", "the page cache was asked", "the drives did it"],
+)
+def test_the_page_cache_is_blamed_for_nothing_else(
+    beside: Callable[..., Counted], counted: int, cached: bool, direct: bool
+) -> None:
+    sample = beside(counted, cached=cached, direct=direct)
+    assert sample.cached_bytes == 0
+    assert "page cache" not in explain(stack(1), "read", sample)
+
+
+def test_a_loop_device_s_own_cache_is_hinted_at() -> None:
+    line = explain(replace(stack(1), medium="loop device on disk"), "read", Counted(1000, 10, {}))
+    assert "`losetup --direct-io=on`" in line

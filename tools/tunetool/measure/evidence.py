@@ -35,6 +35,9 @@ class Counted:
     moving_seconds: float = 0.0
     """Least seconds in which nearly all of the bytes moved, by tunetool's clock; 0 without readings during the
     sample."""
+    cached_bytes: int = 0
+    """Bytes of files that were opened for direct I/O and that the page cache holds nevertheless; 0 where nobody looked,
+    and where it holds so few that they explain nothing."""
 
     @property
     def ratio(self) -> float:
@@ -84,13 +87,28 @@ def explain(stack: BlockStack, direction: Direction, sample: Counted, engine: st
     if sample.judgement == "missing":
         return (
             f"{devices} counted only {sample.ratio:.3f} of the {format_size(sample.claimed_bytes)} that {engine} "
-            f"claims to {direction}: the rest never reached a drive"
+            f"claims to {direction}: the rest never reached a drive{_cache(stack, sample)}"
         )
     foreign = format_size(sample.counted_bytes - sample.claimed_bytes)
+    if sample.cached_bytes:
+        return f"{devices} counted {foreign} more than {engine}'s {direction}s{_cache(stack, sample)}"
     return (
         f"{devices} counted {foreign} more than {engine}'s {direction}s, {REPEATS} repeats included: something else "
         "uses the drives; stop it (see `pidstat -d 1`) and verify again"
     )
+
+
+def _cache(stack: BlockStack, sample: Counted) -> str:
+    """Text: the page cache as the cause, where it is one."""
+    if sample.cached_bytes:
+        return (
+            f": the page cache holds {format_size(sample.cached_bytes)} of files that were opened for direct I/O, so "
+            f"{stack.fs_type} ignores that and the page cache answers for the drives; choose a directory on another "
+            "file system, or mount this one without `data=journal`"
+        )
+    if stack.medium.startswith("loop device"):
+        return "; the page cache may hold the loop device's file: `losetup --direct-io=on`"
+    return ""
 
 
 def doubt(

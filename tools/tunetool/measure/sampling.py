@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tunetool.errors import CannotJudge
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import REPEATS, Counted, Judgement
+from tunetool.measure.residency import resident_bytes
 from tunetool.node.machine.block_stack import BlockStack, Counters, CountersChanged, difference, snapshot
 
 T = TypeVar("T")
@@ -48,11 +50,18 @@ class _Look:
 class Counting:
     """A context around the work of one sample. Raises ``CannotJudge`` where the drives change meanwhile.
 
-    ``what`` is the work's name, for that message.
+    ``what`` is the work's name, for that message. ``direct``: a directory whose files the work opens for direct I/O; of
+    bytes that the drives did not count as claimed, those in the page cache are then looked for there.
     """
 
-    def __init__(self, stack: BlockStack, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stack, self._what, self._clock = stack, what, clock
+    def __init__(
+        self,
+        stack: BlockStack,
+        what: str,
+        clock: Callable[[], float] = time.monotonic,
+        direct: Path | None = None,
+    ) -> None:
+        self._stack, self._what, self._clock, self._direct = stack, what, clock, direct
         self._looks: list[_Look] = []
         self._devices: Mapping[str, Counters] = {}
         self.moment = 0.0
@@ -97,7 +106,15 @@ class Counting:
         if not names or not claimed:
             return None
         counted = sum(self._devices[name].moved_bytes(direction) for name in names)
-        return Counted(claimed, counted, self._devices, slack, self._moving(direction, names))
+        sample = Counted(claimed, counted, self._devices, slack, self._moving(direction, names))
+        return sample if sample.judgement == "proven" else replace(sample, cached_bytes=self._cached())
+
+    def _cached(self) -> int:
+        """Direct I/O leaves nothing in the page cache; a few pages may be somebody's look at the files."""
+        if self._direct is None:
+            return 0
+        resident, total = resident_bytes(self._direct)
+        return resident if resident > EDGE * total else 0
 
     def _look(self) -> None:
         after = self._clock()

@@ -230,7 +230,8 @@ class Sequential:
 
     def _sample(self, name: str, job: Job, seconds: float, timeout: float) -> Sample:
         step = self.progress.step(f"{self.shape.target}: {name}", seconds)
-        with step as tick, Counting(self.stack, f"`{name}`") as counting:
+        direct = self.directory if job.direct else None
+        with step as tick, Counting(self.stack, f"`{name}`", direct=direct) as counting:
             outcome = self._fio(name, job, timeout, counting.ticking(tick))
         return Sample(outcome, counting.count(job.direction, outcome.claimed_bytes), counting.moment)
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tunetool.errors import CannotJudge, TunetoolError
+from tunetool.measure.residency import in_page_cache
 from tunetool.stage.pieces import Piece
-from tunetool.stage.system import SECTOR, direct, in_page_cache
+from tunetool.stage.system import SECTOR, direct
 from tunetool.stage.tree import Entry
 
 DIRECT_BYTES = 2**20

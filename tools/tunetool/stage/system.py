@@ -1,23 +1,16 @@
-"""System calls that Python does not wrap: exchange of two names, syncfs, page cache residency."""
+"""System calls that Python does not wrap: exchange of two names, syncfs."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong]
-_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_FAILED = ctypes.c_void_p(-1).value
-_RESIDENT = bytes(value & 1 for value in range(256))
 SECTOR = 4096
 """Offsets, lengths and buffers of direct I/O are multiples of this; no drive asks for more."""
 
@@ -44,32 +37,6 @@ def flush(directory: Path) -> None:
             raise OSError(number, os.strerror(number), str(directory))
     finally:
         os.close(handle)
-
-
-def in_page_cache(handle: int, offset: int, length: int) -> bool:
-    """Whether most of these bytes are in the page cache. ``offset`` is a multiple of the page.
-
-    For a user who neither owns the file nor may write to it, the kernel always answers "yes" (mincore(2)); this
-    function then returns False.
-    """
-    if length == 0 or not _may_ask(handle):
-        return False
-    address = _LIBC.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, handle, offset)
-    if address in (None, _FAILED):
-        return False
-    try:
-        pages = -(-length // mmap.PAGESIZE)
-        answer = ctypes.create_string_buffer(pages)
-        if _LIBC.mincore(address, length, answer) != 0:
-            return False
-        return answer.raw.translate(_RESIDENT).count(1) * 2 > pages
-    finally:
-        _LIBC.munmap(address, length)
-
-
-def _may_ask(handle: int) -> bool:
-    user = os.geteuid()
-    return user in (0, os.fstat(handle).st_uid) or os.access(f"/proc/self/fd/{handle}", os.W_OK)
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ class _Tuning:
         driver.open()
         self.start_seconds = time.monotonic() - opened
         self.view.say(f"started in {self.start_seconds:.1f} s; transfers of {format_size_binary(driver.io_bytes)}")
-        self.work.samples = samples = Samples(driver, self.stack, time.monotonic, self.view.say)
+        self.work.samples = samples = Samples(driver, self.stack, time.monotonic, self.view.say, directory)
         kept = END_SECONDS + (
             min(CHECK_SECONDS, 2 + 2 * self.start_seconds) if self.request.driver == "deepspeed" else 0.0
         )

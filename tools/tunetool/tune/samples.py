@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from tunetool.errors import CannotJudge
@@ -58,6 +59,8 @@ class Samples:
     clock: Callable[[], float]
     say: Callable[[str], None] = lambda _: None
     """Called once when something else uses the drives, not for each sample: a search takes hundreds."""
+    direct: Path | None = None
+    """Where the files lie, which the driver opens for direct I/O."""
     kept: dict[AioSettings, dict[Direction, list[Sample]]] = field(default_factory=dict)
     thrown: int = 0
     """Samples during which something else used the drives."""
@@ -81,11 +84,14 @@ class Samples:
             self.say(line)
 
     def _try(self, settings: AioSettings, direction: Direction) -> Sample:
-        with Counting(self.stack, f"a {direction} by `{settings}`", self.clock) as counting:
+        what = f"a {direction} by `{settings}`"
+        with Counting(self.stack, what, self.clock, self.direct) as counting:
             move = self.driver.move(settings, direction)
         counted = counting.count(direction, move.claimed_bytes)
-        if counted is not None and counted.judgement == "missing":
+        if counted is not None and (counted.judgement == "missing" or counted.cached_bytes):
             reason = explain(self.stack, direction, counted, self.driver.engine)
+            if counted.cached_bytes:
+                raise CannotJudge(reason)
             if settings == DEFAULTS:
                 raise CannotJudge(reason, "look for a full disk or I/O errors: `df`, `dmesg | tail`")
             raise SettingFailed(reason)

@@ -85,7 +85,7 @@ class FioBest:
     def _run(self, direction: Direction, files: int) -> FioSample:
         job = self.job(direction, files)
         timeout = _PATIENCE + self.total_bytes / _SLOWEST
-        with Counting(self.stack, f"fio's {direction}") as counting:
+        with Counting(self.stack, f"fio's {direction}", direct=self.directory if self.direct else None) as counting:
             outcome = run(self.fio, job, self.directory, self.environment, timeout, self.tick)
         counted = counting.count(direction, outcome.claimed_bytes, slack=SLACK_BYTES)
         return FioSample(outcome.bandwidth, outcome.claimed_bytes, counted)

@@ -162,7 +162,7 @@ class _Run:
         order = {"do": "move", "direction": direction, "seconds": seconds, "loops": loops, "stamp": self.stamp}
         with self._step(name, expected if self.pace > SLOWEST else 1.0) as tick:
             self.child.tick = tick
-            sample = take(self.child, self.stack, order, longest, name)
+            sample = take(self.child, self.stack, order, longest, name, self.spec.directory)
         self.pace = max(SLOWEST, self.spec.io_bytes / max(sample.passes))
         return sample
 
@@ -191,9 +191,19 @@ class _Run:
         return self.progress.step(f"{self.spec.directory.parent}: deepspeed {self.spec.device} {name}", seconds)
 
 
-def take(child: Worker, stack: BlockStack, order: Mapping[str, Any], longest: float, name: str) -> Pass:
-    """One sample by a child that answers ``move``, between two looks at the drives. Raises ``CannotJudge``."""
-    with Counting(stack, f"`{name}`") as counting:
+def take(
+    child: Worker,
+    stack: BlockStack,
+    order: Mapping[str, Any],
+    longest: float,
+    name: str,
+    direct: Path | None = None,
+) -> Pass:
+    """One sample by a child that answers ``move``, between two looks at the drives. Raises ``CannotJudge``.
+
+    ``direct``: the directory of the files, where they are opened for direct I/O.
+    """
+    with Counting(stack, f"`{name}`", direct=direct) as counting:
         answer = child.ask(order, longest)
     claimed = int(answer["bytes"])
     counted = counting.count(order["direction"], claimed)

@@ -94,7 +94,7 @@ class Shooter:
     def shoot(self, call: Call) -> dict[str, Sample]:
         """One process. Raises ``CannotJudge`` (``FioFailed`` among it)."""
         step = self.progress.step(f"{self.stack.directory}: {call.name}", call.seconds)
-        with step as tick, Counting(self.stack, f"`{call.name}`") as counting:
+        with step as tick, Counting(self.stack, f"`{call.name}`", direct=self.directory) as counting:
             outcomes = self._outcomes(call, counting.ticking(tick))
         samples = {}
         for part in call.parts:
