@@ -134,7 +134,7 @@ def test_announcement_says_bytes_time_and_place() -> None:
     assert "`/t` (disk)" in text
     assert "at most 19.04 TB in all" in text
     assert "about 150 s" in text
-    assert "up to 15 of each, 334 s" in text
+    assert "up to 15 of each, 340 s" in text
 
 
 def test_run_directory_is_private_and_gone_afterwards(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tunetool.bench.checkpoint import states, training
+from tunetool.bench.checkpoint import stamps, states, training
 from tunetool.bench.checkpoint.engines import ENGINES, tensors
-from tunetool.bench.checkpoint.engines.base import Context, Engine, State
+from tunetool.bench.checkpoint.engines.base import Context, Done, Engine, State
 from tunetool.bench.checkpoint.footprint import Footprint, footprint, reset_peaks, trim
 from tunetool.launch.orders import serve
 
@@ -43,6 +43,8 @@ class Rank:
     kept: dict[str, int] = field(default_factory=dict)
     """Host memory that an engine kept after its first save: buffers, a process, a copy of the state."""
     loop: training.Loop | None = None
+    saves: int = 0
+    """Number of the last save, which the state carries."""
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
         """Execute one order. Returns the answer."""
@@ -94,9 +96,13 @@ class Rank:
         return {"engines": described}
 
     def save(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Save once. With ``overwrite`` the state is overwritten as soon as ``save`` returns, and restored
-        afterwards."""
+        """Save once. As soon as ``save`` returns, the state is overwritten, as by an optimizer; later it is restored.
+
+        With ``overwrite`` that is all of it, else a few bytes, which costs an asynchronous save next to no time.
+        """
         engine = self.engines[order["engine"]]
+        self.saves += 1
+        stamps.mark(self.state, self.saves)
         gc.collect()
         self._synchronize()
         resettable = reset_peaks()
@@ -108,13 +114,16 @@ class Rank:
         if self.device == "cuda":
             torch.cuda.current_stream().synchronize()
         returned = time.monotonic()
-        if order.get("overwrite"):
-            _turn_over(self.state)
+        change = _turn_over if order.get("overwrite") else stamps.turn_over
+        # A synchronous engine has nothing more to read.
+        going = not isinstance(pending, Done)
+        if going:
+            change(self.state)
         pending.wait()
         ended = time.monotonic()
         after = footprint()
-        if order.get("overwrite"):
-            _turn_over(self.state)
+        if going:
+            change(self.state)
         return {
             "began": began,
             "returned": returned,
@@ -137,7 +146,14 @@ class Rank:
         self._synchronize()
         ended = time.monotonic()
         spent = footprint().cpu_seconds - before.cpu_seconds
-        return {"began": began, "ended": ended, "cpu_seconds": spent, "different": tensors.equal(self.state, loaded)}
+        different = tensors.equal(self.state, loaded)
+        moment = stamps.moment(loaded, self.saves) if different else None
+        return {
+            "began": began,
+            "ended": ended,
+            "cpu_seconds": spent,
+            "different": f"{different}: {moment}" if moment else different,
+        }
 
     def calibrate(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make the training loop of ``train``."""
