@@ -217,6 +217,43 @@ def test_the_page_has_every_part_with_a_link_to_its_own_page(tmp_path: Path) -> 
     assert shown.count("<svg") == 2
 
 
+def test_one_round_has_no_interval_on_the_page(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    single = measurement("sequential.read", 1.25e9, samples=[1.25e9])
+    # As earlier versions wrote it.
+    old = measurement(
+        "sequential.write",
+        1.5e9,
+        samples=[1.5e9],
+        confidence={"level": 0.0, "low": 1.5e9, "high": 1.5e9, "method": "range of 1 samples"},
+    )
+    result = follow(
+        request(tmp_path), [Step("verify", made(runs, "verify", "pass", single, old), headlines.verify)], Quiet()
+    )
+    assert result.record is not None
+    path = write_page(result.record, result.path)
+    assert path is not None
+    shown = path.read_text()
+    assert shown.count("<td>none: one round</td>") == 2
+    assert "1.25 to 1.25" not in shown
+    assert "1.5 to 1.5" not in shown
+
+
+@pytest.mark.parametrize("name", ["staging", "strategies"])
+def test_a_part_that_failed_has_a_page_with_its_reasons(tmp_path: Path, name: str) -> None:
+    wanted = [Step(name, made(tmp_path / "runs", name, "error"))]
+    result = follow(request(tmp_path), wanted, Quiet())
+    assert result.record is not None
+    path = write_page(result.record, result.path)
+    assert path is not None
+    (link,) = re.findall('href="([^"]+)"', path.read_text())
+    shown = (path.parent / link).read_text()
+    assert f"<li>{name} is error</li>" in shown
+    assert "ERROR" in shown
+    assert "<table>" not in shown
+    assert "<svg" not in shown
+
+
 def test_a_long_name_of_a_bar_is_not_cut_off() -> None:
     name = "checkpoint-engine-with-a-long-name.restore node1"
     plot = bars("x", [Bar(name, 1, 1, 1, "#000"), Bar("short", 2, 2, 2, "#000")])

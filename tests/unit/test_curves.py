@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from builders import record
 from tunetool import record as records
 from tunetool.record import CheckResult, Series
+from tunetool.training.rank import curves as curves_module
 from tunetool.training.rank import kernel_counters, nvml
 from tunetool.training.rank.curve_files import CurveFile, finite, gather, opening_line, read_curve
+from waiting import PATIENCE
 
 MIB = 2**20
 
@@ -196,6 +199,32 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
     events = run / "tensorboard/1x8-z2/rank-10/events.out.tfevents.1.a.1.0"
     assert events.read_bytes() == b"\xff\x00\x0a"
     assert opening_line(run) == f"tensorboard --logdir {run}/tensorboard"
+
+
+def test_a_thread_that_samples_still_is_not_taken_for_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Before Python 3.13 that is so once Ctrl-C has interrupted a `join`.
+    monkeypatch.setattr(threading.Thread, "is_alive", lambda thread: False)
+    monkeypatch.setattr(threading.Thread, "join", lambda thread, timeout=None: None)
+    monkeypatch.setattr(curves_module, "_PATIENCE", 0.01)
+    sampling, let_go = threading.Event(), threading.Event()
+
+    class Stuck(curves_module.Curves):
+        def _sample(self) -> None:
+            sampling.set()
+            assert let_go.wait(PATIENCE)
+            super()._sample()
+
+    curves = Stuck(tmp_path / "rank-0", 0.001, rank=0, local_rank=0, device="cpu")
+    try:
+        with curves:
+            curves.scalar("loss", 1.0, 0)
+            assert sampling.wait(PATIENCE)
+        assert "did not end within" in curves.ended["all"]
+        # Its files are still open: what it writes must reach no other file.
+        curves.scalar("loss", 2.0, 1)
+        assert list(read_curve(tmp_path / "rank-0/series/loss.csv").values) == [1.0, 2.0]
+    finally:
+        let_go.set()
 
 
 def test_a_run_without_curves(tmp_path: Path) -> None:

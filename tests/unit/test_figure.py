@@ -42,6 +42,14 @@ def test_samples_decide_value_interval_and_percentiles() -> None:
     assert figure(What("x", "bandwidth", "fio", "disk"), [1.0], percentiles=[{}]).percentiles is None
 
 
+def test_one_sample_has_no_interval() -> None:
+    (single, pair) = (figure(What("x", "bandwidth", "fio", "disk"), values) for values in ([1.25], [1.25, 1.5]))
+    assert (single.value, single.samples, single.confidence) == (1.25, [1.25], None)
+    assert pair.confidence is not None
+    assert (pair.confidence.low, pair.confidence.high, pair.confidence.level) == (1.25, 1.5, 0.5)
+    assert computed(What("x", "ratio", "fio", "disk"), 1.25, estimate([1.25])).confidence is None
+
+
 def test_only_samples_with_a_moment_have_a_trend() -> None:
     assert figure(What("x", "bandwidth", "fio", "disk"), RISING).trend is None
     trend = spread_of(RISING, range(6))["trend"]

@@ -97,7 +97,9 @@ def computed(what: What, value: float, interval: Estimate | None = None, **more:
 def spread_of(values: Sequence[float], moments: Sequence[float] = ()) -> dict[str, Any]:
     """The fields of a measurement that its samples decide: value, samples, confidence, trend."""
     interval = estimate(values)
-    fields = {"value": interval.value, "samples": list(values), "confidence": _confidence(interval)}
+    fields: dict[str, Any] = {"value": interval.value, "samples": list(values)}
+    if (spread := _confidence(interval)) is not None:
+        fields["confidence"] = spread
     if not moments:
         return fields
     change = drift(moments, values)
@@ -105,5 +107,8 @@ def spread_of(values: Sequence[float], moments: Sequence[float] = ()) -> dict[st
     return {**fields, "trend": trend}
 
 
-def _confidence(interval: Estimate) -> Confidence:
+def _confidence(interval: Estimate) -> Confidence | None:
+    """None for a single sample: from a value to the same value is no interval."""
+    if not interval.level:
+        return None
     return Confidence(level=interval.level, low=interval.low, high=interval.high, method=interval.method)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tunetool.node.units import format_bandwidth, format_size
 from tunetool.record import CheckResult, Measurement, Record
+from tunetool.report.html import interval_of
 from tunetool.report.page import add_number_columns, line_of, new_table, number, print_block
 from tunetool.report.table import print_verdict_line
 
@@ -179,7 +180,7 @@ def _training(medium: Medium) -> Table:
     add_number_columns(table, "every", "lost per checkpoint", "from", "to", "loop held")
     for engine in medium.trained:
         lost, held = engine.figures["lost_time"], engine.figures.get("held")
-        parameters, interval = lost.parameters, lost.confidence
+        parameters, interval = lost.parameters, interval_of(lost)
         every = parameters["every"]
         cells = [engine.name, f"{every} steps", f"{lost.value:.3f} s"]
         cells += [f"{interval.low:.3f} s", f"{interval.high:.3f} s"] if interval else ["", ""]
@@ -275,8 +276,8 @@ def binds(engine: Engine) -> str:
 
 
 def _ratio_text(ratio: Measurement, against: str) -> str:
-    interval = ratio.confidence
-    spread = f"{interval.low:.2f} to {interval.high:.2f}" if interval else "no interval"
+    interval = interval_of(ratio)
+    spread = f"{interval.low:.2f} to {interval.high:.2f}" if interval else "one round has no interval"
     undecided = "" if ratio.parameters["decided"] else ", not decided"
     return f"{ratio.value:.2f} times the speed of {against} ({spread}{undecided})"
 

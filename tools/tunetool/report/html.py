@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tunetool.record import Measurement
+from tunetool.record import Confidence, Measurement, Record
 from tunetool.report.page import number
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates/report"
@@ -37,9 +37,20 @@ class Bar:
     colour: str
 
 
+def interval_of(figure: Measurement) -> Confidence | None:
+    """Its interval; None where it has one sample. Records of earlier versions have that sample at both ends."""
+    interval = figure.confidence
+    return interval if interval is not None and interval.level != 0 else None
+
+
+def has_reasons(record: Record) -> bool:
+    """Whether a page without figures says something: why there are none."""
+    return record.verdict is not None and record.verdict.status != "pass" and bool(record.verdict.reasons)
+
+
 def bar_of(name: str, figure: Measurement, colour: str, unit: float = 1.0) -> Bar:
     """A measurement as a bar in units of ``unit``; without an interval its whisker has no length."""
-    interval = figure.confidence
+    interval = interval_of(figure)
     low, high = (interval.low, interval.high) if interval else (figure.value, figure.value)
     return Bar(name, figure.value / unit, low / unit, high / unit, colour)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunetool.node.common.files import replace_file
 from tunetool.record import Measurement, Part, Record
-from tunetool.report.html import bar_of, bars, render
+from tunetool.report.html import bar_of, bars, interval_of, render
 from tunetool.report.page import number
 from tunetool.report.reference import value_of
 
@@ -53,6 +53,10 @@ def _part(part: Part, pages: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def _no_interval(figure: Measurement) -> str:
+    return "none: one round" if len(figure.samples or []) == 1 else "-"
+
+
 def _sections(record: Record) -> Iterator[dict[str, Any]]:
     for part, title in _TITLES.items():
         figures = [each for each in record.measurements if _part_of(each) == part]
@@ -77,12 +81,14 @@ def _name(figure: Measurement) -> str:
 
 
 def _row(figure: Measurement) -> dict[str, str]:
-    interval = figure.confidence
+    interval = interval_of(figure)
     size = _UNITS.get(figure.unit, ("", 1.0))[1]
     return {
         "name": figure.name,
         "value": value_of(figure),
-        "interval": f"{number(interval.low / size)} to {number(interval.high / size)}" if interval else "-",
+        "interval": f"{number(interval.low / size)} to {number(interval.high / size)}"
+        if interval
+        else _no_interval(figure),
         "medium": figure.medium,
         "host": figure.host or "-",
     }

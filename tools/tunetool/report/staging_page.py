@@ -9,7 +9,7 @@ from typing import Any
 from tunetool.bench.staging.published import TITLES
 from tunetool.node.common.files import replace_file
 from tunetool.record import Record
-from tunetool.report.html import Bar, bar_of, bars, render
+from tunetool.report.html import Bar, bar_of, bars, has_reasons, render
 from tunetool.report.staging import MeasuredScenario, closing, head, notes, rows, scenarios, summary
 
 _MEMORY, _BULK = "#1f6feb", "#8c959f"
@@ -22,9 +22,9 @@ _PLOTS: Mapping[str, str] = {
 
 
 def write_page(record: Record, path: Path) -> Path | None:
-    """Write the page to ``path`` by rename; returns None and writes nothing where the record has no figures."""
+    """Write the page to ``path`` by rename; returns None and writes nothing where it has nothing to say."""
     measured = [each for each in scenarios(record) if each.any is not None]
-    if not measured:
+    if not measured and not has_reasons(record):
         return None
     replace_file(str(path), page(record, measured))
     return path

@@ -8,7 +8,7 @@ from tunetool.bench.strategies.predict import LEFT_OUT
 from tunetool.node.common.files import replace_file
 from tunetool.node.units import format_size
 from tunetool.record import Record
-from tunetool.report.html import Bar, bar_of, bars, render
+from tunetool.report.html import Bar, bar_of, bars, has_reasons, render
 from tunetool.report.page import number
 from tunetool.report.strategies import (
     PUBLISHED_TITLES,
@@ -24,8 +24,8 @@ _MEASURED, _PREDICTED, _START = "#1f6feb", "#8c959f", "#2da44e"
 
 
 def write_page(record: Record, path: Path) -> Path | None:
-    """Write the page to ``path`` by rename; returns None and writes nothing where the record has no figures."""
-    if not cells(record):
+    """Write the page to ``path`` by rename; returns None and writes nothing where it has nothing to say."""
+    if not cells(record) and not has_reasons(record):
         return None
     replace_file(str(path), page(record))
     return path
@@ -34,10 +34,10 @@ def write_page(record: Record, path: Path) -> Path | None:
 def page(record: Record) -> str:
     """The text of the page."""
     ran = cells(record)
-    plots = [
-        bars("step, s: measured (whiskers: range of the rounds) and predicted", _steps(ran)),
-        bars("start, s: processes, imports, communicator, model, engine", _starts(ran)),
-    ]
+    plots = []
+    if ran:
+        plots.append(bars("step, s: measured (whiskers: range of the rounds) and predicted", _steps(ran)))
+        plots.append(bars("start, s: processes, imports, communicator, model, engine", _starts(ran)))
     rates = [
         Bar(f"{layout} {kind}".replace("_", "-"), each.value / 1e9, each.value / 1e9, each.value / 1e9, _MEASURED)
         for layout, figures in networks(record).items()
@@ -53,8 +53,8 @@ def page(record: Record) -> str:
         plots=plots,
         rows=[_row(each) for each in ran],
         published_titles=PUBLISHED_TITLES,
-        published=list(published_rows(ran)),
-        notes=[f"no prediction has: {LEFT_OUT}", *published_notes(ran)],
+        published=list(published_rows(ran)) if ran else [],
+        notes=[f"no prediction has: {LEFT_OUT}", *published_notes(ran)] if ran else [],
         left_out=[f"{check.id}: {check.found}" for check in record.checks if check.status != "pass"],
     )
 

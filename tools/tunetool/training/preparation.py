@@ -24,7 +24,7 @@ from tunetool.measure import busy
 from tunetool.measure.progress import MovingProgress, Progress
 from tunetool.node.machine.block_stack import BlockStack, read_stack
 from tunetool.node.machine.container import device_nodes
-from tunetool.node.units import format_size
+from tunetool.node.units import format_count, format_size
 from tunetool.stage.destination import Destination, inode_of
 from tunetool.stage.whole_directory import alone, building, need_room
 from tunetool.training.data import pictures
@@ -254,7 +254,7 @@ def prepare_on_hosts(
     """As ``prepare_here``, on each of the job's hosts with one rank each. Raises as ``run_workload`` does."""
     material_json = json.dumps({**asdict(material), "look": look}, default=str)
     job = replace(job, program=("-m", _MODULE, "--material", material_json), ranks_per_host=1)
-    with progress.step(f"model and data on {len(job.hosts)} hosts", seconds) as tick:
+    with progress.step(f"model and data on {format_count(len(job.hosts), 'host')}", seconds) as tick:
         try:
             launcher.run(job, tick)
         except RankFailed as error:

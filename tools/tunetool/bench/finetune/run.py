@@ -12,6 +12,7 @@ from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
 from tunetool.node.machine.block_stack import read_stack
+from tunetool.node.units import format_count
 from tunetool.record import CheckResult
 from tunetool.training.cluster import Machines, find_machines, need_gpus, prepare_nodes, ranks_here, ranks_per_host
 from tunetool.training.model import reference_model
@@ -31,7 +32,8 @@ def bench(request: Request, progress: MovingProgress, environment: Mapping[str, 
 def announcement(request: Request, machines: Machines) -> list[str]:
     """What the run will do, a line each."""
     material, settings = request.material, request.settings
-    where = f"on {machines.nodes} hosts by `{machines.launcher.name}`" if machines.hosts else "on this machine"
+    hosts = format_count(machines.nodes, "host")
+    where = f"on {hosts} by `{machines.launcher.name}`" if machines.hosts else "on this machine"
     data = f"`{material.dataset}`" if material.dataset else f"{material.images} synthetic images"
     length = f"{settings.steps} steps" if settings.steps else f"{settings.epochs} epoch(s)"
     tuning = "all parameters" if settings.full else f"LoRA of rank {settings.lora_rank}"

@@ -21,7 +21,7 @@ from tunetool.launch.local import RankFailed
 from tunetool.measure import session
 from tunetool.measure.progress import MovingProgress
 from tunetool.measure.session import Findings, Result, Session
-from tunetool.node.units import format_size
+from tunetool.node.units import format_count, format_size
 from tunetool.training.cluster import Machines, find_machines, need_gpus, prepare_nodes, ranks_here, ranks_per_host
 from tunetool.training.model import reference_model
 from tunetool.training.preflight import need_memory
@@ -41,7 +41,9 @@ def bench(request: Request, progress: MovingProgress, environment: Mapping[str, 
 
 
 def _announcement(request: Request, machines: Machines) -> str:
-    where = f"{machines.nodes} hosts by `{machines.launcher.name}`" if machines.hosts else "this machine"
+    where = (
+        f"{format_count(machines.nodes, 'host')} by `{machines.launcher.name}`" if machines.hosts else "this machine"
+    )
     tuning = "all parameters" if request.settings.full else f"LoRA of rank {request.settings.lora_rank}"
     return (
         f"trains `{request.material.model}` ({tuning}) on {where}: {request.rounds} round(s) of "

@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+from tunetool.checkpoint.workers import Workers
 from tunetool.training.rank import kernel_counters, nvml
 from tunetool.training.rank.curve_files import ABOUT, EVENTS, FOLDER, CurveFile
 from tunetool.training.rank.events import Events, NoTensorBoard
@@ -62,7 +63,7 @@ class Curves:
         """CPU time of the sampling thread."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._sampling: Workers | None = None
         self._last: tuple[float, dict[str, float]] = (0.0, {})
 
     def __enter__(self) -> Curves:
@@ -87,16 +88,16 @@ class Curves:
             self.left_out["gpu"] = str(error)
         self._last = (time.monotonic(), self._counters())
         self._tell()
-        self._thread = threading.Thread(target=self._sample_on, args=(self._interval,), name="curves", daemon=True)
-        self._thread.start()
+        interval = self._interval
+        self._sampling = Workers([lambda: self._sample_on(interval)], "curves", daemon=True)
+        self._sampling.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._thread is None:
+        if self._sampling is None:
             return
         self._stop.set()
-        self._thread.join(_PATIENCE)
-        if self._thread.is_alive():
+        if not self._sampling.wait(_PATIENCE):
             self._end("all", f"the sampling thread did not end within {_PATIENCE:.0f} s")
             return
         with self._lock:
