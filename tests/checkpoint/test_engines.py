@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from tunetool.bench.checkpoint.engines import ENGINES, REFERENCE
+from tunetool.bench.checkpoint.engines import ASYNCHRONOUS, ENGINES, REFERENCE, nvidia_resiliency
 from tunetool.bench.checkpoint.engines.base import Context, Engine, State
 from tunetool.bench.checkpoint.engines.tensors import blank, build, equal
 from tunetool.bench.checkpoint.states import Shape, shape
@@ -38,9 +38,15 @@ SMALL = {
     "vocab_size": 501,
 }
 # Packages that the engines of a family need beside torch.
-NEEDS = {"safetensors": "safetensors", "deepspeed": "deepspeed", "orbax": "orbax"}
-# One of each kind: other numbers of threads use the same code, and the tests cannot observe torch's process.
-KINDS = [name for name in ENGINES if not name.startswith(("dcp-t2-", "dcp-t8-", "dcp-t16-", "dcp-async-process"))]
+NEEDS = {
+    "safetensors": "safetensors",
+    "deepspeed": "deepspeed",
+    "orbax": "orbax",
+    "nvidia-async": "nvidia_resiliency_ext",
+}
+# One of each kind: other numbers of threads use the same code, and the tests cannot observe a writer's own process.
+_NOT_OBSERVED = ("dcp-t2-", "dcp-t8-", "dcp-t16-", "dcp-async-process", "nvidia-resiliency-ext")
+KINDS = [name for name in ENGINES if not name.startswith(_NOT_OBSERVED)]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
     pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),  # JAX's, once Orbax is imported
@@ -135,6 +141,28 @@ def test_the_process_is_handed_more_tensors_than_a_process_may_open_files(tmp_pa
     finally:
         engine.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("engine", ["nvidia-resiliency-ext"], indirect=True)
+def test_an_engine_with_caches_saves_what_the_state_is_now(engine: Engine, states: list[State], tmp_path: Path) -> None:
+    # It keeps the plan once two saves have had the same one, and the tensors' handles from the second save on.
+    for number, state in enumerate([*states, *states]):
+        engine.save(state, tmp_path / f"{number}").wait()
+    like = blank(states[0])
+    for number, state in enumerate([*states, *states]):
+        assert equal(state, engine.load(like, tmp_path / f"{number}")) is None, number
+
+
+def test_a_library_that_is_absent_is_named_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia_resiliency, "find_spec", lambda _: None)
+    reason = ENGINES["nvidia-resiliency-ext"]().unavailable(Context(0, 1, "cuda", tmp_path))
+    assert reason == "nvidia-resiliency-ext is not installed: pip install -U nvidia-resiliency-ext"
+
+
+def test_the_memory_for_copies_is_asked_for_every_asynchronous_engine() -> None:
+    assert {name for name, make in ENGINES.items() if make().family.endswith("-async")} == set(ASYNCHRONOUS)
 
 
 @pytest.fixture

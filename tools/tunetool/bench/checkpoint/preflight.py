@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunetool.bench.checkpoint.engines import select
+from tunetool.bench.checkpoint.engines import ASYNCHRONOUS, select
 from tunetool.bench.checkpoint.request import Request
 from tunetool.bench.checkpoint.site import GUESS
 from tunetool.bench.checkpoint.states import Shape, shape
@@ -84,7 +84,7 @@ def check_memory(
 ) -> None:
     """Raises ``UsageProblem`` when ranks, copies of asynchronous engines and a memory file system would not fit."""
     on_gpu = request.device == "cuda" or (request.device == "auto" and bool(device_nodes("nvidia[0-9]*")))
-    asynchronous = sum("async" in name for name in names)
+    asynchronous = sum(name in ASYNCHRONOUS for name in names)
     # In memory without a GPU: the state, and the blank one that it is restored into. Each asynchronous engine keeps a
     # copy, and any other may make one while it runs.
     copies = (0 if on_gpu else 2) + 1 + asynchronous

@@ -13,6 +13,8 @@ from tunetool.errors import UsageProblem
 DCP_THREADS = (1, 2, 4, 8, 16)
 REFERENCE = "torch-save-zip"
 """``torch.save`` with its defaults; the other engines are compared with it."""
+ASYNCHRONOUS = ("dcp-async-thread", "dcp-async-process", "nvidia-resiliency-ext", "direct-async")
+"""Engines that keep a copy of the state in host memory."""
 
 
 def _made_by(module: str, kind: str, *arguments: Any) -> Factory:
@@ -36,6 +38,7 @@ def _engines() -> Mapping[str, Factory]:
         **dcp,
         "dcp-async-thread": _made_by("dcp_async", "DcpAsync", "thread"),
         "dcp-async-process": _made_by("dcp_async", "DcpAsync", "process"),
+        "nvidia-resiliency-ext": _made_by("nvidia_resiliency", "NvidiaResiliency"),
         "fsdp-sharded": _made_by("fsdp", "FsdpSharded"),
         "fsdp-consolidated": _made_by("fsdp", "FsdpConsolidated"),
         "deepspeed-torch": _made_by("deepspeed_engine", "DeepSpeedTorch"),

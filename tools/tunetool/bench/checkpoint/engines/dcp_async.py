@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch.distributed.checkpoint import _async_process_executor, staging, state
 
 from tunetool.bench.checkpoint.engines.base import Context, State, Waiting
 from tunetool.bench.checkpoint.engines.dcp import finish, load_dcp
+from tunetool.bench.checkpoint.engines.files import allow_open_files
 from tunetool.bench.checkpoint.engines.ranks import (
     alone,
     device_of,
@@ -91,9 +91,7 @@ class DcpAsync:
         room = shutil.disk_usage(SHARED).free >= local_bytes * ranks_here(rank_and_world()[1])
         shared = self._process or (cuda and room)
         if shared:
-            # torch keeps a descriptor open for every shared tensor.
-            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            allow_open_files()
         return staging.DefaultStager(
             staging.StagingOptions(
                 # Pinned only where shared, as by torch's default: two small tensors on one page cannot both be pinned.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,3 +30,9 @@ def write_durably(path: Path, write: Callable[[Path], None]) -> None:
             new.unlink(missing_ok=True)
         raise
     fsync_names(path.parent)
+
+
+def allow_open_files() -> None:
+    """Raise this process's limit of open files as far as it may: torch keeps one open for every shared tensor."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
