@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 
-from tunetool.checkpoint import metadata
+from tunetool.checkpoint import archive, index, items, metadata
 from tunetool.checkpoint.planner import DirectSavePlanner
 from tunetool.checkpoint.reader import DirectReader
+from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.writer import DirectWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -62,6 +63,60 @@ def refusal(path: Path, state: dict[str, Any], **settings: Any) -> str:
 def test_it_reads_what_torch_wrote(settings: dict[str, Any], only_torch: Ask, tmp_path: Path) -> None:
     assert not only_torch(do="save", path=str(tmp_path), seed=3, megabytes=2, settings=settings)
     assert load(tmp_path, seeded.state(3, 2)) is None
+
+
+MEMORY = pytest.param(
+    "/dev/shm", 1, marks=pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory file system"), id="memory"
+)
+
+
+@pytest.fixture
+def one_tensor(request: pytest.FixtureRequest) -> Iterator[tuple[Path, index.Item]]:
+    """A checkpoint of one tensor of 12 numbers, without a checksum, and where it is."""
+    with tempfile.TemporaryDirectory(dir=request.param) as folder:
+        path = Path(folder) / "step"
+        dcp.save({"w": torch.arange(12.0).reshape(3, 4)}, storage_writer=DirectWriter(path))
+        ((where, stored),) = (metadata.read(path).storage_data or {}).items()
+        yield path, index.Item(where.fqn, stored.relative_path, stored.offset, stored.length)
+
+
+def found(path: Path, item: index.Item, *expected: items.Archive) -> archive.Plain | None:
+    files = Files(path)
+    try:
+        return index.find([item], files, 2, expected)[item]
+    finally:
+        files.close()
+
+
+@pytest.mark.parametrize(("one_tensor", "step"), [pytest.param(None, 7, id="disk"), MEMORY], indirect=["one_tensor"])
+def test_an_expected_header_is_believed_only_if_every_byte_of_it_is_there(
+    one_tensor: tuple[Path, index.Item], step: int
+) -> None:
+    path, item = one_tensor
+    expected = items.archive("float32", (3, 4), 48, False)
+    transposed = items.archive("float32", (4, 3), 48, False)
+    assert expected.length == transposed.length == item.length
+    plain = archive.Plain(len(expected.head), 48, "float32", (3, 4), None)
+    assert found(path, item) == found(path, item, expected) == found(path, item, transposed) == plain
+    begin, end = item.offset + len(expected.head), item.offset + item.length
+    around = [*range(item.offset, begin), *range(begin + 48, end)]
+    parsed = set()
+    with (path / item.file).open("r+b", buffering=0) as stream:
+        for at in around[::step]:
+            (byte,) = os.pread(stream.fileno(), 1, at)
+            os.pwrite(stream.fileno(), bytes([byte ^ 1]), at)
+            parsed.add(found(path, item))
+            assert found(path, item, expected) == found(path, item), at
+            os.pwrite(stream.fileno(), bytes([byte]), at)
+    assert None in parsed
+    assert len(parsed) > 1
+
+
+def test_headers_as_expected_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {f"{number}": torch.full((number, 3), float(number)) for number in range(40)}
+    dcp.save(state, storage_writer=DirectWriter(tmp_path / "step"))
+    monkeypatch.setattr(archive, "find", None)
+    assert load(tmp_path / "step", state) is None
 
 
 def test_torch_reads_what_we_wrote(only_torch: Ask, ours: Path) -> None:

@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from tunetool.checkpoint.checksums import Chain
 from tunetool.checkpoint.direct import memory_at
 from tunetool.checkpoint.host_buffers import POOL, Buffer, is_flat
 from tunetool.checkpoint.items import BLOCK, strides
-from tunetool.checkpoint.regions import GAP, Block, Read, blocks, in_one_run, merge, pieces, span
+from tunetool.checkpoint.regions import GAP, Block, Read, blocks, merge, pieces, span
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import Workers
 
@@ -50,19 +51,21 @@ class Want:
     chain: Chain | None = None
 
     def __post_init__(self) -> None:
-        item = ITEM_SIZES[self.plain.dtype]
+        item, count = ITEM_SIZES[self.plain.dtype], math.prod(self.lengths)
         self.dtype = getattr(torch, self.plain.dtype)
-        self.bytes = span(self.plain.shape, item, self.offsets, self.lengths) if math.prod(self.lengths) else (0, 0)
-        self.as_bytes: Any = None
-        self.address = 0
-        if (
-            self.target.dtype == self.dtype
-            and is_flat(self.target)
-            and math.prod(self.lengths)
-            and in_one_run(self.plain.shape, item, self.offsets, self.lengths)
-        ):
-            self.as_bytes = self.target.reshape(-1).view(torch.uint8)
-            self.address = self.as_bytes.data_ptr()
+        if self.lengths == self.plain.shape and not any(self.offsets):
+            self.bytes = 0, count * item
+        else:
+            self.bytes = span(self.plain.shape, item, self.offsets, self.lengths) if count else (0, 0)
+        in_one_run = count > 0 and self.bytes[1] - self.bytes[0] == count * item
+        self.by_address = in_one_run and self.target.dtype == self.dtype and is_flat(self.target)
+        """Whether the bytes of the file, from the first to the last one, are those of the target's memory."""
+        self.address = self.target.data_ptr() if self.by_address else 0
+
+    @cached_property
+    def as_bytes(self) -> Any:
+        """The target's memory, if it is ``by_address``. Made when it is asked for: few need it, and it takes long."""
+        return self.target.reshape(-1).view(torch.uint8) if self.by_address else None
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def _aligned_run(want: Want, memory_alignment: int, block: int) -> tuple[int, in
     start, stop = want.start + want.bytes[0], want.start + want.bytes[1]
     low, high = start + -start % block, stop - stop % block
     # Larger than the gap over which reads are merged, so that no merged read spans it.
-    if want.as_bytes is None or want.target.device.type != "cpu" or high - low <= GAP + 2 * BLOCK:
+    if not want.by_address or want.target.device.type != "cpu" or high - low <= GAP + 2 * BLOCK:
         return stop, stop
     if (want.address + low - start) % memory_alignment:
         return stop, stop
@@ -125,7 +128,7 @@ def _aligned_run(want: Want, memory_alignment: int, block: int) -> tuple[int, in
 
 def _through_buffers(want: Want, low: int, high: int, limit: int) -> Iterator[tuple[int, int, Part]]:
     first = want.start
-    if want.as_bytes is not None:
+    if want.by_address:
         for start, stop in ((first + want.bytes[0], low), (high, first + want.bytes[1])):
             for begin, end in pieces(start, stop, limit):
                 yield begin, end, Part(want, begin - first, None)

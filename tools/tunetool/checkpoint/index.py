@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunetool.checkpoint import archive
 from tunetool.checkpoint.direct import pages
+from tunetool.checkpoint.items import Archive
 from tunetool.checkpoint.regions import merge
 from tunetool.checkpoint.source import Files
 
 _GAP = 16 * 1024
+_NEAR = 2048
+"""Gaps in bytes that are read and discarded: less work than a further read, from drives and from memory."""
 _READS_AT_A_TIME = 64
 _LARGEST = 1024 * 1024
 """Bytes of one read, and of the largest record that describes a tensor rather than holds its data."""
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """The byte range of a file that holds a tensor's archive, according to the metadata."""
 
     tensor: str
@@ -30,15 +32,35 @@ class Item:
     length: int
 
 
-def find(items: Sequence[Item], files: Files, threads: int) -> dict[Item, archive.Plain | None]:
+def find(
+    items: Sequence[Item], files: Files, threads: int, expected: Sequence[Archive | None] = ()
+) -> dict[Item, archive.Plain | None]:
     """The tensor in each item; None for an item that only ``torch.load`` can read.
+
+    ``expected``: by item, the archive that it probably is. Comparing its bytes takes less time than parsing them.
 
     Raises ``CannotJudge`` for a file that is missing, unreadable or shorter than its items.
     """
-    distinct = list(dict.fromkeys(items))
-    _refuse_truncated(distinct, files)
+    distinct = {
+        item: probably if probably is not None and probably.length == item.length else None
+        for item, probably in itertools.zip_longest(items, expected)
+    }
+    _refuse_truncated([*distinct], files)
     ends = _ends(distinct, files, threads)
-    return {item: archive.find(_reader(item, ends[item.file], files), item.length) for item in distinct}
+    found: dict[Item, archive.Plain | None] = {}
+    for item, probably in distinct.items():
+        read = _reader(item, ends[item.file], files)
+        plain = _compared(probably, read) if probably is not None else None
+        found[item] = plain or archive.find(read, item.length)
+    return found
+
+
+def _compared(expected: Archive, read: Callable[[int, int], bytes]) -> archive.Plain | None:
+    """The tensor in an item of the length of ``expected``, if all bytes around its data are the same; else None."""
+    head, tail = expected.head, expected.tail()
+    if read(0, len(head)) != head or read(expected.length - len(tail), len(tail)) != tail:
+        return None
+    return archive.Plain(len(head), expected.data_bytes, expected.dtype, tuple(expected.shape), None)
 
 
 def _refuse_truncated(items: Sequence[Item], files: Files) -> None:
@@ -58,16 +80,16 @@ class _Ends:
     contents: list[bytes]
 
 
-def _ends(items: Sequence[Item], files: Files, threads: int) -> dict[str, _Ends]:
+def _ends(items: Mapping[Item, Archive | None], files: Files, threads: int) -> dict[str, _Ends]:
     wanted: dict[str, list[tuple[int, int, str]]] = {}
-    for item in items:
+    for item, expected in items.items():
         stop = item.offset + item.length
-        wanted.setdefault(item.file, []).extend(
-            (
-                (item.offset, min(stop, item.offset + archive.HEAD), item.tensor),
-                (max(item.offset, stop - archive.TAIL), stop, item.tensor),
-            )
-        )
+        head, tail = (len(expected.head), expected.tail_bytes) if expected else (archive.HEAD, archive.TAIL)
+        of_file = wanted.setdefault(item.file, [])
+        of_file.append((item.offset, min(stop, item.offset + head), item.tensor))
+        of_file.append((max(item.offset, stop - tail), stop, item.tensor))
+    if files.in_memory:
+        return {file: _from_memory(file, sorted(some), files) for file, some in wanted.items()}
     reads = [(file, read) for file, some in wanted.items() for read in merge(some, _LARGEST, _GAP)]
     files.expect(file for file, _ in reads)
 
@@ -90,6 +112,17 @@ def _ends(items: Sequence[Item], files: Files, threads: int) -> dict[str, _Ends]
             by_file[file].starts.append(read.start)
             by_file[file].contents.append(content)
     return by_file
+
+
+def _from_memory(file: str, wanted: Sequence[tuple[int, int, str]], files: Files) -> _Ends:
+    """The ordered ranges, neighbours in one read, by this thread: threads would only wait for each other."""
+    ranges: list[tuple[int, int]] = []
+    for start, stop, _ in wanted:
+        if ranges and start - ranges[-1][1] <= _NEAR and stop - ranges[-1][0] <= _LARGEST:
+            ranges[-1] = ranges[-1][0], max(stop, ranges[-1][1])
+        else:
+            ranges.append((start, stop))
+    return _Ends([start for start, _ in ranges], files.from_memory(file, ranges, wanted[0][2]))
 
 
 def _reader(item: Item, ends: _Ends, files: Files) -> Callable[[int, int], bytes]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from torch.futures import Future
 
 from tunetool.checkpoint import archive, index, metadata
 from tunetool.checkpoint.checksums import Chain, seal
+from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.fetch import Fetch, Want, plan_reads
 from tunetool.checkpoint.host_buffers import is_plain
-from tunetool.checkpoint.items import BLOCK
+from tunetool.checkpoint.items import BLOCK, Archive
+from tunetool.checkpoint.items import archive as archive_of
 from tunetool.checkpoint.source import Files
 from tunetool.checkpoint.workers import BUFFER_BYTES, default_threads
 from tunetool.errors import CannotJudge, UsageProblem
@@ -26,6 +29,10 @@ from tunetool.errors import CannotJudge, UsageProblem
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+
+
+_ITEM_SIZES = {getattr(torch, name): (name, size) for name, size in archive.ITEM_SIZES.items() if hasattr(torch, name)}
+"""Name and bytes per element of each dtype of torch."""
 
 
 class DirectReader(StorageReader):
@@ -106,10 +113,14 @@ class DirectReader(StorageReader):
         try:
             tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
             self._objects([item for item in plan.items if item.type == LoadItemType.BYTE_IO], planner, files)
-            stored_items = [self._item(item) for item in tensors]
-            plain_tensors = index.find(stored_items, files, self.threads)
-            targets = [planner.resolve_tensor(item).detach() for item in tensors]
-            self._tensors(tensors, targets, [plain_tensors[stored_item] for stored_item in stored_items], files)
+            with without_collections():
+                stored = [self._item(item) for item in tensors]
+                plain_tensors = index.find(stored, files, self.threads, [self._expected(item) for item in tensors])
+                targets = [planner.resolve_tensor(item).detach() for item in tensors]
+                wants = self._wants(tensors, stored, targets, plain_tensors, files)
+                reads = [(device, plan_reads(some, files, self.buffer_bytes)) for device, some in wants.items()]
+            for device, some_reads in reads:
+                Fetch(files, device, self.threads, self.buffer_bytes).run(some_reads)
             for item, target in zip(tensors, targets, strict=True):
                 planner.commit_tensor(item, target)
         finally:
@@ -137,6 +148,12 @@ class DirectReader(StorageReader):
         stored = self._location(item)
         return index.Item(item.storage_index.fqn, stored.relative_path, stored.offset, stored.length)
 
+    def _expected(self, item: ReadItem) -> Archive | None:
+        """What ``DirectWriter`` would have written if the item were a whole tensor without a checksum."""
+        properties = getattr(self._metadata.state_dict_metadata.get(item.storage_index.fqn), "properties", None)
+        dtype, shape = _ITEM_SIZES.get(getattr(properties, "dtype", None)), tuple(item.lengths)
+        return archive_of(dtype[0], shape, math.prod(shape) * dtype[1], False) if dtype else None
+
     def _objects(self, items: Sequence[ReadItem], planner: LoadPlanner, files: Files) -> None:
         for item in items:
             stored = self._location(item)
@@ -147,60 +164,59 @@ class DirectReader(StorageReader):
                 _load(content, f"`{self.path / stored.relative_path}`: `{name}`")
             planner.load_bytes(item, io.BytesIO(content))
 
-    def _tensors(
+    def _wants(
         self,
         items: Sequence[ReadItem],
+        stored: Sequence[index.Item],
         targets: Sequence[Any],
-        plain_tensors: Sequence[archive.Plain | None],
+        plain_tensors: Mapping[index.Item, archive.Plain | None],
         files: Files,
-    ) -> None:
+    ) -> dict[Any, list[Want]]:
+        """What is to be read, by device. Tensors that only torch can read are filled here."""
         wants: dict[Any, list[Want]] = {}
         checked: set[Any] = set()
-        for item, target, plain in zip(items, targets, plain_tensors, strict=True):
-            self._check_shapes(item, target, plain)
-        for item, target, plain in zip(items, targets, plain_tensors, strict=True):
+        for item, where, target in zip(items, stored, targets, strict=True):
+            self._check_shapes(item, where, target, plain_tensors[where])
+        for item, where, target in zip(items, stored, targets, strict=True):
+            plain = plain_tensors[where]
             if self.verify and plain is not None and plain.checksum and plain.seal:
                 self._check_seal(item, plain)
             if plain is None:
                 self._load_with_torch(item, target, files)
             else:
-                want = self._want(item, target, plain, checked)
-                wants.setdefault(target.device, []).append(want)
-        for device, some in wants.items():
-            reads = plan_reads(some, files, self.buffer_bytes)
-            Fetch(files, device, self.threads, self.buffer_bytes).run(reads)
+                wants.setdefault(target.device, []).append(self._want(item, where, target, plain, checked))
+        return wants
 
-    def _want(self, item: ReadItem, target: Any, plain: archive.Plain, checked: set[Any]) -> Want:
-        stored, name = self._location(item), item.storage_index.fqn
+    def _want(self, item: ReadItem, stored: index.Item, target: Any, plain: archive.Plain, checked: set[Any]) -> Want:
+        name = stored.tensor
         start = stored.offset + plain.offset
         chain = None
         if self.verify and plain.checksum is not None and plain.length and item.storage_index not in checked:
             if tuple(item.lengths) == plain.shape:
                 checked.add(item.storage_index)
-                where = f"from {start} on in `{self.path / stored.relative_path}`"
+                where = f"from {start} on in `{self.path / stored.file}`"
                 chain = Chain(plain.checksum, plain.length, name, where)
             else:
                 self.unverified.append(name)
-        return Want(
-            name, stored.relative_path, start, plain, tuple(item.storage_offsets), tuple(item.lengths), target, chain
-        )
+        return Want(name, stored.file, start, plain, tuple(item.storage_offsets), tuple(item.lengths), target, chain)
 
-    def _check_shapes(self, item: ReadItem, target: Any, plain: archive.Plain | None) -> None:
+    def _check_shapes(self, item: ReadItem, stored: index.Item, target: Any, plain: archive.Plain | None) -> None:
         """Raises ``CannotJudge`` if the shapes of the metadata, of the file and of the target tensor differ, or if the
         target has too little memory."""
-        name, file = item.storage_index.fqn, self.path / self._location(item).relative_path
+        name, file = stored.tensor, stored.file
         described = self._metadata.state_dict_metadata.get(name)
         offset = tuple(item.storage_index.offset or ())
         sizes = [tuple(chunk.sizes) for chunk in getattr(described, "chunks", ()) if tuple(chunk.offsets) == offset]
         if plain is not None and sizes and plain.shape not in sizes:
             raise CannotJudge(
-                f"`{file}` holds `{name}` with shape {list(plain.shape)}, and the metadata says {list(sizes[0])}",
+                f"`{self.path / file}` holds `{name}` with shape {list(plain.shape)}, and the metadata says "
+                f"{list(sizes[0])}",
                 "data file and metadata are of different saves; load another checkpoint",
             )
         if tuple(target.shape) != tuple(item.lengths):
             raise CannotJudge(
                 f"`{name}`: the target has shape {list(target.shape)}, and the plan reads {list(item.lengths)}"
-                f" from `{file}`",
+                f" from `{self.path / file}`",
                 "the planner's resolve_tensor() must return the part that its read item names",
             )
         try:

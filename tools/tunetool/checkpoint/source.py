@@ -9,7 +9,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tunetool.checkpoint.cached_file import CachedFile
@@ -33,7 +33,8 @@ class Files:
 
     def __init__(self, directory: Path, *, prefer_cache: bool = False, hint: str = _ANOTHER_CHECKPOINT) -> None:
         self.directory = directory
-        self.direct = not read_stack(str(directory)).in_memory
+        self.in_memory = read_stack(str(directory)).in_memory
+        self.direct = not self.in_memory
         self._prefer_cache = prefer_cache
         self._hint = hint
         self._handles: dict[str, int] = {}
@@ -124,6 +125,15 @@ class Files:
             return self._read(handle, view, offset)
         except OSError as error:
             raise self._failed(name, tensor, doing, error) from error
+
+    def from_memory(self, name: str, ranges: Sequence[tuple[int, int]], tensor: str) -> list[bytes]:
+        """The ranges [start, stop) of a file of a memory file system; shorter where the file ends before."""
+        try:
+            with self._counted_read(name):
+                handle = self._handle(name)
+                return [os.pread(handle, stop - start, start) for start, stop in ranges]
+        except OSError as error:
+            raise self._failed(name, tensor, f"reading {len(ranges)} headers", error) from error
 
     def content(self, name: str, offset: int, count: int, tensor: str) -> bytes:
         """``count`` bytes of a file from ``offset`` on, unaligned. Raises ``CannotJudge`` if the file is shorter."""
