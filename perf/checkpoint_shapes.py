@@ -5,16 +5,17 @@
 
 Interleaved: in each round every number of tensors has its turn, in an order drawn from --seed. A turn is a first save
 (what earlier saves of that shape left is forgotten, but for buffers), two later saves into new directories, a restore
-of the last one, an asynchronous save, and torch's planning alone. The second number of tensors is also saved by
-torch.save with fsync. `--against-fio`: fio writes and reads the same bytes once in each round, in the number of files
-that was fastest before the rounds. Seconds until all is durable, whole calls of `dcp.save` and `dcp.load`, garbage
-collected before. `--budget`: no round begins later than that.
+of the last one, an asynchronous save, torch's planning alone, and on a GPU a copy to pinned memory. The second number
+of tensors is also saved by torch.save with fsync, and where nvidia-resiliency-ext is installed on a GPU, asynchronously
+by that. `--against-fio`: fio writes and reads the same bytes once in each round, in the number of files that was
+fastest before the rounds. Seconds until all is durable, whole calls of `dcp.save` and `dcp.load`, garbage collected
+before. `--budget`: no round begins later than that.
 
 A line for each goal: the median over the rounds, its interval, the goal, and `held`, `missed`, or `not decided` where
 the interval crosses the goal. On a CPU the goal is the time of a tensor: what a later save of many tensors takes beyond
 that of 55, and beyond torch's planning, divided by the tensors. On a GPU it is the ratio to 55 tensors, the ratio to
-torch.save, the stall of an asynchronous save against the copy to pinned memory, and the shares of fio's best. Ends with
-1 where something is missed, else with 3 where something is not decided.
+torch.save, the stall of an asynchronous save against the copy to pinned memory and against nvidia-resiliency-ext's, and
+the shares of fio's best. Ends with 1 where something is missed, else with 3 where something is not decided.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from goals import line, status
+from tunetool.bench.checkpoint.engines import ENGINES
+from tunetool.bench.checkpoint.engines.base import Context, Engine
 from tunetool.bench.checkpoint.fio_best import FioBest
 from tunetool.checkpoint import DirectReader, DirectSavePlanner, DirectWriter, planner, rank_layout
 from tunetool.measure.fio import find_fio
@@ -49,6 +53,7 @@ from tunetool.node.units import parse_size
 
 TENSOR_MICROSECONDS = 50.0
 LATER, FIRST, TORCH_SAVE, STALL, FIO = 1.15, 1.5, 20.0, 1.15, 0.85
+NVIDIA = "nvidia-resiliency-ext"
 PINNED_BYTES = 1 << 30
 State = dict[str, torch.Tensor]
 
@@ -66,8 +71,9 @@ def build(count: int, total: int, device: str) -> State:
 class Turns:
     """The turns of one number of tensors."""
 
-    def __init__(self, count: int, total: int, device: str, folder: Path, compared: bool) -> None:
-        self.count, self.device, self.folder, self.compared = count, device, folder, compared
+    def __init__(self, count: int, total: int, device: str, folder: Path, compared: bool, other: Engine | None) -> None:
+        self.count, self.total, self.device, self.folder = count, total, device, folder
+        self.compared, self.other = compared, other
         # As DCP is mostly used. Of keys at the top, torch itself makes a log record each, and more.
         self.state = {"model": build(count, total, device)}
         self.blank = {"model": {name: torch.zeros_like(tensor) for name, tensor in self.state["model"].items()}}
@@ -97,8 +103,31 @@ class Turns:
         self.timed("restore", self.restore)
         self.timed("async", self.behind)
         self.timed("planning", self.planning)
+        if self.device == "cuda":
+            self.seconds.setdefault("pinned copy", []).append(statistics.median(pinned_copy(self.total)))
         if self.compared:
             self.timed("torch.save", self.torch_save)
+        if self.other is not None:
+            self.timed(NVIDIA, self.by_nvidia)
+
+    def by_nvidia(self, path: Path) -> None:
+        assert self.other is not None
+        path.mkdir()
+        began = time.perf_counter()
+        pending = self.other.save(self.state["model"], path)
+        torch.cuda.current_stream().synchronize()
+        self.seconds.setdefault(f"{NVIDIA} stall", []).append(time.perf_counter() - began)
+        pending.wait()
+
+    def check_nvidia(self) -> None:
+        """Ends the program unless a checkpoint of nvidia-resiliency-ext brings every byte back."""
+        assert self.other is not None
+        path = self.folder / "other"
+        path.mkdir()
+        self.other.save(self.state["model"], path).wait()
+        self.other.load(self.blank["model"], path)
+        shutil.rmtree(path)
+        self.check()
 
     def restore(self, path: Path) -> None:
         dcp.load(self.blank, storage_reader=DirectReader(path), no_dist=True)
@@ -185,8 +214,7 @@ def judge(turns: dict[int, Turns], device: str, total: int, fio: dict[str, list[
             verdicts.append(line(what, each, TENSOR_MICROSECONDS, at_least=False))
             continue
         first = ratios(many.of_rounds("first"), few.of_rounds("first"))
-        copy = statistics.median(pinned_copy(total))
-        stall = [seconds / copy for seconds in many.of_rounds("stall")]
+        stall = ratios(many.of_rounds("stall"), many.of_rounds("pinned copy"))
         verdicts += [
             line(f"{count} tensors: a later save, x {few.count} tensors", ratios(later, base), LATER, at_least=False),
             line(f"{count} tensors: the first save, x {few.count} tensors", first, FIRST, at_least=False),
@@ -195,6 +223,9 @@ def judge(turns: dict[int, Turns], device: str, total: int, fio: dict[str, list[
         if many.compared:
             speed = ratios(many.of_rounds("torch.save"), later)
             verdicts.append(line(f"{count} tensors: a later save, x torch.save's speed", speed, TORCH_SAVE))
+        if many.other is not None:
+            stall = ratios(many.of_rounds("stall"), many.of_rounds(f"{NVIDIA} stall"))
+            verdicts.append(line(f"{count} tensors: the stall, x {NVIDIA}'s", stall, 1.0, at_least=False))
     return verdicts
 
 
@@ -202,7 +233,7 @@ def show(turns: dict[int, Turns], total: int, fio: dict[str, list[float]]) -> No
     for count, each in sorted(turns.items()):
         for name in each.seconds:
             middle = estimate(each.of_rounds(name))
-            rate = "" if name in ("planning", "stall") else f", {total / middle.value / 1e9:.2f} GB/s"
+            rate = "" if name == "planning" or name.endswith("stall") else f", {total / middle.value / 1e9:.2f} GB/s"
             print(
                 f"{count:6} tensors {name:10} {middle.value * 1e3:9.2f} ms [{middle.low * 1e3:.2f} to "
                 f"{middle.high * 1e3:.2f}], {middle.value / count * 1e6:.1f} us a tensor{rate}"
@@ -211,6 +242,20 @@ def show(turns: dict[int, Turns], total: int, fio: dict[str, list[float]]) -> No
     for direction, rates in fio.items():
         best = estimate(rates)
         print(f"fio, {direction}: {best.value / 1e9:.2f} GB/s [{best.low / 1e9:.2f} to {best.high / 1e9:.2f}]")
+
+
+def other_engine(device: str, total: int, folder: Path) -> Engine | None:
+    """nvidia-resiliency-ext's writer, if it can run here, in a group of this process alone."""
+    if device != "cuda":
+        return None
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    engine = ENGINES[NVIDIA]()
+    reason = engine.unavailable(Context(0, 1, device, folder, total))
+    if reason:
+        print(f"{NVIDIA}: left out: {reason}")
+        dist.destroy_process_group()
+    return None if reason else engine
 
 
 def best_of_fio(folder: Path, total: int) -> FioBest:
@@ -237,11 +282,19 @@ def main() -> int:
     drawn, began = random.Random(asked.seed), time.monotonic()
     counts, fio = sorted(map(int, asked.tensors.split(","))), dict[str, list[float]]()
     with tempfile.TemporaryDirectory(prefix="tunetool-shapes-", dir=asked.target) as folder:
-        turns = {count: Turns(count, asked.bytes, asked.device, Path(folder), count in counts[1:2]) for count in counts}
+        other, second = other_engine(asked.device, asked.bytes, Path(folder)), counts[1:2]
+        turns = {
+            count: Turns(
+                count, asked.bytes, asked.device, Path(folder), count in second, other if count in second else None
+            )
+            for count in counts
+        }
         # Buffers are made and modules are imported outside of the rounds.
         for each in turns.values():
             each.round()
             each.seconds.clear()
+            if each.other is not None:
+                each.check_nvidia()
         best = best_of_fio(Path(folder), asked.bytes) if asked.against_fio else None
         for _ in range(asked.rounds):
             if time.monotonic() - began > asked.budget:
@@ -252,6 +305,9 @@ def main() -> int:
             if best is not None:
                 for direction, sample in zip(("write", "read"), best.sample(), strict=True):
                     fio.setdefault(direction, []).append(sample.bandwidth)
+        if other is not None:
+            other.close()
+            dist.destroy_process_group()
     show(turns, asked.bytes, fio)
     return status(judge(turns, asked.device, asked.bytes, fio))
 
