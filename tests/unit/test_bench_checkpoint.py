@@ -27,12 +27,14 @@ from tunetool.errors import UsageProblem
 from tunetool.launch.local import rank_environment
 from tunetool.measure import page_cache
 from tunetool.measure.evidence import Counted
+from tunetool.measure.fio_result import Outcome
+from tunetool.measure.tester import cores_open_to
 from tunetool.node.machine.block_stack import BlockStack, Leaf
 from tunetool.record import Node, Record
 from tunetool.report.checkpoint import advice, media, print_checkpoint
 from tunetool.report.checkpoint_page import page, write_page
 from tunetool.report.html import Bar, bars
-from tunetool.verdict import exit_code, judge
+from tunetool.verdict import TESTER_CEILING, TESTER_CPU_SHARE, exit_code, judge
 from waiting import until
 
 STATE = 10**9
@@ -69,8 +71,9 @@ def matrix(*rows: Row, stack: BlockStack = DISK, fio: FioRows | None = None) -> 
 
 def usual() -> Matrix:
     fio = FioRows("3.33", True, {"write": {1: 2e9, 4: 4e9}, "read": {1: 5e9}}, {"write": 4, "read": 1})
+    fio.ceilings = {"write": [Outcome(10**11, 1.0, {}, "")]}
     for number in range(1, 7):
-        fio.samples["write"][number] = FioSample(4.1e9, STATE, Counted(STATE, STATE, {}))
+        fio.samples["write"][number] = FioSample(4.1e9, STATE, Counted(STATE, STATE, {}), cores=0.5)
         fio.samples["read"][number] = FioSample(8e9, STATE, Counted(STATE, STATE, {}))
     return matrix(
         row("torch-save-zip", "torch.save", [1.0, 1.1, 1.0, 1.2, 1.0, 1.1]),
@@ -119,6 +122,15 @@ def test_speed_is_held_against_torch_save_and_the_best_other_engine_in_the_same_
     assert by_name["checkpoint.direct.durable"].evidence is not None
     assert by_name["checkpoint.direct.durable"].evidence.ratio == 1.0
     assert by_name["checkpoint.fio.write"].parameters["files"] == 4
+
+
+def test_the_limits_of_fio_itself_are_in_the_record() -> None:
+    by_name = {each.name: each.parameters for each in record_of(usual()).measurements}
+    write, read = by_name["checkpoint.fio.write"], by_name["checkpoint.fio.read"]
+    assert write[TESTER_CEILING] == 1e11
+    assert write[TESTER_CPU_SHARE] == pytest.approx(0.5 / cores_open_to(4), abs=1e-4)
+    # Where it could not be measured, the record does not have it.
+    assert TESTER_CEILING not in read
 
 
 def test_a_ratio_whose_interval_holds_one_decides_nothing() -> None:

@@ -39,6 +39,7 @@ from tunetool.tune.fio_driver import FioDriver
 from tunetool.tune.samples import Samples
 from tunetool.tune.search import SettingFailed
 from tunetool.tune.settings import DEFAULTS, AioSettings
+from tunetool.verdict import TESTER_CPU_SHARE
 
 MIB = 2**20
 OTHERS, MISSING = 1.5, 0.5
@@ -128,7 +129,7 @@ for line in sys.stdin:
         if order["direction"] == "write":
             file.write_bytes(data)
         claimed = count(order["direction"], size, order["loops"] is None)
-        answer = {{"bytes": claimed, "seconds": 0.1, "durable_seconds": 0.1, "passes": [0.1]}}
+        answer = {{"bytes": claimed, "seconds": 0.1, "durable_seconds": 0.1, "passes": [0.1], "cpu_seconds": 0.05}}
     elif do == "digest":
         answer = {{"sha256": hashlib.sha256(data).hexdigest()}}
     elif do == "start":
@@ -231,7 +232,11 @@ def sequential(bench: Bench) -> None:
 def deepspeed(bench: Bench) -> None:
     python = bench.python()
     spec = aio.Spec(bench.target, MIB, intra_op_parallelism=1, python=python, directions=("write",), samples=3)
-    aio.run(spec, bench.stack, dict(os.environ), bench.progress, installed=_probe(python))
+    outcome = aio.Outcome()
+    aio.run(spec, bench.stack, dict(os.environ), bench.progress, outcome, _probe(python))
+    # The handle has no null target; the share of its cores that it kept busy is in the record.
+    (figure,) = aio.measurements(spec, bench.stack, outcome)
+    assert figure.parameters[TESTER_CPU_SHARE] == 0.5
 
 
 def gpudirect(bench: Bench) -> None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 from tunetool.measure.direction import Direction
 from tunetool.measure.fio import Fio, FioFailed, execute, shares
@@ -38,6 +39,24 @@ def without_storage(argv: Sequence[str], duration: float) -> list[str]:
     return [*kept, f"--ioengine={NULL_ENGINE}", "--time_based=1", runtime]
 
 
+def sample_ceiling(
+    fio: Fio,
+    argv: Sequence[str],
+    direction: Direction,
+    duration: float,
+    directory: Path,
+    environment: Mapping[str, str],
+    tick: Callable[[], None],
+) -> list[Outcome]:
+    """Samples of ``argv`` without storage. Raises ``FioFailed``."""
+    outcomes: list[Outcome] = []
+    call = without_storage(argv, duration)
+    for _ in range(SAMPLES):
+        stdout, stderr = execute(fio, call, directory, environment, duration + 60, tick)
+        outcomes += shares(fio, direction, stdout, stderr).values()
+    return outcomes
+
+
 def measure_ceiling(
     fio: Fio,
     argv: Sequence[str],
@@ -49,15 +68,10 @@ def measure_ceiling(
     raw: MutableMapping[str, str],
     name: str,
 ) -> list[Outcome]:
-    """Samples of ``argv`` without storage; none where this fio cannot do that, which ``progress`` says."""
-    outcomes = []
-    call = without_storage(argv, duration)
+    """As ``sample_ceiling``; no sample where this fio cannot do that, which ``progress`` says."""
     try:
         with progress.step(f"{name}: fio without storage", seconds(duration)) as tick:
-            for _ in range(SAMPLES):
-                stdout, stderr = execute(fio, call, directory, environment, duration + 60, tick)
-                (outcome,) = shares(fio, direction, stdout, stderr).values()
-                outcomes.append(outcome)
+            outcomes = sample_ceiling(fio, argv, direction, duration, directory, environment, tick)
     except FioFailed as error:
         raw[f"fio-{name}-without-storage.txt"] = error.raw
         progress.say(f"{name}: the tester's limit is not known: {error.message}")
@@ -66,19 +80,30 @@ def measure_ceiling(
     return outcomes
 
 
+class Spent(Protocol):
+    """A sample that says how many cores' worth of time it took."""
+
+    @property
+    def cores(self) -> float:
+        """Cores."""
+
+
 def limits(
-    samples: Sequence[Outcome],
+    samples: Sequence[Spent],
     ceiling: Sequence[Outcome],
     jobs: int,
     value: Callable[[Outcome], float] = lambda outcome: outcome.bandwidth,
 ) -> dict[str, Scalar]:
     """Parameters of the figure of ``samples`` by ``jobs`` threads, each worth a ``value``."""
-    found: dict[str, Scalar] = {
-        TESTER_CPU_SHARE: round(median(each.cores for each in samples) / cores_open_to(jobs), 4)
-    }
+    found = cpu_share([each.cores for each in samples], jobs)
     if ceiling:
         found[TESTER_CEILING] = median(map(value, ceiling))
     return found
+
+
+def cpu_share(cores: Sequence[float], threads: int) -> dict[str, Scalar]:
+    """Parameter of a figure whose samples spent so many cores' worth of time in so many threads; none without any."""
+    return {TESTER_CPU_SHARE: round(median(cores) / cores_open_to(threads), 4)} if cores else {}
 
 
 def cores_open_to(threads: int) -> int:

@@ -34,7 +34,7 @@ from tunetool.report.page import (
     verdict_word,
     word,
 )
-from tunetool.verdict import CEILING
+from tunetool.verdict import CEILING, TESTER_CEILING, TESTER_CPU_SHARE
 
 __all__ = [
     "median_of",
@@ -156,7 +156,14 @@ def _how(measurement: Measurement) -> str:
         line += f" ({interval.level:.1%} confidence)"
     if trend and trend.significant and trend.change is not None:
         line += f"; {'rising' if trend.change > 0 else 'falling'} by {abs(trend.change):.1%} meanwhile"
-    return f"{line}; {measurement.engine}"
+    return f"{line}; {measurement.engine}{_tester(measurement)}"
+
+
+def _tester(measurement: Measurement) -> str:
+    """Text: the limits of the program that measured."""
+    ceiling, share = (measurement.parameters.get(name) for name in (TESTER_CEILING, TESTER_CPU_SHARE))
+    alone = f", without storage {format_bandwidth(float(ceiling))}" if ceiling is not None else ""
+    return alone + (f", {float(share):.0%} of its cores busy" if share is not None else "")
 
 
 def _print_checks(record: Record, console: Console) -> None:

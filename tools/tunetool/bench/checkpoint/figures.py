@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tunetool.bench.checkpoint.ratios import Ratio, base, best_other, of_fio, restoring, saving
 from tunetool.bench.checkpoint.samples import FioRows, Matrix, Moved, Row
+from tunetool.measure import tester
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import obstacles, summed
 from tunetool.measure.figure import Quantity, What, computed, figure
@@ -85,8 +86,9 @@ def _fio(matrix: Matrix, fio: FioRows, common: dict[str, Scalar]) -> Iterator[Me
         files = fio.files[direction]
         searched = {f"searched_{number}": rate for number, rate in fio.searched[direction].items()}
         shape: dict[str, Scalar] = {"direction": direction, "jobs": files, "files": files, "direct": fio.direct}
-        parameters = {**common, **shape, **searched}
         taken = list(samples.values())
+        limits = tester.limits(taken, fio.ceilings.get(direction, ()), files)
+        parameters = {**common, **shape, **searched, **limits}
         evidence = summed(matrix.stack, [each.counted for each in taken], sum(each.claimed_bytes for each in taken))
         rates = [each.bandwidth for each in taken]
         yield _figure(matrix, f"{FIO}.{direction}", "bandwidth", rates, parameters, f"fio {fio.version}", evidence)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tunetool.measure import tester
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted
-from tunetool.measure.fio import DATA_FILE, Fio, Job, run
+from tunetool.measure.fio import DATA_FILE, Fio, FioFailed, Job, Outcome, arguments, run
 from tunetool.measure.sampling import Counting
 from tunetool.measure.sequential import MIB
 from tunetool.node.machine.block_stack import BlockStack
@@ -18,6 +19,8 @@ COUNTS: Sequence[int] = (1, 2, 4, 8, 16)
 LEAST_BYTES = 4 * MIB
 SLACK_BYTES = 8 * MIB
 """Bytes that a journal, a superblock and the system's log may write besides a save."""
+_CEILING_SECONDS = 2.0
+"""Of a sample of fio, by which the length of those without storage is chosen."""
 _PATIENCE, _SLOWEST = 120.0, 20e6
 """Seconds that a job may take, and the slowest bytes per second, which add to them."""
 
@@ -29,6 +32,7 @@ class FioSample:
     bandwidth: float
     claimed_bytes: int
     counted: Counted | None
+    cores: float = 0.0
 
 
 @dataclass
@@ -42,6 +46,8 @@ class FioBest:
     direct: bool
     environment: Mapping[str, str]
     tick: Callable[[], None] = lambda: None
+    ceilings: dict[Direction, list[Outcome]] = field(default_factory=dict)
+    """Samples of fio without storage, by the best number of files; none where that failed."""
     searched: dict[Direction, dict[int, float]] = field(default_factory=lambda: {"write": {}, "read": {}})
 
     def search(self) -> None:
@@ -50,6 +56,8 @@ class FioBest:
             self.searched["write"][files] = self._run("write", files).bandwidth
             self.searched["read"][files] = self._run("read", files).bandwidth
             self.remove()
+        for direction in self.searched:
+            self.ceilings[direction] = self._ceiling(direction)
 
     def best(self, direction: Direction) -> int:
         """The number of files that was fastest."""
@@ -82,13 +90,23 @@ class FioBest:
             fallocate="truncate" if self.stack.in_memory else "native",
         )
 
+    def _ceiling(self, direction: Direction) -> list[Outcome]:
+        argv = arguments(self.fio, self.job(direction, self.best(direction)))
+        try:
+            return tester.sample_ceiling(
+                self.fio, argv, direction, _CEILING_SECONDS, self.directory, self.environment, self.tick
+            )
+        except FioFailed:
+            # A figure less in the record: fio's own rows do not depend on it.
+            return []
+
     def _run(self, direction: Direction, files: int) -> FioSample:
         job = self.job(direction, files)
         timeout = _PATIENCE + self.total_bytes / _SLOWEST
         with Counting(self.stack, f"fio's {direction}", direct=self.directory if self.direct else None) as counting:
             outcome = run(self.fio, job, self.directory, self.environment, timeout, self.tick)
         counted = counting.count(direction, outcome.claimed_bytes, slack=SLACK_BYTES)
-        return FioSample(outcome.bandwidth, outcome.claimed_bytes, counted)
+        return FioSample(outcome.bandwidth, outcome.claimed_bytes, counted, outcome.cores)
 
 
 def counts(total_bytes: int) -> list[int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tunetool.bench.checkpoint.fio_best import FioSample
 from tunetool.measure.direction import Direction
 from tunetool.measure.evidence import Counted, Judgement
+from tunetool.measure.fio_result import Outcome
 from tunetool.measure.sampling import Repeats
 from tunetool.node.machine.block_stack import BlockStack
 
@@ -105,6 +106,8 @@ class FioRows:
     searched: Mapping[Direction, Mapping[int, float]] = field(default_factory=dict)
     files: dict[Direction, int] = field(default_factory=dict)
     samples: dict[Direction, dict[int, FioSample]] = field(default_factory=lambda: {"write": {}, "read": {}})
+    ceilings: Mapping[Direction, Sequence[Outcome]] = field(default_factory=dict)
+    """fio without storage."""
     failed: str | None = None
 
 

@@ -202,7 +202,7 @@ class Site:
         except FioFailed as error:
             self._fio_failed(error)
             return
-        rows.searched = self.fio.searched
+        rows.searched, rows.ceilings = self.fio.searched, self.fio.ceilings
         rows.files = {"write": self.fio.best("write"), "read": self.fio.best("read")}
 
     def _fio_sample(self, number: int) -> None:

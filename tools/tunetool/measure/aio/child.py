@@ -208,7 +208,7 @@ class Mover:
             pages[:, :8] = mark.to(self.data.device)
             self._settle()
         passes = []
-        start = time.perf_counter()
+        start, spent = time.perf_counter(), time.process_time()
         while True:
             began = time.perf_counter()
             self._write() if write else self._read()
@@ -217,7 +217,7 @@ class Mover:
             enough = len(passes) >= loops if loops else ended - start >= (seconds or 0.0)
             if enough:
                 break
-        moved = time.perf_counter() - start
+        moved, spent = time.perf_counter() - start, time.process_time() - spent
         if write:
             handle = os.open(self.path, os.O_WRONLY)
             try:
@@ -225,7 +225,13 @@ class Mover:
             finally:
                 os.close(handle)
         durable = time.perf_counter() - start
-        return {"bytes": self.bytes * len(passes), "seconds": moved, "durable_seconds": durable, "passes": passes}
+        return {
+            "bytes": self.bytes * len(passes),
+            "seconds": moved,
+            "durable_seconds": durable,
+            "passes": passes,
+            "cpu_seconds": spent,
+        }
 
     def _write(self) -> None:
         if self.device == "cuda":

@@ -45,6 +45,8 @@ class Pass:
     passes: tuple[float, ...]
     counted: Counted | None
     moment: float
+    cores: float | None = None
+    """How many cores' worth of time the process spent until the last pass was done; None where it does not say."""
 
     @property
     def bandwidth(self) -> float:
@@ -207,8 +209,15 @@ def take(
         answer = child.ask(order, longest)
     claimed = int(answer["bytes"])
     counted = counting.count(order["direction"], claimed)
+    spent = answer.get("cpu_seconds")
     return Pass(
-        claimed, answer["seconds"], answer["durable_seconds"], tuple(answer["passes"]), counted, counting.moment
+        claimed,
+        answer["seconds"],
+        answer["durable_seconds"],
+        tuple(answer["passes"]),
+        counted,
+        counting.moment,
+        None if spent is None else spent / answer["seconds"],
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunetool.measure import evidence
+from tunetool.measure import evidence, tester
 from tunetool.measure.aio.driver import Outcome, Pass
 from tunetool.measure.aio.spec import Device, Spec
 from tunetool.measure.direction import Direction
@@ -44,6 +44,9 @@ def figure(
         "pinned_by": spec.pinned_by,
         "python": str(spec.python),
         "repeated_samples": outcome.repeated[direction].taken,
+        **tester.cpu_share(
+            [each.cores for each in outcome.samples[direction] if each.cores is not None], spec.intra_op_parallelism
+        ),
     }
     if spec.seconds:
         parameters["sample_seconds"] = spec.seconds
