@@ -19,6 +19,7 @@ from tunetool.record import (
     Status,
     Verdict,
 )
+from tunetool.report import kinds
 from tunetool.report.page import WIDTH
 from tunetool.report.progress import BarProgress, PlainProgress
 from tunetool.report.table import print_fleet, print_fleet_verdict, print_verdict, slowest
@@ -128,3 +129,9 @@ def test_progress_goes_to_stderr(capsys) -> None:  # type: ignore[no-untyped-def
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("a [bold]line[/bold] as it is") == 2
+
+
+def test_every_kind_s_table_and_page_are_there() -> None:
+    named = {*kinds.PRINTERS.values(), *kinds.PAGES.values(), "table.print_hosts", "table.print_fleet_verdict"}
+    for name in (*named, "table.print_verdict"):
+        assert callable(kinds.function(name)), name

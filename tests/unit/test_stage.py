@@ -357,6 +357,21 @@ def test_from_the_command_line(source: Path, tmp_path: Path) -> None:
     assert "binds: " in again.stdout
 
 
+def test_a_copy_waits_for_no_program_of_another_command(source: Path, tmp_path: Path) -> None:
+    """The pages of benchmarks and the plays of a fleet take longer to import than a small copy takes."""
+    program = (
+        "import atexit, sys\n"
+        "heavy = ('jinja2', 'numpy', 'torch', 'tunetool.fleet.playbook', 'tunetool.bench')\n"
+        "atexit.register(lambda: print(*(name for name in heavy if name in sys.modules), file=sys.stderr))\n"
+        "from tunetool.cli.main import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", program, "stage", str(source), str(tmp_path / "copy"), "--runs-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "PASS"), done.stderr
+    assert done.stderr.splitlines()[-1] == ""
+
+
 def test_one_at_a_time(source: Path, tmp_path: Path, runs: Path) -> None:
     destination = tmp_path / "copy"
     with only_one(find_destination(str(destination)), wait=False, say=print):

@@ -37,7 +37,8 @@ class Document(BaseModel):
     """A part of a document that others read."""
 
     # Unknown keys are refused: a misspelt key that is silently dropped would be a figure that silently vanishes.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # Each validator is built at its first use: all of them together take longer than a small copy does.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @classmethod
     def from_fields_of(cls, read: object, **more: Any) -> Self:

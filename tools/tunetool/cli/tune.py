@@ -136,7 +136,7 @@ def command(given: Options) -> int:
         check_explain(given.explain)
     result = run.tune(request, best_view(), given.environment())
     code = finish(
-        result, given.json_to, lambda record, path, console: print_tune(record, path, request.output, console)
+        result, given.json_to, lambda record, path, console: print_tune(record, path, console, request.output)
     )
     if result.record is not None and result.choice is not None:
         if given.explain is not None:

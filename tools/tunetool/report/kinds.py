@@ -1,67 +1,79 @@
-"""Which table and which page belong to a kind of record."""
+"""Which table and which page belong to a kind of record.
+
+The modules of tables and pages are loaded when a record of their kind is shown: what others need (templates, the plays
+of a fleet) takes longer to import than a small copy takes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from tunetool.record import Record, read
-from tunetool.report import checkpoint_page, finetune_page, reference_page, staging_page, strategies_page
-from tunetool.report.checkpoint import print_checkpoint
-from tunetool.report.ds_io import print_ds_io
-from tunetool.report.finetune import print_finetune
 from tunetool.report.page import REPORT
-from tunetool.report.reference import print_reference
-from tunetool.report.stage import print_stage
-from tunetool.report.staging import print_staging
-from tunetool.report.strategies import print_strategies
-from tunetool.report.table import print_fleet_verdict, print_hosts, print_verdict
-from tunetool.report.tune import print_tune
 
-PRINTERS: Mapping[str, Callable[[Record, Path | None, Console], None]] = {
-    "bench.checkpoint": print_checkpoint,
-    "bench.ds-io": print_ds_io,
-    "bench.finetune": print_finetune,
-    "bench.reference": print_reference,
-    "bench.staging": print_staging,
-    "bench.strategies": print_strategies,
-    "stage": print_stage,
-    "tune": lambda record, path, console: print_tune(record, path, None, console),
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PRINTERS: Mapping[str, str] = {
+    "bench.checkpoint": "checkpoint.print_checkpoint",
+    "bench.ds-io": "ds_io.print_ds_io",
+    "bench.finetune": "finetune.print_finetune",
+    "bench.reference": "reference.print_reference",
+    "bench.staging": "staging.print_staging",
+    "bench.strategies": "strategies.print_strategies",
+    "stage": "stage.print_stage",
+    "tune": "tune.print_tune",
 }
-"""All others are printed as ``verify`` prints its own."""
+"""Functions of (record, path, console). All other kinds are printed as ``verify`` prints its own."""
 
-
-def _write_reference(record: Record, directory: Path) -> Path | None:
-    """The page over all parts, which leads to the pages of the parts, written too."""
-    pages = {}
-    for part in record.parts or []:
-        path = directory.parent / (part.run or "") / "record.json"
-        if part.run and path.is_file() and write_page(read(path), path) is not None:
-            pages[part.name] = f"../{part.run}/{REPORT}"
-    return reference_page.write_page(record, directory / REPORT, pages)
-
-
-PAGES: Mapping[str, Callable[[Record, Path], Path | None]] = {
-    "bench.checkpoint": lambda record, directory: checkpoint_page.write_page(record, directory / REPORT),
-    "bench.finetune": finetune_page.write_page,
-    "bench.reference": _write_reference,
-    "bench.staging": lambda record, directory: staging_page.write_page(record, directory / REPORT),
-    "bench.strategies": lambda record, directory: strategies_page.write_page(record, directory / REPORT),
+PAGES: Mapping[str, str] = {
+    "bench.checkpoint": "checkpoint_page.write_page",
+    "bench.finetune": "finetune_page.write_page",
+    "bench.reference": "reference_page.write_page",
+    "bench.staging": "staging_page.write_page",
+    "bench.strategies": "strategies_page.write_page",
 }
+"""Functions that write a page of plots, and return its path; None where the record has nothing to plot."""
+
+
+def function(name: str) -> Any:
+    """The function ``MODULE.NAME`` of this package."""
+    module, _, attribute = name.partition(".")
+    return getattr(importlib.import_module(f"tunetool.report.{module}"), attribute)
 
 
 def print_record(record: Record, path: Path | None, console: Console) -> None:
     """The record for people, by its kind; ``path`` is where it lies."""
     if record.hosts is not None and record.kind not in PRINTERS:
-        print_hosts(record, console)
-        print_fleet_verdict(record, path, console)
+        function("table.print_hosts")(record, console)
+        function("table.print_fleet_verdict")(record, path, console)
     else:
-        PRINTERS.get(record.kind, print_verdict)(record, path, console)
+        function(PRINTERS.get(record.kind, "table.print_verdict"))(record, path, console)
 
 
 def write_page(record: Record, path: Path | None) -> Path | None:
     """The page of plots beside the record at ``path``; None where its kind has none, or it has no figures."""
-    make = PAGES.get(record.kind)
-    return make(record, path.parent) if make is not None and path is not None else None
+    if record.kind not in PAGES or path is None:
+        return None
+    write = function(PAGES[record.kind])
+    page: Path | None
+    if record.kind == "bench.finetune":
+        page = write(record, path.parent)
+    elif record.kind == "bench.reference":
+        page = write(record, path.parent / REPORT, _pages_of_parts(record, path.parent))
+    else:
+        page = write(record, path.parent / REPORT)
+    return page
+
+
+def _pages_of_parts(record: Record, directory: Path) -> dict[str, str]:
+    """The pages of the parts, which this writes too, relative to ``directory``, by part."""
+    pages = {}
+    for part in record.parts or []:
+        path = directory.parent / (part.run or "") / "record.json"
+        if part.run and path.is_file() and write_page(read(path), path) is not None:
+            pages[part.name] = f"../{part.run}/{REPORT}"
+    return pages

@@ -91,7 +91,7 @@ def best_view() -> View:
     return LiveView() if sys.stderr.isatty() else PlainView()
 
 
-def print_tune(record: Record, path: Path | None, written: Path | None, console: Console) -> None:
+def print_tune(record: Record, path: Path | None, console: Console, written: Path | None = None) -> None:
     """Print the result for each goal, the checks, and the verdict.
 
     ``path``: where the record is; ``written``: the file with the aio block, where one was written.
