@@ -203,6 +203,8 @@ def _reading(entry: Entry) -> Iterator[None]:
 def _unreadable(entry: Entry, error: OSError) -> CannotJudge:
     if isinstance(error, FileNotFoundError):
         return CannotJudge(f"`{entry.origin}` vanished while it was staged", "stage a source at rest")
+    if isinstance(error, PermissionError):
+        return CannotJudge(f"`{entry.origin}` may not be read", "run as a user who may read it")
     return CannotJudge(f"`{entry.origin}` cannot be read: {error.strerror}", "see `dmesg | tail`")
 
 
