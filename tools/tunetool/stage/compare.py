@@ -40,7 +40,11 @@ def changes(root: Path, manifest: Manifest, *, times: bool) -> dict[str, str]:
     present = {entry.path: entry for entry in listing(root)}
     differences = {path: "is missing" for path in wanted if path not in present}
     for path, entry in present.items():
-        difference = _difference(wanted.get(path), entry, times)
+        was = wanted.get(path)
+        # Most files are as they were: path, kind, size and time in one step.
+        if was is not None and was[:4] == entry[:4] and was.target == entry.target:
+            continue
+        difference = _difference(was, entry, times)
         if difference:
             differences[path] = difference
     return dict(sorted(differences.items()))

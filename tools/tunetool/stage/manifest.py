@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,9 +53,13 @@ def write(manifest: Manifest, path: Path) -> None:
         **{name: getattr(manifest, name) for name in _HEAD},
         "entries": [_as_row(entry, next(digests) if entry.kind == "file" else None) for entry in manifest.entries],
     }
-    document[documents.CHECKSUM] = documents.checksum(document)
-    # The JSON is ASCII; names that are not UTF-8 are kept as escapes.
-    text = json.dumps(document, separators=(",", ":")).replace('{"path"', '\n{"path"') + "\n"
+    # The JSON is ASCII; names that are not UTF-8 are kept as escapes. Without any, it is the text that the checksum is
+    # of, so that 100,000 rows are written once; the line breaks and the checksum itself come after.
+    text = json.dumps(document, separators=(",", ":"), sort_keys=True)
+    checksum = documents.checksum(document) if "\\u" in text else _sha256(text)
+    for row in _ROWS:
+        text = text.replace(row, "\n" + row)
+    text = f"{text[:-1]}{_CHECKSUM}{checksum}{_END}"
     # Others may write beside the copy, in /dev/shm for one.
     replace_file(str(path), text, follow=False)
 
@@ -61,7 +68,8 @@ def read(path: Path) -> Manifest | None:
     """The manifest at ``path``; None if there is none. Raises ``UsageProblem`` if it is damaged or has another
     schema. Those of earlier versions have no checksum, which is no error."""
     try:
-        document = documents.parse(documents.read_bytes(path, _LARGEST, os.O_NOFOLLOW).decode(), odd_names=True)
+        text = documents.read_bytes(path, _LARGEST, os.O_NOFOLLOW).decode()
+        document = documents.parse(text, odd_names=True)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -71,12 +79,16 @@ def read(path: Path) -> Manifest | None:
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise UsageProblem(f"`{path}` has schema `{schema}`, this version reads `{SCHEMA}`", _DAMAGED)
-    if documents.CHECKSUM in document and document[documents.CHECKSUM] != documents.checksum(document):
+    if documents.CHECKSUM in document and not _unedited(text, document):
         raise UsageProblem(f"`{path}` was edited after it was written: its checksum does not match", _DAMAGED)
     try:
         rows = document["entries"]
-        entries = [_entry(row) for row in rows]
-        digests = [[_typed(digest, str) for digest in row["digests"]] for row in rows if row["kind"] == "file"]
+        entries = [_entry(values) for values in map(_values, rows)]
+        digests = [row["digests"] for row in rows if row["kind"] == "file"]
+        for each in digests:
+            _typed(each, list)
+        for digest in itertools.chain.from_iterable(digests):
+            _typed(digest, str)
         head = {name: _typed(document[name], kind) for name, kind in _HEAD.items()}
         if head["checksum"] not in get_args(Checksum):
             raise ValueError(head["checksum"])
@@ -96,7 +108,11 @@ _HEAD: dict[str, Any] = {
 }
 _FIELDS = Entry._fields[:6]
 """What of an entry is kept: ``path`` to ``target``."""
-_TYPES = [str, str, int, int, int, str]
+_values = operator.itemgetter(*_FIELDS)
+_TYPES = (str, str, int, int, int, str)
+_ROWS = ('{"digests"', '{"kind"')
+"""How the row of a file and that of any other entry begin. In a text of JSON a quotation mark has a backslash."""
+_CHECKSUM, _END = f',"{documents.CHECKSUM}":"', '"}\n'
 _KINDS = frozenset(get_args(Kind))
 
 
@@ -107,15 +123,25 @@ def _as_row(entry: Entry, digests: Sequence[str] | None) -> dict[str, object]:
     return row
 
 
-def _entry(row: dict[str, Any]) -> Entry:
-    values = [row[name] for name in _FIELDS]
-    if [*map(type, values)] != _TYPES:
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _unedited(text: str, document: dict[str, Any]) -> bool:
+    """Whether its checksum is right: of the text as ``write`` writes it, or else of what it says."""
+    body, _, checksum = text.rpartition(_CHECKSUM)
+    of_text = _sha256(body.replace("\n", "") + "}")
+    return checksum == of_text + _END or bool(document[documents.CHECKSUM] == documents.checksum(document))
+
+
+def _entry(values: tuple[Any, ...]) -> Entry:
+    if tuple(map(type, values)) != _TYPES:
         raise TypeError(f"{values!r}")
     entry = Entry(*values)
     if entry.kind not in _KINDS:
         raise ValueError(entry.kind)
     # The manifest may have been tampered with: accept only paths below the tree.
-    if entry.path.startswith("/") or ".." in entry.path.split("/"):
+    if entry.path.startswith("/") or (".." in entry.path and ".." in entry.path.split("/")):
         raise ValueError(entry.path)
     return entry
 

@@ -82,12 +82,13 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
     Files get their mode and time; directories must exist. Raises ``CannotJudge`` naming the file if reading or writing
     fails, or if a file has changed between listing and opening. To detect later changes, the caller must list again.
     """
-    jobs = cut([entry.size for entry in files], piece_bytes(plan.checksum))
-    work = _Work(
-        files, plan, [[""] * _pieces(entry.size, plan) for entry in files], queue.SimpleQueue(), str(plan.destination)
-    )
+    step = piece_bytes(plan.checksum)
+    jobs = cut([entry.size for entry in files], step)
+    big = [entry for entry in files if step is not None and entry.size > step]
+    digests = [[""] * (1 if step is None else max(1, -(-entry.size // step))) for entry in files]
+    work = _Work(files, plan, digests, queue.SimpleQueue(), str(plan.destination))
     if plan.destination is not None:
-        _make_big(files, plan, plan.destination)
+        _make_big(big, plan.destination)
     for job in jobs:
         work.jobs.put(job)
     tallies = [Tally() for _ in range(max(1, min(plan.threads, len(jobs))))]
@@ -115,7 +116,7 @@ def move(files: Sequence[Entry], plan: Plan, tick: Callable[[int], None]) -> Mov
     for tally in tallies:
         whole.add(tally)
     if plan.destination is not None:
-        _finish_big(files, plan, plan.destination)
+        _finish_big(big, plan.destination)
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
     busy_ticks, all_ticks = (after - before for after, before in zip(cpu_times(), jiffies, strict=True))
     return Moved(work.digests, whole, seconds, cpu_seconds, busy_ticks / max(all_ticks, 1))
@@ -128,25 +129,18 @@ def cpu_times() -> tuple[int, int]:
     return sum(ticks) - sum(ticks[3:5]), sum(ticks)
 
 
-def _pieces(size: int, plan: Plan) -> int:
-    step = piece_bytes(plan.checksum)
-    return max(1, -(-size // step)) if step is not None else 1
-
-
-def _make_big(files: Sequence[Entry], plan: Plan, destination: Path) -> None:
+def _make_big(files: Sequence[Entry], destination: Path) -> None:
     """Create the files that several threads write, at their full size."""
     for entry in files:
-        if _pieces(entry.size, plan) > 1:
-            with writing(destination, entry):
-                os.close(create(str(destination / entry.path), entry.size))
+        with writing(destination, entry):
+            os.close(create(str(destination / entry.path), entry.size))
 
 
-def _finish_big(files: Sequence[Entry], plan: Plan, destination: Path) -> None:
+def _finish_big(files: Sequence[Entry], destination: Path) -> None:
     for entry in files:
-        if _pieces(entry.size, plan) > 1:
-            path = destination / entry.path
-            path.chmod(entry.mode)
-            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+        path = destination / entry.path
+        path.chmod(entry.mode)
+        os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
 def _worker(work: _Work, tally: Tally) -> None:

@@ -30,10 +30,12 @@ def cut(sizes: Sequence[int], piece_bytes: int | None) -> list[list[Piece]]:
     big: list[Piece] = []
     small: list[Piece] = []
     for index, size in enumerate(sizes):
-        of = max(1, -(-size // piece_bytes)) if piece_bytes is not None else 1
-        step = piece_bytes if piece_bytes is not None else size
+        if piece_bytes is None or size <= piece_bytes:
+            (small if size < PIECE_BYTES else big).append(Piece(index, 0, 1, 0, size))
+            continue
+        of, step = -(-size // piece_bytes), piece_bytes
         pieces = [Piece(index, number, of, number * step, min(step, size - number * step)) for number in range(of)]
-        (small if of == 1 and size < PIECE_BYTES else big).extend(pieces)
+        big.extend(pieces)
     # The longest pieces first, so that no thread still works on one when the others are done.
     big.sort(key=lambda piece: (piece.number, -piece.length, piece.file))
     return [*([piece] for piece in big), *_batches(small)]
