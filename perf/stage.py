@@ -13,7 +13,8 @@ stream of tar (`tar -c | tar -x`) and by `cp -r`; then `tunetool stage` once mor
 
 A line for each goal: the figure's median, its interval over the rounds, the goal, and `held`, `missed`, or `not
 decided` where the interval crosses the goal. What binds is named, as `tunetool stage` found it. Ends with 1 where a
-goal is missed, else with 3 where one is not decided.
+goal is missed, else with 3 where one is not decided. How many times the best other program the storage itself allows
+is said, too.
 """
 
 from __future__ import annotations
@@ -189,6 +190,15 @@ def report(size: int, speeds: dict[str, list[float]], reads: list[float], writes
         f"threads read for {middle['reading_seconds']:.2f} s, wrote for {middle['writing_seconds']:.2f} s, summed up "
         f"for {middle['checksum_seconds']:.2f} s; CPU {middle['cpu_seconds']:.2f} s on {middle['cpus']}, busy for "
         f"{middle['cpu_busy']:.0%}"
+    )
+    absent = [name for name in ("rsync", "rclone") if not shutil.which(name)]
+    if absent:
+        print(f"not installed, so not compared: {', '.join(absent)}")
+    limits = [min(pair) / theirs for theirs, *pair in zip(speeds[best], reads, writes, strict=True)]
+    limit = estimate(limits)
+    print(
+        f"the slower of fio's read and write is {limit.value:.2f} [{limit.low:.2f} to {limit.high:.2f}] times {best}: "
+        f"{'no program' if limit.high < TIMES else 'a program as quick as it'} could reach {TIMES:g} times"
     )
     words = [line(f"times the best other ({best})", times, TIMES)]
     words.append(line("share of the slower of fio's read and write", shares, SHARE))
