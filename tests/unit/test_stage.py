@@ -412,6 +412,34 @@ def test_a_damaged_manifest_is_no_manifest(source: Path, tmp_path: Path, runs: P
     assert stage(source, destination, runs, replace=True).code == ExitCode.OK
 
 
+@pytest.mark.parametrize("name", ["plain", ODD, 'd\\u00e9j\\u00e0 "{"kind"', "déjà"])
+def test_a_manifest_is_known_by_what_it_says(tmp_path: Path, runs: Path, name: str) -> None:
+    source, destination, manifest = tmp_path / "source", tmp_path / "copy", tmp_path / ".copy.tunetool-stage.json"
+    source.mkdir()
+    (source / name).write_bytes(b"x")
+    stage(source, destination, runs)
+    good = manifest.read_text()
+    assert len(good.splitlines()) == 3, "a line for each entry, after the head"
+    document = json.loads(good)
+    # In another order and with blanks it says the same; without its checksum it is one of an earlier version.
+    others = [json.dumps(document, indent=1), json.dumps(dict(reversed(document.items())))]
+    others.append(json.dumps({key: value for key, value in document.items() if key != "sha256"}))
+    for text in (good, *others):
+        manifest.write_text(text)
+        assert stage(source, destination, runs).record.measurements == [], text
+    edits = [
+        good.replace('"mode":', '"mode":1', 1),
+        good.replace('"bytes":1', '"bytes":2'),
+        others[0].replace('"mode": ', '"mode": 1', 1),
+    ]
+    edits.append(good.replace('"kind"', '"kind":"link","kind"', 1))
+    for text in edits:
+        assert text != good
+        manifest.write_text(text)
+        with pytest.raises(UsageProblem, match=r"exists and is not that copy: .* (was edited|is damaged)"):
+            stage(source, destination, runs)
+
+
 def tree(root: Path, files: dict[str, str]) -> str:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
