@@ -70,11 +70,11 @@ from ..module_utils.common.commands import CommandError  # noqa: E402
 from ..module_utils.common.manifest import ManifestError  # noqa: E402
 from ..module_utils.common.refusal import Refusal  # noqa: E402
 from ..module_utils.ephemeral.boot_decision import SCHEMA_NAME, ConfigError, dump  # noqa: E402
-from ..module_utils.ephemeral.boot_unit import UNIT, carry_out, changes, files, has_run, take_effect  # noqa: E402
+from ..module_utils.ephemeral.boot_unit import UNIT, changes, files, has_run, take_effect  # noqa: E402
 from ..module_utils.play.ansible_module import AnsibleModule  # noqa: E402
 from ..module_utils.units import UnitError, parse_size  # noqa: E402
 from ..module_utils.volume.offload_arguments import OFFLOAD_ARGUMENTS  # noqa: E402
-from ..module_utils.volume.unit_dropins import ForeignDropIn, units_problem  # noqa: E402  # noqa: E402
+from ..module_utils.volume.unit_dropins import ForeignDropIn, apply, units_problem  # noqa: E402
 
 
 def configuration(wanted: dict[str, Any], offload: bool) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def converge(module: AnsibleModule) -> list[dict[str, str]]:
     changed = changes(wanted)
     if not module.check_mode:
         for change in changed:
-            carry_out(change)
+            apply(change)
     diff = [
         {
             "before_header": file_change.path,

@@ -16,6 +16,8 @@ description:
   - On a built node every difference is reported. When one cannot be mended without risk to the data, nothing is
     changed; a mounted volume is never unmounted.
   - Mounts it by UUID through /etc/fstab, so that a missing array neither blocks nor hangs a boot.
+  - Writes a unit that mounts it when its array appears after the boot went on without it, once in a boot, and then
+    starts what requires it.
   - Makes the bare mount point immutable, so that nobody writes to the root file system when the volume is absent.
   - Keeps named services from starting without the volume.
 options:

@@ -64,6 +64,14 @@ def test_it_is_mounted_as_asked_and_at_every_boot(host: Host, manifest: dict[str
     assert any(option.startswith("x-systemd.device-timeout=") for option in line[3].split(","))
 
 
+def test_the_unit_for_a_late_volume_waits_and_did_not_run(host: Host, manifest: dict[str, Any]) -> None:
+    unit = "tunetool-late-volume.service"
+    show = f"systemctl show --value {unit} --property"
+    assert host.check_output(f"{show}=ConditionResult; {show}=ExecMainStartTimestampMonotonic") == "no\n0"
+    device = f"$(systemd-escape --path --suffix=device /dev/disk/by-uuid/{manifest['filesystem']['uuid']})"
+    assert host.check_output(f"systemctl show --value --property=Wants {device}") == unit
+
+
 def test_the_array_is_assembled_by_name_at_every_boot(host: Host, manifest: dict[str, Any]) -> None:
     text = host.file("/etc/mdadm/mdadm.conf").content_string
     arrays = [line for line in text.splitlines() if line.startswith("ARRAY")]

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,10 +42,11 @@ from tunetool.node.memory.persistent_files import (
     render_tmpfiles,
 )
 from tunetool.node.volume import apply as volume_apply
-from tunetool.node.volume import mount_point
+from tunetool.node.volume import late_mount, mount_point
 from tunetool.node.volume.apply import Volume
 from tunetool.node.volume.immutable_flag import Directory
 from tunetool.node.volume.mount_options import at_mount_only, like, unwanted
+from tunetool.node.volume.unit_dropins import apply
 
 ROOT = Path(__file__).parents[2]
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
@@ -60,6 +62,7 @@ FSTAB = (
 )
 CONF = f"ARRAY /dev/md/nvme_raid0 metadata=1.2 UUID={MANIFEST['array']['uuid']}\n"
 UNIT = "etc/systemd/system/slurmd.service.d/60-tunetool-scratch.conf"
+LATE = f"etc/systemd/system/{late_mount.UNIT}"
 IMAGE = "boot/initrd.img-6.1.0-56-cloud-amd64"
 SIGNATURE = Signature("md127", "xfs", "nvme_raid0", FS_UUID, "0x0")
 SUPERBLOCK = Superblock("", MANIFEST["array"]["uuid"], "nvme_raid0", "raid0", 8, 2**20, 0)
@@ -150,6 +153,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
         write(root, f"etc/systemd/{kind}.conf.d/60-tunetool-memlock.conf", render_systemd("unlimited"))
     place_text = mount_point.changes(["slurmd.service"], POINT, str(root / "etc/systemd/system"))[0].after
     write(root, UNIT, place_text)
+    for change in late_mount.changes(late_mount.files(POINT, FS_UUID), str(root)):
+        apply(change)
     write(root, "usr/sbin/update-initramfs", "")
     (root / "lib/modules/6.1.0-56-cloud-amd64").mkdir(parents=True)
     (root / IMAGE).parent.mkdir(exist_ok=True)
@@ -210,6 +215,7 @@ FILES = [
         "root hard",
     ),
     ("etc/systemd/user.conf.d/60-tunetool-memlock.conf", "inf", "x", "memory.memlock[user.conf.d]", "infinity"),
+    (LATE, "After=", "#", "mount.late", LATE),
     (UNIT, "RequiresMountsFor", "#", "services[slurmd.service]", "RequiresMountsFor"),
     ("proc/self/mountinfo", "noatime", "relatime", "mount.options", "noatime"),
 ]
@@ -253,6 +259,28 @@ def test_an_unmounted_volume_is_mounted(node: Node, monkeypatch: pytest.MonkeyPa
     (node.root / POINT.lstrip("/") / "lost").touch()
     (left,) = [difference for difference in node.look() if not difference.mended]
     assert (left.name, left.found) == ("mount", "not mounted, with 1 entry: `lost` in its place")
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_a_mount_that_the_unit_for_late_volumes_made_first_is_no_error(
+    node: Node, monkeypatch: pytest.MonkeyPatch, mounted: bool
+) -> None:
+    mountinfo = node.root / "proc/self/mountinfo"
+    text = mountinfo.read_text()
+    mountinfo.write_text("".join(line for line in text.splitlines(keepends=True) if POINT not in line))
+
+    def refuse(argv: list[str], **_: object) -> Result:
+        assert argv == ["mount", POINT]
+        mountinfo.write_text(text if mounted else "")
+        raise CommandError("already mounted")
+
+    monkeypatch.setattr(volume_apply, "run", refuse)
+    monkeypatch.setattr(os, "makedirs", lambda *_, **__: None)
+    (array,) = read_arrays(str(node.root))
+    volume = Volume(wishes()["filesystem"], Ledger(MANIFEST, acting=True), array, str(node.root))
+    with nullcontext() if mounted else pytest.raises(CommandError):
+        volume.mount()
+    assert [difference.name for difference in volume.ledger.differences] == ["mount"]
 
 
 def one_left(differences: list[Difference]) -> Difference:

@@ -22,11 +22,11 @@ from tunetool.node.array.md_arrays import read_arrays
 from tunetool.node.common import manifest as manifests
 from tunetool.node.ephemeral import boot_decision, boot_unit
 from tunetool.node.ephemeral.boot_decision import BUILD, LEAVE, NOTHING, RESUME, ConfigError, Finding, Scene, decide
-from tunetool.node.ephemeral.boot_unit import UNIT, carry_out, changes, escape
+from tunetool.node.ephemeral.boot_unit import UNIT, changes
 from tunetool.node.machine.drive_contents import Signature
 from tunetool.node.machine.drives import Drive, read_drives
 from tunetool.node.volume.make_xfs import half_made
-from tunetool.node.volume.unit_dropins import ForeignDropIn
+from tunetool.node.volume.unit_dropins import ForeignDropIn, apply, escape
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 UUID = MANIFEST["array"]["uuid"]
@@ -313,7 +313,7 @@ def test_the_unit_comes_before_mount_and_services() -> None:
 def test_systemd_accepts_the_files(tmp_path: Path) -> None:
     need_program("systemd-analyze")
     for change in changes(files(), str(tmp_path)):
-        carry_out(change)
+        apply(change)
     units = tmp_path / "etc/systemd/system"
     (units / UNIT).write_text((units / UNIT).read_text().replace("/opt/tunetool/bin/tunetool", "/bin/true"))
     (units / "mnt-nvme_raid0.mount").write_text("[Mount]\nWhat=/dev/x\nWhere=/mnt/nvme_raid0\n")
@@ -332,7 +332,7 @@ def test_systemd_accepts_the_files(tmp_path: Path) -> None:
 def converge(root: Path, wanted: dict[str, str]) -> list[str]:
     needed = changes(wanted, str(root))
     for change in needed:
-        carry_out(change)
+        apply(change)
     return sorted("/" + os.path.relpath(change.path, root) for change in needed)
 
 

@@ -123,7 +123,12 @@ def _volume_obstacles(
         _collect(found, point.bare_mount_point)
         return
     volume = Volume(wanted, found, None, root)
-    steps: list[Callable[[], object]] = [volume.bare_mount_point, volume.services, volume.offload]
+    steps: list[Callable[[], object]] = [
+        volume.bare_mount_point,
+        lambda: volume.late(None),
+        volume.services,
+        volume.offload,
+    ]
     if not entry:
         steps.append(lambda: volume.remember(None))
     for step in steps:

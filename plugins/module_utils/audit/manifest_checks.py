@@ -33,6 +33,7 @@ from ..tuning.checks import tuning_checks
 from ..tuning.deepspeed_aio import check_tuned
 from ..units import format_size_binary
 from ..volume.immutable_flag import Unsupported, is_immutable
+from ..volume.late_mount import check_boot
 from ..volume.named_volume import check_volume
 from ..volume.xfs_geometry import geometry_of_mount
 
@@ -85,7 +86,8 @@ def _volume_checks(manifest: Mapping[str, Any], mount: Mount | None, root: str, 
     checks = [*_array_checks(manifest["array"], array, drives), check_images(manifest["array"], root)]
     reader = health or (read_health if root == "/" else None)
     checks += [*judge_health(members, reader), judge_links(members)]
-    return checks + _filesystem_checks(manifest["filesystem"], array, mount, root)
+    checks += _filesystem_checks(manifest["filesystem"], array, mount, root)
+    return [*checks, check_boot(manifest["filesystem"], root)]
 
 
 def _check(identity: str, holds: bool, expected: str, found: str, remedy: str) -> Check:

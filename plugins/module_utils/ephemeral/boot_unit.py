@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from typing import Any, Mapping, Sequence
 
 from ..common.commands import run
-from ..common.files import content
-from ..volume.unit_dropins import UNITS_DIRECTORY, Change, ForeignDropIn, apply, quoted
+from ..volume.unit_dropins import UNITS_DIRECTORY, Change, device_unit, escape, exact_changes, link_to, quoted
 from .boot_decision import CONFIG_PATH
 
 UNIT = "tunetool-ephemeral.service"
@@ -55,20 +53,6 @@ JobRunningTimeoutSec=%d
 _DEVICE_FILE = "60-tunetool-ephemeral.conf"
 
 
-def escape(path: str) -> str:
-    """A path as the name of its unit, without suffix: systemd-escape(1) with ``--path``."""
-    plain = "/".join(part for part in path.split("/") if part)
-    if not plain:
-        return "-"
-
-    def escaped(match: re.Match[str]) -> str:
-        return "".join("\\x%02x" % byte for byte in match.group(0).encode("utf-8", "surrogateescape"))
-
-    first = "\\x2e" if plain.startswith(".") else ""
-    rest = plain[1:] if first else plain
-    return first + re.sub(r"[^A-Za-z0-9:_./]", escaped, rest).replace("/", "-")
-
-
 def mount_unit(manifest: Mapping[str, Any]) -> str:
     """The volume's unit, which systemd makes from /etc/fstab."""
     return escape(manifest["filesystem"]["mount_point"]) + ".mount"
@@ -91,12 +75,12 @@ def render(manifest: Mapping[str, Any], program: str, services: Sequence[str]) -
 
 def files(manifest: Mapping[str, Any], program: str, services: Sequence[str], config: str) -> dict[str, str]:
     """Every file by path, including the links that `systemctl enable` would make, as ``-> TARGET``."""
-    device = escape("/dev/disk/by-uuid/" + manifest["filesystem"]["uuid"]) + ".device"
+    device = device_unit(manifest["filesystem"]["uuid"])
     return {
         CONFIG_PATH: config,
         os.path.join(UNITS_DIRECTORY, UNIT): render(manifest, program, services),
         os.path.join(UNITS_DIRECTORY, device + ".d", _DEVICE_FILE): _DEVICE % (HEADER, TIMEOUT_SECONDS + 60),
-        os.path.join(UNITS_DIRECTORY, mount_unit(manifest) + ".requires", UNIT): "-> ../" + UNIT,
+        os.path.join(UNITS_DIRECTORY, mount_unit(manifest) + ".requires", UNIT): link_to("../" + UNIT),
     }
 
 
@@ -107,27 +91,7 @@ def changes(wanted: Mapping[str, str], root: str = "/") -> list[Change]:
     present += glob.glob(os.path.join(glob.escape(units), "*.mount.requires", UNIT))
     present += [os.path.join(units, UNIT), os.path.join(root, CONFIG_PATH.lstrip("/"))]
     texts = {os.path.join(root, path.lstrip("/")): text for path, text in wanted.items()}
-    changed = []
-    for path in [*texts, *sorted(set(present) - set(texts))]:
-        before = "-> " + os.readlink(path) if os.path.islink(path) else content(path)
-        if path == os.path.join(units, UNIT) and before and not before.startswith(HEADER):
-            if wanted:
-                raise ForeignDropIn("`%s` is not tunetool's. hint: move it to another name" % path)
-            return []
-        if before != texts.get(path, ""):
-            changed.append(Change(path, before, texts.get(path, "")))
-    return changed
-
-
-def carry_out(change: Change) -> None:
-    """Write, link or remove the file of one difference."""
-    if not change.after.startswith("-> "):
-        apply(change)
-        return
-    os.makedirs(os.path.dirname(change.path), exist_ok=True)
-    if os.path.lexists(change.path):
-        os.unlink(change.path)
-    os.symlink(change.after[len("-> ") :], change.path)
+    return exact_changes(os.path.join(units, UNIT), HEADER, texts, present)
 
 
 def has_run() -> bool:

@@ -20,6 +20,7 @@ from ..machine.fstab import FSTAB, without_entry
 from ..machine.mounts import mount_at, read_mounts
 from ..machine.volume_users import occupants
 from ..plan.plan_file import TEARDOWN
+from ..volume import late_mount
 from ..volume.immutable_flag import Unsupported, set_immutable
 from ..volume.mount_point import reload_systemd
 from ..volume.unit_dropins import apply, changes
@@ -126,14 +127,14 @@ class Job:
             replace_file(conf, after)
 
     def forget_services(self) -> None:
-        """Remove the drop-ins of services that needed the volume, and the unit that would make it again at boot."""
-        dropins = changes([], self.volume.mount_point)
+        """Remove the drop-ins of services that needed the volume, and the units that mount it late or make it again."""
+        units = [*changes([], self.volume.mount_point), *late_mount.changes({})]
         at_boot = boot_unit.changes({})
-        for change in [*dropins, *at_boot]:
+        for change in [*units, *at_boot]:
             self.note(change.path, change.before, change.after)
             if not self.check_mode:
                 apply(change)
-        if dropins and not self.check_mode:
+        if units and not self.check_mode:
             reload_systemd()
         if at_boot and not self.check_mode:
             boot_unit.take_effect(False)

@@ -6,7 +6,7 @@ import os
 from typing import Any, Mapping
 
 from ..array.md_arrays import Array
-from ..common.commands import run
+from ..common.commands import CommandError, run
 from ..common.drift import Ledger, built_manifest, forget
 from ..common.files import content, replace_file
 from ..common.manifest import MANIFEST_PATH
@@ -54,6 +54,7 @@ class Volume(MountPoint):
         if bare is not None:
             self.protect(bare)
         self.remember(uuid)
+        self.late(uuid)
         self.services()
         self.mount()
         self.label()
@@ -166,7 +167,12 @@ class Volume(MountPoint):
             what = "mount " + self.point
             if self.ledger.differs("mount", "`%s`" % self.point, "not mounted", what, "", ",".join(asked)):
                 os.makedirs(self.point, mode=0o755, exist_ok=True)
-                run(["mount", self.point])
+                try:
+                    run(["mount", self.point])
+                except CommandError:
+                    # The unit that mounts a late volume may have been first: this run assembled the array.
+                    if self._mount() is None:
+                        raise
                 self._refuse_unless_set(asked)
             return
         missing = [option for option in asked if option not in mount.options]

@@ -6,7 +6,7 @@ import errno
 import grp
 import os
 import pwd
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from ..array.md_arrays import Array
 from ..common.commands import run
@@ -14,8 +14,9 @@ from ..common.drift import Ledger
 from ..common.job import Job
 from ..common.refusal import Refusal
 from ..machine.mounts import Mount, mount_at, plain_path, read_mounts
+from . import late_mount
 from .immutable_flag import Directory, Unsupported, look, look_beneath, set_immutable, set_immutable_beneath
-from .unit_dropins import UNITS_DIRECTORY, ForeignDropIn, apply, changes
+from .unit_dropins import UNITS_DIRECTORY, Change, ForeignDropIn, apply, changes
 
 
 class MountPoint(Job):
@@ -116,16 +117,38 @@ class MountPoint(Job):
         except ForeignDropIn as error:
             self.ledger.cannot("services", "tunetool's drop-in", str(error), "move it to another name", str(error))
             return
-        acted = [
-            change
-            for change in changed
-            if self.ledger.file_differs(
-                "services[%s]" % os.path.basename(os.path.dirname(change.path))[: -len(".d")],
-                change.path,
-                change.before,
-                change.after,
-            )
-        ]
+        self._write(
+            [
+                change
+                for change in changed
+                if self.ledger.file_differs(
+                    "services[%s]" % os.path.basename(os.path.dirname(change.path))[: -len(".d")],
+                    change.path,
+                    change.before,
+                    change.after,
+                )
+            ]
+        )
+
+    def late(self, uuid: str | None) -> None:
+        """Write the unit that mounts a volume which appears after the boot went on without it."""
+        try:
+            changed = late_mount.changes(late_mount.files(self.point, uuid or "(new)"), self.root)
+        except ForeignDropIn as error:
+            self.ledger.cannot("mount.late", "tunetool's unit", str(error), "move it to another name", str(error))
+            return
+        # In words: the lines of a unit that is missing are the whole unit.
+        self._write(
+            [
+                change
+                for change in changed
+                if self.ledger.differs(
+                    "mount.late", *late_mount.in_words(change), change.path, change.before, change.after
+                )
+            ]
+        )
+
+    def _write(self, acted: Sequence[Change]) -> None:
         for change in acted:
             apply(change)
         if acted:

@@ -1,4 +1,4 @@
-"""Drop-ins that keep systemd units from starting without the scratch volume."""
+"""Files of systemd units that tunetool writes, among them drop-ins: no service starts without the scratch volume."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import glob
 import os
 import re
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Iterable, Mapping, Sequence
 
 from ..common.files import content, replace_file
 
@@ -18,13 +18,16 @@ HEADER = "# Written by tunetool (scratch_filesystem_services); it goes when the 
 _UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]*\.(service|socket|timer|path|target)")
 
 
+_LINK = "-> "
+
+
 class ForeignDropIn(Exception):
     """A file with our name that tunetool did not write."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A drop-in that must be written, or removed where ``after`` is empty."""
+    """A file that must be written, or removed where ``after`` is empty. A link is the text ``-> TARGET``."""
 
     path: str
     before: str
@@ -52,6 +55,25 @@ def quoted(path: str) -> str:
     return word
 
 
+def escape(path: str) -> str:
+    """A path as the name of its unit, without suffix: systemd-escape(1) with ``--path``."""
+    plain = "/".join(part for part in path.split("/") if part)
+    if not plain:
+        return "-"
+
+    def escaped(match: re.Match[str]) -> str:
+        return "".join("\\x%02x" % byte for byte in match.group(0).encode("utf-8", "surrogateescape"))
+
+    first = "\\x2e" if plain.startswith(".") else ""
+    rest = plain[1:] if first else plain
+    return first + re.sub(r"[^A-Za-z0-9:_./]", escaped, rest).replace("/", "-")
+
+
+def device_unit(uuid: str) -> str:
+    """The unit of the device with that file system."""
+    return escape("/dev/disk/by-uuid/" + uuid) + ".device"
+
+
 def changes(units: Sequence[str], mount_point: str, directory: str = UNITS_DIRECTORY) -> list[Change]:
     """Differences from one drop-in for each of ``units`` and none for others. Raises ``ForeignDropIn``."""
     text = render(mount_point)
@@ -71,8 +93,38 @@ def changes(units: Sequence[str], mount_point: str, directory: str = UNITS_DIREC
     return changed
 
 
+def exact_changes(unit: str, header: str, wanted: Mapping[str, str], present: Iterable[str]) -> list[Change]:
+    """Differences from exactly the files ``wanted``, by path: others of ``present`` go. Raises ``ForeignDropIn``.
+
+    The file ``unit`` is among them and begins with ``header``; one that does not is somebody else's, and nothing goes.
+    """
+    before = _shown(unit)
+    if before and not before.startswith(header):
+        if wanted:
+            raise ForeignDropIn("`%s` is not tunetool's. hint: move it to another name" % unit)
+        return []
+    paths = [*wanted, *sorted(set(present) - set(wanted))]
+    changed = [Change(path, _shown(path), wanted.get(path, "")) for path in paths]
+    return [change for change in changed if change.before != change.after]
+
+
+def link_to(target: str) -> str:
+    """The text of a link, as ``Change`` has it."""
+    return _LINK + target
+
+
+def _shown(path: str) -> str:
+    return link_to(os.readlink(path)) if os.path.islink(path) else content(path)
+
+
 def apply(change: Change) -> None:
-    """Write the drop-in, or remove it and its directory if that is empty then."""
+    """Write the file or link, or remove it, and its directory if that is empty then."""
+    if change.after.startswith(_LINK):
+        os.makedirs(os.path.dirname(change.path), exist_ok=True)
+        if os.path.lexists(change.path):
+            os.unlink(change.path)
+        os.symlink(change.after[len(_LINK) :], change.path)
+        return
     if change.after:
         replace_file(change.path, change.after)
         return

@@ -1,0 +1,128 @@
+"""The systemd unit that mounts the scratch volume when it appears after the boot went on without it.
+
+A mount from /etc/fstab is tried once, and what requires it with it: after the device's time-out systemd tries neither
+again. The unit hangs on the device of the file system, which appears when md runs the whole array: an array that lacks
+members has no such device.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import Any, Mapping
+
+from ..common.check_result import FAIL, PASS, SKIP, Check
+from ..common.files import exact_text
+from ..machine.fstab import FSTAB, entries_at
+from .unit_dropins import (
+    UNITS_DIRECTORY,
+    Change,
+    ForeignDropIn,
+    device_unit,
+    escape,
+    exact_changes,
+    link_to,
+    quoted,
+)
+
+CHECK_ID = "filesystem.boot"
+UNIT = "tunetool-late-volume.service"
+HEADER = "# Written by tunetool (role scratch_filesystem); it goes with the volume."
+
+SCRIPT = (
+    "mount=$1;",
+    # A volume that was mounted in this boot and is not now was unmounted by somebody, for a reason.
+    'since=$(systemctl show --property=ActiveEnterTimestampMonotonic --value -- "$mount");',
+    'if [ "$since" != 0 ]; then exit 0; fi;',
+    'systemctl start -- "$mount" || exit;',
+    # All that requires the mount, directly or through others.
+    "all=; next=$mount;",
+    'while [ -n "$next" ]; do more=;',
+    "for unit in $(systemctl show --property=RequiredBy,BoundBy --value -- $next); do",
+    'case " $all " in *" $unit "*) ;; *) all="$all $unit"; more="$more $unit";; esac; done;',
+    "next=$more; done;",
+    # Of that, what this boot wanted: a service that is switched off stays so.
+    "start=;",
+    "for unit in $all; do",
+    "for by in $(systemctl show --property=WantedBy,RequiredBy --value -- $unit); do",
+    'if systemctl is-active --quiet -- $by || [ -n "$(systemctl show --property=Job --value -- $by)" ]; then',
+    'start="$start $unit"; break; fi; done; done;',
+    'echo "$mount came late and is mounted; starting:${start:- nothing}";',
+    'if [ -n "$start" ]; then systemctl start --no-block -- $start; fi',
+)
+"""The unit's work, a program for sh(1) without single quotes and backslashes; its argument is the mount's unit."""
+
+_TEMPLATE = """\
+%(header)s
+[Unit]
+Description=Mount the scratch volume if it appears after the boot went on without it
+After=%(mount)s
+ConditionPathExists=/dev/disk/by-uuid/%(uuid)s
+ConditionPathIsMountPoint=!%(point)s
+
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -fc '%(script)s' sh %(argument)s
+
+[Install]
+WantedBy=%(device)s
+"""
+
+
+def render(point: str, uuid: str) -> str:
+    """The unit's text. Nothing of a boot waits for it; in time, the mount has been made, and its conditions fail."""
+    mount = escape(point) + ".mount"
+    script = " \\\n    ".join(SCRIPT)
+    return _TEMPLATE % {
+        "header": HEADER,
+        "mount": mount,
+        "uuid": uuid,
+        # No quotes: a condition takes the whole line.
+        "point": point.replace("%", "%%"),
+        "script": script.replace("%", "%%").replace("$", "$$"),
+        "argument": quoted(mount),
+        "device": device_unit(uuid),
+    }
+
+
+def files(point: str, uuid: str) -> dict[str, str]:
+    """Every file by path, with the link that `systemctl enable` would make."""
+    return {
+        os.path.join(UNITS_DIRECTORY, UNIT): render(point, uuid),
+        os.path.join(UNITS_DIRECTORY, device_unit(uuid) + ".wants", UNIT): link_to("../" + UNIT),
+    }
+
+
+def changes(wanted: Mapping[str, str], root: str = "/") -> list[Change]:
+    """Differences from exactly these files; without files, all must be absent. Raises ``ForeignDropIn``."""
+    units = os.path.join(root, UNITS_DIRECTORY.lstrip("/"))
+    present = glob.glob(os.path.join(glob.escape(units), "*.device.wants", UNIT))
+    texts = {os.path.join(root, path.lstrip("/")): text for path, text in wanted.items()}
+    return exact_changes(os.path.join(units, UNIT), HEADER, texts, [os.path.join(units, UNIT), *present])
+
+
+def check_boot(filesystem: Mapping[str, Any], root: str = "/") -> Check:
+    """Whether a boot mounts the volume, in time or late. ``filesystem``: the manifest's part."""
+    point, uuid = filesystem["mount_point"], filesystem["uuid"]
+    expected = "`UUID=%s` in %s, and `%s`" % (uuid, FSTAB, UNIT)
+    fstab = os.path.join(root, FSTAB.lstrip("/"))
+    if root != "/" and not os.path.exists(fstab):
+        return Check(CHECK_ID, SKIP, expected, "not recorded")
+    problems = []
+    specs = [entry.spec for entry in entries_at(exact_text(fstab), point) if not entry.skipped]
+    if specs != ["UUID=" + uuid]:
+        problems.append("%s has %s for `%s`" % (FSTAB, ", ".join("`%s`" % spec for spec in specs) or "no line", point))
+    try:
+        for change in changes(files(point, uuid), root):
+            problems.append("%s: %s" % in_words(change))
+    except ForeignDropIn as error:
+        problems.append(str(error).partition(". hint: ")[0])
+    found = "; ".join(problems) or "both"
+    return Check(CHECK_ID, FAIL if problems else PASS, expected, found, "run `site.yml`" if problems else "")
+
+
+def in_words(change: Change) -> tuple[str, str]:
+    """What is expected and what is there, for a person."""
+    if not change.after:
+        return "no unit for another volume", "`%s`" % change.path
+    return "`%s`" % change.path, "another text in it" if change.before else "missing"
