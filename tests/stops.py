@@ -53,7 +53,10 @@ def install(
         if event in _AUDITED:
             path, directory = (arguments[index] for index in _AUDITED[event])
             begin = named(directory) + "/" if directory != -1 else ""
-            reach(event.removeprefix("os."), begin + os.fsdecode(path))
+            folder, name = os.path.split(begin + os.fsdecode(path))
+            if folder.startswith("/proc/self/fd/"):
+                folder = str(Path(folder).readlink())
+            reach(event.removeprefix("os."), f"{folder}/{name}")
         elif event == "open" and isinstance(arguments[0], (str, bytes)) and (arguments[2] or 0) & _WRITES:
             reach("open", os.fsdecode(arguments[0]))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -43,14 +45,31 @@ class Meanwhile(DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
-def save(path: Path, seed: int, act: Callable[[], None] = lambda: None) -> None:
-    writer = DirectWriter(path, threads=2, buffer_bytes=2**20)
-    dcp.save(seeded.state(seed, MEGABYTES), storage_writer=writer, planner=Meanwhile(act))
+class Written(DirectWriter):
+    """Calls a function once all data files are written and synced, just before the save becomes the checkpoint."""
+
+    act: Callable[[], None] = staticmethod(lambda: None)
+
+    def finish(self, *arguments: Any, **named: Any) -> None:
+        self.act()
+        super().finish(*arguments, **named)
 
 
-def refused(path: Path, act: Callable[[], None]) -> str:
+def nothing() -> None:
+    """What a save that is let alone is disturbed by."""
+
+
+def save(path: Path, seed: int, act: Callable[[], None] = nothing, *, written: bool = False) -> None:
+    """``act`` comes before the first tensor is written, or, if ``written``, after the last."""
+    writer = Written(path, threads=2, buffer_bytes=2**20)
+    if written:
+        writer.act = act
+    dcp.save(seeded.state(seed, MEGABYTES), storage_writer=writer, planner=Meanwhile(nothing if written else act))
+
+
+def refused(path: Path, act: Callable[[], None], *, written: bool = False) -> str:
     with pytest.raises(CheckpointException) as caught:
-        save(path, 2, act)
+        save(path, 2, act, written=written)
     (failure,) = caught.value.failures.values()
     message = str(failure[0])
     assert "\n" not in message
@@ -176,6 +195,95 @@ def test_a_disk_that_fails_while_it_is_read(tmp_path: Path) -> None:
         (failure,) = caught.value.failures.values()
         assert "Input/output error" in str(failure[0])
         assert "/step/__0_" in str(failure[0])
+
+
+moments = pytest.mark.parametrize("written", [False, True], ids=["before the data", "before the commit"])
+
+
+@moments
+def test_the_directory_is_renamed_during_a_save(tmp_path: Path, written: bool) -> None:
+    path, away = tmp_path / "step", tmp_path / "away"
+    save(path, 1)
+    message = refused(path, lambda: path.rename(away) and None, written=written)
+    assert f"`{path}` {'was renamed, replaced or removed' if written else 'cannot be written'}" in message
+    # The previous checkpoint is where it was moved, and nothing of the save is with it, nor its lock.
+    assert only_the_checkpoint(away)
+    assert holds(away, 1)
+    assert not path.exists()
+    save(path, 3)
+    assert holds(path, 3)
+
+
+@moments
+def test_another_checkpoint_takes_the_place_of_the_directory_during_a_save(tmp_path: Path, written: bool) -> None:
+    path, away, other = tmp_path / "step", tmp_path / "away", tmp_path / "other"
+    save(path, 1)
+    save(other, 4)
+
+    def swap() -> None:
+        path.rename(away)
+        other.rename(path)
+
+    message = refused(path, swap, written=written)
+    assert f"`{path}` was renamed, replaced or removed" in message
+    for place, seed in ((away, 1), (path, 4)):
+        assert only_the_checkpoint(place)
+        assert holds(place, seed)
+
+
+def test_the_directory_is_removed_during_a_save(tmp_path: Path) -> None:
+    path = tmp_path / "step"
+    message = refused(path, lambda: shutil.rmtree(path), written=True)
+    assert f"`{path}` was renamed, replaced or removed" in message
+    assert not path.exists()
+
+
+def shut_down(disk: Path, device: str) -> None:
+    """What a file system does whose device is gone: every access is an error, until it is mounted again."""
+    handle = os.open(disk, os.O_RDONLY)
+    try:
+        # FS_IOC_SHUTDOWN of ext4, without its log.
+        fcntl.ioctl(handle, 0x8004587D, struct.pack("I", 2))
+    finally:
+        os.close(handle)
+
+
+def turn_read_only(disk: Path, device: str) -> None:
+    """What `errors=remount-ro` does at the first error."""
+    Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("a test\n")
+    with pytest.raises(OSError, match="Read-only file system"):
+        (disk / "probe").touch()
+
+
+@needs_root
+@moments
+@pytest.mark.parametrize(
+    ("fail", "words"),
+    [(shut_down, "Input/output error"), (turn_read_only, "Read-only file system")],
+    ids=["shut down", "read-only"],
+)
+def test_a_file_system_that_fails_during_a_save(
+    tmp_path: Path, fail: Callable[[Path, str], None], words: str, written: bool
+) -> None:
+    with (
+        loop(tmp_path / "image") as (device, _),
+        mounted(tmp_path / "disk", "-o", "errors=remount-ro", device) as disk,
+    ):
+        path = disk / "step"
+        save(path, 1)
+        run("sync", "--file-system", str(disk))
+        message = refused(path, lambda: fail(disk, device), written=written)
+        assert words in message
+        assert f"{path}/" in message
+        run("umount", str(disk))
+        # 1: errors were corrected.
+        assert subprocess.run(["e2fsck", "-fy", device], capture_output=True, check=False).returncode in (0, 1)
+        run("mount", device, str(disk))
+        assert holds(path, 1)
+        # What the failed save left is swept by the next.
+        save(path, 3)
+        assert only_the_checkpoint(path)
+        assert holds(path, 3)
 
 
 def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:

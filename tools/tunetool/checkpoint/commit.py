@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tunetool import regular_files
 from tunetool.checkpoint import metadata, saver_lock
 from tunetool.checkpoint.created import Created
+from tunetool.checkpoint.held_directory import HeldDirectory
 from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.steps import fsync_directory
 from tunetool.errors import TunetoolError
@@ -27,7 +28,7 @@ from tunetool.errors import TunetoolError
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-_PREVIOUS_IS_WHOLE = "the previous checkpoint is whole; see `df`, `quota` and `dmesg | tail`"
+PREVIOUS_IS_WHOLE = "the previous checkpoint is whole; see `df`, `quota` and `dmesg | tail`"
 _DATA = re.compile(r"__\d+_\d+(\.(?P<token>[0-9a-f]{16}))?\.distcp")
 """Names of data files, written by DirectWriter or by torch's FileSystemWriter."""
 _METADATA = re.compile(r"\.metadata\.(?P<token>[0-9a-f]{16})\.tmp")
@@ -51,15 +52,18 @@ def data_name(rank: int, index: int, token: str) -> str:
 class Saving:
     """One save to one directory, opened by the coordinator. It must be ended by ``commit`` or ``abandon``."""
 
-    def __init__(self, directory: Path, held: saver_lock.Lock, unfinished: Sequence[str] = ()) -> None:
-        self.directory = directory
-        self._lock = held
+    def __init__(self, held: HeldDirectory, lock: saver_lock.Lock, unfinished: Sequence[str] = ()) -> None:
+        self.directory = held.path
+        self._held = held
+        self._lock = lock
         self._pid = os.getpid()
-        self.token = held.tokens[-1]
-        self._tokens = tuple(dict.fromkeys((*unfinished, *held.tokens)))
+        self.token = lock.tokens[-1]
+        self._tokens = tuple(dict.fromkeys((*unfinished, *lock.tokens)))
         self.failed: tuple[str, ...] = ()
         """Tokens of earlier saves to this directory that were not committed. Their files are removed here; a node that
         has its own directory under the same path may have more files of them."""
+        self.written: tuple[Created, ...] = ()
+        """Files that the coordinator's own rank has written, wherever its path led."""
 
     @classmethod
     def open(cls, directory: Path, *, alone: bool = True) -> Saving:
@@ -72,21 +76,23 @@ class Saving:
 
         Raises ``CannotJudge`` naming the process that is saving there, or why the directory cannot be written.
         """
-        with naming_errors(directory, _PREVIOUS_IS_WHOLE, WRITING):
+        with naming_errors(directory, PREVIOUS_IS_WHOLE, WRITING):
             make_directory(directory)
             # The time only sorts tokens; the random half makes them unique.
             token = f"{int(time.time()) & 0xFFFFFFFF:08x}{secrets.token_hex(4)}"
-            held = saver_lock.Lock.take(directory, token)
+            held = HeldDirectory(directory)
+            lock = saver_lock.Lock.take(directory, token)
         try:
-            with naming_errors(directory, _PREVIOUS_IS_WHOLE, WRITING):
-                saving = cls(directory, held, _unfinished(directory))
+            with naming_errors(directory, PREVIOUS_IS_WHOLE, WRITING):
+                held.require_in_place()
+                saving = cls(held, lock, _unfinished(directory))
                 earlier = [known_token for known_token in saving._tokens if known_token != token]
                 _delete_unnamed(directory, earlier)
                 saving.failed = _tokens_not_named(directory, earlier)
                 if not alone:
                     _record_unfinished(directory, [*earlier, token])
         except BaseException:
-            held.release()
+            lock.release()
             raise
         return saving
 
@@ -105,21 +111,21 @@ class Saving:
 
     def commit_content(self, content: Sequence[bytes], names: Collection[str]) -> None:
         """``commit`` of metadata as bytes, in parts, which name the data files ``names`` and no others."""
-        path = self.directory / metadata.NAME
         temporary = self.directory / f"{metadata.NAME}.{self.token}.tmp"
-        with naming_errors(self.directory, _PREVIOUS_IS_WHOLE, WRITING):
+        with naming_errors(self.directory, PREVIOUS_IS_WHOLE, WRITING):
+            self._held.require_in_place()
             with temporary.open("xb") as stream:
                 stream.writelines(content)
                 stream.flush()
                 os.fsync(stream.fileno())
-            temporary.replace(path)
-            fsync_directory(self.directory)
+            self._held.require_in_place()
+            self._held.rename(temporary.name, metadata.NAME)
         # The save is complete; the next save removes what cannot be removed now.
         with contextlib.suppress(OSError):
-            _delete_unnamed(self.directory, committed=names)
+            _delete_unnamed(self._held.at, committed=names)
             for name in (UNFINISHED, f"{UNFINISHED}.tmp"):
-                (self.directory / name).unlink(missing_ok=True)
-        self._lock.release()
+                (self._held.at / name).unlink(missing_ok=True)
+        self._end()
 
     def abandon(self) -> None:
         """Remove the files of this save, unless the metadata of the directory names them, and release the lock.
@@ -130,9 +136,17 @@ class Saving:
             return
         try:
             with contextlib.suppress(OSError):
-                _delete_unnamed(self.directory, self._tokens)
+                _delete_unnamed(self._held.at, self._tokens)
+            if not self._held.is_in_place():
+                # They may lie in what somebody put at the path, which names none of them.
+                for file in self.written:
+                    file.remove()
         finally:
-            self._lock.release()
+            self._end()
+
+    def _end(self) -> None:
+        self._lock.release()
+        self._held.close()
 
 
 def make_directory(directory: Path) -> None:
@@ -146,7 +160,7 @@ def make_directory(directory: Path) -> None:
 def sweep_failed(directory: Path, failed: Collection[str]) -> None:
     """Remove the files of ``failed`` saves (tokens from the coordinator). Each rank calls this before it checks free
     space: the coordinator has cleaned its own directory, but other nodes may have their own."""
-    with naming_errors(directory, _PREVIOUS_IS_WHOLE, WRITING):
+    with naming_errors(directory, PREVIOUS_IS_WHOLE, WRITING):
         _delete_unnamed(directory, failed)
 
 

@@ -121,8 +121,10 @@ def end_overdue() -> None:
 def hand_over(directory: Path, token: str, files: Sequence[Created], shared: bool) -> None:
     """Record the files that this rank has written for a save. The coordinator decides whether they are committed."""
     with _guard:
-        coordinated_here = any(entry.saving.token == token for entry in _open.values())
-        if not coordinated_here:
+        coordinated = next((entry.saving for entry in _open.values() if entry.saving.token == token), None)
+        if coordinated is not None:
+            coordinated.written = tuple(files)
+        else:
             _handed.append(_HandedOver(directory, token, files, TorchCall.current(), shared))
             _register()
 

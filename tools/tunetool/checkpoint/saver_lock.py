@@ -229,6 +229,8 @@ def _end(path: Path, handle: int, stop: threading.Event, guard: threading.RLock,
         # Remove it while still locked: a process that has opened it finds another file, or none, at this path and
         # retries.
         with contextlib.suppress(OSError):
-            if _is_at(handle, path):
-                path.unlink()
+            # The kernel knows where the file is if its directory was renamed.
+            here = path if _is_at(handle, path) else Path(f"/proc/self/fd/{handle}").readlink()
+            if _is_at(handle, here):
+                here.unlink()
         os.close(handle)

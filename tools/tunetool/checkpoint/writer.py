@@ -25,6 +25,7 @@ from tunetool.checkpoint.collections_off import without_collections
 from tunetool.checkpoint.gds import library
 from tunetool.checkpoint.items import LARGE
 from tunetool.checkpoint.job import Job, Outcome, Settings
+from tunetool.checkpoint.os_errors import WRITING, naming_errors
 from tunetool.checkpoint.packed import Locations, Packed, Results
 from tunetool.checkpoint.planner import kept_bytes
 from tunetool.checkpoint.save_items import items_of
@@ -342,7 +343,8 @@ class DirectWriter(StorageWriter):
 
         with without_collections():
             items = items_of(plan.items, planner, self.settings.checksums, ticket.token)
-            job = Job(directory, items, self.settings, name, copy_first=hold is not None, writes=plan.items)
+            with naming_errors(directory, commit.PREVIOUS_IS_WHOLE, WRITING):
+                job = Job(directory, items, self.settings, name, copy_first=hold is not None, writes=plan.items)
         outcome = job.run(hold.after if hold else marks(job.devices), hold.release if hold else lambda: None)
         try:
             fsync_directory(directory)
