@@ -16,9 +16,8 @@ from machines import RECORDED
 from programs import need_program
 from tunetool.node.audit.manifest_checks import run_checks
 from tunetool.node.common.check_result import Check
-from tunetool.node.volume import late_mount
 from tunetool.node.volume.late_mount import SCRIPT, UNIT, changes, check_boot, files
-from tunetool.node.volume.unit_dropins import ForeignDropIn, apply, device_unit
+from tunetool.node.volume.unit_dropins import ForeignDropIn, apply, device_unit, escape
 
 MANIFEST: dict[str, Any] = json.loads((RECORDED / "built-manifest.json").read_text())
 FILESYSTEM = MANIFEST["filesystem"]
@@ -80,7 +79,7 @@ def test_systemd_accepts_the_files(tmp_path: Path) -> None:
     point = "/mnt/a-b %c"
     converge(tmp_path, files(point, UUID))
     units = tmp_path / "etc/systemd/system"
-    mount = late_mount.escape(point) + ".mount"
+    mount = escape(point) + ".mount"
     (units / mount).write_text(f"[Mount]\nWhat=/dev/x\nWhere={point.replace('%', '%%')}\n")
     done = subprocess.run(
         ["systemd-analyze", "verify", UNIT, mount, device_unit(UUID)],
