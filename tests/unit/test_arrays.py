@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import nvme_drive
+from tunetool.node.array import create
 from tunetool.node.array.md_arrays import Array, Superblock, Wanted, decide, examine, parse_examine
 from tunetool.node.array.mdadm_conf import conf_with_array
 from tunetool.node.common.commands import CommandError, NotInstalled
@@ -51,6 +53,29 @@ def test_the_same_array_is_kept() -> None:
 def test_an_array_that_is_not_assembled_is_assembled() -> None:
     assert decide(WANTED, SUPERBLOCKS, []).action == "assemble"
     assert decide(WANTED, SUPERBLOCKS, [replace(ASSEMBLED, state="inactive", members=())]).action == "assemble"
+
+
+@pytest.mark.parametrize(
+    ("state", "disks", "stopped"),
+    [
+        ("inactive", {"nvme1n1"}, True),
+        ("inactive", {"nvme1n1", "nvme9n1"}, False),  # it has a disk that is not ours
+        ("clean", {"nvme1n1"}, False),
+    ],
+)
+def test_what_udev_began_with_some_members_is_stopped_before_all_are_assembled(
+    monkeypatch: pytest.MonkeyPatch, state: str, disks: set[str], stopped: bool
+) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(create, "run", ran.append)
+    monkeypatch.setattr(create, "disks_under", lambda root, array: disks)
+    monkeypatch.setattr(create, "read_arrays", lambda: [replace(ASSEMBLED, uuid=None, state=state, members=())])
+    create.assemble("nvme_raid0", UUID, [nvme_drive(1, idle_arrays=("md127",)), nvme_drive(2)])
+    begun = [["mdadm", "--stop", "/dev/md127"]] if stopped else []
+    assert ran == [
+        *begun,
+        ["mdadm", "--assemble", "/dev/md/nvme_raid0", f"--uuid={UUID}", "/dev/nvme1n1", "/dev/nvme2n1"],
+    ]
 
 
 @pytest.mark.parametrize(

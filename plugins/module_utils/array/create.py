@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..common.commands import run
 from ..common.refusal import Refusal
 from ..machine.drive_contents import claim_problem, read_signatures, read_unlabelled
-from ..machine.drives import Drive, read_drives
+from ..machine.drives import Drive, disks_under, read_drives
 from .md_arrays import Array, find, read_arrays
 
 
@@ -53,7 +53,16 @@ def create(name: str, chunk: int, members: list[Drive], uuid: str | None = None)
 
 
 def assemble(name: str, uuid: str, members: list[Drive]) -> None:
-    """Assemble an array whose members are all present; md itself refuses members that do not fit."""
+    """Assemble an array whose members are all present; md itself refuses members that do not fit.
+
+    What udev began with some of them is stopped first. Often it would take the others; not once its start was tried
+    (`mdadm --run`, as Debian's initramfs does where the root file system is late).
+    """
+    names = {drive.name for drive in members}
+    begun = {array.device for array in read_arrays() if array.state == "inactive"}
+    for device in sorted(begun & {array for drive in members for array in drive.idle_arrays}):
+        if disks_under("/", device) <= names:
+            run(["mdadm", "--stop", "/dev/" + device])
     run(["mdadm", "--assemble", "/dev/md/" + name, "--uuid=" + uuid] + [drive.path for drive in members])
 
 

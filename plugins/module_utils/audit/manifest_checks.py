@@ -102,7 +102,7 @@ def _array_checks(wanted: Mapping[str, Any], array: Array | None, drives: Mappin
         remedy = (
             "drives missing: %s; reseat or replace them" % ", ".join("`%s`" % serial for serial in gone)
             if gone
-            else "run `mdadm --assemble --scan`, then `site.yml`"
+            else "run `site.yml`, which assembles it"
         )
         return [Check("array.assembled", FAIL, "%s with UUID %s" % (name, wanted["uuid"]), "not assembled", remedy)]
     checks = [
