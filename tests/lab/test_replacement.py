@@ -17,6 +17,7 @@ THEIRS = """echo '# theirs' >> /etc/fstab
 echo 'ARRAY /dev/md/theirs metadata=1.2 UUID=00000000:11111111:22222222:33333333' >> /etc/mdadm/mdadm.conf"""
 LEFT = f"""for n in 1 2 3 3R 4 5 6 7 8; do d=$(dev LAB1NV$n); [ -z "$d" ] || wipefs -n $d; done
 grep -c md127 /proc/mdstat
+find /etc/systemd/system -name '*tunetool*'
 grep -c . /etc/tunetool/node.json {POINT} 2>&1 | grep -vc 'No such'
 grep -e nvme_raid0 /etc/fstab /etc/mdadm/mdadm.conf
 tail -n 1 /etc/fstab; tail -n 1 /etc/mdadm/mdadm.conf"""
